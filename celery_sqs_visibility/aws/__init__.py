@@ -1,0 +1,1 @@
+"""Amazon SQS: the only floor that knows boto3."""

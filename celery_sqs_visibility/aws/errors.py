@@ -1,0 +1,57 @@
+"""What SQS can answer besides yes, as few classes as there are different things to do about it."""
+
+from __future__ import annotations
+
+
+class SQSError(Exception):
+    """A request to SQS failed; the class says what to do about it.
+
+    Args:
+        message: a sentence for a person.
+        code: the error code of SQS or the name of botocore's exception, for example `"RequestThrottled"`.
+        action: the API action, for example `"ReceiveMessage"`.
+    """
+
+    def __init__(self, message: str, *, code: str = "", action: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.action = action
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), str(self), self.code, self.action)
+
+
+def _rebuild(cls: type[SQSError], message: str, code: str, action: str) -> SQSError:
+    return cls(message, code=code, action=action)
+
+
+class Unavailable(SQSError):
+    """Network failure, timeout or 5xx: try again, with backoff."""
+
+
+class Throttled(SQSError):
+    """SQS or KMS asks us to slow down: try again, with backoff."""
+
+
+class OverLimit(SQSError):
+    """Too many messages in flight in this queue: wait until some are settled."""
+
+
+class CredentialsRefused(SQSError):
+    """No credentials, expired ones, or a clock too far off: refresh, then try again."""
+
+
+class AccessDenied(SQSError):
+    """The credentials are good, the permission is missing: try again slowly, and say so."""
+
+
+class QueueDoesNotExist(SQSError):
+    """No queue of that name or URL (or no permission to see it)."""
+
+
+class HandleIsInvalid(SQSError):
+    """The receipt handle no longer holds the message: deleted, received again, or expired."""
+
+
+class RequestRefused(SQSError):
+    """Any other 4xx: the request is wrong and will stay so."""

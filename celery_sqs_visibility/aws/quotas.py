@@ -1,0 +1,26 @@
+"""What SQS allows, as Amazon documents it. Seconds and bytes unless the name says otherwise.
+
+Source: "Amazon SQS quotas" and the API reference, Amazon SQS Developer Guide.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Entries in one batch request, and messages in one ReceiveMessage answer.
+BATCH_ENTRIES: Final = 10
+
+#: Bytes in one message or one SendMessageBatch, attributes included.
+MESSAGE_BYTES: Final = 1024 * 1024
+
+#: Longest visibility timeout, counted from the receive: SQS refuses what lies beyond, it does not clamp.
+VISIBILITY_HORIZON: Final = 12 * 60 * 60
+
+#: Longest long poll.
+WAIT_TIME_SECONDS: Final = 20
+
+#: Longest DelaySeconds of one message; not allowed on FIFO queues.
+DELAY_SECONDS: Final = 15 * 60
+
+#: Attributes a message may carry.
+MESSAGE_ATTRIBUTES: Final = 10
