@@ -1,5 +1,7 @@
 """What SQS can answer besides yes, as few classes as there are different things to do about it."""
 
+# ruff: noqa: N818 - the names are answers ("throttled", "access denied"); only the base class is called an error
+
 from __future__ import annotations
 
 

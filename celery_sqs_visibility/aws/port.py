@@ -6,11 +6,13 @@ Every method raises a class of `aws.errors` and nothing else. All are safe to ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from celery_sqs_visibility.aws.errors import SQSError
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from celery_sqs_visibility.aws.errors import SQSError
 
 
 class ReceivedMessage(TypedDict, total=False):
@@ -95,7 +97,7 @@ class SQS(Protocol):
         ...
 
     def create_queue(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
-        """CreateQueue: returns the URL; if another creator was faster, with other attributes, that queue's."""
+        """CreateQueue: returns the URL; of the existing queue, if another creator was faster."""
         ...
 
     def queue_attributes(self, queue_url: str, names: Sequence[str]) -> dict[str, str]:

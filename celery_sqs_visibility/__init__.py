@@ -1,0 +1,41 @@
+"""Amazon SQS as a first-class broker for Celery.
+
+This module is the face: names are fetched from where they live when they are first used, because it is
+imported wherever kombu is (see `celery_sqs_visibility.alias`), producers included.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.delivery.events import subscribe
+    from celery_sqs_visibility.policy.delays import ExponentialBackoff
+    from celery_sqs_visibility.task import VisibilityTask
+    from celery_sqs_visibility.worker import Transport
+
+__all__ = ["ExponentialBackoff", "Transport", "VisibilityTask", "subscribe"]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ExponentialBackoff": "celery_sqs_visibility.policy.delays",
+    "Transport": "celery_sqs_visibility.worker",
+    "VisibilityTask": "celery_sqs_visibility.task",
+    "subscribe": "celery_sqs_visibility.delivery.events",
+}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,214 @@
+"""The port to SQS, over boto3."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from celery_sqs_visibility.aws.clients import Purpose, new_client
+from celery_sqs_visibility.aws.errors import RequestRefused
+from celery_sqs_visibility.aws.forks import SESSIONS
+from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.aws.translate import translate, translate_entry
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from types_boto3_sqs import SQSClient
+
+    from celery_sqs_visibility.aws.clients import ClientSettings
+    from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage, ReceiveOptions
+    from celery_sqs_visibility.policy.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Each API action's method on a boto3 client, and the client that is for it.
+_ACTIONS: Final = {
+    "ReceiveMessage": ("receive_message", Purpose.RECEIVE),
+    "DeleteMessageBatch": ("delete_message_batch", Purpose.SETTLE),
+    "ChangeMessageVisibilityBatch": ("change_message_visibility_batch", Purpose.SETTLE),
+    "SendMessage": ("send_message", Purpose.PUBLISH),
+    "GetQueueUrl": ("get_queue_url", Purpose.SETTLE),
+    "CreateQueue": ("create_queue", Purpose.PUBLISH),
+    "GetQueueAttributes": ("get_queue_attributes", Purpose.SETTLE),
+    "PurgeQueue": ("purge_queue", Purpose.SETTLE),
+    "DeleteQueue": ("delete_queue", Purpose.SETTLE),
+}
+
+#: "There is a queue of that name with other attributes", in both protocols.
+_NAME_IS_TAKEN: Final = {"QueueAlreadyExists", "QueueNameExists"}
+
+
+class BotoSQS:
+    """The `SQS` of `aws.port`, for one set of settings.
+
+    Usable from any thread, and in forked children: clients are made when first needed, one for each
+    purpose and process, and a child never touches its parent's.
+
+    Args:
+        settings: where SQS is and who asks.
+        on_request: called after every call with the API action, the seconds it took and "ok" or the error's
+            code, in the calling thread. It should be quick; what it raises is logged and goes no further.
+            A send that botocore retried counts as one call.
+        clock: what the seconds are measured with.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        on_request: Callable[[str, float, str], None] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._settings = settings
+        self._on_request = on_request
+        self._clock = clock
+        # Written under SESSIONS; read without, a dict's look-up being one step.
+        self._clients: dict[tuple[int, Purpose], SQSClient] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._settings!r})"
+
+    def receive(
+        self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
+    ) -> list[ReceivedMessage]:
+        """See `SQS.receive`. Blocks up to `wait` seconds, and 10 more when the network fails."""
+        params: dict[str, Any] = {"MaxNumberOfMessages": max_messages, "WaitTimeSeconds": wait}
+        if options.visibility_timeout is not None:
+            params["VisibilityTimeout"] = options.visibility_timeout
+        if options.system_attributes:
+            params["MessageSystemAttributeNames"] = list(options.system_attributes)
+        if options.message_attributes:
+            params["MessageAttributeNames"] = list(options.message_attributes)
+        return self._call("ReceiveMessage", _messages, QueueUrl=queue_url, **params)
+
+    def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
+        """See `SQS.delete`. "Succeeded" does not prove that the handle still held the message."""
+        entries = [{"Id": str(i), "ReceiptHandle": handle} for i, handle in enumerate(handles)]
+        return self._batch("DeleteMessageBatch", queue_url, entries)
+
+    def change_visibility(self, queue_url: str, changes: Sequence[tuple[str, int]]) -> BatchResult:
+        """See `SQS.change_visibility`. "Succeeded" does not prove that the handle still held the message."""
+        entries = [
+            {"Id": str(i), "ReceiptHandle": handle, "VisibilityTimeout": seconds}
+            for i, (handle, seconds) in enumerate(changes)
+        ]
+        return self._batch("ChangeMessageVisibilityBatch", queue_url, entries)
+
+    def send(self, queue_url: str, message: OutgoingMessage) -> str:
+        """See `SQS.send`."""
+        optional = {
+            "MessageAttributes": dict(message.attributes) or None,
+            "DelaySeconds": message.delay,
+            "MessageGroupId": message.group_id,
+            "MessageDeduplicationId": message.deduplication_id,
+        }
+        params = {name: value for name, value in optional.items() if value is not None}
+        return self._call(
+            "SendMessage", _field("MessageId"), QueueUrl=queue_url, MessageBody=message.body, **params
+        )
+
+    def queue_url(self, name: str, owner: str | None = None) -> str:
+        """See `SQS.queue_url`."""
+        params = {"QueueOwnerAWSAccountId": owner} if owner else {}
+        return self._call("GetQueueUrl", _field("QueueUrl"), QueueName=name, **params)
+
+    def create_queue(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
+        """See `SQS.create_queue`."""
+        params: dict[str, Any] = {}
+        if attributes:
+            params["Attributes"] = dict(attributes)
+        if tags:
+            params["tags"] = dict(tags)
+        try:
+            return self._call("CreateQueue", _field("QueueUrl"), QueueName=name, **params)
+        except RequestRefused as error:
+            if error.code not in _NAME_IS_TAKEN:
+                raise
+            return self.queue_url(name)
+
+    def queue_attributes(self, queue_url: str, names: Sequence[str]) -> dict[str, str]:
+        """See `SQS.queue_attributes`."""
+        return self._call("GetQueueAttributes", _attributes, QueueUrl=queue_url, AttributeNames=list(names))
+
+    def purge(self, queue_url: str) -> None:
+        """See `SQS.purge`."""
+        self._call("PurgeQueue", _nothing, QueueUrl=queue_url)
+
+    def delete_queue(self, queue_url: str) -> None:
+        """See `SQS.delete_queue`."""
+        self._call("DeleteQueue", _nothing, QueueUrl=queue_url)
+
+    def close(self) -> None:
+        """Close this process's connections, in any thread; the next call opens new ones. Idempotent."""
+        with SESSIONS:
+            mine = [self._clients.pop((os.getpid(), purpose), None) for purpose in Purpose]
+        for client in filter(None, mine):
+            client.close()
+
+    def _batch(self, action: str, queue_url: str, entries: list[dict[str, Any]]) -> BatchResult:
+        def failures(response: Mapping[str, Any]) -> BatchResult:
+            failed = response.get("Failed", [])
+            return BatchResult({int(entry["Id"]): translate_entry(entry, action) for entry in failed})
+
+        return self._call(action, failures, QueueUrl=queue_url, Entries=entries)
+
+    def _call(self, action: str, read: Callable[[Mapping[str, Any]], T], **params: Any) -> T:
+        """Make one call and read its answer; whatever goes wrong in either comes out as an `SQSError`."""
+        method, purpose = _ACTIONS[action]
+        started = self._clock.monotonic()
+        outcome = "ok"
+        try:
+            return read(getattr(self._client(purpose, action), method)(**params))
+        except Exception as exc:  # noqa: BLE001 - the port's promise: an SQSError and nothing else
+            error = translate(exc, action)
+            outcome = error.code
+            raise error from error.__cause__
+        finally:
+            self._tell(action, self._clock.monotonic() - started, outcome)
+
+    def _client(self, purpose: Purpose, action: str) -> SQSClient:
+        key = os.getpid(), purpose
+        client = self._clients.get(key)
+        if client is None:
+            with SESSIONS:
+                client = self._clients.get(key) or self._new_client(purpose, action)
+                self._clients[key] = client
+        return client
+
+    def _new_client(self, purpose: Purpose, action: str) -> SQSClient:
+        try:
+            return new_client(self._settings, purpose)
+        except (TypeError, ValueError) as exc:  # what botocore says to a bad endpoint, region or option
+            raise RequestRefused(
+                f"{action}: boto3 cannot make a client of {self._settings!r}: {exc}",
+                code=type(exc).__name__,
+                action=action,
+            ) from exc
+
+    def _tell(self, action: str, seconds: float, outcome: str) -> None:
+        if self._on_request is None:
+            return
+        try:
+            self._on_request(action, seconds, outcome)
+        except Exception:
+            logger.exception("A listener to SQS requests failed.", extra={"action": action})
+
+
+def _messages(response: Mapping[str, Any]) -> list[ReceivedMessage]:
+    return list(response.get("Messages", []))
+
+
+def _attributes(response: Mapping[str, Any]) -> dict[str, str]:
+    return dict(response.get("Attributes", {}))
+
+
+def _field(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda response: str(response[name])
+
+
+def _nothing(_response: Mapping[str, Any]) -> None:
+    return None

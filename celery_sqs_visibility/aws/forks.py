@@ -1,0 +1,34 @@
+"""Locks that survive a fork, and the one that guards boto3's sessions."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class ProcessLock:
+    """A reentrant lock for each process: a forked child finds its own, open, whatever the parent held.
+
+    Billiard forks pool children from a process whose other threads may hold any lock at that instant,
+    and the child would wait for ever for a thread it does not have. Usable from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._by_pid: dict[int, threading.RLock] = {}
+
+    def __enter__(self) -> None:
+        # setdefault is one atomic step, so two threads never get two locks.
+        self._by_pid.setdefault(os.getpid(), threading.RLock()).acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._by_pid[os.getpid()].release()
+
+
+#: Guards all use of boto3 and botocore sessions: they are not thread-safe, the clients they make are.
+SESSIONS = ProcessLock()

@@ -1,0 +1,270 @@
+"""SQS in memory, for tests: ours and those of who uses the package."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, Final
+
+from celery_sqs_visibility.aws.errors import QueueDoesNotExist, RequestRefused, SQSError
+from celery_sqs_visibility.aws.memory_queue import MemoryQueue, Message, Now
+from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage, ReceivedMessage, ReceiveOptions
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
+from celery_sqs_visibility.policy.quotas import (
+    BATCH_ENTRIES,
+    DELAY_SECONDS,
+    MESSAGE_ATTRIBUTES,
+    MESSAGE_BYTES,
+    VISIBILITY_HORIZON,
+    WAIT_TIME_SECONDS,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from celery_sqs_visibility.policy.clock import Clock
+
+ACCOUNT: Final = "000000000000"
+REGION: Final = "us-east-1"
+
+_LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}|(?=.{1,80}$)[A-Za-z0-9_-]+\.fifo")
+
+
+class MemorySQS:
+    """The `SQS` of `aws.port` in this process's memory. Usable from any thread.
+
+    It keeps Amazon's rules where emulators are known to differ: an old handle deletes nothing and extends
+    nothing, and 12 hours count from the receive. A handle whose time has run out still extends, as long as
+    nobody has received the message since. It does not know: retention, in-flight limits, PurgeQueue's and
+    DeleteQueue's 60 seconds, ReceiveRequestAttemptId, permissions, encryption, tags.
+
+    A long poll waits with a `SystemClock`; with any other clock it returns at once, since nobody can
+    turn the hands of a clock while waiting for it.
+
+    Args:
+        clock: where time comes from.
+
+    Attributes:
+        calls: every call so far: the API action, and the arguments by the port's names.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._waits = isinstance(clock, SystemClock)
+        self._changed = threading.Condition()  # guards everything below
+        self._queues: dict[str, MemoryQueue] = {}
+        self._failures: dict[str, deque[tuple[SQSError, int | None]]] = defaultdict(deque)
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def fail_next(self, action: str, error: SQSError, position: int | None = None) -> None:
+        """Have the next call of an API action fail; several wait their turn.
+
+        Args:
+            action: for example `"DeleteMessageBatch"`.
+            error: what to raise. Nothing else happens in that call.
+            position: in a batch, fail only this entry; the others go ahead.
+        """
+        with self._changed:
+            self._failures[action].append((error, position))
+
+    def receive(
+        self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
+    ) -> list[ReceivedMessage]:
+        """See `SQS.receive`."""
+        action = "ReceiveMessage"
+        timeout = options.visibility_timeout
+        with self._changed:
+            self._begin(action, queue_url=queue_url, max_messages=max_messages, wait=wait, options=options)
+            _require_range(action, "MaxNumberOfMessages", max_messages, 1, BATCH_ENTRIES)
+            _require_range(action, "WaitTimeSeconds", wait, 0, WAIT_TIME_SECONDS)
+            _require_range(action, "VisibilityTimeout", timeout or 0, 0, VISIBILITY_HORIZON)
+            until = self._clock.monotonic() + wait
+            while True:
+                queue, now = self._queue(action, queue_url), self._now()
+                messages = self._take(queue, max_messages, timeout, now)
+                left = until - now.monotonic
+                if messages or left <= 0 or not self._waits:
+                    return [_as_received(message, options) for message in messages]
+                self._changed.wait(min(left, queue.next_change(now)))
+
+    def _take(self, queue: MemoryQueue, limit: int, timeout: int | None, now: Now) -> list[Message]:
+        received, dead = queue.receive(limit, timeout, now)
+        redrive = queue.redrive
+        graves = [q for q in self._queues.values() if redrive and q.arn == redrive.dead_letter_arn]
+        for message in dead if graves else ():
+            graves[0].adopt(message, queue.arn, now)
+            self._changed.notify_all()
+        return received
+
+    def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
+        """See `SQS.delete`."""
+        with self._changed:
+            failed = self._begin("DeleteMessageBatch", queue_url=queue_url, handles=list(handles))
+            queue = self._queue("DeleteMessageBatch", queue_url)
+            return self._batch("DeleteMessageBatch", handles, queue.delete, failed)
+
+    def change_visibility(self, queue_url: str, changes: Sequence[tuple[str, int]]) -> BatchResult:
+        """See `SQS.change_visibility`."""
+        action = "ChangeMessageVisibilityBatch"
+        with self._changed:
+            failed = self._begin(action, queue_url=queue_url, changes=list(changes))
+            queue, now = self._queue(action, queue_url), self._now()
+            return self._batch(
+                action, changes, lambda change: queue.change_visibility(change[0], change[1], now), failed
+            )
+
+    def _batch(
+        self, action: str, entries: Sequence[Any], act: Callable[[Any], None], failed: dict[int, SQSError]
+    ) -> BatchResult:
+        if not entries:
+            raise RequestRefused("The batch has no entries.", code="EmptyBatchRequest", action=action)
+        if len(entries) > BATCH_ENTRIES:
+            raise RequestRefused(
+                f"The batch has {len(entries)} entries, more than {BATCH_ENTRIES}.",
+                code="TooManyEntriesInBatchRequest",
+                action=action,
+            )
+        for position, entry in enumerate(entries):
+            if position not in failed:
+                try:
+                    act(entry)
+                except SQSError as error:
+                    failed[position] = error
+        self._changed.notify_all()
+        return BatchResult(failed)
+
+    def send(self, queue_url: str, message: OutgoingMessage) -> str:
+        """See `SQS.send`."""
+        with self._changed:
+            self._begin("SendMessage", queue_url=queue_url, message=message)
+            queue = self._queue("SendMessage", queue_url)
+            _check_outgoing(queue, message)
+            message_id = queue.send(message, self._now())
+            self._changed.notify_all()
+            return message_id
+
+    def queue_url(self, name: str, owner: str | None = None) -> str:
+        """See `SQS.queue_url`. There is one account, `ACCOUNT`."""
+        url = _url(name)
+        with self._changed:
+            self._begin("GetQueueUrl", name=name, owner=owner)
+            if owner not in {None, ACCOUNT}:
+                raise _no_queue("GetQueueUrl", name)
+            return self._queue("GetQueueUrl", url).url
+
+    def create_queue(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
+        """See `SQS.create_queue`."""
+        action = "CreateQueue"
+        with self._changed:
+            self._begin(action, name=name, attributes=dict(attributes), tags=dict(tags))
+            if not _LEGAL_NAME.fullmatch(name) or name.endswith(".fifo") != ("FifoQueue" in attributes):
+                raise _refused(action, f"{name!r} with {dict(attributes)} cannot be a queue's name.")
+            arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
+            queue = MemoryQueue(name, _url(name), arn, dict(attributes))
+            return self._queues.setdefault(queue.url, queue).url
+
+    def queue_attributes(self, queue_url: str, names: Sequence[str]) -> dict[str, str]:
+        """See `SQS.queue_attributes`."""
+        with self._changed:
+            self._begin("GetQueueAttributes", queue_url=queue_url, names=list(names))
+            queue = self._queue("GetQueueAttributes", queue_url)
+            defaults = {"VisibilityTimeout": "30", "DelaySeconds": "0", "ReceiveMessageWaitTimeSeconds": "0"}
+            every = {"QueueArn": queue.arn, **defaults, **queue.attributes, **queue.counts(self._now())}
+            return {name: value for name, value in every.items() if name in names or "All" in names}
+
+    def purge(self, queue_url: str) -> None:
+        """See `SQS.purge`."""
+        with self._changed:
+            self._begin("PurgeQueue", queue_url=queue_url)
+            self._queue("PurgeQueue", queue_url).messages.clear()
+
+    def delete_queue(self, queue_url: str) -> None:
+        """See `SQS.delete_queue`. A long poll that waits there fails."""
+        with self._changed:
+            self._begin("DeleteQueue", queue_url=queue_url)
+            del self._queues[self._queue("DeleteQueue", queue_url).url]
+            self._changed.notify_all()
+
+    def _begin(self, action: str, **arguments: Any) -> dict[int, SQSError]:
+        """Record a call; raise or return what `fail_next` has in store for it."""
+        self.calls.append((action, arguments))
+        if not self._failures[action]:
+            return {}
+        error, position = self._failures[action].popleft()
+        if position is None:
+            raise error
+        return {position: error}
+
+    def _queue(self, action: str, queue_url: str) -> MemoryQueue:
+        queue = self._queues.get(queue_url)
+        if queue is None:
+            raise _no_queue(action, queue_url)
+        return queue
+
+    def _now(self) -> Now:
+        return Now(self._clock.monotonic(), self._clock.wall())
+
+
+def _url(name: str) -> str:
+    return f"memory://{REGION}/{ACCOUNT}/{name}"
+
+
+def _no_queue(action: str, queue: str) -> QueueDoesNotExist:
+    return QueueDoesNotExist(
+        f"The specified queue does not exist: {queue}.", code="QueueDoesNotExist", action=action
+    )
+
+
+def _refused(action: str, message: str, code: str = "InvalidParameterValue") -> RequestRefused:
+    return RequestRefused(message, code=code, action=action)
+
+
+def _require_range(action: str, name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise _refused(action, f"Value {value} for parameter {name} is invalid. It must be {low} to {high}.")
+
+
+def _check_outgoing(queue: MemoryQueue, message: OutgoingMessage) -> None:
+    action = "SendMessage"
+    if not message.body:
+        raise _refused(action, "The request must contain the parameter MessageBody.", "MissingParameter")
+    if len(message.body.encode()) > MESSAGE_BYTES:
+        raise _refused(
+            action, f"One or more parameters are invalid. A message has {MESSAGE_BYTES} bytes at most."
+        )
+    if len(message.attributes) > MESSAGE_ATTRIBUTES:
+        raise _refused(action, f"A message has {MESSAGE_ATTRIBUTES} attributes at most.")
+    if message.delay is not None:
+        _require_range(action, "DelaySeconds", message.delay, 0, 0 if queue.fifo else DELAY_SECONDS)
+    if queue.fifo and message.group_id is None:
+        raise _refused(action, "The request must contain the parameter MessageGroupId.", "MissingParameter")
+
+
+def _as_received(message: Message, options: ReceiveOptions) -> ReceivedMessage:
+    system = message.system_attributes()
+    asked = system.keys() if "All" in options.system_attributes else options.system_attributes
+    answer = ReceivedMessage(
+        MessageId=message.id,
+        ReceiptHandle=message.handle or "",
+        Body=message.body,
+        MD5OfBody=hashlib.md5(message.body.encode(), usedforsecurity=False).hexdigest(),
+    )
+    if options.system_attributes:
+        answer["Attributes"] = {name: value for name, value in system.items() if name in asked}
+    named = {
+        name: value
+        for name, value in message.message_attributes.items()
+        if any(_matches(name, pattern) for pattern in options.message_attributes)
+    }
+    if named:
+        answer["MessageAttributes"] = named
+    return answer
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a MessageAttributeNames entry means that attribute: "All", ".*", "prefix.*" or the name."""
+    if pattern in {"All", ".*"}:
+        return True
+    return name.startswith(pattern[:-2]) if pattern.endswith(".*") else name == pattern

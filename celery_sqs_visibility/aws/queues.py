@@ -1,0 +1,176 @@
+"""Which queue a name means: Celery's names, SQS's names, URLs, and who may ask for them."""
+
+from __future__ import annotations
+
+import difflib
+import string
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist
+from celery_sqs_visibility.aws.forks import ProcessLock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from celery_sqs_visibility.aws.port import SQS
+
+FIFO_SUFFIX: Final = ".fifo"
+
+# kombu.transport.SQS.CHARS_REPLACE_TABLE: a fleet that migrates one process at a time shares its queues.
+_LEGAL_CHARACTERS: Final = str.maketrans(
+    {mark: "_" for mark in string.punctuation if mark not in "-_."} | {".": "-"}
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Queue:
+    """A queue that exists, and the access that may use it.
+
+    Attributes:
+        name: Celery's name for it.
+        url: what requests call it.
+        sqs: with the credentials that are for this queue.
+    """
+
+    name: str
+    url: str
+    sqs: SQS = field(repr=False)
+
+    @property
+    def fifo(self) -> bool:
+        """Whether it is a FIFO queue; SQS ties that to the name's suffix."""
+        return self.url.endswith(FIFO_SUFFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class PredefinedQueue:
+    """One value of the option `predefined_queues`. `None` means: as for the connection."""
+
+    url: str
+    region: str | None = None
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+
+class Queues:
+    """The directory of queues. Usable from any thread; requests are made outside its lock.
+
+    Two threads that ask for the same new name at once may both ask SQS; they get the same `Queue`.
+
+    Args:
+        sqs: access to every queue that is not predefined.
+        prefix: the option `queue_name_prefix`.
+        predefined: Celery's queue name to its definition. If there are any, there are no others, and
+            SQS is asked for no URL.
+        sqs_for: gives access to a predefined queue; by default the same `sqs`.
+        attributes: CreateQueue's, for a queue that has to be created.
+        tags: CreateQueue's.
+    """
+
+    def __init__(
+        self,
+        sqs: SQS,
+        *,
+        prefix: str = "",
+        predefined: Mapping[str, PredefinedQueue] | None = None,
+        sqs_for: Callable[[PredefinedQueue], SQS] | None = None,
+        attributes: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        self._sqs = sqs
+        self._prefix = prefix
+        self._predefined = dict(predefined or {})
+        self._sqs_for = sqs_for or (lambda _definition: sqs)
+        self._attributes = dict(attributes or {})
+        self._tags = dict(tags or {})
+        self._lock = ProcessLock()  # guards _found
+        self._found: dict[str, Queue] = {}
+
+    def canonical_name(self, name: str) -> str:
+        """Return SQS's name for Celery's: prefix, dots to dashes, other punctuation to underscores.
+
+        Exactly as kombu's SQS transport does it; a final ".fifo" stays.
+        """
+        whole = self._prefix + name
+        if whole.endswith(FIFO_SUFFIX):
+            return whole.removesuffix(FIFO_SUFFIX).translate(_LEGAL_CHARACTERS) + FIFO_SUFFIX
+        return whole.translate(_LEGAL_CHARACTERS)
+
+    def find(self, name: str) -> Queue:
+        """Return the queue of that name, asking SQS for its URL the first time.
+
+        Raises:
+            QueueDoesNotExist: there is none, or it is not among the predefined ones.
+            SQSError: SQS could not be asked.
+        """
+        with self._lock:
+            found = self._found.get(name)
+        if found is None:
+            found = self._keep(self._predefined_queue(name) if self._predefined else self._existing(name))
+        return found
+
+    def find_or_create(self, name: str) -> Queue:
+        """Return the queue of that name, and create it if SQS has none. A predefined one is never created.
+
+        Raises:
+            AccessDenied: there is none, and we may not create it.
+            QueueDoesNotExist: it is not among the predefined ones.
+            SQSError: SQS could not be asked.
+        """
+        try:
+            return self.find(name)
+        except QueueDoesNotExist:
+            if self._predefined:
+                raise
+        return self._keep(self._created(name))
+
+    def forget(self, name: str) -> None:
+        """Ask again when that name is needed next: the queue was deleted."""
+        with self._lock:
+            self._found.pop(name, None)
+
+    def _keep(self, queue: Queue) -> Queue:
+        with self._lock:
+            return self._found.setdefault(queue.name, queue)
+
+    def _predefined_queue(self, name: str) -> Queue:
+        canonical = self.canonical_name(name)
+        # kombu looks here with the canonical name, so users write that; others write what Celery says.
+        definition = self._predefined.get(name) or self._predefined.get(canonical)
+        if definition is None:
+            names = sorted(self._predefined)
+            nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+            raise QueueDoesNotExist(
+                f"Queue {name!r} is not in the option predefined_queues, which defines "
+                f"{', '.join(map(repr, names))}. The nearest is {nearest[0]!r}.",
+                code="QueueDoesNotExist",
+            )
+        return Queue(name, definition.url, self._sqs_for(definition))
+
+    def _existing(self, name: str) -> Queue:
+        canonical = self.canonical_name(name)
+        try:
+            return Queue(name, self._sqs.queue_url(canonical), self._sqs)
+        except QueueDoesNotExist as error:
+            raise QueueDoesNotExist(
+                f"SQS has no queue {canonical!r} (for Celery's queue {name!r}), or does not let us see it: "
+                f"{error}",
+                code=error.code,
+                action=error.action,
+            ) from error
+
+    def _created(self, name: str) -> Queue:
+        canonical = self.canonical_name(name)
+        fifo = {"FifoQueue": "true"} if canonical.endswith(FIFO_SUFFIX) else {}
+        try:
+            url = self._sqs.create_queue(canonical, {**self._attributes, **fifo}, self._tags)
+        except AccessDenied as error:
+            raise AccessDenied(
+                f"SQS has no queue {canonical!r} (for Celery's queue {name!r}) and does not let us create "
+                f"it: create the queue or allow sqs:CreateQueue. {error}",
+                code=error.code,
+                action=error.action,
+            ) from error
+        return Queue(name, url, self._sqs)

@@ -1,0 +1,103 @@
+"""What a queue's redrive policy says, asked seldom and never insisted on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from celery_sqs_visibility.aws.errors import SQSError
+from celery_sqs_visibility.aws.forks import ProcessLock
+from celery_sqs_visibility.aws.queues import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Seconds an answer is good for. Deleting or keeping a rejected message hangs on it, so a dead-letter
+#: queue added while workers run must be noticed; kombu's SQS transport reads it as often.
+REDRIVE_SECONDS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Redrive:
+    """A queue's RedrivePolicy.
+
+    Attributes:
+        max_receive_count: SQS moves a message away instead of handing it out more often than that.
+        dead_letter_arn: where to.
+    """
+
+    max_receive_count: int
+    dead_letter_arn: str
+
+
+class RedriveBook:
+    """Remembers queues' redrive policies. Usable from any thread; requests are made outside its lock.
+
+    Needs the permission sqs:GetQueueAttributes and does without: unknown is `None`, as "no policy" is.
+    """
+
+    def __init__(self) -> None:
+        self._lock = ProcessLock()  # guards _asked, _known and _dead_letter_queues
+        self._asked: dict[str, float] = {}
+        self._known: dict[str, Redrive | None] = {}
+        self._dead_letter_queues: dict[tuple[str, str], Queue] = {}
+
+    def get(self, queue: Queue, now: float) -> Redrive | None:
+        """Return the policy, asking SQS at most every `REDRIVE_SECONDS`. Raises nothing.
+
+        While one thread asks, and after a failure until it is time to ask again, the last known policy holds.
+
+        Args:
+            queue: whose policy.
+            now: seconds on the monotonic clock.
+        """
+        with self._lock:
+            asked = self._asked.get(queue.url)
+            if asked is not None and now - asked < REDRIVE_SECONDS:
+                return self._known.get(queue.url)
+            self._asked[queue.url] = now
+        try:
+            attributes = queue.sqs.queue_attributes(queue.url, ["RedrivePolicy"])
+        except SQSError:
+            return self.peek(queue)
+        with self._lock:
+            policy = self._known[queue.url] = parse_redrive_policy(attributes)
+        return policy
+
+    def peek(self, queue: Queue) -> Redrive | None:
+        """Return the last known policy; makes no request."""
+        with self._lock:
+            return self._known.get(queue.url)
+
+    def dead_letter_queue(self, queue: Queue) -> Queue | None:
+        """Return the queue that the last known policy names, `None` if there is no policy or it is unknown.
+
+        Asks SQS for its URL once; used with the credentials of `queue`. Call `get` first, to know.
+
+        Raises:
+            SQSError: the URL could not be had, for one because it needs sqs:GetQueueUrl on that queue.
+        """
+        policy = self.peek(queue)
+        if policy is None:
+            return None
+        key = queue.url, policy.dead_letter_arn
+        with self._lock:
+            found = self._dead_letter_queues.get(key)
+        if found is None:
+            # arn:aws:sqs:region:account:name
+            account, name = policy.dead_letter_arn.split(":")[-2:]
+            found = Queue(name, queue.sqs.queue_url(name, account), queue.sqs)
+            with self._lock:
+                found = self._dead_letter_queues.setdefault(key, found)
+        return found
+
+
+def parse_redrive_policy(attributes: Mapping[str, str]) -> Redrive | None:
+    """Read a queue's RedrivePolicy attribute; `None` if it has none, or one that cannot be understood."""
+    try:
+        policy = json.loads(attributes["RedrivePolicy"])
+        redrive = Redrive(int(policy["maxReceiveCount"]), str(policy["deadLetterTargetArn"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return redrive if redrive.dead_letter_arn.count(":") >= 1 else None

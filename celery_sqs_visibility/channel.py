@@ -1,0 +1,192 @@
+"""kombu's Channel on SQS: what Celery asks of a broker, passed on to the depot and to the queues' directory.
+
+Our own on `kombu.transport.virtual` and not a subclass of kombu's SQS channel, of which nearly every method
+that matters differs. Settling does no I/O here: acknowledging is a note to the settler's threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport import virtual
+
+from celery_sqs_visibility.aws.errors import QueueDoesNotExist
+from celery_sqs_visibility.aws.port import ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queue, Queues
+from celery_sqs_visibility.delivery.intake import UnreadableError
+from celery_sqs_visibility.delivery.model import Delete, Delivery
+from celery_sqs_visibility.envelope import open_message, seal, seal_again
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.delivery.depot import Depot
+    from celery_sqs_visibility.transport import Transport
+
+
+class Message(virtual.Message):
+    """A kombu message that knows its delivery.
+
+    Attributes:
+        delivery: what to settle; `None` where the message was fetched with `basic_get`.
+    """
+
+    def __init__(self, payload: dict[str, Any], channel: Channel, **kwargs: Any) -> None:
+        super().__init__(payload, channel=channel, **kwargs)
+        self.delivery: Delivery | None = channel.delivery(self.delivery_tag)
+
+    def give_up(self, reason: str, **attributes: str) -> None:
+        """Its task failed for good: to the dead letters if the queue has any, then deleted. Any thread."""
+        if self.delivery is not None and self.channel is not None:
+            self.channel.depot.give_up(self.delivery, reason, lambda: seal_again(self._raw), **attributes)
+
+    def refuse(self, reason: str) -> None:
+        """No task of this worker can be made of it: to the dead letters, or hidden; never deleted."""
+        if self.delivery is not None and self.channel is not None:
+            self.channel.depot.refuse(self.delivery, reason, seal_again(self._raw))
+            self._state = "REJECTED"
+
+
+class QoS(virtual.QoS):
+    """Nothing is tracked here: the depot's ledger does it, and outlives the channel."""
+
+    restore_at_shutdown = False
+
+    def append(self, message: Message, delivery_tag: str) -> None:
+        """The ledger knows it already."""
+
+
+class Channel(virtual.Channel):
+    """One channel. Methods without a word on threads belong to Celery's main thread."""
+
+    Message = Message
+    QoS = QoS
+    do_restore = False
+
+    def __init__(self, connection: Transport, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self._transport = connection  # virtual.Channel forgets its connection when it closes
+        self._fetched: dict[str, Queue] = {}  # delivery tags of basic_get; no thread looks after them
+
+    @property
+    def depot(self) -> Depot:
+        """What this process holds."""
+        return self._transport.broker.depot
+
+    @property
+    def queues(self) -> Queues:
+        """The directory of queues."""
+        return self._transport.broker.queues
+
+    def delivery(self, delivery_tag: str) -> Delivery | None:
+        """The delivery of that tag, if the depot holds it. Any thread."""
+        return self._transport.broker.delivery(delivery_tag)
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
+        """Celery's prefetch count, of which the room to receive is made."""
+        self.qos.prefetch_count = prefetch_count
+        self.depot.room.prefetch_count = prefetch_count
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool,  # noqa: FBT001
+        callback: Callable[[Message], object],
+        consumer_tag: str,
+        **kwargs: Any,
+    ) -> None:
+        """Receive from the queue from now on."""
+        super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        hand_over = self.connection._callbacks[queue]  # noqa: SLF001 - virtual.Transport's table of consumers
+        self.depot.consume(
+            self.queues.find_or_create(queue), self._without_ack(hand_over) if no_ack else hand_over
+        )
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """Receive no more for that consumer; what it was handed stays its own."""
+        queue = self._tag_to_queue.get(consumer_tag)
+        super().basic_cancel(consumer_tag)
+        if queue is not None and queue not in self._active_queues:
+            self.depot.cancel(queue)
+
+    def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
+        """Done: delete the message. Any thread; does no I/O, but for what `basic_get` fetched."""
+        if (queue := self._fetched.pop(delivery_tag, None)) is not None:
+            queue.sqs.delete(queue.url, [delivery_tag])
+        elif (delivery := self.delivery(delivery_tag)) is not None:
+            delivery.settle(Delete())
+
+    def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Back to the queue at once or, without `requeue`, given up: see `Depot.reject`. Any thread."""
+        if (queue := self._fetched.pop(delivery_tag, None)) is not None:
+            if requeue:
+                queue.sqs.change_visibility(queue.url, [(delivery_tag, 0)])
+            else:
+                queue.sqs.delete(queue.url, [delivery_tag])
+        elif (delivery := self.delivery(delivery_tag)) is not None:
+            self.depot.reject(delivery, requeue=requeue)
+
+    def close(self) -> None:
+        """Give back what does not run, and close."""
+        consumed = bool(self._consumers)
+        super().close()
+        if consumed:
+            self.depot.close()
+
+    def _without_ack(
+        self, hand_over: Callable[[dict[str, Any]], object]
+    ) -> Callable[[dict[str, Any]], object]:
+        def acknowledge_and_hand_over(payload: dict[str, Any]) -> object:
+            self.basic_ack(payload["properties"]["delivery_tag"])
+            return hand_over(payload)
+
+        return acknowledge_and_hand_over
+
+    def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
+        """Send it. The publishing thread."""
+        target = self.queues.find_or_create(queue)
+        outgoing = seal(message, target, base64_encoded=self._transport.options.sqs_base64_encoding)
+        try:
+            target.sqs.send(target.url, outgoing)
+        except QueueDoesNotExist:
+            self.queues.forget(queue)  # the next publication looks it up, or creates it
+            raise
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:  # noqa: ARG002 - virtual's
+        """Fetch one message, for `basic_get`: held by nobody, to be settled within its visibility timeout."""
+        source = self.queues.find_or_create(queue)
+        options: ReceiveOptions = self._transport.broker.receive_options
+        for message in source.sqs.receive(source.url, 1, 0, options):
+            try:
+                payload = open_message(source, message).payload
+            except UnreadableError as error:
+                raise ValueError(f"a message of queue {queue!r} cannot be read: {error}") from error
+            self._fetched[message["ReceiptHandle"]] = source
+            return payload
+        raise Empty
+
+    def _new_queue(self, queue: str, **_: Any) -> None:
+        self.queues.find_or_create(queue)
+
+    def _has_queue(self, queue: str, **_: Any) -> bool:
+        try:
+            self.queues.find(queue)
+        except QueueDoesNotExist:
+            return False
+        return True
+
+    def _size(self, queue: str) -> int:  # noqa: ARG002 - virtual's
+        """0, unasked: Celery does not look at it, and GetQueueAttributes is a request and a permission."""
+        return 0
+
+    def _purge(self, queue: str) -> int:
+        target = self.queues.find_or_create(queue)
+        attributes = target.sqs.queue_attributes(target.url, ["ApproximateNumberOfMessages"])
+        target.sqs.purge(target.url)
+        return int(attributes.get("ApproximateNumberOfMessages", 0))
+
+    def _delete(self, queue: str, *_: Any, **__: Any) -> None:
+        if not self._transport.options.predefined_queues:
+            target = self.queues.find(queue)
+            target.sqs.delete_queue(target.url)
+            self.queues.forget(queue)

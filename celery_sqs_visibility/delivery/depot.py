@@ -1,0 +1,305 @@
+"""Everything this process holds from SQS, and the threads that look after it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery_sqs_visibility.aws.errors import SQSError
+from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.deadletters import DeadLetters
+from celery_sqs_visibility.delivery.events import (
+    DeadLettered,
+    Deleted,
+    Hidden,
+    Lost,
+    Parked,
+    Released,
+    emit,
+    subscribe,
+)
+from celery_sqs_visibility.delivery.heartbeat import DEADLINE_PASSED, Heartbeat
+from celery_sqs_visibility.delivery.inbox import Inbox, Parcel
+from celery_sqs_visibility.delivery.intake import Intake, Open, UnreadableError
+from celery_sqs_visibility.delivery.ledger import Ledger
+from celery_sqs_visibility.delivery.log import log_event
+from celery_sqs_visibility.delivery.model import (
+    DeadLetter,
+    Delete,
+    Delivery,
+    Hide,
+    Lapse,
+    Park,
+    Release,
+    Settlement,
+)
+from celery_sqs_visibility.delivery.receiver import Receiver
+from celery_sqs_visibility.delivery.room import Room
+from celery_sqs_visibility.delivery.settler import Settler
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.polling import PollSchedule
+
+logger = logging.getLogger(__name__)
+
+#: SQS counts a delay from when it handled the request, which was before the answer reached us: a message
+#: is looked for that much after the delay has passed since the answer.
+REAPPEARS_AFTER = 0.05
+
+#: Seconds that closing waits for polls in flight, and for settlements.
+POLLS_IN_FLIGHT = 5.0
+FLUSH = 5.0
+
+#: Seconds that the main thread hands over messages before it lets the event loop have a turn.
+HAND_OVER_TURN = 0.01
+
+#: Takes a kombu payload on the main thread.
+HandOver = Callable[[dict[str, Any]], object]
+
+
+class Depot:
+    """Receives, holds, extends and settles, for all queues of a process.
+
+    `consume`, `cancel`, `hand_over` and `close` belong to the main thread; deliveries are settled from any.
+
+    Args:
+        options: the transport options.
+        receive: what to ask of every receive.
+        open_message: makes a payload of a message.
+        clock: time.
+    """
+
+    def __init__(
+        self, options: Options, receive: ReceiveOptions, open_message: Open, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.options = options
+        self.redrive = RedriveBook()
+        self.inbox = Inbox()
+        self.room = Room(options.prefetch_seconds, clock)
+        self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval)
+        self._receive = receive
+        self._clock = clock
+        self._heartbeat = Heartbeat(self.ledger, clock, self._carry_out)
+        self._settler = Settler(options.settle_window, clock, self._settled, self._dead_letter)
+        self._dead_letters = DeadLetters(self.redrive)
+        self._intake = Intake(
+            open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self.settle
+        )
+        self._lock = threading.Lock()  # guards _receivers and _running
+        self._receivers: dict[str, tuple[Receiver, HandOver]] = {}
+        self._running = False
+        self._end_log: Callable[[], None] = lambda: None
+
+    def consume(self, queue: Queue, hand_over: HandOver) -> None:
+        """Poll the queue from now on; its messages go to `hand_over`, on the thread that calls ours."""
+        self._start()
+        options = self.options
+        schedule = PollSchedule(options.polling_interval, options.polling_interval_max)
+        receiver = Receiver(
+            queue, self.room, schedule, options.wait_time_seconds, self._receive, self._clock, self._arrived
+        )
+        with self._lock:
+            self._receivers[queue.name] = (receiver, hand_over)
+        receiver.start()
+
+    def cancel(self, queue_name: str) -> None:
+        """Poll the queue no more, and give back what waits in the inbox."""
+        with self._lock:
+            receiver, _ = self._receivers.get(queue_name, (None, None))
+        if receiver is not None:
+            receiver.stop()
+        self.room.interrupt()
+        parcels = self.inbox.take_all()
+        for parcel in parcels:
+            if parcel.delivery.queue.name == queue_name:
+                parcel.delivery.settle(Release())
+        self.inbox.put([p for p in parcels if p.delivery.queue.name != queue_name])
+
+    def hand_over(self) -> int:
+        """Give Celery what has arrived, in order, for a moment; how many messages. The main thread."""
+        handed = 0
+        until = self._clock.monotonic() + HAND_OVER_TURN
+        while (parcel := self.inbox.get()) is not None:
+            handed += self._hand_over_one(parcel)
+            if self._clock.monotonic() > until:
+                if len(self.inbox):
+                    self.inbox.wake()
+                break
+        return handed
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
+        """Settle a delivery; whether it was still ours to settle. Any thread; does no I/O."""
+        held, now = self.ledger.settle(delivery, settlement)
+        if held:
+            self.room.gave_back(ran=delivery.started)
+        if now:
+            self._carry_out(delivery, settlement)
+        return held
+
+    def give_up(self, delivery: Delivery, reason: str, body: Callable[[], str], **attributes: str) -> None:
+        """Its task failed for good: to the queue's dead-letter queue if it has one, then deleted. Any thread.
+
+        Args:
+            delivery: what is given up.
+            reason: for whoever reads the dead letters.
+            body: makes the message's body, which is not kept.
+            attributes: what else to tell.
+        """
+        if self.redrive.peek(delivery.queue) is None:
+            delivery.settle(Delete())
+        else:
+            # Where we may not send there, SQS's own redrive policy moves it, sooner or later.
+            delivery.settle(DeadLetter(reason, body(), otherwise=Release(), attributes=attributes))
+
+    def reject(self, delivery: Delivery, *, requeue: bool) -> None:
+        """Give it back at once, or give it up. Any thread.
+
+        Given up, it is left to the queue's redrive policy or, without one, deleted: as kombu's SQS transport
+        does since 5.7, and as AMQP does without a dead-letter exchange.
+        """
+        if requeue:
+            delivery.settle(Release())
+        else:
+            delivery.settle(Lapse() if self.redrive.peek(delivery.queue) else Delete())
+
+    def refuse(self, delivery: Delivery, reason: str, body: str) -> None:
+        """No task of this worker can be made of it: a dead letter, or hidden; never deleted. Any thread."""
+        self._intake.refuse(delivery, reason, body)
+
+    def after_an_error(self, delivery: Delivery) -> Hide | Lapse:
+        """How to settle a failure about which the task says nothing."""
+        return self._intake.as_after_an_error(delivery)
+
+    def close(self) -> None:
+        """Stop polling, give back what does not run, finish what is under way; bounded in time.
+
+        What still runs stays extended, and can be settled, until it ends.
+        """
+        with self._lock:
+            receivers, self._receivers = dict(self._receivers), {}
+        for receiver, _ in receivers.values():
+            receiver.stop()
+        self.room.interrupt()
+        until = self._clock.monotonic() + POLLS_IN_FLIGHT
+        # A message released under one's own long poll would come straight back, and be lost.
+        for receiver, _ in receivers.values():
+            receiver.settle_down(until)
+        self.inbox.take_all()
+        for delivery in self.ledger.unstarted():
+            delivery.settle(Release())
+        if not self._settler.flush(FLUSH):
+            logger.warning("not everything could be settled in time; SQS hands it out again")
+        if not len(self.ledger):
+            self._stop()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._running:
+                return
+            self._running = True
+        self._end_log = subscribe(log_event)
+        self._settler.start()
+        if self.options.heartbeat_interval:
+            self._heartbeat.start()
+
+    def _stop(self) -> None:
+        with self._lock:
+            if not self._running or self._receivers:
+                return
+            self._running = False
+        self._heartbeat.stop()
+        self._settler.stop()
+        self._end_log()
+
+    def _arrived(
+        self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
+    ) -> None:
+        """A poll brought these. The receivers' threads."""
+        self.redrive.get(queue, returned)
+        taken = self._intake.take_in(queue, messages, called, returned)
+        self.ledger.add(delivery for delivery, _, _ in taken)
+        self._heartbeat.notice()
+        with self._lock:
+            receiver, hand_over = self._receivers.get(queue.name, (None, None))
+        parcels: list[Parcel] = []
+        for delivery, content, message in taken:
+            if isinstance(content, UnreadableError):
+                self.refuse(delivery, str(content), message["Body"])
+            elif receiver is None or hand_over is None or receiver.stopping:
+                delivery.settle(Release())
+            elif (park := self._intake.parking(content)) is not None and self._may_return(delivery):
+                delivery.settle(park)
+            else:
+                parcels.append(Parcel(delivery, content.payload, hand_over))
+        self.inbox.put(parcels)
+
+    def _may_return(self, delivery: Delivery) -> bool:
+        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
+        redrive = self.redrive.peek(delivery.queue)
+        return redrive is None or delivery.facts.receive_count < redrive.max_receive_count
+
+    def _hand_over_one(self, parcel: Parcel) -> bool:
+        delivery = parcel.delivery
+        if delivery.lost or delivery.deadline <= self._clock.monotonic():
+            # Another worker has it by now, or will: running it here too would help nobody.
+            delivery.settle(Lapse())
+            return False
+        try:
+            parcel.hand_over(parcel.payload)
+        except Exception:
+            logger.exception("message could not be handed to Celery", extra={"sqs": delivery.facts})
+            delivery.settle(self.after_an_error(delivery))
+        return True
+
+    def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
+        now = self._clock.monotonic()
+        if isinstance(settlement, Lapse):
+            self._settled(delivery, settlement, None, now)
+        elif isinstance(settlement, Delete) or not (delivery.lost or delivery.deadline <= now):
+            # The deletion of what was lost may come too late, but does no harm and may spare a second run.
+            self._settler.submit(delivery, settlement)
+        elif not delivery.lost:
+            delivery.lost = True
+            emit(Lost(delivery.facts, DEADLINE_PASSED))
+
+    def _settled(
+        self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
+    ) -> None:
+        """Tell what became of it. The settler's threads, or the one that settled."""
+        facts = delivery.facts
+        if error is not None:
+            emit(Lost(facts, str(error)))
+            return
+        match settlement:
+            case Delete():
+                emit(Deleted(facts))
+            case Hide(seconds):
+                emit(Hidden(facts, seconds))
+                self._expect(delivery, now + seconds)
+            case Park(seconds):
+                emit(Parked(facts, seconds))
+                self._expect(delivery, now + seconds)
+            case Lapse():
+                emit(Hidden(facts, max(0.0, delivery.deadline - now)))
+                self._expect(delivery, delivery.deadline)
+            case Release():
+                emit(Released(facts))
+            case DeadLetter():
+                pass  # its copy was sent, or was not; what follows is settled in its own right
+
+    def _expect(self, delivery: Delivery, at: float) -> None:
+        with self._lock:
+            receiver, _ = self._receivers.get(delivery.queue.name, (None, None))
+        if receiver is not None:
+            receiver.expect(delivery.facts.message_id, at + REAPPEARS_AFTER)
+
+    def _dead_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
+        if self._dead_letters.send(delivery, letter):
+            emit(DeadLettered(delivery.facts, letter.reason))
+            self._carry_out(delivery, Delete())
+        else:
+            self._carry_out(delivery, letter.otherwise)

@@ -1,0 +1,152 @@
+"""What happens to a delivery, as data. Logs, metrics and the demo's timeline are listeners."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Which delivery it is about.
+
+    Attributes:
+        queue: Celery's name of the queue.
+        message_id: SQS's, the same for every delivery of the message.
+        receive_count: 1 for the first delivery.
+        first_received: seconds since the epoch.
+        task: the task's name, as far as the message tells.
+        task_id: its id, likewise.
+    """
+
+    queue: str
+    message_id: str
+    receive_count: int
+    first_received: float
+    task: str | None = None
+    task_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened to a delivery."""
+
+    delivery: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Event):
+    """SQS handed it to this process; it is hidden from others now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    """The pool began to run its task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extended(Event):
+    """Its visibility timeout was set anew, to that many seconds from then on."""
+
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Event):
+    """Its run failed, as attempt number `attempt` (1 for the first).
+
+    `delay` is how many seconds it is to be hidden; `None` is the rest of its visibility timeout.
+    After the last attempt nothing follows but a delete or a dead letter.
+    """
+
+    attempt: int
+    error: str
+    delay: float | None
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden(Event):
+    """It failed and comes back in that many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parked(Event):
+    """Its ETA is far away; it waits in SQS and comes back in that many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Event):
+    """Celery is done with it; its deletion is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted(Event):
+    """SQS has deleted it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Event):
+    """It was given back without having run; SQS hands it out again at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered(Event):
+    """It was given up: a copy is in the dead-letter queue."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable(Event):
+    """No task could be made of it: see `reason`. It was not deleted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Event):
+    """Its visibility lapsed while we held it, or SQS refused the handle: another worker may have it."""
+
+    reason: str
+
+
+Listener = Callable[[Event], None]
+
+_listeners: tuple[Listener, ...] = ()
+
+
+def subscribe(listener: Listener) -> Callable[[], None]:
+    """Call `listener(event)` for every event of this process, in the thread where it happens: be quick.
+
+    Returns:
+        A function that ends the subscription; calling it twice is harmless.
+    """
+    global _listeners  # noqa: PLW0603 - one process, one stream of events; replaced whole, so readers need no lock
+    _listeners = (*_listeners, listener)
+
+    def unsubscribe() -> None:
+        global _listeners  # noqa: PLW0603
+        remaining = list(_listeners)
+        with suppress(ValueError):
+            remaining.remove(listener)
+        _listeners = tuple(remaining)
+
+    return unsubscribe
+
+
+def emit(event: Event) -> None:
+    """Tell every listener. A listener that raises is logged and does no harm."""
+    for listener in _listeners:
+        try:
+            listener(event)
+        except Exception:
+            logger.exception("listener failed")

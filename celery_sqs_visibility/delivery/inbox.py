@@ -1,0 +1,100 @@
+"""From the receivers' threads to the one thread that hands messages to Celery, in order, with one wake-up."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from celery_sqs_visibility.delivery.model import Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A delivery and the kombu payload made of its message, addressed to the consumer of its queue."""
+
+    delivery: Delivery
+    payload: dict[str, Any]
+    hand_over: Callable[[dict[str, Any]], object]
+
+
+class Inbox:
+    """A queue of parcels that a thread can wait for, or that wakes an event loop through a pipe."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()  # guards _parcels, _woken
+        self._parcels: deque[Parcel] = deque()
+        self._pipe: tuple[int, int] | None = None
+        self._woken = False
+
+    def __len__(self) -> int:
+        return len(self._parcels)
+
+    def put(self, parcels: Sequence[Parcel]) -> None:
+        """Add them, in order, and wake the reader. Receivers' threads."""
+        if parcels:
+            with self._arrived:
+                self._parcels.extend(parcels)
+                self._arrived.notify_all()
+                self._wake()
+
+    def get(self) -> Parcel | None:
+        """The next one, or `None`. The reader's thread."""
+        with self._arrived:
+            return self._parcels.popleft() if self._parcels else None
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for a parcel; whether there is one. The reader's thread, where there is no event loop."""
+        with self._arrived:
+            return self._arrived.wait_for(self._parcels.__len__, timeout) > 0
+
+    def take_all(self) -> list[Parcel]:
+        """Everything that waits, to be given back."""
+        with self._arrived:
+            parcels = list(self._parcels)
+            self._parcels.clear()
+            return parcels
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when parcels have arrived, for an event loop."""
+        with self._arrived:
+            if self._pipe is None:
+                self._pipe = os.pipe()
+                for end in self._pipe:
+                    os.set_blocking(end, False)
+                if self._parcels:
+                    self._wake()
+            return self._pipe[0]
+
+    def wake(self) -> None:
+        """Make `fileno()` readable again: the reader stopped before the inbox was empty."""
+        with self._arrived:
+            self._wake()
+
+    def woken(self) -> None:
+        """The event loop saw the wake-up; whatever arrives from now on wakes it anew."""
+        with self._arrived:
+            self._woken = False
+            if self._pipe is not None:
+                with suppress(BlockingIOError):
+                    os.read(self._pipe[0], 64)
+
+    def close(self) -> None:
+        """Close the pipe; the event loop must not watch it any more."""
+        with self._arrived:
+            if self._pipe is not None:
+                for end in self._pipe:
+                    os.close(end)
+                self._pipe = None
+                self._woken = False
+
+    def _wake(self) -> None:
+        if self._pipe is not None and not self._woken:
+            self._woken = True
+            # A full pipe is a woken reader.
+            with suppress(BlockingIOError):
+                os.write(self._pipe[1], b"\0")

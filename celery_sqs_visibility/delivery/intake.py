@@ -1,0 +1,144 @@
+"""From what a poll brought to deliveries: known to the ledger, opened, parked, or put into the inbox."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_sqs_visibility.aws.port import ReceivedMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.events import Facts, Received, Unreadable, emit
+from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Lapse, Park, Settlement
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.delays import DelayRule, whole_seconds
+from celery_sqs_visibility.policy.parking import park_for
+
+logger = logging.getLogger(__name__)
+
+#: An answer to a long poll may have been under way for a while; a delivery's visibility is counted from
+#: that many seconds before it arrived, or from the call if that was later.
+LONGEST_TRANSIT = 1.0
+
+#: How many unreadable messages are remembered, so that each is told of once.
+REMEMBERED = 10_000
+
+
+class UnreadableError(Exception):
+    """No task can be made of a message; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A message's content.
+
+    Attributes:
+        payload: what kombu makes its `Message` of.
+        task: the task's name and
+        task_id: its id, as far as the headers tell.
+        eta: seconds since the epoch, or `None`.
+    """
+
+    payload: dict[str, Any]
+    task: str | None = None
+    task_id: str | None = None
+    eta: float | None = None
+
+
+#: Opens a message of a queue; raises `UnreadableError`.
+Open = Callable[[Queue, ReceivedMessage], Opened]
+
+
+class Intake:
+    """Makes deliveries of messages. Called from the receivers' threads; it keeps nothing but `told`.
+
+    Args:
+        open_message: what a message says.
+        visibility_timeout: what the receives asked for, in seconds.
+        on_error: how long an unreadable message stays hidden.
+        clock: wall time for ETAs.
+        settle: what a delivery settles itself with.
+    """
+
+    def __init__(
+        self,
+        open_message: Open,
+        visibility_timeout: int,
+        on_error: DelayRule | None,
+        clock: Clock,
+        settle: Callable[[Delivery, Settlement], bool],
+    ) -> None:
+        self._open = open_message
+        self._visibility_timeout = visibility_timeout
+        self._on_error = on_error
+        self._clock = clock
+        self._settle = settle
+        self._told: OrderedDict[str, None] = OrderedDict()
+
+    def take_in(
+        self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
+    ) -> list[tuple[Delivery, Opened | UnreadableError, ReceivedMessage]]:
+        """The deliveries of one poll, in order, with what is in them.
+
+        Args:
+            queue: where from.
+            messages: as received.
+            called: the monotonic instant before the call.
+            returned: the one after it.
+        """
+        transit = min(LONGEST_TRANSIT, self._visibility_timeout / 10)
+        since = max(called, returned - transit)
+        taken: list[tuple[Delivery, Opened | UnreadableError, ReceivedMessage]] = []
+        for message in messages:
+            content: Opened | UnreadableError
+            try:
+                content = self._open(queue, message)
+            except UnreadableError as error:
+                content = error
+            facts = _facts(queue, message, content)
+            deadline = since + self._visibility_timeout
+            delivery = Delivery(queue, message["ReceiptHandle"], facts, since, deadline, self._settle)
+            taken.append((delivery, content, message))
+            emit(Received(facts))
+        return taken
+
+    def parking(self, opened: Opened) -> Park | None:
+        """How to park it, if its ETA is far away."""
+        if opened.eta is None:
+            return None
+        seconds = park_for(opened.eta - self._clock.wall(), self._visibility_timeout)
+        return None if seconds is None else Park(seconds)
+
+    def refuse(self, delivery: Delivery, reason: str, body: str) -> None:
+        """No task can be made of it: a dead letter, or else hidden as after an error. Never deleted."""
+        message_id = delivery.facts.message_id
+        if message_id not in self._told:
+            self._told[message_id] = None
+            if len(self._told) > REMEMBERED:
+                self._told.popitem(last=False)
+            emit(Unreadable(delivery.facts, reason))
+        delivery.settle(DeadLetter(reason, body, otherwise=self.as_after_an_error(delivery)))
+
+    def as_after_an_error(self, delivery: Delivery) -> Hide | Lapse:
+        """Hidden for the transport's error visibility timeout, or the rest of the visibility timeout."""
+        retries = delivery.facts.receive_count - 1
+        try:
+            delay = self._on_error.delay(retries, UnreadableError()) if self._on_error else None
+        except Exception:
+            logger.exception("error_visibility_timeout failed; the message comes back at its own time")
+            delay = None
+        return Lapse() if delay is None else Hide(whole_seconds(delay))
+
+
+def _facts(queue: Queue, message: ReceivedMessage, content: Opened | UnreadableError) -> Facts:
+    attributes = message.get("Attributes", {})
+    return Facts(
+        queue=queue.name,
+        message_id=message["MessageId"],
+        receive_count=int(attributes.get("ApproximateReceiveCount", 1)),
+        first_received=int(attributes.get("ApproximateFirstReceiveTimestamp", 0)) / 1000,
+        task=content.task if isinstance(content, Opened) else None,
+        task_id=content.task_id if isinstance(content, Opened) else None,
+    )

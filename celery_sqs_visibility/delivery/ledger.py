@@ -1,0 +1,134 @@
+"""What this process holds, and who may write to SQS about it: one writer a delivery."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.model import Delivery, Settlement
+from celery_sqs_visibility.delivery.wheel import ExtensionWheel
+
+#: A deadline closer than this is not worth an extension: the request would arrive too late.
+HORIZON_MARGIN = 2.0
+
+#: A failed extension is tried again after this part of the time that is left.
+RETRY_FRACTION = 4
+
+#: But not more often than this, in seconds.
+RETRY_FLOOR = 0.25
+
+
+class Ledger:
+    """The deliveries this process holds. Safe to call from any thread; it does no I/O.
+
+    Extension and settlement of a delivery never overlap: settling takes it out, and where an extension is
+    in flight the settlement waits in the delivery until `extended` or `not_extended` hands it back. So an
+    extension that arrives late at SQS cannot overwrite a retry delay.
+
+    Args:
+        visibility_timeout: seconds an extension asks for.
+        heartbeat_interval: seconds before the deadline at which a delivery is extended; 0 is never.
+    """
+
+    def __init__(self, visibility_timeout: int, heartbeat_interval: float) -> None:
+        self._visibility_timeout = visibility_timeout
+        self._interval = heartbeat_interval
+        # Guards everything below, and the mutable fields of the deliveries.
+        self._lock = threading.Lock()
+        self._held: dict[str, Delivery] = {}
+        self._wheel = ExtensionWheel(heartbeat_interval) if heartbeat_interval else None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, handle: str) -> Delivery | None:
+        """The delivery of that receipt handle, if it is held and not settled."""
+        return self._held.get(handle)
+
+    def add(self, deliveries: Iterable[Delivery]) -> None:
+        """They were received."""
+        with self._lock:
+            for delivery in deliveries:
+                self._held[delivery.handle] = delivery
+                self._schedule(delivery)
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> tuple[bool, bool]:
+        """Take it out, to settle it.
+
+        Returns:
+            Whether it was held, and whether the settlement may be carried out now. If it was held and may
+            not, the extension in flight will hand the settlement back.
+        """
+        with self._lock:
+            if self._held.pop(delivery.handle, None) is None:
+                return False, False
+            if self._wheel:
+                self._wheel.remove(delivery)
+            if delivery.extending:
+                delivery.waiting = settlement
+                return True, False
+            return True, True
+
+    def unstarted(self) -> list[Delivery]:
+        """What is held and not run, in the order of arrival."""
+        with self._lock:
+            return [delivery for delivery in self._held.values() if not delivery.started]
+
+    def next_extension(self) -> float | None:
+        """The monotonic instant at which `take_due` has something to do."""
+        with self._lock:
+            return self._wheel.next_due() if self._wheel else None
+
+    def take_due(self, now: float) -> tuple[dict[Queue, list[Delivery]], list[Delivery]]:
+        """What to extend now, by queue, marked as being extended; and what is lost, its deadline passed."""
+        with self._lock:
+            if not self._wheel:
+                return {}, []
+            due = self._wheel.take_due(now)
+            lost: list[Delivery] = []
+            for queue, deliveries in due.items():
+                lost += [d for d in deliveries if d.deadline <= now]
+                due[queue] = [d for d in deliveries if d.deadline > now]
+            for delivery in lost:
+                delivery.lost = True
+            for deliveries in due.values():
+                for delivery in deliveries:
+                    delivery.extending = True
+            return {queue: deliveries for queue, deliveries in due.items() if deliveries}, lost
+
+    def extension(self, delivery: Delivery, now: float) -> int:
+        """Seconds to ask for, clamped to the horizon; 0 if that would not lengthen its lease."""
+        seconds = min(self._visibility_timeout, int(delivery.horizon - HORIZON_MARGIN - now))
+        return seconds if now + seconds > delivery.deadline else 0
+
+    def extended(self, delivery: Delivery, deadline: float) -> Settlement | None:
+        """SQS extended it until that instant. Returns the settlement that waited for it, if any."""
+        with self._lock:
+            delivery.deadline = deadline
+            return self._extension_returned(delivery, None)
+
+    def not_extended(self, delivery: Delivery, now: float) -> Settlement | None:
+        """The extension failed, or was pointless; it is tried again until the deadline."""
+        with self._lock:
+            left = max(0.0, delivery.deadline - now)
+            pause = max(left / RETRY_FRACTION, min(RETRY_FLOOR, left))
+            # Where nothing is left, the next look finds the deadline passed and tells of the loss.
+            return self._extension_returned(delivery, now + pause)
+
+    def refused(self, delivery: Delivery) -> Settlement | None:
+        """SQS refused the handle: it is lost."""
+        with self._lock:
+            delivery.lost = True
+            return self._extension_returned(delivery, None)
+
+    def _extension_returned(self, delivery: Delivery, again_at: float | None) -> Settlement | None:
+        delivery.extending = False
+        waiting, delivery.waiting = delivery.waiting, None
+        if waiting is None and delivery.handle in self._held and not delivery.lost:
+            self._schedule(delivery, again_at)
+        return waiting
+
+    def _schedule(self, delivery: Delivery, at: float | None = None) -> None:
+        if self._wheel:
+            self._wheel.add(delivery, delivery.deadline - self._interval if at is None else at)

@@ -1,0 +1,128 @@
+"""How many messages may still be asked for: one reservation shared by all queues."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.prefetch import Pace, capacity, enough_to_ask
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+
+#: A poll's wait while other queues wait for their turn, since it keeps their room. Whole seconds.
+CROWDED_WAIT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Room for that many messages, to be polled for.
+
+    Attributes:
+        messages: 1 to 10.
+        crowded: whether queues are left without room, so that the poll should be short.
+    """
+
+    messages: int
+    crowded: bool
+
+
+class Room:
+    """Counts what is held and what is asked for against what may be. Safe to call from any thread.
+
+    Args:
+        prefetch_seconds: seconds of work to hold beyond Celery's prefetch count.
+        clock: for the pace.
+    """
+
+    def __init__(self, prefetch_seconds: float, clock: Clock) -> None:
+        self._prefetch_seconds = prefetch_seconds
+        self._clock = clock
+        self._changed = threading.Condition()  # guards everything below
+        self._prefetch_count = 1
+        self._pace = Pace()
+        self._held = 0
+        self._reserved = 0
+        self._queues = 0  # that poll or want to
+        self._polling = 0  # of these, how many have a poll in flight
+        self._waiting = 0
+
+    @property
+    def prefetch_count(self) -> int:
+        """Celery's, as last told; 0 is unlimited."""
+        return self._prefetch_count
+
+    @prefetch_count.setter
+    def prefetch_count(self, count: int) -> None:
+        with self._changed:
+            self._prefetch_count = count
+            self._changed.notify_all()
+
+    @property
+    def held(self) -> int:
+        """How many messages are held."""
+        return self._held
+
+    def join(self) -> None:
+        """A queue wants to poll: it gets its share."""
+        with self._changed:
+            self._queues += 1
+
+    def leave(self) -> None:
+        """It polls no more."""
+        with self._changed:
+            self._queues -= 1
+            self._changed.notify_all()
+
+    def reserve(self, timeout: float) -> Reservation | None:
+        """Wait up to `timeout` seconds for room worth a request; `None` if there was none."""
+        with self._changed:
+            if not self._worth_asking():
+                self._waiting += 1
+                try:
+                    self._changed.wait_for(self._worth_asking, timeout)
+                finally:
+                    self._waiting -= 1
+            if not self._worth_asking():
+                return None
+            free = self._free()
+            others = max(0, self._queues - self._polling - 1)
+            messages = min(BATCH_ENTRIES, max(1, free // (1 + others)))
+            self._reserved += messages
+            self._polling += 1
+            return Reservation(messages, crowded=free - messages < others)
+
+    def received(self, reservation: Reservation, messages: int) -> None:
+        """The poll is over and brought that many."""
+        with self._changed:
+            self._polling -= 1
+            self._reserved -= reservation.messages
+            self._held += messages
+            if messages < reservation.messages:
+                self._changed.notify_all()
+
+    def gave_back(self, *, ran: bool) -> None:
+        """One of the held was settled; `ran` if it was a task's run that ended."""
+        with self._changed:
+            self._held -= 1
+            if ran:
+                self._pace.note(self._clock.monotonic())
+            if self._waiting and self._worth_asking():
+                self._changed.notify()
+
+    def interrupt(self) -> None:
+        """Have those who wait look at the world again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _limit(self) -> int:
+        return capacity(
+            self._prefetch_count, self._pace.per_second(self._clock.monotonic()), self._prefetch_seconds
+        )
+
+    def _free(self) -> int:
+        return self._limit() - self._held - self._reserved
+
+    def _worth_asking(self) -> bool:
+        limit = self._limit()
+        taken = self._held + self._reserved
+        return limit - taken >= enough_to_ask(taken, self._prefetch_count, limit, BATCH_ENTRIES)

@@ -1,0 +1,237 @@
+"""Settlements on their way to SQS: coalesced into batches, sent by a few threads, retried by entry."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from celery_sqs_visibility.aws.errors import HandleIsInvalid, SQSError
+from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Park, Settlement
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.pauses import pause
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+
+logger = logging.getLogger(__name__)
+
+THREADS = 3
+
+#: The 12 hours count from a receive that SQS saw a little earlier or later than we did.
+HORIZON_MARGIN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A settlement to be carried out.
+
+    Attributes:
+        delivery: what it settles; the ledger has let go of it.
+        settlement: anything but `Lapse`, which needs no request.
+        since: the monotonic instant from which it waits for company.
+        failures: how often it was tried in vain.
+    """
+
+    delivery: Delivery
+    settlement: Settlement
+    since: float
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What may share a batch: one queue, one kind of request."""
+
+    queue: Queue
+    kind: type[Settlement]
+
+    @property
+    def batch(self) -> int:
+        """How many jobs one request carries."""
+        return 1 if self.kind is DeadLetter else BATCH_ENTRIES
+
+
+#: Told from a settler's thread that a job is over: with the error if it could not be done, and the
+#: instant from which the delay of a visibility change counts.
+Settled = Callable[[Delivery, Settlement, SQSError | None, float], None]
+
+#: Sends a dead letter, from a settler's thread. The caller of `Settler` then submits what remains to be done.
+SendDeadLetter = Callable[[Delivery, DeadLetter], None]
+
+
+class Settler:
+    """Sends settlements. `submit` may be called from any thread and does not block.
+
+    A job that fails is tried again, in whatever batch it finds, until its delivery's deadline.
+
+    Args:
+        window: seconds a job waits for company.
+        clock: the monotonic clock of the deadlines.
+        settled: is told how each job ended.
+        send_dead_letter: sends the copy of a message that is given up.
+    """
+
+    def __init__(
+        self, window: float, clock: Clock, settled: Settled, send_dead_letter: SendDeadLetter
+    ) -> None:
+        self._window = window
+        self._clock = clock
+        self._settled = settled
+        self._send_dead_letter = send_dead_letter
+        lock = threading.Lock()  # guards everything below
+        self._work = threading.Condition(lock)
+        self._done = threading.Condition(lock)
+        self._lanes: dict[Lane, deque[Job]] = {}
+        self._later: list[tuple[float, int, Job]] = []  # heap of failed jobs: (not before, tie-break, job)
+        self._ties = itertools.count()
+        self._unfinished = 0
+        self._hurried = 0  # flushes under way: nothing waits for company then
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the threads; harmless if they run."""
+        with self._work:
+            self._stopping = False
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            for number in range(len(self._threads), THREADS):
+                thread = threading.Thread(target=self._run, name=f"sqs-settler-{number}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def stop(self) -> None:
+        """End the threads once they have nothing to do; harmless if they do not run. Does not wait."""
+        with self._work:
+            self._stopping = True
+            self._work.notify_all()
+
+    def submit(self, delivery: Delivery, settlement: Settlement) -> None:
+        """Do that to the delivery, soon."""
+        with self._work:
+            self._unfinished += 1
+            self._enqueue(Job(delivery, settlement, self._clock.monotonic()))
+
+    def flush(self, timeout: float) -> bool:
+        """Send everything without waiting for company; whether all was done within `timeout` seconds."""
+        with self._work:
+            self._hurried += 1
+            self._work.notify_all()
+            try:
+                return self._done.wait_for(lambda: not self._unfinished, timeout)
+            finally:
+                self._hurried -= 1
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            lane, batch = work
+            try:
+                self._carry_out(lane, batch)
+            except Exception:
+                logger.exception("settling stumbled and goes on")
+
+    def _next(self) -> tuple[Lane, list[Job]] | None:
+        with self._work:
+            while True:
+                now = self._clock.monotonic()
+                work = self._take_batch(now)
+                if work is not None:
+                    if self._lanes:  # somebody else has to watch the time of what is left
+                        self._work.notify()
+                    return work
+                if self._stopping and not self._unfinished:
+                    return None
+                self._work.wait(self._sleep(now))
+
+    def _take_batch(self, now: float) -> tuple[Lane, list[Job]] | None:
+        """A full batch, or one whose first job has waited long enough."""
+        while self._later and self._later[0][0] <= now:
+            self._enqueue(heapq.heappop(self._later)[2])
+        for lane, jobs in self._lanes.items():
+            if len(jobs) >= lane.batch or self._hurried or now >= jobs[0].since + self._window:
+                batch = [jobs.popleft() for _ in range(min(lane.batch, len(jobs)))]
+                # Last in line from now on, so that one busy queue does not keep the others waiting.
+                del self._lanes[lane]
+                if jobs:
+                    self._lanes[lane] = jobs
+                return lane, batch
+        return None
+
+    def _sleep(self, now: float) -> float | None:
+        instants = [jobs[0].since + self._window for jobs in self._lanes.values()]
+        instants += [not_before for not_before, _, _ in self._later[:1]]
+        return max(0.0, min(instants) - now) if instants else None
+
+    def _enqueue(self, job: Job) -> None:
+        lane = Lane(job.delivery.queue, _kind(job.settlement))
+        jobs = self._lanes.setdefault(lane, deque())
+        jobs.append(job)
+        # One thread for the first job, which sets the time, and one for each batch that is full.
+        if len(jobs) == 1 or len(jobs) % lane.batch == 0:
+            self._work.notify()
+
+    def _carry_out(self, lane: Lane, batch: list[Job]) -> None:
+        try:
+            failed = self._send(lane, batch).failed
+        except SQSError as error:
+            failed = dict.fromkeys(range(len(batch)), error)
+        now = self._clock.monotonic()
+        try:
+            over = [(i, job) for i, job in enumerate(batch) if not self._again(job, failed.get(i), now)]
+            for position, job in over:
+                self._settled(job.delivery, job.settlement, failed.get(position), now)
+        finally:
+            self._finish(len(over))
+
+    def _send(self, lane: Lane, batch: list[Job]) -> BatchResult:
+        queue = lane.queue
+        if lane.kind is Delete:
+            return queue.sqs.delete(queue.url, [job.delivery.handle for job in batch])
+        if lane.kind is DeadLetter:
+            for job in batch:
+                self._send_dead_letter(job.delivery, job.settlement)  # type: ignore[arg-type]
+            return BatchResult({})
+        now = self._clock.monotonic()
+        return queue.sqs.change_visibility(
+            queue.url, [(job.delivery.handle, _seconds(job, now)) for job in batch]
+        )
+
+    def _again(self, job: Job, error: SQSError | None, now: float) -> bool:
+        """Whether the job failed and is tried again."""
+        if error is None or isinstance(error, HandleIsInvalid):
+            return False
+        failures = job.failures + 1
+        not_before = now + pause(failures, heals=True)
+        if not_before >= job.delivery.deadline:
+            return False
+        again = replace(job, failures=failures, since=not_before)
+        with self._work:
+            heapq.heappush(self._later, (not_before, next(self._ties), again))
+            self._work.notify()
+        return True
+
+    def _finish(self, jobs: int) -> None:
+        with self._work:
+            self._unfinished -= jobs
+            if not self._unfinished:
+                self._done.notify_all()
+                if self._stopping:
+                    self._work.notify_all()
+
+
+def _kind(settlement: Settlement) -> type[Settlement]:
+    """Deletes go with deletes, visibility changes with visibility changes, dead letters alone."""
+    return type(settlement) if isinstance(settlement, (Delete, DeadLetter)) else Hide
+
+
+def _seconds(job: Job, now: float) -> int:
+    """The visibility timeout to set: what was asked, never beyond the horizon."""
+    match job.settlement:
+        case Hide(seconds) | Park(seconds):
+            return max(0, min(seconds, int(job.delivery.horizon - now) - HORIZON_MARGIN))
+        case _:
+            return 0

@@ -1,0 +1,188 @@
+"""How long a failed message stays hidden: the setting's three shapes, and the order of precedence."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+
+
+class DelayRule(Protocol):
+    """Seconds by attempt and exception."""
+
+    def delay(self, retries: int, exc: BaseException) -> float | None:
+        """Seconds to hide the message of a run that failed; `None`: this rule has no opinion.
+
+        Args:
+            retries: how many runs failed before this one, so 0 after the first.
+            exc: what the run raised.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DelayList:
+    """Seconds by attempt; the last one repeats. A plain number is a list of one."""
+
+    seconds: tuple[float, ...]
+
+    def delay(self, retries: int, exc: BaseException) -> float:  # noqa: ARG002 - the protocol's shape
+        """The entry of this attempt."""
+        return self.seconds[min(max(retries, 0), len(self.seconds) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class DelayFunction:
+    """Seconds computed by the user's `function(retries, exc)`."""
+
+    function: Callable[[int, BaseException], float | None]
+
+    def delay(self, retries: int, exc: BaseException) -> float | None:
+        """What the function says.
+
+        Raises:
+            ValueError: the function returned neither `None` nor a number of seconds.
+            Exception: whatever the function raises.
+        """
+        seconds = self.function(retries, exc)
+        if seconds is None:
+            return None
+        return _seconds("the value error_visibility_timeout(retries, exc) returned", seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialBackoff:
+    """A callable for `error_visibility_timeout`: `base * 2 ** retries` seconds, never over `maximum`.
+
+    With `jitter` (the default) the delay is drawn evenly from between half of that and all of it, so that
+    what failed together does not come back together.
+    """
+
+    base: float = 1
+    maximum: float = 600
+    jitter: bool = True
+
+    def __call__(self, retries: int, exc: BaseException | None = None) -> float:  # noqa: ARG002
+        """Seconds after the run that had failed `retries` times before."""
+        # 2 ** 64 is beyond any maximum, and a float that big still multiplies.
+        seconds = min(self.maximum, self.base * 2.0 ** min(retries, 64))
+        return random.uniform(seconds / 2, seconds) if self.jitter else seconds  # noqa: S311
+
+
+def parse_delay(name: str, value: Any) -> DelayRule | None:
+    """Make a rule of a setting: `None`, seconds, a sequence of seconds, or `callable(retries, exc)`.
+
+    Raises:
+        ValueError: with a sentence that names the setting, the value and what is expected.
+    """
+    if value is None:
+        return None
+    if callable(value):
+        return DelayFunction(_two_arguments(name, value))
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        if not value:
+            raise ValueError(f"expected {name} to hold at least one number of seconds, got {value!r}")
+        return DelayList(tuple(_seconds(f"{name}[{i}]", item) for i, item in enumerate(value)))
+    return DelayList((_seconds(name, value),))
+
+
+def _two_arguments(name: str, function: Callable[..., Any]) -> Callable[[int, BaseException], Any]:
+    try:
+        inspect.signature(function).bind(0, Exception())
+    except ValueError:  # a builtin that tells nothing of itself: take its word
+        return function
+    except TypeError as error:
+        raise ValueError(
+            f"expected {name} to take two arguments, (retries, exc), got {function!r}: {error}"
+        ) from None
+    return function
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(
+            f"expected {name} to be seconds, a list of seconds or a callable(retries, exc), got {value!r}"
+        )
+    if not 0 <= value <= VISIBILITY_HORIZON:
+        raise ValueError(
+            f"expected {name} to be between 0 and {VISIBILITY_HORIZON} seconds (12 hours), got {value!r}"
+        )
+    return value
+
+
+def retry_after(exc: BaseException) -> float | None:
+    """Seconds that the exception asks for in an attribute `retry_after`: a number, such text, a timedelta."""
+    value = getattr(exc, "retry_after", None)
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+#: Celery's `Task.default_retry_delay`: what an explicit `self.retry()` gets when nothing else is said.
+CELERY_RETRY_DELAY = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class DelayRules:
+    """Everything that may set the delay of a task's failures, in the order of precedence.
+
+    Attributes:
+        task: the task's `error_visibility_timeout`.
+        backoff: Celery's `retry_backoff`, if set.
+        retry_delay: the task's own `default_retry_delay`, if it sets one.
+        fallback: the transport option `error_visibility_timeout`.
+    """
+
+    task: DelayRule | None = None
+    backoff: DelayRule | None = None
+    retry_delay: float | None = None
+    fallback: DelayRule | None = None
+
+
+def choose_delay(
+    rules: DelayRules, retries: int, exc: BaseException, *, explicit: bool, countdown: float | None = None
+) -> float | None:
+    """Seconds to hide the message of a failed run, or `None`: the rest of its visibility timeout.
+
+    Args:
+        rules: what the task and the transport say.
+        retries: how many runs failed before this one.
+        exc: what the run raised.
+        explicit: the task called `self.retry()`.
+        countdown: what it gave to `self.retry()`, in seconds.
+
+    Raises:
+        Exception: whatever a user's callable raises.
+    """
+    if countdown is not None:
+        return max(0.0, countdown)
+    asked = retry_after(exc)
+    if asked is not None:
+        return asked
+    for rule in (rules.task, rules.backoff):
+        delay = rule.delay(retries, exc) if rule else None
+        if delay is not None:
+            return delay
+    if rules.retry_delay is not None:
+        return rules.retry_delay
+    delay = rules.fallback.delay(retries, exc) if rules.fallback else None
+    if delay is not None:
+        return delay
+    return CELERY_RETRY_DELAY if explicit else None
+
+
+def whole_seconds(delay: float) -> int:
+    """SQS takes whole seconds: never come back earlier than asked."""
+    return math.ceil(delay)

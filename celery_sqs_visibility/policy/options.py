@@ -1,0 +1,299 @@
+"""The transport options: each declared once, with bounds, default and documentation.
+
+`Options.parse` turns `broker_transport_options` into a frozen value that cannot be wrong. The reference
+in the docs is generated from the declarations.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from celery_sqs_visibility.policy.delays import DelayRule, parse_delay
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON, WAIT_TIME_SECONDS
+
+
+class OptionError(ValueError):
+    """A transport option is misspelt, out of bounds or contradicts another; the message says which."""
+
+
+Parser = Callable[[str, Any], Any]
+
+
+def _option(default: Any, parse: Parser, doc: str, shown_default: str | None = None) -> Any:
+    shown = repr(default) if shown_default is None else shown_default
+    metadata = {"parse": parse, "doc": doc, "default": shown}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            pass
+        else:
+            if math.isfinite(number):
+                return number
+    raise OptionError(f"expected {name} to be a number of seconds, got {value!r}")
+
+
+def _seconds(low: float, high: float, why: str = "") -> Parser:
+    def parse(name: str, value: Any) -> float:
+        seconds = _number(name, value)
+        if not low <= seconds <= high:
+            raise OptionError(f"expected {name} to be between {low} and {high} seconds{why}, got {value!r}")
+        return seconds
+
+    return parse
+
+
+def _whole_seconds(low: int, high: int, why: str = "") -> Parser:
+    within = _seconds(low, high, why)
+
+    def parse(name: str, value: Any) -> int:
+        seconds = within(name, value)
+        if seconds != int(seconds):
+            raise OptionError(f"expected {name} to be whole seconds, as SQS takes them, got {value!r}")
+        return int(seconds)
+
+    return parse
+
+
+def _instance(expected: type | tuple[type, ...], noun: str) -> Parser:
+    def parse(name: str, value: Any) -> Any:
+        if not isinstance(value, expected):
+            raise OptionError(f"expected {name} to be {noun}, got {value!r}")
+        return value
+
+    return parse
+
+
+def _delay(name: str, value: Any) -> DelayRule | None:
+    if isinstance(value, str):
+        value = _imported(name, value)
+    try:
+        return parse_delay(name, value)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+
+
+def _imported(name: str, path: str) -> Any:
+    module, _, attribute = path.replace(":", ".").rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(
+            f"expected {name} to be seconds, a list of seconds or the dotted path of a callable, "
+            f"got {path!r}, which cannot be imported: {error}"
+        ) from error
+
+
+def _queues(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
+    for queue, settings in _mapping(name, value).items():
+        if not isinstance(settings, Mapping) or not settings.get("url"):
+            raise OptionError(f"expected {name}[{queue!r}] to be a mapping with a 'url', got {settings!r}")
+        if str(settings["url"]).endswith(".fifo") != str(queue).endswith(".fifo"):
+            raise OptionError(
+                f"expected the name {queue!r} in {name} and its url {settings['url']!r} to agree: "
+                "the names of FIFO queues, and of no others, end with .fifo"
+            )
+    return value  # type: ignore[no-any-return]
+
+
+_mapping = _instance(Mapping, "a mapping")
+_text = _instance(str, "text")
+_flag = _instance(bool, "True or False")
+_HORIZON = " (SQS's 12 hours)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `broker_transport_options` says, checked. Durations are seconds.
+
+    A name with a dash in kombu (`client-config`) has an underscore here.
+    """
+
+    visibility_timeout: int = _option(
+        120,
+        _whole_seconds(1, VISIBILITY_HORIZON, _HORIZON),
+        "How long a received message stays hidden. Sent on every receive and renewed by the heartbeat, so it "
+        "is also how long the message of a killed worker takes to come back.",
+    )
+    heartbeat_interval: float = _option(
+        None,
+        _seconds(0, VISIBILITY_HORIZON),
+        "How long before its deadline a held message is extended; 0 switches the heartbeat off.",
+        "visibility_timeout / 3",
+    )
+    error_visibility_timeout: DelayRule | None = _option(
+        None,
+        _delay,
+        "How long a failed message stays hidden: seconds, a list by attempt (the last repeats), or the "
+        "dotted path of a callable(retries, exc). None: until its visibility timeout runs out.",
+    )
+    wait_time_seconds: int = _option(
+        20,
+        _whole_seconds(0, WAIT_TIME_SECONDS, " (SQS's longest poll)"),
+        "How long a poll waits for a message.",
+    )
+    polling_interval: float = _option(
+        0.0, _seconds(0, VISIBILITY_HORIZON), "How long to sleep after an empty poll."
+    )
+    polling_interval_max: float = _option(
+        None,
+        _seconds(0, VISIBILITY_HORIZON),
+        "What that sleep grows to while the queue stays empty. Always cut short by the next message known to "
+        "reappear.",
+        "polling_interval",
+    )
+    shutdown_timeout: float = _option(
+        25.0,
+        _seconds(0, VISIBILITY_HORIZON),
+        "After SIGTERM, how long running tasks may go on before their messages are handed back.",
+    )
+    settle_window: float = _option(
+        0.02,
+        _seconds(0, 5),
+        "How long a delete or a visibility change waits for company in a batch; 0 sends at once.",
+    )
+    prefetch_seconds: float = _option(
+        1.0,
+        _seconds(0, 60),
+        "How many seconds of work, at the measured pace, are held beyond what runs; 0 holds nothing more.",
+    )
+    region: str | None = _option(None, _text, "The AWS region; otherwise the profile's or the environment's.")
+    is_secure: bool = _option(
+        None,
+        _flag,
+        "Whether an endpoint given as host and port in the URL is spoken to over TLS.",
+        "False",
+    )
+    queue_name_prefix: str = _option("", _text, "Put before the name of every queue that is not predefined.")
+    predefined_queues: Mapping[str, Mapping[str, Any]] = _option(
+        {},
+        _queues,
+        "Queues by name, each with 'url' and, if wanted, 'region', 'access_key_id', 'secret_access_key', "
+        "'session_token'. With it no queue is looked up or created.",
+    )
+    sqs_creation_attributes: Mapping[str, Any] = _option(
+        {}, _mapping, "Attributes for queues that are created, as for the API action CreateQueue."
+    )
+    queue_tags: Mapping[str, str] = _option({}, _mapping, "Tags for queues that are created.")
+    client_config: Mapping[str, Any] = _option(
+        {}, _mapping, "Options of botocore.config.Config for every client."
+    )
+    fetch_message_attributes: Any = _option(
+        None,
+        _instance((str, list, tuple, Mapping), "a list of names or a mapping of lists"),
+        "Attributes to receive with each message: a list of system attributes, or a mapping with "
+        "'MessageSystemAttributeNames' and 'MessageAttributeNames'.",
+    )
+    sqs_base64_encoding: bool = _option(
+        True, _flag, "Whether sent messages are base64-encoded, as kombu does; both kinds are understood."
+    )
+    sts_role_arn: str | None = _option(None, _text, "A role to assume.")
+    sts_token_timeout: int = _option(
+        900, _whole_seconds(900, VISIBILITY_HORIZON), "How long the role's credentials are good for."
+    )
+    sts_token_buffer_time: int = _option(
+        0, _whole_seconds(0, VISIBILITY_HORIZON), "How much earlier than that they are renewed."
+    )
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Options:
+        """Check `broker_transport_options`.
+
+        Raises:
+            OptionError: naming the option, the value, the bound and, for a misspelt one, the nearest name.
+        """
+        declared = {option_name(f.name): f for f in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            if name in declared:
+                # None and "" have always meant "not set" to kombu.
+                if value is not None and value != "":
+                    values[declared[name].name] = declared[name].metadata["parse"](name, value)
+            elif name not in OTHER_PEOPLES_OPTIONS:
+                raise OptionError(_unknown(name, declared))
+        options = cls(**_with_derived_defaults(values))
+        options._check_together()
+        return options
+
+    def _check_together(self) -> None:
+        if self.heartbeat_interval >= self.visibility_timeout:
+            raise OptionError(
+                "expected heartbeat_interval to be less than visibility_timeout "
+                f"({self.visibility_timeout}), got {self.heartbeat_interval:g}: a message has to be extended "
+                "before it comes back"
+            )
+        if self.polling_interval_max < self.polling_interval:
+            raise OptionError(
+                f"expected polling_interval_max to be at least polling_interval ({self.polling_interval:g}), "
+                f"got {self.polling_interval_max:g}"
+            )
+
+
+_DASHED = {"client_config": "client-config", "sqs_creation_attributes": "sqs-creation-attributes"}
+
+#: What kombu and Celery put into the same mapping, or read from it, for themselves.
+OTHER_PEOPLES_OPTIONS = frozenset(
+    {
+        "body_encoding",
+        "callback",
+        "client_properties",
+        "confirm_publish",
+        "deadletter_queue",
+        "errback",
+        "interval_max",
+        "interval_start",
+        "interval_step",
+        "max_retries",
+    }
+)
+
+#: Options of kombu's SQS transport that mean something we do not do.
+NOT_SUPPORTED = {
+    "supports_fanout": "fanout over SNS is not supported",
+    "predefined_exchanges": "fanout over SNS is not supported",
+    "port": "put the port into broker_url: sqs://KEY:SECRET@host:port//",
+    "regioninfo": "it is an option of boto 2; use region",
+}
+
+
+def option_name(field_name: str) -> str:
+    """The name a user writes for a field of `Options`."""
+    return _DASHED.get(field_name, field_name)
+
+
+def _with_derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    visibility_timeout = values.get("visibility_timeout", 120)
+    derived = {
+        "heartbeat_interval": visibility_timeout / 3,
+        "polling_interval_max": values.get("polling_interval", 0.0),
+        "is_secure": False,
+    }
+    return derived | values
+
+
+def _unknown(name: str, declared: Mapping[str, Any]) -> str:
+    if name in NOT_SUPPORTED:
+        return f"transport option {name!r}: {NOT_SUPPORTED[name]}"
+    near = difflib.get_close_matches(str(name), declared, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"valid ones are: {', '.join(sorted(declared))}"
+    return f"unknown transport option {name!r}: {hint}"
+
+
+def reference_table() -> str:
+    """The options as a Markdown table, for the docs."""
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for f in fields(Options):
+        doc = f.metadata["doc"]
+        rows.append(f"| `{option_name(f.name)}` | `{f.metadata['default']}` | {doc} |")
+    return "\n".join(rows) + "\n"

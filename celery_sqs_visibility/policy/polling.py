@@ -1,0 +1,76 @@
+"""When to poll a queue next: sleep while it is idle, but never past a message known to come back."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+
+#: A reappearance is approximate: where the message did not come at its time, look again after these
+#: many seconds, then leave it to the ordinary polling (another worker took it, or SQS is late).
+FOLLOW_UPS = (0.25, 1.0, 2.0)
+
+#: First sleep of a queue whose `polling_interval` is 0 but whose maximum is not.
+FIRST_SLEEP = 1.0
+
+#: More expected messages than this are not remembered: the queue is busy then, and polled anyway.
+MAX_EXPECTED = 10_000
+
+
+class PollSchedule:
+    """The next poll of one queue. Instants are of the monotonic clock. Not thread-safe: its owner locks.
+
+    Args:
+        interval: seconds to sleep after an empty poll.
+        maximum: what the sleep grows to while the queue stays empty.
+    """
+
+    def __init__(self, interval: float, maximum: float) -> None:
+        self._interval = interval
+        self._maximum = maximum
+        self._sleep = interval
+        self._sleep_until = 0.0
+        self._expected: dict[str, tuple[float, int]] = {}  # message id: (instant, looks so far)
+        self._soonest: list[tuple[float, str]] = []  # heap; an entry that _expected does not confirm is stale
+
+    def expect(self, message_id: str, at: float) -> None:
+        """A message that this process hid becomes visible at that instant."""
+        if len(self._expected) < MAX_EXPECTED:
+            self._note(message_id, at, 0)
+
+    def polled(self, now: float, message_ids: Collection[str]) -> None:
+        """A poll brought these messages."""
+        for message_id in message_ids:
+            self._expected.pop(message_id, None)
+        self._look_again(now)
+        if message_ids:
+            self._sleep = self._interval
+            self._sleep_until = now
+        elif (
+            now >= self._sleep_until
+        ):  # a poll for an expected message alone neither grows nor moves the sleep
+            self._sleep_until = now + self._sleep
+            self._sleep = min(max(self._sleep * 2, FIRST_SLEEP), self._maximum)
+
+    def next_poll(self) -> float:
+        """The instant of the next poll; in the past: now."""
+        expected = self._next_expected()
+        return self._sleep_until if expected is None else min(self._sleep_until, expected)
+
+    def _note(self, message_id: str, at: float, looks: int) -> None:
+        self._expected[message_id] = (at, looks)
+        heapq.heappush(self._soonest, (at, message_id))
+
+    def _look_again(self, now: float) -> None:
+        while (at := self._next_expected()) is not None and at <= now:
+            _, message_id = heapq.heappop(self._soonest)
+            _, looks = self._expected.pop(message_id)
+            if looks < len(FOLLOW_UPS):
+                self._note(message_id, now + FOLLOW_UPS[looks], looks + 1)
+
+    def _next_expected(self) -> float | None:
+        while self._soonest:
+            at, message_id = self._soonest[0]
+            if self._expected.get(message_id, (None,))[0] == at:
+                return at
+            heapq.heappop(self._soonest)
+        return None

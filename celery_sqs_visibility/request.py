@@ -1,0 +1,229 @@
+"""The fate of a task becomes the fate of its delivery.
+
+Celery's main process keeps a `Request` for each message (celery/worker/request.py). Of its methods
+`on_success` and `execute_using_pool` are redefined for every task by `create_request_cls`, so that overriding
+them here would do nothing; all others are ours to refine. They run on the main thread in prefork and solo, in
+the pool's threads or greenlets elsewhere: settling is safe from any, and does no I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from celery import signals
+from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.utils.log import get_logger
+from celery.utils.text import truncate
+from celery.worker import state
+from celery.worker.request import Request
+from kombu.utils.encoding import safe_repr, safe_str
+
+from celery_sqs_visibility.channel import Message
+from celery_sqs_visibility.delivery.events import Failed, Finished, emit
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Lapse, Release, Settlement
+from celery_sqs_visibility.envelope import eta_of
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.delays import whole_seconds
+from celery_sqs_visibility.policy.parking import parks_before
+from celery_sqs_visibility.policy.retrying import attempts_made
+from celery_sqs_visibility.task import VisibilityRetry
+
+logger = get_logger(__name__)
+
+#: A child past its hard time limit is killed after its failure was reported: seconds to keep its message back
+#: at the least, so that two runs cannot overlap.
+KILLED_BY_THEN = 1
+
+#: Characters of an exception that a dead letter tells.
+ERROR_LENGTH = 1000
+
+
+class DeliveryRequest(Request):
+    """A request whose message came from SQS: for every task, with stock behaviour.
+
+    Acknowledging goes straight to the settler and not through the event loop, which may be blocked (solo), or
+    stopped while the pool is being joined (threads).
+    """
+
+    def __init__(self, message: Message, **options: Any) -> None:
+        super().__init__(message, **options)
+        self.delivery: Delivery | None = getattr(message, "delivery", None)
+        self._rejected_on_purpose = False
+        if self.delivery is not None:
+            self._describe(self.delivery)
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """A pool runs it."""
+        if self.delivery is not None:
+            self.delivery.start()
+        super().on_accepted(pid, time_accepted)
+
+    def on_failure(
+        self,
+        exc_info: ExceptionInfo,
+        send_failed_event: bool = True,  # noqa: FBT001, FBT002
+        return_ok: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """It ended with an exception."""
+        self._rejected_on_purpose = isinstance(_exception(exc_info), Reject)
+        return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def acknowledge(self) -> None:
+        """Done: delete the message."""
+        if self.delivery is None:
+            super().acknowledge()
+        elif not self.acknowledged:
+            if self.delivery.started:
+                emit(Finished(self.delivery.facts))
+            self.settle(Delete())
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Give it back at once, or give it up, or (with `acks_on_failure=False`) have it come back."""
+        if self.delivery is None:
+            super().reject(requeue)
+        elif not self.acknowledged:
+            if requeue:
+                self.settle(Release())
+            elif self._rejected_on_purpose:
+                self.give_up("rejected by the task")
+            else:
+                self.settle(self.message.channel.depot.after_an_error(self.delivery))
+            self.send_event("task-rejected", requeue=requeue)
+
+    def settle(self, settlement: Settlement) -> None:
+        """Do that with the message; from now on it is acknowledged, whatever Celery thinks of it."""
+        self.acknowledged = True
+        if self.delivery is not None:
+            self.delivery.settle(settlement)
+
+    def give_up(self, reason: str, **attributes: str) -> None:
+        """To the dead letters, if there are any, then deleted."""
+        self.acknowledged = True
+        self.message.give_up(reason, **attributes)
+
+    def _describe(self, delivery: Delivery) -> None:
+        """Tell the task, in whatever process it will run, which delivery it is."""
+        facts = delivery.facts
+        redrive = self.message.channel.depot.redrive.peek(delivery.queue)
+        self._parks = self._parks_so_far(delivery)
+        self._delivery_info["redelivered"] = facts.receive_count - self._parks > 1
+        self._request_dict["sqs"] = {
+            "queue": facts.queue,
+            "message_id": facts.message_id,
+            "receive_count": facts.receive_count,
+            "first_receive_time": facts.first_received,
+            "received": SYSTEM_CLOCK.wall(),
+            "max_receive_count": redrive.max_receive_count if redrive else None,
+        }
+
+    def _parks_so_far(self, delivery: Delivery) -> int:
+        eta = eta_of(self._request_dict)
+        if eta is None:
+            return 0
+        options = self.message.channel.depot.options
+        return parks_before(eta - delivery.facts.first_received, options.visibility_timeout)
+
+
+class VisibilityRequest(DeliveryRequest):
+    """A request of a `VisibilityTask`: its failures hide the message."""
+
+    def on_retry(self, exc_info: ExceptionInfo) -> None:
+        """The child decided that it comes back: hide it, instead of deleting it as Celery does."""
+        exc = _exception(exc_info)
+        if self.delivery is not None and isinstance(exc, VisibilityRetry):
+            self._come_back(exc.delay, exc.excs)
+        super().on_retry(exc_info)
+
+    def on_failure(
+        self,
+        exc_info: ExceptionInfo,
+        send_failed_event: bool = True,  # noqa: FBT001, FBT002
+        return_ok: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """It failed for good, as the child decided, or its run was lost, of which the child knows nothing."""
+        exc = _exception(exc_info)
+        if self.delivery is not None and not self._is_celerys_own(exc):
+            if not return_ok and self._lost_run_comes_back(exc, exc_info):
+                return None
+            self._fail_for_good(exc)
+        return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001
+        """A time limit has passed.
+
+        In prefork a hard one has been told to `on_failure` already (billiard/pool.py: `on_hard_timeout`); in
+        gevent this is all we hear of it.
+        """
+        if soft or self.delivery is None:
+            super().on_timeout(soft, timeout)
+            return
+        logger.error("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
+        if not self.acknowledged:
+            try:
+                raise TimeLimitExceeded(timeout)  # noqa: TRY301 - an ExceptionInfo is made of a raised one
+            except TimeLimitExceeded:
+                self.on_failure(ExceptionInfo())
+
+    def _describe(self, delivery: Delivery) -> None:
+        super()._describe(delivery)
+        published = self._request_dict.get("retries") or 0
+        self._request_dict["retries"] = attempts_made(delivery.facts.receive_count, self._parks, published)
+
+    def _is_celerys_own(self, exc: BaseException) -> bool:
+        """Outcomes that keep Celery's meaning, and runs that Celery itself cut off."""
+        if isinstance(exc, (Retry, Ignore, Reject, Terminated)):
+            return True
+        cut_off = self._already_cancelled or self._already_revoked
+        return cut_off or (isinstance(exc, WorkerLostError) and self._has_succeeded())
+
+    def _has_succeeded(self) -> bool:
+        """Whether the child was lost after it had stored its success (Celery 5.7)."""
+        stored = getattr(self, "_success_was_stored", None)
+        return bool(stored and stored())
+
+    def _lost_run_comes_back(self, exc: BaseException, exc_info: ExceptionInfo) -> bool:
+        """Hide the message of a run whose child is gone, and tell the world as the child would have."""
+        task, context = self.task, self._context
+        # billiard 4.3 reports a child's exit before it knows it lost.
+        if isinstance(exc, (SystemExit, KeyboardInterrupt)):
+            exc = WorkerLostError(f"Worker exited prematurely: {exc!r}.")
+        if self.acknowledged or not task.comes_back(exc) or task.is_last_attempt(context, task.max_retries):
+            return False
+        delay = task.delay_after(context, exc)
+        if delay is not None and isinstance(exc, TimeLimitExceeded):
+            delay = max(delay, KILLED_BY_THEN)
+        state.task_ready(self)
+        self._come_back(delay, safe_repr(exc))
+        if self.store_errors:
+            task.backend.mark_as_retry(self.id, exc, exc_info.traceback, request=context)
+        self.send_event("task-retried", exception=safe_repr(exc), traceback=safe_str(exc_info.traceback))
+        reason = VisibilityRetry(None, exc, delay)
+        task.request_stack.push(context)
+        try:
+            task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
+            signals.task_retry.send(task, request=context, reason=reason, einfo=exc_info)
+        finally:
+            task.request_stack.pop()
+        logger.info("Task %s[%s] retry: %s", self.name, self.id, reason)
+        return True
+
+    def _come_back(self, delay: float | None, error: str) -> None:
+        self._tell_failure(error, delay, last=False)
+        self.settle(Lapse() if delay is None else Hide(whole_seconds(delay)))
+
+    def _fail_for_good(self, exc: BaseException) -> None:
+        error = safe_repr(exc)
+        self._tell_failure(error, None, last=True)
+        if not self.acknowledged:
+            self.give_up("failed at its last attempt", exception=truncate(error, ERROR_LENGTH))
+
+    def _tell_failure(self, error: str, delay: float | None, *, last: bool) -> None:
+        if self.delivery is not None:
+            attempt = self._request_dict["retries"] + 1
+            emit(Failed(self.delivery.facts, attempt=attempt, error=error, delay=delay, last=last))
+
+
+def _exception(exc_info: ExceptionInfo) -> BaseException:
+    exc = exc_info.exception
+    return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc

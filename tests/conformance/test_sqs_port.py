@@ -1,0 +1,348 @@
+"""What every implementation of the port to SQS must do: the fake, and boto3 with moto behind it.
+
+Where moto is known to differ from Amazon, tests/unit/aws/test_memory.py asks the fake alone.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from celery_sqs_visibility.aws.boto import BotoSQS
+from celery_sqs_visibility.aws.clients import ClientSettings
+from celery_sqs_visibility.aws.errors import (
+    HandleIsInvalid,
+    QueueDoesNotExist,
+    RequestRefused,
+    SQSError,
+    Unavailable,
+)
+from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+
+OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",), message_attributes=("All",))
+BRIEFLY = ReceiveOptions(visibility_timeout=1, system_attributes=("All",))
+
+
+@pytest.fixture(scope="module")
+def moto_url():
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+    server._server.server_close()  # moto leaves the socket to the garbage collector, which complains
+
+
+@pytest.fixture(scope="module")
+def boto_sqs(moto_url):
+    sqs = BotoSQS(ClientSettings("us-east-1", moto_url, access_key_id="key", secret_access_key="secret"))
+    yield sqs
+    sqs.close()
+
+
+@pytest.fixture(params=["memory", "boto3 on moto"])
+def sqs(request):
+    return MemorySQS() if request.param == "memory" else request.getfixturevalue("boto_sqs")
+
+
+def unique(suffix=""):
+    return f"q-{uuid.uuid4().hex}{suffix}"
+
+
+@pytest.fixture
+def url(sqs):
+    return sqs.create_queue(unique(), {}, {})
+
+
+def send(sqs, url, *bodies, **fields):
+    return [sqs.send(url, OutgoingMessage(body, **fields)) for body in bodies]
+
+
+def receive(sqs, url, limit=10, wait=0, options=OPTIONS):
+    return sqs.receive(url, limit, wait, options)
+
+
+def handle_of_one(sqs, url, options=OPTIONS):
+    send(sqs, url, "task")
+    (message,) = receive(sqs, url, options=options)
+    return message["ReceiptHandle"]
+
+
+def test_a_message_arrives_with_its_id_body_and_attributes(sqs, url):
+    text = {"DataType": "String", "StringValue": "yes"}
+    before = time.time()
+    (message_id,) = send(sqs, url, "tâsk", attributes={"urgent": text})
+    (message,) = receive(sqs, url)
+    assert (message["MessageId"], message["Body"]) == (message_id, "tâsk")
+    assert message["MessageAttributes"]["urgent"]["StringValue"] == "yes"
+    assert message["MessageAttributes"]["urgent"]["DataType"] == "String"
+    attributes = message["Attributes"]
+    assert attributes["ApproximateReceiveCount"] == "1"
+    assert int(attributes["SentTimestamp"]) / 1000 == pytest.approx(before, abs=5)
+    assert int(attributes["ApproximateFirstReceiveTimestamp"]) >= int(attributes["SentTimestamp"])
+
+
+def test_only_the_attributes_asked_for_come(sqs, url):
+    text = {"DataType": "String", "StringValue": "x"}
+    send(sqs, url, "task", attributes={"a": text, "b": text})
+    (message,) = receive(sqs, url, options=ReceiveOptions(0, ("ApproximateReceiveCount",), ("a",)))
+    assert list(message["Attributes"]) == ["ApproximateReceiveCount"]
+    assert list(message["MessageAttributes"]) == ["a"]
+    (message,) = receive(sqs, url, options=ReceiveOptions(0))
+    assert not message.get("MessageAttributes")
+
+
+def test_an_empty_queue_gives_an_empty_list(sqs, url):
+    assert receive(sqs, url) == []
+
+
+def test_no_more_messages_come_than_were_asked_for(sqs, url):
+    send(sqs, url, "1", "2", "3")
+    assert len(receive(sqs, url, limit=2)) == 2
+    assert len(receive(sqs, url, limit=2)) == 1
+
+
+def test_a_received_message_hides_and_comes_back_with_a_new_handle(sqs, url):
+    send(sqs, url, "task")
+    (first,) = receive(sqs, url, options=BRIEFLY)
+    assert receive(sqs, url) == []
+    (second,) = receive(sqs, url, wait=5)
+    assert second["MessageId"] == first["MessageId"]
+    assert second["ReceiptHandle"] != first["ReceiptHandle"]
+    assert second["Attributes"]["ApproximateReceiveCount"] == "2"
+    timestamp = "ApproximateFirstReceiveTimestamp"
+    assert second["Attributes"][timestamp] == first["Attributes"][timestamp]
+
+
+def test_the_queues_own_visibility_timeout_is_the_default(sqs):
+    url = sqs.create_queue(unique(), {"VisibilityTimeout": "0"}, {})
+    send(sqs, url, "task")
+    unspecific = ReceiveOptions()
+    assert len(receive(sqs, url, options=unspecific)) == len(receive(sqs, url, options=unspecific)) == 1
+
+
+def test_an_extended_message_stays_hidden(sqs, url):
+    handle = handle_of_one(sqs, url, BRIEFLY)
+    assert sqs.change_visibility(url, [(handle, 60)]).failed == {}
+    assert receive(sqs, url, wait=2) == []
+
+
+def test_a_message_hidden_for_zero_seconds_is_back_at_once(sqs, url):
+    handle = handle_of_one(sqs, url)
+    assert sqs.change_visibility(url, [(handle, 0)]).failed == {}
+    assert len(receive(sqs, url)) == 1
+
+
+def test_a_deleted_message_is_gone(sqs, url):
+    handle = handle_of_one(sqs, url, ReceiveOptions(0))
+    assert sqs.delete(url, [handle]).failed == {}
+    assert receive(sqs, url) == []
+
+
+def test_deleting_twice_is_no_error(sqs, url):
+    handle = handle_of_one(sqs, url)
+    sqs.delete(url, [handle])
+    assert sqs.delete(url, [handle]).failed == {}
+
+
+def test_a_deleted_message_cannot_be_extended(sqs, url):
+    handle = handle_of_one(sqs, url)
+    sqs.delete(url, [handle])
+    assert isinstance(sqs.change_visibility(url, [(handle, 60)]).failed[0], HandleIsInvalid)
+
+
+def test_a_batch_of_ten_deletes_ten(sqs, url):
+    send(sqs, url, *"0123456789")
+    messages = receive(sqs, url)
+    assert len(messages) == 10
+    assert sqs.delete(url, [message["ReceiptHandle"] for message in messages]).failed == {}
+    counts = sqs.queue_attributes(url, ["ApproximateNumberOfMessagesNotVisible"])
+    assert counts == {"ApproximateNumberOfMessagesNotVisible": "0"}
+
+
+def test_a_bad_handle_fails_its_own_delete_only(sqs, url):
+    send(sqs, url, *"012345678")
+    handles = [message["ReceiptHandle"] for message in receive(sqs, url)]
+    handles.insert(4, "no such handle")
+    failed = sqs.delete(url, handles).failed
+    assert list(failed) == [4]
+    assert isinstance(failed[4], HandleIsInvalid)
+    assert sqs.queue_attributes(url, ["ApproximateNumberOfMessagesNotVisible"]) == {
+        "ApproximateNumberOfMessagesNotVisible": "0"
+    }
+
+
+def test_a_bad_handle_and_a_bad_timeout_fail_their_own_extension_only(sqs, url):
+    send(sqs, url, *"01234567")
+    changes = [(message["ReceiptHandle"], 60) for message in receive(sqs, url)]
+    changes.insert(0, ("no such handle", 60))
+    changes.append((changes[1][0], 43201))
+    failed = sqs.change_visibility(url, changes).failed
+    assert {position: type(error) for position, error in failed.items()} == {
+        0: HandleIsInvalid,
+        9: RequestRefused,
+    }
+
+
+@pytest.mark.parametrize("entries", [0, 11])
+def test_a_batch_has_one_to_ten_entries(sqs, url, entries):
+    with pytest.raises(RequestRefused):
+        sqs.delete(url, ["handle"] * entries)
+
+
+@pytest.mark.parametrize("limit", [0, 11])
+def test_a_receive_asks_for_one_to_ten_messages(sqs, url, limit):
+    with pytest.raises(RequestRefused):
+        receive(sqs, url, limit=limit)
+
+
+def test_a_created_queue_is_found_by_its_name(sqs):
+    name = unique()
+    url = sqs.create_queue(name, {"VisibilityTimeout": "77"}, {"team": "a"})
+    assert sqs.queue_url(name) == url
+    assert url.endswith(name)
+    assert sqs.queue_attributes(url, ["VisibilityTimeout"]) == {"VisibilityTimeout": "77"}
+
+
+def test_creating_a_queue_that_exists_gives_the_existing_one(sqs):
+    name = unique()
+    url = sqs.create_queue(name, {"VisibilityTimeout": "77"}, {})
+    assert sqs.create_queue(name, {"VisibilityTimeout": "77"}, {}) == url
+    assert sqs.create_queue(name, {"VisibilityTimeout": "78"}, {}) == url
+    assert sqs.queue_attributes(url, ["VisibilityTimeout"]) == {"VisibilityTimeout": "77"}
+
+
+def test_an_illegal_queue_name_is_refused(sqs):
+    with pytest.raises(RequestRefused):
+        sqs.create_queue("no.dots", {}, {})
+
+
+def test_an_unset_attribute_is_missing(sqs, url):
+    assert sqs.queue_attributes(url, ["RedrivePolicy"]) == {}
+
+
+def test_a_missing_queue_is_said_to_be_missing(sqs, url):
+    missing = url + "-not"
+    calls = [
+        lambda: sqs.queue_url(unique()),
+        lambda: receive(sqs, missing),
+        lambda: send(sqs, missing, "task"),
+        lambda: sqs.delete(missing, ["handle"]),
+        lambda: sqs.change_visibility(missing, [("handle", 1)]),
+        lambda: sqs.queue_attributes(missing, ["All"]),
+        lambda: sqs.purge(missing),
+        lambda: sqs.delete_queue(missing),
+    ]
+    for call in calls:
+        with pytest.raises(QueueDoesNotExist) as caught:
+            call()
+        assert caught.value.action
+
+
+def test_a_deleted_queue_is_missing(sqs):
+    name = unique()
+    sqs.delete_queue(sqs.create_queue(name, {}, {}))
+    with pytest.raises(QueueDoesNotExist):
+        sqs.queue_url(name)
+
+
+def test_a_purged_queue_is_empty(sqs, url):
+    send(sqs, url, "1", "2")
+    sqs.purge(url)
+    assert receive(sqs, url) == []
+
+
+def test_a_message_received_too_often_moves_to_the_dead_letter_queue(sqs):
+    graves = sqs.create_queue(unique(), {}, {})
+    arn = sqs.queue_attributes(graves, ["QueueArn"])["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 2})
+    url = sqs.create_queue(unique(), {"RedrivePolicy": policy}, {})
+    assert json.loads(sqs.queue_attributes(url, ["RedrivePolicy"])["RedrivePolicy"]) == json.loads(policy)
+    (message_id,) = send(sqs, url, "poison")
+    at_once = ReceiveOptions(0)
+    assert len(receive(sqs, url, options=at_once)) == len(receive(sqs, url, options=at_once)) == 1
+    assert receive(sqs, url, options=at_once) == []
+    assert [message["MessageId"] for message in receive(sqs, graves)] == [message_id]
+
+
+def test_a_delayed_message_comes_later(sqs, url):
+    send(sqs, url, "task", delay=1)
+    assert receive(sqs, url) == []
+    assert len(receive(sqs, url, wait=5)) == 1
+
+
+def test_a_delay_over_15_minutes_is_refused(sqs, url):
+    with pytest.raises(RequestRefused):
+        send(sqs, url, "task", delay=901)
+
+
+def test_a_long_poll_brings_a_message_sent_meanwhile(sqs, url):
+    sender = threading.Timer(0.3, send, (sqs, url, "task"))
+    sender.start()
+    started = time.monotonic()
+    messages = receive(sqs, url, wait=20)
+    sender.join()
+    assert [message["Body"] for message in messages] == ["task"]
+    assert time.monotonic() - started < 5
+
+
+def test_a_fifo_queue_keeps_a_groups_next_message_until_the_first_is_done(sqs):
+    url = sqs.create_queue(unique(".fifo"), {"FifoQueue": "true"}, {})
+    for number in "12":
+        send(sqs, url, number, group_id="a", deduplication_id=number)
+    send(sqs, url, "other", group_id="b", deduplication_id="3")
+    (first,) = receive(sqs, url, limit=1)
+    assert (first["Body"], first["Attributes"]["MessageGroupId"]) == ("1", "a")
+    assert [message["Body"] for message in receive(sqs, url)] == ["other"]
+    sqs.delete(url, [first["ReceiptHandle"]])
+    assert [message["Body"] for message in receive(sqs, url)] == ["2"]
+
+
+def test_a_fifo_queue_takes_a_duplicate_for_the_original(sqs):
+    url = sqs.create_queue(unique(".fifo"), {"FifoQueue": "true"}, {})
+    send(sqs, url, "1", "again", group_id="a", deduplication_id="same")
+    assert [message["Body"] for message in receive(sqs, url)] == ["1"]
+
+
+def test_every_call_is_reported_with_its_outcome(moto_url):
+    heard = []
+    settings = ClientSettings("us-east-1", moto_url, access_key_id="key", secret_access_key="secret")
+    sqs = BotoSQS(settings, lambda *facts: heard.append(facts))
+    url = sqs.create_queue(unique(), {}, {})
+    with pytest.raises(QueueDoesNotExist):
+        sqs.queue_url("missing")
+    sqs.close()
+    assert url
+    assert [(action, outcome) for action, _, outcome in heard] == [
+        ("CreateQueue", "ok"),
+        ("GetQueueUrl", "NonExistentQueue"),
+    ]
+    assert all(seconds > 0 for _, seconds, _ in heard)
+
+
+def test_a_listener_that_fails_does_not_fail_the_call(moto_url, caplog):
+    def fail(*_facts):
+        raise LookupError("no counter")
+
+    settings = ClientSettings("us-east-1", moto_url, access_key_id="key", secret_access_key="secret")
+    sqs = BotoSQS(settings, fail)
+    assert sqs.create_queue(unique(), {}, {})
+    sqs.close()
+    assert "no counter" in caplog.text
+
+
+def test_nobody_at_the_endpoint_is_unavailable():
+    nobody = ClientSettings(
+        "us-east-1", "http://127.0.0.1:1", access_key_id="key", secret_access_key="secret"
+    )
+    sqs = BotoSQS(nobody)
+    with pytest.raises(Unavailable) as caught:
+        sqs.queue_url("q")
+    sqs.close()
+    assert (caught.value.action, caught.value.code) == ("GetQueueUrl", "EndpointConnectionError")
+    assert not isinstance(caught.value.__cause__, SQSError)

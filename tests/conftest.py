@@ -1,0 +1,113 @@
+"""An SQS emulator, a proxy that breaks things, and real workers, for every test that asks for them."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+
+import boto3
+import pytest
+from support.app import behind, close_app, make_app
+from support.diary import DIARY_VARIABLE, Diary
+from support.emulator import MotoServer
+from support.proxy import FaultProxy
+from support.worker import WorkerProcess
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "made-up",
+    "AWS_SECRET_ACCESS_KEY": "made-up",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    # Nothing of the developer's own account, nor of the machine's role.
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+# Set, they would win over what a test configures.
+CELERY_VARIABLES = ("CELERY_BROKER_URL", "CELERY_RESULT_BACKEND", "CELERY_CONFIG_MODULE")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def credentials():
+    """Made-up AWS credentials in the environment; nothing real, and no proxy, survives there."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith("AWS_") or name in CELERY_VARIABLES or name.lower().endswith("_proxy"):
+                patch.delenv(name)
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        yield CREDENTIALS
+
+
+@pytest.fixture(scope="session")
+def emulator(credentials, tmp_path_factory):
+    """moto's server, one for the session; tests keep apart by queue names."""
+    with MotoServer(tmp_path_factory.mktemp("emulator")) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(emulator, monkeypatch):
+    """A fault proxy of the test's own, and the endpoint of every AWS client made in the test."""
+    with FaultProxy(emulator.url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", proxy.url)
+        yield proxy
+
+
+@pytest.fixture
+def queue(request):
+    """A queue name no other test has; the queue itself does not exist yet."""
+    test = re.sub(r"\W+", "-", request.node.name).strip("-")
+    return f"{test[:60]}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def sqs(emulator):
+    """A boto3 client straight at the emulator, for the test's own looks."""
+    client = boto3.client("sqs", endpoint_url=emulator.url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def diary(tmp_path, monkeypatch):
+    """What the tasks note, in worker processes or in this one."""
+    path = tmp_path / "diary.jsonl"
+    monkeypatch.setenv(DIARY_VARIABLE, str(path))
+    return Diary(path)
+
+
+@pytest.fixture
+def start_worker(proxy, diary, tmp_path):
+    """Start `WorkerProcess`es behind the proxy: `start_worker("module", queues=[queue], ...)`.
+
+    Returns when the worker is ready (`ready=False`: at once). All are killed after the test.
+    """
+    workers = []
+
+    def start(module, *, ready=True, config=None, **options):
+        log_path = tmp_path / f"worker{len(workers) + 1}.log"
+        config = behind(proxy.url, config)
+        worker = WorkerProcess(module, log_path, config=config, **{"endpoint": proxy.url, **options})
+        workers.append(worker)
+        worker.start()
+        return worker.wait_ready() if ready else worker
+
+    yield start
+    for worker in workers:
+        worker.stop()
+
+
+@pytest.fixture
+def producer(proxy):
+    """Make Celery apps to send with from the test, behind the proxy: `producer(config)`."""
+    apps = []
+
+    def make(config=None):
+        app = make_app("producer", behind(proxy.url, config), set_as_current=False)
+        apps.append(app)
+        return app
+
+    yield make
+    for app in apps:
+        close_app(app)

@@ -1,0 +1,57 @@
+"""Celery apps whose settings come from the test, on both sides of the queue.
+
+A task module says `app = make_app("tasks")`; `WorkerProcess(config=...)` hands the settings to it by
+environment, and the test makes its own producer app from the same settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import kombu.pools
+from celery import Celery
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONFIG_VARIABLE = "CELERY_TEST_CONFIG"
+
+DEFAULTS: dict[str, Any] = {
+    "broker_url": "sqs://",
+    "broker_transport": "celery_sqs_visibility",
+    "broker_connection_retry_on_startup": True,
+    "task_acks_late": True,
+}
+
+
+def encode_config(config: Mapping[str, Any]) -> str:
+    """Settings as text; only JSON values travel."""
+    return json.dumps(dict(config))
+
+
+def make_app(name: str, config: Mapping[str, Any] | None = None, **options: Any) -> Celery:
+    """An app with the test's settings: `config`, or what the environment of this worker process says."""
+    settings = json.loads(os.environ.get(CONFIG_VARIABLE, "{}")) if config is None else config
+    app = Celery(name, **options)
+    app.conf.update({**DEFAULTS, **settings})
+    return app
+
+
+def behind(endpoint: str, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings with that SQS endpoint, `http://host:port`, in the broker URL.
+
+    The URL it is, not AWS_ENDPOINT_URL_SQS, because a process keeps and shares its SQS clients by what the
+    settings say: the next test's would be this one's.
+    """
+    given = dict(config or {})
+    options = {"is_secure": False, **given.pop("broker_transport_options", {})}
+    return {"broker_url": f"sqs://{urlsplit(endpoint).netloc}", "broker_transport_options": options, **given}
+
+
+def close_app(app: Celery) -> None:
+    """Close an app of this process, and its connections: those live in pools of the process, not of the app."""
+    app.close()
+    kombu.pools.reset()

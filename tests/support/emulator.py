@@ -1,0 +1,71 @@
+"""Amazon SQS without Amazon: moto's server as a process of its own."""
+
+from __future__ import annotations
+
+import http.client
+import sys
+from typing import TYPE_CHECKING
+
+from support.processes import GuardedProcess, free_port, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+START_SECONDS = 60  # importing moto takes seconds on a busy machine
+
+
+class MotoServer:
+    """An SQS endpoint on 127.0.0.1. `start()` returns when it answers; a context manager.
+
+    Args:
+        directory: where its log goes.
+        port: a free one is picked when it is not given.
+    """
+
+    def __init__(self, directory: Path, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process = GuardedProcess(self.command(self.port), directory / f"moto-{self.port}.log")
+
+    @staticmethod
+    def command(port: int) -> list[str]:
+        """The command line of a server on that port."""
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+
+    def start(self) -> Self:
+        self.process.start()
+        wait_until(self._answers, START_SECONDS, lambda: f"moto to answer. Its log:\n{self.process.log}")
+        return self
+
+    def stop(self) -> None:
+        self.process.stop()
+
+    def reset(self) -> None:
+        """Forget every queue and message."""
+        status = self._request("POST", "/moto-api/reset")
+        if status != http.client.OK:
+            raise RuntimeError(f"moto answered its reset with status {status}")
+
+    def _answers(self) -> bool:
+        if not self.process.running:
+            raise RuntimeError(f"moto exited with {self.process.returncode}. Its log:\n{self.process.log}")
+        try:
+            return self._request("GET", "/moto-api/data.json") == http.client.OK
+        except OSError:
+            return False
+
+    def _request(self, method: str, path: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request(method, path)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()

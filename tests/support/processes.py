@@ -1,0 +1,175 @@
+"""Child processes that cannot outlive the test run, and a few waits that cannot last for ever.
+
+Every child gets a process group of its own (so that a worker dies with its pool), and is registered
+with a guard: a process that reads from a pipe this process holds. When pytest goes, in whatever way
+(SIGKILL included), the pipe ends and the guard kills every group that is still registered.
+A parent-death signal (prctl) would reach the main process of a group only, and pool children survive it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.03
+
+GUARD = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    group = int(line)
+    groups.add(group) if group > 0 else groups.discard(-group)
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class _Guard:
+    """The process that kills what this one leaves behind. Used from the thread that starts processes."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen | None = None
+
+    def tell(self, group: int) -> None:
+        """Register a process group, or forget it when negative."""
+        if self._process is None:
+            # A session of its own: Ctrl-C and a killed process group must not take the guard along.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", GUARD],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                text=True,
+                bufsize=1,
+            )
+            atexit.register(self.dismiss)
+        self._process.stdin.write(f"{group}\n")
+        self._process.stdin.flush()
+
+    def dismiss(self) -> None:
+        if self._process is not None:
+            self._process.stdin.close()
+            self._process.wait(5)
+            self._process = None
+
+
+_guard = _Guard()
+
+
+class GuardedProcess:
+    """A command in its own process group, its output in a file, surely gone after `stop()`.
+
+    Args:
+        command: the program and its arguments.
+        log_path: where stdout and stderr go; appended to, so that it spans restarts.
+        env: the whole environment, or `None` for this process's.
+        cwd: the working directory, or `None` for this process's.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log_path: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self.command = list(command)
+        self.log_path = Path(log_path)
+        self._env = env
+        self._cwd = cwd
+        self._process: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        """Start the command. Starting a running process is an error."""
+        if self.running:
+            raise RuntimeError(f"{self.command} is running already")
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                env=self._env,
+                cwd=self._cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        _guard.tell(self.pid)
+
+    @property
+    def pid(self) -> int:
+        """The main process, also the process group; an error before the first start."""
+        if self._process is None:
+            raise RuntimeError(f"{self.command} was not started")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        """As subprocess has it: minus the signal's number for a killed process, `None` while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def log(self) -> str:
+        """Everything printed so far, over restarts."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def signal_main(self, number: int) -> None:
+        """Signal the main process only, as Docker and systemd's `KillMode=mixed` do."""
+        if self.running:
+            os.kill(self.pid, number)
+
+    def signal_group(self, number: int) -> None:
+        """Signal the main process and all it started; nobody left is no error."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def wait_exit(self, timeout: float) -> int:
+        """Wait for the main process to end and return its code."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self.command} still runs after {timeout} s. Its log:\n{self.log}") from None
+
+    def stop(self) -> None:
+        """Kill whatever is left of the group. Idempotent; legal before `start()`."""
+        if self._process is None:
+            return
+        self.signal_group(signal.SIGKILL)
+        self._process.wait(10)
+        _guard.tell(-self.pid)
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(condition: Callable[[], T], timeout: float, what: Callable[[], str] | str) -> T:
+    """Poll until the condition is true and return what it returned; `what` describes the wait that failed."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"waited {timeout} s for {what() if callable(what) else what}")
+        time.sleep(POLL_SECONDS)
+    return value

@@ -1,0 +1,228 @@
+"""An HTTP proxy between a worker and the emulator: it writes down every call, and breaks some.
+
+The worker's `Host` header is forwarded, so the queue URLs SQS answers with point at the proxy again.
+It serves HTTP/1.1 with keep-alive, one thread a connection, in the process of the test.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from support.faults import Answer, Fault, Forward, Injection, Request, decode
+from support.processes import wait_until
+from support.relay import Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+STOP_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Call:
+    """One API call, times by the monotonic clock.
+
+    Attributes:
+        finished: when the answer left, or `None` for a call in flight.
+        status: what the worker was answered; `None` for a call in flight or one that got no answer.
+        response: the decoded answer, empty if there was none.
+    """
+
+    action: str
+    queue: str | None
+    started: float
+    request: dict[str, Any]
+    finished: float | None = None
+    status: int | None = None
+    response: dict[str, Any] = field(default_factory=dict)
+
+
+class FaultProxy:
+    """The proxy; a context manager. Everything here may be called from any thread.
+
+    Args:
+        upstream_url: the emulator, `http://127.0.0.1:port`.
+    """
+
+    def __init__(self, upstream_url: str) -> None:
+        parts = urlsplit(upstream_url)
+        self.upstream = (parts.hostname, parts.port)
+        # Bound and never listening: keeps the port ours, and refusing, while the listener is closed.
+        self._reservation = self._bound_socket(0)
+        self.port = self._reservation.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._lock = threading.Lock()  # guards the three collections below
+        self._calls: dict[object, Call] = {}
+        self._injections: list[Injection] = []
+        self._relays: dict[Relay, threading.Thread] = {}
+        self._closing = threading.Event()
+        self._acceptor: threading.Thread | None = None
+
+    def start(self) -> Self:
+        self.accept()
+        return self
+
+    def stop(self) -> None:
+        """Remove the faults, cut every connection, and wait for the threads. Idempotent."""
+        self.clear_faults()
+        self.refuse()
+        for thread in self._open_relays().values():
+            thread.join(STOP_SECONDS)
+        self._reservation.close()
+
+    def calls(self, action: str | None = None, queue: str | None = None) -> list[Call]:
+        """Finished calls, in the order they were made."""
+        return [call for call in self._recorded(action, queue) if call.finished is not None]
+
+    def in_flight(self, action: str | None = None, queue: str | None = None) -> list[Call]:
+        """Calls that were made and not yet answered."""
+        return [call for call in self._recorded(action, queue) if call.finished is None]
+
+    def count(self, action: str | None = None, queue: str | None = None) -> int:
+        """How many calls have finished."""
+        return len(self.calls(action, queue))
+
+    def clear(self) -> None:
+        """Forget the finished calls."""
+        with self._lock:
+            self._calls = {key: call for key, call in self._calls.items() if call.finished is None}
+
+    def wait_for(self, predicate: Callable[[list[Call]], T], timeout: float = 30) -> T:
+        """Poll `predicate(calls())` until it is true, and return what it returned."""
+        return wait_until(lambda: predicate(self.calls()), timeout, self._summary)
+
+    def wait_for_calls(
+        self, action: str, count: int = 1, *, queue: str | None = None, timeout: float = 30
+    ) -> list[Call]:
+        """Wait until that many calls have finished, and return all of them."""
+        self.wait_for(lambda _: self.count(action, queue) >= count, timeout)
+        return self.calls(action, queue)
+
+    def inject(
+        self,
+        fault: Fault,
+        *actions: str,
+        queue: str | None = None,
+        times: int | None = None,
+        rate: float = 1.0,
+    ) -> Injection:
+        """Put a fault (see `support.faults`) in the way of these actions, or of all.
+
+        Args:
+            fault: what happens.
+            actions: API actions, such as "ReceiveMessage"; none means every call.
+            queue: only calls that name this queue.
+            times: only the first so many calls that match.
+            rate: only this share of them, 0 to 1, the same ones in every run.
+        """
+        injection = Injection(fault, actions, queue, times, rate)
+        with self._lock:
+            self._injections.append(injection)
+        return injection
+
+    def clear_faults(self) -> None:
+        """Remove every fault; what it held goes on."""
+        with self._lock:
+            removed, self._injections = self._injections, []
+        for injection in removed:
+            injection.remove()
+
+    def refuse(self) -> None:
+        """Refuse connections and cut those that are open: SQS is down. Returns when it is. Idempotent."""
+        if self._acceptor is None:
+            return
+        self._closing.set()
+        self._acceptor.join(STOP_SECONDS)
+        self._acceptor = None
+        for relay in self._open_relays():
+            relay.cut()
+
+    def accept(self) -> None:
+        """Take connections (again), on the same port. Idempotent."""
+        if self._acceptor is not None:
+            return
+        listener = self._bound_socket(self.port)
+        listener.listen(128)
+        self._closing.clear()
+        self._acceptor = threading.Thread(target=self._accept_all, args=(listener,), daemon=True)
+        self._acceptor.start()
+
+    def _answer(self, request: Request, forward: Forward) -> Answer:
+        key = object()
+        call = Call(request.action, request.queue, time.monotonic(), request.parameters)
+        with self._lock:
+            self._calls[key] = call
+            injections = list(self._injections)
+        try:
+            answer = self._pass(injections, forward, request)
+            response = decode(answer.body, answer.headers.get("Content-Type", ""))
+            call = replace(call, status=answer.status, response=response)
+        finally:
+            with self._lock:
+                self._calls[key] = replace(call, finished=time.monotonic())
+        return answer
+
+    def _pass(self, injections: Sequence[Injection], forward: Forward, request: Request) -> Answer:
+        """Apply the first fault that takes the request; those behind it see what it lets through."""
+        for position, injection in enumerate(injections, 1):
+            if injection.take(request):
+                return injection.apply(functools.partial(self._pass, injections[position:], forward), request)
+        return forward(request)
+
+    def _summary(self) -> str:
+        return f"a predicate of the calls; finished were {Counter(call.action for call in self.calls())}"
+
+    def _recorded(self, action: str | None, queue: str | None) -> list[Call]:
+        with self._lock:
+            recorded = list(self._calls.values())
+        return [c for c in recorded if action in (None, c.action) and queue in (None, c.queue)]
+
+    def _open_relays(self) -> dict[Relay, threading.Thread]:
+        with self._lock:
+            return dict(self._relays)
+
+    def _accept_all(self, listener: socket.socket) -> None:
+        listener.settimeout(0.05)  # to notice the end: closing a socket wakes no thread that waits on it
+        with listener:
+            while not self._closing.is_set():
+                try:
+                    client, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                relay = Relay(client, self.upstream, self._answer)
+                thread = threading.Thread(target=self._serve, args=(relay,), daemon=True)
+                with self._lock:
+                    self._relays[relay] = thread
+                thread.start()
+
+    def _serve(self, relay: Relay) -> None:
+        try:
+            relay.serve()
+        finally:
+            with self._lock:
+                del self._relays[relay]
+
+    @staticmethod
+    def _bound_socket(port: int) -> socket.socket:
+        bound = socket.socket()
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(("127.0.0.1", port))
+        return bound
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()

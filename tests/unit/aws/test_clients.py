@@ -1,0 +1,253 @@
+"""Settings become clients: botocore's real configuration, endpoints, roles, sharing and forks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from botocore.validate import ParamValidationDecorator
+from moto.server import ThreadedMotoServer
+
+from celery_sqs_visibility.aws import access
+from celery_sqs_visibility.aws.boto import BotoSQS
+from celery_sqs_visibility.aws.clients import ClientSettings, Purpose, frozen_config, new_client
+from celery_sqs_visibility.aws.errors import CredentialsRefused, RequestRefused
+from celery_sqs_visibility.aws.roles import renewal_times
+
+KEYS = {"access_key_id": "AKIAEXAMPLE", "secret_access_key": "hush"}
+ROLE = "arn:aws:iam::123456789012:role/worker"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_this_machine(monkeypatch, tmp_path):
+    for name in ("REGION", "DEFAULT_REGION", "PROFILE", "ENDPOINT_URL", "ENDPOINT_URL_SQS"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def config_of(purpose, **options):
+    return new_client(ClientSettings(**KEYS, config=frozen_config(options)), purpose).meta.config
+
+
+@pytest.mark.parametrize(
+    ("purpose", "read_timeout", "retries"),
+    [
+        (Purpose.RECEIVE, 30, {"total_max_attempts": 1}),
+        (Purpose.SETTLE, 10, {"total_max_attempts": 1}),
+        (Purpose.PUBLISH, 30, {"mode": "standard"}),
+    ],
+)
+def test_each_purpose_has_its_timeouts_and_attempts(purpose, read_timeout, retries):
+    config = config_of(purpose)
+    assert (config.connect_timeout, config.read_timeout) == (5, read_timeout)
+    assert config.retries.items() >= retries.items()
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_every_client_is_fit_for_many_threads(purpose):
+    options = frozen_config({"max_pool_connections": 5, "user_agent_extra": "mine"})
+    client = new_client(ClientSettings(**KEYS, config=options), purpose)
+    config = client.meta.config
+    assert config.max_pool_connections == 32
+    assert config.tcp_keepalive is True
+    assert not isinstance(client._serializer, ParamValidationDecorator), "it costs CPU on every call"
+    assert config.user_agent_extra.startswith("mine celery_sqs_visibility/")
+
+
+def test_the_users_options_win_where_they_may():
+    options = {
+        "connect_timeout": 2,
+        "read_timeout": 7,
+        "max_pool_connections": 99,
+        "retries": {"mode": "adaptive", "total_max_attempts": 8},
+        "proxies": {"https": "http://proxy:3128"},
+    }
+    settle, publish = config_of(Purpose.SETTLE, **options), config_of(Purpose.PUBLISH, **options)
+    assert (settle.connect_timeout, settle.read_timeout) == (publish.connect_timeout, publish.read_timeout)
+    assert (settle.connect_timeout, settle.read_timeout, settle.max_pool_connections) == (2, 7, 99)
+    assert settle.proxies == {"https": "http://proxy:3128"}
+    assert publish.retries == {"mode": "adaptive", "total_max_attempts": 8}
+    assert settle.retries["total_max_attempts"] == 1, "the settler retries by entry, against the deadline"
+
+
+@pytest.mark.parametrize(("given", "used"), [(5, 30), (60, 60), (None, 30)])
+def test_a_long_poll_is_never_cut_off_and_never_endless(given, used):
+    assert config_of(Purpose.RECEIVE, read_timeout=given).read_timeout == used
+
+
+def test_settings_with_nested_options_are_hashable_and_equal_by_value():
+    options = [
+        {"retries": {"mode": "standard", "max_attempts": 2}, "client_cert": ["cert", "key"]},
+        {"client_cert": ("cert", "key"), "retries": {"max_attempts": 2, "mode": "standard"}},
+    ]
+    one, other = (ClientSettings(config=frozen_config(each)) for each in options)
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+def test_secrets_stay_out_of_repr():
+    config = frozen_config({"proxies": {"https": "http://user:pass@proxy"}})
+    settings = ClientSettings("eu-west-1", **KEYS, session_token="tok-en", config=config)
+    shown = repr(settings) + repr(BotoSQS(settings))
+    assert "eu-west-1" in shown
+    for secret in ("AKIAEXAMPLE", "hush", "tok-en", "pass@"):
+        assert secret not in shown
+
+
+def region_of(settings=None):
+    return new_client(settings or ClientSettings(**KEYS), Purpose.SETTLE).meta.region_name
+
+
+def test_the_region_comes_from_settings_profile_environment_and_then_kombus_default(monkeypatch, tmp_path):
+    assert region_of() == "us-east-1"
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    assert region_of() == "eu-north-1"
+    (tmp_path / "config").write_text("[default]\nregion = eu-west-3\n")
+    assert region_of() == "eu-west-3"
+    assert region_of(ClientSettings("ap-south-1", **KEYS)) == "ap-south-1"
+
+
+def endpoint_of(settings):
+    return new_client(settings, Purpose.SETTLE).meta.endpoint_url
+
+
+def test_the_endpoint_comes_from_settings_environment_and_then_botocore(monkeypatch):
+    assert endpoint_of(ClientSettings(**KEYS)) == "https://sqs.us-east-1.amazonaws.com"
+    assert endpoint_of(ClientSettings(**KEYS, use_ssl=False)) == "http://sqs.us-east-1.amazonaws.com"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", "http://localhost:4566")
+    assert endpoint_of(ClientSettings(**KEYS)) == "http://localhost:4566"
+    assert endpoint_of(ClientSettings(endpoint_url="http://localhost:1", **KEYS)) == "http://localhost:1"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ClientSettings(endpoint_url="not a url", **KEYS),
+        ClientSettings("not a region", **KEYS),
+        ClientSettings(config=frozen_config({"no_such_option": 1}), **KEYS),
+    ],
+    ids=["endpoint", "region", "option"],
+)
+def test_settings_that_cannot_work_are_refused(settings):
+    with pytest.raises(RequestRefused) as caught:
+        BotoSQS(settings).queue_url("q")
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("role", [None, ROLE])
+def test_missing_credentials_are_said_to_be_missing(role):
+    settings = ClientSettings(endpoint_url="http://127.0.0.1:1", role_arn=role)
+    with pytest.raises(CredentialsRefused):
+        BotoSQS(settings).queue_url("q")
+
+
+def test_a_role_is_assumed_at_the_first_request_and_kept_until_it_is_due(monkeypatch):
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*server.get_host_and_port()))
+    client = new_client(ClientSettings(**KEYS, role_arn=ROLE), Purpose.SETTLE)
+    credentials = client._request_signer._credentials
+    assert credentials._frozen_credentials.access_key == ""
+    client.list_queues()
+    first = credentials.get_frozen_credentials()
+    client.list_queues()
+    assert credentials.get_frozen_credentials() is first
+    assert first.access_key not in {"", "AKIAEXAMPLE"}
+    assert first.token
+    client.close()
+    server.stop()
+    server._server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "buffer", "expected"),
+    [
+        (900, 0, (180, 60)),
+        (3600, 600, (720, 600)),
+        (900, 800, (850, 800)),
+        (900, 900, (180, 60)),  # as kombu: a buffer as long as the life of the token is none
+        (900, -5, (180, 60)),
+    ],
+)
+def test_a_role_is_renewed_early_but_not_at_every_request(seconds, buffer, expected):
+    settings = ClientSettings(role_arn=ROLE, role_seconds=seconds, role_buffer_seconds=buffer)
+    assert renewal_times(settings) == expected
+
+
+def test_equal_settings_share_their_access():
+    one = access.shared_sqs(ClientSettings("eu-west-1", **KEYS))
+    assert access.shared_sqs(ClientSettings("eu-west-1", **KEYS)) is one
+    assert access.shared_sqs(ClientSettings("eu-west-2", **KEYS)) is not one
+    access.close_shared()
+    access.close_shared()
+
+
+def test_listeners_hear_of_shared_requests_even_if_one_fails(caplog):
+    heard = []
+
+    def fail(*_facts):
+        raise LookupError("no counter")
+
+    def hear(*facts):
+        heard.append(facts)
+
+    access.on_request.extend([fail, hear])
+    try:
+        with pytest.raises(CredentialsRefused):
+            access.shared_sqs(ClientSettings("eu-west-3")).queue_url("q")
+    finally:
+        access.on_request.remove(fail)
+        access.on_request.remove(hear)
+        access.close_shared()
+    assert [(action, outcome) for action, _, outcome in heard] == [("GetQueueUrl", "NoCredentialsError")]
+    assert "no counter" in caplog.text
+
+
+def output_of(script):
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    return json.loads(run.stdout)
+
+
+FORK = """
+import json, os, sys, threading
+from celery_sqs_visibility.aws import access, forks
+from celery_sqs_visibility.aws.clients import ClientSettings, Purpose
+
+settings = ClientSettings("us-east-1", access_key_id="a", secret_access_key="b")
+sqs = access.shared_sqs(settings)
+client = sqs._client(Purpose.SETTLE, "GetQueueUrl")
+with forks.SESSIONS, access._lock:  # the child must not wait for locks that its parent held
+    pid = os.fork()
+    if pid == 0:
+        def look():
+            inherited = sqs._client(Purpose.SETTLE, "GetQueueUrl")
+            own = access.shared_sqs(settings)
+            print(json.dumps([inherited is client, own is sqs, own is access.shared_sqs(settings)]))
+        looker = threading.Thread(target=look)
+        looker.start()
+        looker.join()
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+def test_a_forked_child_uses_neither_clients_nor_locks_of_its_parent():
+    assert output_of(FORK) == [False, False, True]
+
+
+def test_importing_this_floor_does_not_import_boto3():
+    modules = ["access", "boto", "clients", "memory", "queues", "redrive", "roles", "translate"]
+    imports = "".join(f"import celery_sqs_visibility.aws.{module}\n" for module in modules)
+    script = (
+        f"import sys, json\n{imports}print(json.dumps([m in sys.modules for m in ('boto3', 'botocore')]))"
+    )
+    assert output_of(script) == [False, False]

@@ -1,0 +1,187 @@
+"""What botocore raises, and what we make of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from botocore import exceptions
+from botocore.parsers import ResponseParserError
+
+from celery_sqs_visibility.aws.errors import (
+    AccessDenied,
+    CredentialsRefused,
+    HandleIsInvalid,
+    OverLimit,
+    QueueDoesNotExist,
+    RequestRefused,
+    Throttled,
+    Unavailable,
+)
+from celery_sqs_visibility.aws.translate import translate, translate_entry
+
+HANDLE_EXPIRED = "Value AQEB= for parameter ReceiptHandle is invalid. Reason: The receipt handle has expired."
+NOT_AVAILABLE = (
+    "Value AQEB= for parameter ReceiptHandle is invalid. Reason: Message does not exist or is not "
+    "available for visibility timeout change."
+)
+BEYOND = (
+    "Value 43200 for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for the "
+    "message is beyond the limit [43200 seconds]."
+)
+
+
+def answer(code, message="", status=400, operation="ReceiveMessage", **error):
+    response = {
+        "Error": {"Code": code, "Message": message, **error},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return exceptions.ClientError(response, operation)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("InternalError", Unavailable),
+        ("InternalFailure", Unavailable),
+        ("ServiceUnavailable", Unavailable),
+        ("RequestTimeout", Unavailable),
+        ("RequestThrottled", Throttled),
+        ("Throttling", Throttled),
+        ("ThrottlingException", Throttled),
+        ("TooManyRequestsException", Throttled),
+        ("RequestLimitExceeded", Throttled),
+        ("SlowDown", Throttled),
+        ("KmsThrottled", Throttled),
+        ("KMS.ThrottlingException", Throttled),
+        ("AWS.SimpleQueueService.QueueDeletedRecently", Throttled),
+        ("OverLimit", OverLimit),
+        ("com.amazonaws.sqs#OverLimit", OverLimit),
+        ("ExpiredToken", CredentialsRefused),
+        ("ExpiredTokenException", CredentialsRefused),
+        ("RequestExpired", CredentialsRefused),
+        ("InvalidClientTokenId", CredentialsRefused),
+        ("UnrecognizedClientException", CredentialsRefused),
+        ("SignatureDoesNotMatch", CredentialsRefused),
+        ("InvalidSignatureException", CredentialsRefused),
+        ("MissingAuthenticationToken", CredentialsRefused),
+        ("RequestTimeTooSkewed", CredentialsRefused),
+        ("AccessDenied", AccessDenied),
+        ("AccessDeniedException", AccessDenied),
+        ("UnauthorizedOperation", AccessDenied),
+        ("KmsAccessDenied", AccessDenied),
+        ("KMS.AccessDeniedException", AccessDenied),
+        ("KMS.DisabledException", AccessDenied),
+        ("QueueDoesNotExist", QueueDoesNotExist),
+        ("com.amazonaws.sqs#QueueDoesNotExist", QueueDoesNotExist),
+        ("AWS.SimpleQueueService.NonExistentQueue", QueueDoesNotExist),
+        ("ReceiptHandleIsInvalid", HandleIsInvalid),
+        ("MessageNotInflight", HandleIsInvalid),
+        ("AWS.SimpleQueueService.MessageNotInflight", HandleIsInvalid),
+        ("InvalidParameterValue", RequestRefused),
+        ("BatchRequestTooLong", RequestRefused),
+        ("AWS.SimpleQueueService.TooManyEntriesInBatchRequest", RequestRefused),
+    ],
+)
+def test_a_code_has_its_class(code, expected):
+    assert type(translate(answer(code), "ReceiveMessage")) is expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [(HANDLE_EXPIRED, HandleIsInvalid), (NOT_AVAILABLE, HandleIsInvalid), (BEYOND, RequestRefused)],
+)
+@pytest.mark.parametrize("code", ["InvalidParameterValue", "InvalidParameterValueException"])
+def test_an_invalid_parameter_may_be_the_handle(code, message, expected):
+    assert type(translate(answer(code, message), "ChangeMessageVisibility")) is expected
+    entry = {"Id": "0", "Code": code, "Message": message, "SenderFault": True}
+    assert type(translate_entry(entry, "ChangeMessageVisibilityBatch")) is expected
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (400, RequestRefused),
+        (401, CredentialsRefused),
+        (403, AccessDenied),
+        (404, RequestRefused),
+        (408, Unavailable),
+        (429, Throttled),
+        (500, Unavailable),
+        (503, Unavailable),
+    ],
+)
+def test_an_unknown_code_is_judged_by_its_status(status, expected):
+    assert type(translate(answer("Novelty", status=status), "ReceiveMessage")) is expected
+    assert type(translate(answer("", status=status), "ReceiveMessage")) is expected
+
+
+def test_expired_credentials_are_not_a_missing_permission_though_both_are_403():
+    assert type(translate(answer("ExpiredToken", status=403), "ReceiveMessage")) is CredentialsRefused
+
+
+def test_the_code_of_the_other_protocol_counts_when_the_first_is_unknown():
+    error = translate(answer("Novelty", QueryErrorCode="com.amazonaws.sqs#RequestThrottled"), "SendMessage")
+    assert type(error) is Throttled
+
+
+@pytest.mark.parametrize(
+    ("exception", "expected"),
+    [
+        (exceptions.EndpointConnectionError(endpoint_url="u"), Unavailable),
+        (exceptions.ConnectTimeoutError(endpoint_url="u"), Unavailable),
+        (exceptions.ReadTimeoutError(endpoint_url="u"), Unavailable),
+        (exceptions.ConnectionClosedError(endpoint_url="u"), Unavailable),
+        (exceptions.HTTPClientError(error="e"), Unavailable),
+        (exceptions.SSLError(endpoint_url="u", error="e"), Unavailable),
+        (exceptions.ProxyConnectionError(proxy_url="u"), Unavailable),
+        (ResponseParserError("not JSON"), Unavailable),
+        (ConnectionResetError("reset"), Unavailable),
+        (KeyError("QueueUrl"), Unavailable),
+        (json.JSONDecodeError("no", "", 0), Unavailable),
+        (exceptions.NoCredentialsError(), CredentialsRefused),
+        (exceptions.PartialCredentialsError(provider="p", cred_var="v"), CredentialsRefused),
+        (exceptions.CredentialRetrievalError(provider="p", error_msg="e"), CredentialsRefused),
+        (exceptions.TokenRetrievalError(provider="p", error_msg="e"), CredentialsRefused),
+        (exceptions.UnauthorizedSSOTokenError(), CredentialsRefused),
+        (exceptions.ParamValidationError(report="r"), RequestRefused),
+        (exceptions.ProfileNotFound(profile="p"), RequestRefused),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_an_exception_without_an_answer_has_its_class(exception, expected):
+    error = translate(exception, "ReceiveMessage")
+    assert type(error) is expected
+    assert (error.code, error.action) == (type(exception).__name__, "ReceiveMessage")
+
+
+def test_the_message_names_action_and_code_and_keeps_the_cause():
+    cause = answer("com.amazonaws.sqs#RequestThrottled", "Slow down.")
+    error = translate(cause, "ReceiveMessage")
+    assert str(error) == "ReceiveMessage was answered RequestThrottled: Slow down."
+    assert error.__cause__ is cause
+
+
+def test_another_request_made_on_the_way_is_named():
+    cause = answer("AccessDenied", "No.", status=403, operation="AssumeRole")
+    error = translate(cause, "SendMessage")
+    assert str(error) == "SendMessage needs AssumeRole, which was answered AccessDenied: No."
+    assert error.action == "SendMessage"
+
+
+def test_our_own_errors_pass_unchanged():
+    error = Throttled("slow down", code="c", action="a")
+    assert translate(error, "SendMessage") is error
+
+
+def test_an_entry_that_failed_by_the_servers_fault_is_worth_another_try():
+    entry = {"Id": "3", "Code": "Novelty", "SenderFault": False}
+    error = translate_entry(entry, "DeleteMessageBatch")
+    assert type(error) is Unavailable
+    assert str(error) == "DeleteMessageBatch was answered Novelty: no reason given"
+
+
+def test_errors_survive_pickling_as_celery_results_do():
+    error = pickle.loads(pickle.dumps(Throttled("slow down", code="c", action="a")))
+    assert (type(error), str(error), error.code, error.action) == (Throttled, "slow down", "c", "a")

@@ -1,0 +1,124 @@
+"""Names, URLs, and queues that are predefined or have to be created."""
+
+from __future__ import annotations
+
+import pytest
+from kombu.transport.SQS import Channel
+
+from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist, Unavailable
+from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.queues import PredefinedQueue, Queue, Queues
+
+
+@pytest.fixture
+def sqs():
+    return MemorySQS()
+
+
+def actions(sqs):
+    return [action for action, _ in sqs.calls]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["celery", "a.b", "a.b.fifo", "worker@host.celery.pidbox", "-_.!\"#$%&'()*+,/:;<=>?[]^`{|}~", ".fifo"],
+)
+@pytest.mark.parametrize("prefix", ["", "my.app-", "x/"])
+def test_sqs_names_are_kombus(sqs, name, prefix):
+    kombus = Channel.entity_name(None, prefix + name)
+    assert Queues(sqs, prefix=prefix).canonical_name(name) == kombus
+
+
+def test_a_queues_url_is_asked_for_once(sqs):
+    url = sqs.create_queue("app-a-b", {}, {})
+    queues = Queues(sqs, prefix="app-")
+    queue = queues.find("a.b")
+    assert (queue.name, queue.url, queue.sqs) == ("a.b", url, sqs)
+    assert queues.find("a.b") is queue
+    assert queues.find_or_create("a.b") is queue
+    assert actions(sqs) == ["CreateQueue", "GetQueueUrl"]
+
+
+def test_a_forgotten_queue_is_asked_for_again(sqs):
+    queues = Queues(sqs)
+    first = queues.find_or_create("a")
+    queues.forget("a")
+    queues.forget("never heard of")
+    assert queues.find("a") is not first
+
+
+def test_a_missing_queue_is_named_as_celery_and_as_sqs_know_it(sqs):
+    with pytest.raises(QueueDoesNotExist, match=r"'app-a-b'.*'a\.b'"):
+        Queues(sqs, prefix="app-").find("a.b")
+
+
+def test_a_queue_that_was_missing_is_found_once_it_exists(sqs):
+    queues = Queues(sqs)
+    with pytest.raises(QueueDoesNotExist):
+        queues.find("a")
+    sqs.create_queue("a", {}, {})
+    assert queues.find("a")
+
+
+def test_a_missing_queue_is_created_with_attributes_and_tags(sqs):
+    queue = Queues(sqs, attributes={"VisibilityTimeout": "120"}, tags={"team": "a"}).find_or_create("a")
+    arguments = {"name": "a", "attributes": {"VisibilityTimeout": "120"}, "tags": {"team": "a"}}
+    assert sqs.calls[-1] == ("CreateQueue", arguments)
+    assert not queue.fifo
+
+
+def test_a_fifo_queue_is_created_as_one(sqs):
+    queue = Queues(sqs).find_or_create("a.b.fifo")
+    assert queue.fifo
+    assert sqs.queue_attributes(queue.url, ["FifoQueue"]) == {"FifoQueue": "true"}
+
+
+def test_a_queue_we_may_not_create_says_what_to_do(sqs):
+    sqs.fail_next("CreateQueue", AccessDenied("no", code="AccessDenied", action="CreateQueue"))
+    with pytest.raises(AccessDenied, match="create the queue or allow sqs:CreateQueue") as caught:
+        Queues(sqs).find_or_create("a")
+    assert caught.value.code == "AccessDenied"
+
+
+def test_a_network_failure_creates_no_queue(sqs):
+    sqs.fail_next("GetQueueUrl", Unavailable("no network"))
+    with pytest.raises(Unavailable):
+        Queues(sqs).find_or_create("a")
+    assert actions(sqs) == ["GetQueueUrl"]
+
+
+@pytest.mark.parametrize("defined_as", ["a.b", "app-a-b"])
+def test_a_predefined_queue_needs_no_request(sqs, defined_as):
+    definition = PredefinedQueue("https://sqs.example/1/a-b")
+    others = MemorySQS()
+    queues = Queues(
+        sqs,
+        prefix="app-",
+        predefined={defined_as: definition},
+        sqs_for={definition: others}.__getitem__,
+    )
+    queue = queues.find("a.b")
+    assert (queue.url, queue.sqs) == (definition.url, others)
+    assert queues.find_or_create("a.b") is queue
+    assert sqs.calls == others.calls == []
+
+
+@pytest.mark.parametrize("method", ["find", "find_or_create"])
+def test_a_queue_that_is_not_predefined_is_told_the_nearest_name(sqs, method):
+    names = ["imports", "mails", "videos"]
+    queues = Queues(
+        sqs, predefined={name: PredefinedQueue(f"https://sqs.example/1/{name}") for name in names}
+    )
+    with pytest.raises(QueueDoesNotExist) as caught:
+        getattr(queues, method)("import")
+    message = str(caught.value)
+    assert "'import' is not in the option predefined_queues" in message
+    assert "'imports', 'mails', 'videos'" in message
+    assert message.endswith("The nearest is 'imports'.")
+    assert sqs.calls == []
+
+
+def test_secrets_stay_out_of_repr(sqs):
+    definition = PredefinedQueue("https://sqs.example/1/a", "eu-west-1", "AKIA", "hush", "token")
+    assert repr(definition) == "PredefinedQueue(url='https://sqs.example/1/a', region='eu-west-1')"
+    assert repr(Queue("a", "u", sqs)) == "Queue(name='a', url='u')"

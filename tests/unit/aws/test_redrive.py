@@ -1,0 +1,119 @@
+"""Redrive policies: asked seldom, done without when SQS does not tell."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist
+from celery_sqs_visibility.aws.memory import ACCOUNT, MemorySQS
+from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS, Redrive, RedriveBook, parse_redrive_policy
+
+
+@pytest.fixture
+def sqs():
+    return MemorySQS()
+
+
+@pytest.fixture
+def graves(sqs):
+    return sqs.create_queue("graves", {}, {})
+
+
+@pytest.fixture
+def policy(sqs, graves):
+    return Redrive(4, sqs.queue_attributes(graves, ["QueueArn"])["QueueArn"])
+
+
+@pytest.fixture
+def queue(sqs, policy):
+    value = {"deadLetterTargetArn": policy.dead_letter_arn, "maxReceiveCount": 4}
+    return Queues(sqs, attributes={"RedrivePolicy": json.dumps(value)}).find_or_create("a")
+
+
+@pytest.fixture
+def book():
+    return RedriveBook()
+
+
+def requests(sqs, action="GetQueueAttributes"):
+    return [
+        arguments
+        for name, arguments in sqs.calls
+        if name == action and arguments.get("names") != ["QueueArn"]
+    ]
+
+
+def test_the_policy_is_read_at_most_every_five_minutes(sqs, queue, policy, book):
+    assert book.get(queue, 0) == policy
+    assert book.get(queue, REDRIVE_SECONDS - 1) == policy
+    assert len(requests(sqs)) == 1
+    assert book.get(queue, REDRIVE_SECONDS) == policy
+    assert len(requests(sqs)) == 2
+
+
+def test_peeking_makes_no_request(sqs, queue, policy, book):
+    assert book.peek(queue) is None
+    assert requests(sqs) == []
+    book.get(queue, 0)
+    assert book.peek(queue) == policy
+    assert len(requests(sqs)) == 1
+
+
+def test_a_refusal_means_unknown_and_is_not_repeated(sqs, queue, book):
+    sqs.fail_next("GetQueueAttributes", AccessDenied("no"))
+    assert book.get(queue, 0) is None
+    assert book.get(queue, REDRIVE_SECONDS - 1) is None
+    assert len(requests(sqs)) == 1
+    assert book.get(queue, REDRIVE_SECONDS) is not None
+
+
+def test_a_failure_keeps_what_was_known(sqs, queue, policy, book):
+    book.get(queue, 0)
+    sqs.fail_next("GetQueueAttributes", AccessDenied("no"))
+    assert book.get(queue, REDRIVE_SECONDS) == policy
+
+
+def test_a_queue_without_a_policy_has_none(sqs, book):
+    plain = Queues(sqs).find_or_create("plain")
+    assert book.get(plain, 0) is None
+    assert book.dead_letter_queue(plain) is None
+
+
+def test_the_dead_letter_queue_is_looked_up_once_in_its_account(sqs, queue, graves, book):
+    book.get(queue, 0)
+    found = book.dead_letter_queue(queue)
+    assert (found.name, found.url, found.sqs) == ("graves", graves, sqs)
+    assert book.dead_letter_queue(queue) is found
+    assert requests(sqs, "GetQueueUrl")[1:] == [{"name": "graves", "owner": ACCOUNT}]
+
+
+def test_a_dead_letter_queue_that_is_gone_is_an_error(sqs, queue, graves, book):
+    book.get(queue, 0)
+    sqs.delete_queue(graves)
+    with pytest.raises(QueueDoesNotExist):
+        book.dead_letter_queue(queue)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "not JSON",
+        "[]",
+        "null",
+        "{}",
+        '{"maxReceiveCount": 3}',
+        '{"maxReceiveCount": "x", "deadLetterTargetArn": "a:b"}',
+        '{"maxReceiveCount": 3, "deadLetterTargetArn": "no arn"}',
+    ],
+)
+def test_a_policy_that_cannot_be_understood_is_none(value):
+    assert parse_redrive_policy({"RedrivePolicy": value}) is None
+
+
+def test_the_count_may_be_a_string():
+    value = '{"maxReceiveCount": "3", "deadLetterTargetArn": "arn:aws:sqs:r:1:q"}'
+    assert parse_redrive_policy({"RedrivePolicy": value}) == Redrive(3, "arn:aws:sqs:r:1:q")
