@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from queue import Empty
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kombu.transport import virtual
 
 from celery_sqs_visibility.aws.errors import QueueDoesNotExist
 from celery_sqs_visibility.aws.port import ReceiveOptions
-from celery_sqs_visibility.aws.queues import Queue, Queues
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.broker import Broker
+from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.intake import UnreadableError
 from celery_sqs_visibility.delivery.model import Delete, Delivery
 from celery_sqs_visibility.envelope import open_message, seal, seal_again
-
-if TYPE_CHECKING:
-    from celery_sqs_visibility.delivery.depot import Depot
-    from celery_sqs_visibility.transport import Transport
 
 
 class Message(virtual.Message):
@@ -63,24 +61,26 @@ class Channel(virtual.Channel):
     QoS = QoS
     do_restore = False
 
-    def __init__(self, connection: Transport, **kwargs: Any) -> None:
+    def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        self._transport = connection  # virtual.Channel forgets its connection when it closes
+        self._transport = connection  # virtual.Channel forgets it when it closes; what runs is settled later
+        self._consumed = False
         self._fetched: dict[str, Queue] = {}  # delivery tags of basic_get; no thread looks after them
+
+    @property
+    def broker(self) -> Broker:
+        """What the channels of this process share."""
+        broker: Broker = self._transport.broker
+        return broker
 
     @property
     def depot(self) -> Depot:
         """What this process holds."""
-        return self._transport.broker.depot
-
-    @property
-    def queues(self) -> Queues:
-        """The directory of queues."""
-        return self._transport.broker.queues
+        return self.broker.depot
 
     def delivery(self, delivery_tag: str) -> Delivery | None:
-        """The delivery of that tag, if the depot holds it. Any thread."""
-        return self._transport.broker.delivery(delivery_tag)
+        """The delivery of that tag, if it is held. Any thread."""
+        return self.broker.delivery(delivery_tag)
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
         """Celery's prefetch count, of which the room to receive is made."""
@@ -97,9 +97,10 @@ class Channel(virtual.Channel):
     ) -> None:
         """Receive from the queue from now on."""
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        self._consumed = True
         hand_over = self.connection._callbacks[queue]  # noqa: SLF001 - virtual.Transport's table of consumers
         self.depot.consume(
-            self.queues.find_or_create(queue), self._without_ack(hand_over) if no_ack else hand_over
+            self.broker.queues.find_or_create(queue), self._without_ack(hand_over) if no_ack else hand_over
         )
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -128,9 +129,9 @@ class Channel(virtual.Channel):
 
     def close(self) -> None:
         """Give back what does not run, and close."""
-        consumed = bool(self._consumers)
         super().close()
-        if consumed:
+        if self._consumed:
+            self._consumed = False
             self.depot.close()
 
     def _without_ack(
@@ -144,18 +145,18 @@ class Channel(virtual.Channel):
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
         """Send it. The publishing thread."""
-        target = self.queues.find_or_create(queue)
-        outgoing = seal(message, target, base64_encoded=self._transport.options.sqs_base64_encoding)
+        target = self.broker.queues.find_or_create(queue)
+        outgoing = seal(message, target, base64_encoded=self.broker.options.sqs_base64_encoding)
         try:
             target.sqs.send(target.url, outgoing)
         except QueueDoesNotExist:
-            self.queues.forget(queue)  # the next publication looks it up, or creates it
+            self.broker.queues.forget(queue)  # the next publication looks it up, or creates it
             raise
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:  # noqa: ARG002 - virtual's
         """Fetch one message, for `basic_get`: held by nobody, to be settled within its visibility timeout."""
-        source = self.queues.find_or_create(queue)
-        options: ReceiveOptions = self._transport.broker.receive_options
+        source = self.broker.queues.find_or_create(queue)
+        options: ReceiveOptions = self.broker.receive_options
         for message in source.sqs.receive(source.url, 1, 0, options):
             try:
                 payload = open_message(source, message).payload
@@ -166,11 +167,11 @@ class Channel(virtual.Channel):
         raise Empty
 
     def _new_queue(self, queue: str, **_: Any) -> None:
-        self.queues.find_or_create(queue)
+        self.broker.queues.find_or_create(queue)
 
     def _has_queue(self, queue: str, **_: Any) -> bool:
         try:
-            self.queues.find(queue)
+            self.broker.queues.find(queue)
         except QueueDoesNotExist:
             return False
         return True
@@ -180,13 +181,13 @@ class Channel(virtual.Channel):
         return 0
 
     def _purge(self, queue: str) -> int:
-        target = self.queues.find_or_create(queue)
+        target = self.broker.queues.find_or_create(queue)
         attributes = target.sqs.queue_attributes(target.url, ["ApproximateNumberOfMessages"])
         target.sqs.purge(target.url)
         return int(attributes.get("ApproximateNumberOfMessages", 0))
 
     def _delete(self, queue: str, *_: Any, **__: Any) -> None:
-        if not self._transport.options.predefined_queues:
-            target = self.queues.find(queue)
+        if not self.broker.options.predefined_queues:
+            target = self.broker.queues.find(queue)
             target.sqs.delete_queue(target.url)
-            self.queues.forget(queue)
+            self.broker.queues.forget(queue)

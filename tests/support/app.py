@@ -52,6 +52,6 @@ def behind(endpoint: str, config: Mapping[str, Any] | None = None) -> dict[str, 
 
 
 def close_app(app: Celery) -> None:
-    """Close an app of this process, and its connections: those live in pools of the process, not of the app."""
+    """Close an app of this process, and its connections, which live in pools of the process."""
     app.close()
     kombu.pools.reset()

@@ -1,0 +1,125 @@
+"""One broker as a process sees it: its queues, its credentials, and what is held from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from celery_sqs_visibility.aws.access import shared_sqs
+from celery_sqs_visibility.aws.clients import ClientSettings, frozen_config
+from celery_sqs_visibility.aws.forks import ProcessLock
+from celery_sqs_visibility.aws.port import ReceiveOptions
+from celery_sqs_visibility.aws.queues import PredefinedQueue, Queues
+from celery_sqs_visibility.delivery.depot import Depot
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.envelope import open_message
+from celery_sqs_visibility.policy.options import Options
+
+#: What every receive asks for: how often it was received before, and when first.
+SYSTEM_ATTRIBUTES = ("ApproximateFirstReceiveTimestamp", "ApproximateReceiveCount")
+
+#: What kombu fills in where the URL names no host: nobody's endpoint.
+NO_HOST = "localhost"
+
+#: What we take of the option `predefined_queues`; kombu knows more.
+PREDEFINED_KEYS = ("url", "region", "access_key_id", "secret_access_key", "session_token")
+
+_lock = ProcessLock()  # guards _brokers
+_brokers: dict[tuple[int, str], Broker] = {}
+
+
+class Broker:
+    """What the connections of one process to one broker share, and what outlives them.
+
+    A delivery whose connection was lost and made anew is still held, extended and settled.
+    """
+
+    def __init__(self, client: Any, options: Options) -> None:
+        self.pid = os.getpid()
+        self.options = options
+        self.receive_options = receive_options(options)
+        self.queues = _queues(client, options)
+        self._depot: Depot | None = None
+
+    @property
+    def depot(self) -> Depot:
+        """What this process holds. Made when first needed, which is by a consumer: producers hold nothing."""
+        if self._depot is None:
+            with _lock:
+                self._depot = self._depot or Depot(self.options, self.receive_options, open_message)
+        return self._depot
+
+    def delivery(self, delivery_tag: str) -> Delivery | None:
+        """The delivery of that tag, if it is held. Any thread."""
+        return self._depot.ledger.get(delivery_tag) if self._depot else None
+
+
+def shared_broker(client: Any, options: Options) -> Broker:
+    """The broker of a kombu Connection, the same for equal settings in the same process. Any thread."""
+    settings = (client.hostname, client.port, client.userid, client.password)
+    key = os.getpid(), repr((settings, sorted(client.transport_options.items(), key=repr)))
+    with _lock:
+        if key not in _brokers:
+            _brokers[key] = Broker(client, options)
+        return _brokers[key]
+
+
+def _queues(client: Any, options: Options) -> Queues:
+    return Queues(
+        shared_sqs(_settings(client, options)),
+        prefix=options.queue_name_prefix,
+        predefined={
+            name: PredefinedQueue(**{key: queue[key] for key in PREDEFINED_KEYS if key in queue})
+            for name, queue in options.predefined_queues.items()
+        },
+        sqs_for=lambda predefined: shared_sqs(_settings(client, options, predefined)),
+        attributes={
+            "VisibilityTimeout": str(options.visibility_timeout),
+            **{name: str(value) for name, value in options.sqs_creation_attributes.items()},
+        },
+        tags=options.queue_tags,
+    )
+
+
+def _settings(client: Any, options: Options, predefined: PredefinedQueue | None = None) -> ClientSettings:
+    own = predefined if predefined and predefined.access_key_id else None
+    return ClientSettings(
+        region=(predefined.region if predefined else None) or options.region,
+        endpoint_url=_endpoint(client.hostname, client.port, secure=options.is_secure),
+        access_key_id=own.access_key_id if own else client.userid or None,
+        secret_access_key=own.secret_access_key if own else client.password or None,
+        session_token=own.session_token if own else None,
+        role_arn=options.sts_role_arn,
+        role_seconds=options.sts_token_timeout,
+        role_buffer_seconds=options.sts_token_buffer_time,
+        config=frozen_config(options.client_config),
+    )
+
+
+def _endpoint(hostname: str | None, port: int | None, *, secure: bool) -> str | None:
+    """The endpoint that the broker URL names; `None` leaves it to botocore, as for any boto3 program."""
+    if not hostname or (hostname == NO_HOST and port is None):
+        return None
+    return f"{'https' if secure else 'http'}://{hostname}{f':{port}' if port else ''}"
+
+
+def receive_options(options: Options) -> ReceiveOptions:
+    """What every receive asks for, the user's wishes included."""
+    system, custom = _wanted_attributes(options.fetch_message_attributes)
+    names = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
+    return ReceiveOptions(options.visibility_timeout, names, custom)
+
+
+def _wanted_attributes(wanted: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The system and the custom attributes of `fetch_message_attributes`, in kombu's several forms."""
+    if isinstance(wanted, Mapping):
+        system = wanted.get("MessageSystemAttributeNames") or ()
+        custom = wanted.get("MessageAttributeNames") or ()
+    else:
+        system, custom = (wanted if isinstance(wanted, (list, tuple)) else ()), ()
+    return _all_or_these(system), _all_or_these(custom)
+
+
+def _all_or_these(names: Any) -> tuple[str, ...]:
+    return ("All",) if any(str(name).lower() == "all" for name in names) else tuple(sorted(set(names)))

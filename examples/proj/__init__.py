@@ -1,0 +1,1 @@
+"""Celery's tutorial project, on Amazon SQS: `celery -A proj worker`."""

@@ -1,0 +1,100 @@
+"""Which objects were imported: what makes a second delivery of a message harmless.
+
+SQS delivers at least once, and S3 notifies at least once, so the same object will arrive again some day. Its
+record says what to do then, and is changed in a transaction, so that of two workers only one gets it.
+"""
+
+from __future__ import annotations
+
+import enum
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+
+#: Seconds without a touch after which whoever was processing an object is taken for dead. Less than the
+#: visibility timeout: by the time its message comes back, the object is free.
+PROCESS_TIMEOUT = 60.0
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS records (
+    object TEXT PRIMARY KEY,
+    state TEXT NOT NULL CHECK (state IN ('unprocessed', 'processing', 'processed')),
+    touched_at REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS orders (
+    object TEXT NOT NULL, line INTEGER NOT NULL, number TEXT NOT NULL, cents INTEGER NOT NULL,
+    PRIMARY KEY (object, line)
+);
+"""
+
+#: Line number, order number, cents.
+Order = tuple[int, str, int]
+
+
+class Claim(enum.Enum):
+    OURS = "ours to process"
+    TAKEN = "another worker is processing it"
+    PROCESSED = "it was processed before"
+
+
+class Records:
+    """States of objects, and the orders that were in them. Every method is a transaction of its own."""
+
+    def __init__(self, path: str, now: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._now = now
+        with closing(sqlite3.connect(path, timeout=30)) as database:
+            database.executescript(SCHEMA)
+
+    def claim(self, name: str) -> Claim:
+        """Begin to process an object, unless it is done, or somebody alive is at it."""
+        with self._transaction() as database:
+            state, touched_at = self._record(database, name)
+            if state == "processed":
+                return Claim.PROCESSED
+            if state == "processing" and self._now() - touched_at < PROCESS_TIMEOUT:
+                return Claim.TAKEN
+            self._set(database, name, "processing")
+            return Claim.OURS
+
+    def keep(self, name: str, orders: Iterable[Order]) -> None:
+        """Store some orders, and tell the others that we are alive. The same orders twice are stored once."""
+        with self._transaction() as database:
+            rows = [(name, *order) for order in orders]
+            database.executemany("INSERT OR REPLACE INTO orders VALUES (?, ?, ?, ?)", rows)
+            self._set(database, name, "processing")
+
+    def finish(self, name: str) -> None:
+        with self._transaction() as database:
+            self._set(database, name, "processed")
+
+    def give_back(self, name: str) -> None:
+        """Have the next delivery begin anew, without waiting for us to be taken for dead."""
+        with self._transaction() as database:
+            self._set(database, name, "unprocessed")
+
+    def state(self, name: str) -> str:
+        with self._transaction() as database:
+            return self._record(database, name)[0]
+
+    def orders(self, name: str) -> list[Order]:
+        with self._transaction() as database:
+            return database.execute(
+                "SELECT line, number, cents FROM orders WHERE object = ? ORDER BY line", (name,)
+            ).fetchall()
+
+    def _record(self, database: sqlite3.Connection, name: str) -> tuple[str, float]:
+        row = database.execute("SELECT state, touched_at FROM records WHERE object = ?", (name,)).fetchone()
+        return row or ("unprocessed", 0.0)
+
+    def _set(self, database: sqlite3.Connection, name: str, state: str) -> None:
+        database.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (name, state, self._now()))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as database:
+            # IMMEDIATE: what we read stays true until we have written.
+            database.execute("BEGIN IMMEDIATE")
+            yield database
+            database.execute("COMMIT")

@@ -1,0 +1,219 @@
+"""Tasks that note what happens to them; the tests read the diary."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from celery import Task
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from support.app import make_app
+from support.diary import note
+
+from celery_sqs_visibility import VisibilityTask
+
+app = make_app("work", task_cls=VisibilityTask)
+
+
+class Trouble(Exception):
+    """What the tasks fail with."""
+
+
+class Unpicklable(Exception):
+    """Fails to travel from the child to the main process."""
+
+    def __init__(self, one, two):
+        super().__init__("cannot be pickled")
+        self.lock = __import__("threading").Lock()
+
+
+class Later(Exception):
+    """Says itself when to come back."""
+
+    retry_after = 2
+
+
+def started(task, key):
+    request = task.request
+    note(
+        "started",
+        key=key,
+        task=task.name,
+        id=request.id,
+        retries=request.retries,
+        redelivered=request.delivery_info["redelivered"],
+        sqs=dict(request.sqs) if request.sqs else None,
+        headers=request.headers,
+    )
+
+
+def fail_until(task, key, times, error=Trouble):
+    started(task, key)
+    if task.request.retries < times:
+        note("failing", key=key)
+        raise error(key) if error is not Unpicklable else Unpicklable(1, 2)
+    note("done", key=key)
+    return key
+
+
+@app.task(bind=True)
+def quick(self, key="quick"):
+    started(self, key)
+    return key
+
+
+@app.task(bind=True)
+def slow(self, key, seconds):
+    started(self, key)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.05)
+    note("done", key=key)
+    return key
+
+
+@app.task(bind=True)
+def plain(self, key, times=1):
+    return fail_until(self, key, times)
+
+
+@app.task(bind=True, error_visibility_timeout=2)
+def number(self, key, times=1):
+    return fail_until(self, key, times)
+
+
+@app.task(bind=True, error_visibility_timeout=[1, 3], max_retries=5)
+def listed(self, key, times=2):
+    return fail_until(self, key, times)
+
+
+@app.task(bind=True, error_visibility_timeout=lambda retries, exc: 1 + retries if exc.args else 30)
+def computed(self, key, times=2):
+    return fail_until(self, key, times)
+
+
+class ByMethod(VisibilityTask):
+    delays = (2, 1)
+
+    def error_visibility_timeout(self, retries, exc):
+        return self.delays[retries]
+
+
+@app.task(bind=True, base=ByMethod)
+def by_method(self, key, times=2):
+    return fail_until(self, key, times)
+
+
+@app.task(bind=True, error_visibility_timeout=30)
+def says_later(self, key, times=1):
+    return fail_until(self, key, times, error=Later)
+
+
+@app.task(bind=True, retry_backoff=2, retry_jitter=False)
+def backing_off(self, key, times=2):
+    return fail_until(self, key, times)
+
+
+@app.task(bind=True, error_visibility_timeout=1)
+def unpicklable(self, key, times=1):
+    return fail_until(self, key, times, error=Unpicklable)
+
+
+@app.task(bind=True, error_visibility_timeout=1, max_retries=2)
+def hopeless(self, key):
+    return fail_until(self, key, 1000)
+
+
+@app.task
+def on_error(request, exc, traceback):
+    note("errback", exc=repr(exc))
+
+
+@app.task(bind=True, error_visibility_timeout=30)
+def retrying(self, key, countdown=1, **changes):
+    started(self, key)
+    if self.request.retries < 1:
+        raise self.retry(countdown=countdown, **changes)
+    note("done", key=key)
+
+
+@app.task(bind=True, error_visibility_timeout=1, dont_autoretry_for=(Trouble,))
+def not_for_trouble(self, key):
+    return fail_until(self, key, 1)
+
+
+@app.task(bind=True, error_visibility_timeout=1, autoretry_for=(OSError,))
+def only_for_os_errors(self, key, os_error):
+    return fail_until(self, key, 1, error=OSError if os_error else Trouble)
+
+
+@app.task(bind=True)
+def ignoring(self, key):
+    started(self, key)
+    raise Ignore
+
+
+@app.task(bind=True)
+def rejecting(self, key, requeue=False):
+    started(self, key)
+    if requeue and self.request.delivery_info["redelivered"]:
+        return
+    raise Reject("not for me", requeue=requeue)
+
+
+@app.task(bind=True, error_visibility_timeout=1, soft_time_limit=1)
+def softly_limited(self, key):
+    started(self, key)
+    if self.request.retries < 1:
+        try:
+            time.sleep(30)
+        except SoftTimeLimitExceeded:
+            note("limit", key=key)
+            raise
+    note("done", key=key)
+
+
+@app.task(bind=True, error_visibility_timeout=1, time_limit=2)
+def limited(self, key, times=1):
+    started(self, key)
+    if self.request.retries < times:
+        time.sleep(30)
+    note("done", key=key)
+
+
+@app.task(bind=True, error_visibility_timeout=1, max_retries=2)
+def killed(self, key, times=1):
+    started(self, key)
+    if self.request.retries < times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    note("done", key=key)
+
+
+@app.task(bind=True, base=Task, acks_late=False)
+def stock(self, key):
+    note("started", key=key, retries=self.request.retries, sqs=getattr(self.request, "sqs", None))
+    return key
+
+
+@app.task(bind=True, base=Task, acks_late=True, max_retries=2)
+def stock_retrying(self, key):
+    note("started", key=key, retries=self.request.retries)
+    if self.request.retries < 1:
+        raise self.retry(countdown=0)
+    note("done", key=key)
+
+
+@app.task(bind=True, base=Task, acks_late=True, acks_on_failure_or_timeout=False)
+def stock_failing(self, key):
+    note("started", key=key, redelivered=self.request.delivery_info["redelivered"])
+    if not self.request.delivery_info["redelivered"]:
+        raise Trouble(key)
+    note("done", key=key)
+
+
+@app.task(bind=True, error_visibility_timeout=1)
+def slow_then_failing(self, key, seconds):
+    if self.request.retries == 0:
+        time.sleep(seconds)
+    return fail_until(self, key, 1)

@@ -1,0 +1,76 @@
+"""One queue, one configuration, one producer and as many workers as a test likes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+
+TRANSPORT_OPTIONS = {"visibility_timeout": 30, "region": "us-east-1"}
+
+
+@dataclasses.dataclass
+class Site:
+    """What a test of a real worker needs at hand."""
+
+    queue: str
+    config: dict
+    proxy: object
+    diary: object
+    sqs: object
+    start_worker: object
+    app: object
+
+    def send(self, task, *args, **kwargs):
+        """Publish a task of `tasks/work.py` by name."""
+        options = {key: kwargs.pop(key) for key in ("countdown", "link_error", "expires", "task_id") if key in kwargs}
+        return self.app.send_task(f"work.{task}", args, kwargs, **options)
+
+    def start(self, module="work", **options):
+        return self.start_worker(module, config=self.config, **options)
+
+    @functools.cached_property
+    def url(self):
+        return self.sqs.get_queue_url(QueueName=self.queue)["QueueUrl"]
+
+    def create_queue(self, **attributes):
+        return self.sqs.create_queue(QueueName=self.queue, Attributes=attributes)["QueueUrl"]
+
+    def counts(self, url=None):
+        """Messages visible and hidden."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        attributes = self.sqs.get_queue_attributes(QueueUrl=url or self.url, AttributeNames=names)["Attributes"]
+        return tuple(int(attributes[name]) for name in names)
+
+    def gaps(self, key):
+        """Seconds from each failure to the start after it."""
+        failures = [entry["monotonic"] for entry in self.diary.entries("failing", key=key)]
+        starts = [entry["monotonic"] for entry in self.diary.entries("started", key=key)]
+        return [start - failure for failure, start in zip(failures, starts[1:], strict=False)]
+
+    def changes(self):
+        """The visibility timeouts the worker asked for after its receives, in order."""
+        return [
+            entry["VisibilityTimeout"]
+            for call in self.proxy.calls("ChangeMessageVisibilityBatch")
+            for entry in call.request["Entries"]
+        ]
+
+
+@pytest.fixture
+def make_site(queue, proxy, diary, sqs, start_worker, producer, tmp_path):
+    """`make_site(visibility_timeout=5, ...)`: a site with these transport options."""
+    results = tmp_path / "results"
+    results.mkdir()
+
+    def make(settings=None, **options):
+        config = {
+            "task_default_queue": queue,
+            "result_backend": f"file://{results}",
+            "broker_transport_options": {**TRANSPORT_OPTIONS, **options},
+            **(settings or {}),
+        }
+        return Site(queue, config, proxy, diary, sqs, start_worker, producer(config))
+
+    return make

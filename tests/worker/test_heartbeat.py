@@ -1,0 +1,84 @@
+"""What a worker holds stays hidden, so that timeouts can be short and crashes cheap."""
+
+from __future__ import annotations
+
+import pytest
+from support.faults import hold_request
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_tasks_ten_times_as_long_as_their_timeout_run_once_with_two_workers(make_site, pool):
+    site = make_site(visibility_timeout=2)
+    tasks = 2 if pool == "solo" else 4
+    for key in range(tasks):
+        site.send("slow", key, 20)
+    for number in range(2):
+        site.start(pool=pool, concurrency=2, prefetch_multiplier=1, name=f"worker{number}")
+    site.diary.wait_for("done", tasks, timeout=60)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started") == tasks
+
+
+def test_buffered_and_reserved_messages_are_extended_too(make_site):
+    site = make_site(visibility_timeout=2)
+    for key in range(8):
+        site.send("slow", key, 1.5)
+    site.start(concurrency=1, prefetch_multiplier=8)
+    site.start(concurrency=1, prefetch_multiplier=1)
+    site.diary.wait_for("done", 8, timeout=60)
+    assert site.diary.count("started") == 8
+
+
+def test_extensions_share_requests_ten_at_a_time(make_site):
+    site = make_site(visibility_timeout=3)
+    for key in range(20):
+        site.send("slow", key, 10)
+    site.start(pool="threads", concurrency=20, prefetch_multiplier=1)
+    site.diary.wait_for("done", 20, timeout=60)
+    entries = [len(call.request["Entries"]) for call in site.proxy.calls("ChangeMessageVisibilityBatch")]
+    assert site.diary.count("started") == 20
+    assert max(entries) == 10
+    assert sum(entries) / len(entries) > 8
+
+
+def test_a_late_extension_cannot_overwrite_a_retry_delay(make_site):
+    site = make_site(visibility_timeout=10)
+    site.start()
+    site.send("slow", "warm-up", 0)
+    site.diary.wait_for("done", key="warm-up")
+    # The first extension, due about 6 s after the receive, takes two seconds to arrive; the task fails
+    # meanwhile, with a delay of one second.
+    site.proxy.inject(hold_request(2), "ChangeMessageVisibilityBatch", times=1)
+    site.app.send_task("work.slow_then_failing", ("a", 7.2))
+    site.diary.wait_for("done", key="a", timeout=40)
+    extension, hide = site.proxy.calls("ChangeMessageVisibilityBatch")[:2]
+    assert [entry["VisibilityTimeout"] for entry in extension.request["Entries"]] == [10]
+    assert [entry["VisibilityTimeout"] for entry in hide.request["Entries"]] == [1]
+    assert hide.started >= extension.finished
+    (gap,) = site.gaps("a")
+    assert gap < 5, "the hide, sent after the extension had returned, is what counts"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_killed_workers_message_is_back_after_its_visibility_timeout(make_site, pool):
+    # A dead worker's long poll lives on at SQS, and would take the message once more.
+    site = make_site(visibility_timeout=4, wait_time_seconds=1)
+    doomed = site.start(pool=pool)
+    site.send("slow", "a", 6)
+    site.diary.wait_for("started", key="a")
+    doomed.kill()
+    (start,) = site.diary.entries("started", key="a")
+    site.start(pool=pool)
+    again = site.diary.wait_for("started", 2, key="a")[1]
+    site.diary.wait_for("done", key="a")
+    assert again["retries"] == 1
+    # Killed at its latest a moment after the start; a second for moto's long poll, which looks once a second.
+    assert again["monotonic"] - start["monotonic"] < 4 + 3
+
+
+def test_without_heartbeat_a_long_task_is_handed_out_again(make_site):
+    site = make_site(visibility_timeout=2, heartbeat_interval=0)
+    site.start(concurrency=2)
+    site.send("slow", "a", 5)
+    site.diary.wait_for("started", 2, key="a")
+    assert site.proxy.count("ChangeMessageVisibilityBatch") == 0

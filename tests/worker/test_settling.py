@@ -1,0 +1,88 @@
+"""Receiving and settling: in batches, by threads of their own, with exact numbers of requests."""
+
+from __future__ import annotations
+
+import pytest
+from support.faults import error, fail_entries
+
+
+def test_short_tasks_cost_a_fifth_of_a_request_each(make_site):
+    site = make_site(settle_window=0.5)
+    for key in range(100):
+        site.send("quick", key)
+    site.start(concurrency=2, prefetch_multiplier=5)
+    site.diary.wait_for("started", 100, timeout=60)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    deletes = site.proxy.calls("DeleteMessageBatch")
+    full = [call for call in site.proxy.calls("ReceiveMessage", queue=site.queue) if call.response.get("Messages")]
+    assert sum(len(call.request["Entries"]) for call in deletes) == 100
+    assert len(deletes) <= 15
+    assert len(full) <= 15
+    assert site.proxy.count("ChangeMessageVisibilityBatch") == 0
+
+
+def test_messages_are_handed_over_in_order(make_site):
+    site = make_site(wait_time_seconds=1)
+    for key in range(30):
+        site.send("quick", key)
+    site.start(pool="solo", concurrency=1, prefetch_multiplier=10)
+    site.diary.wait_for("started", 30, timeout=60)
+    received = [
+        message["MessageId"]
+        for call in site.proxy.calls("ReceiveMessage", queue=site.queue)
+        for message in call.response.get("Messages", [])
+    ]
+    assert [entry["sqs"]["message_id"] for entry in site.diary.entries("started")] == received
+
+
+def test_all_queues_share_one_reservation(make_site, start_worker):
+    site = make_site(wait_time_seconds=1)
+    queues = [f"{site.queue}-{number}" for number in range(8)]
+    for name in queues:
+        for _ in range(2):
+            site.app.send_task("work.slow", (name, 0.5), queue=name)
+    start_worker("work", config=site.config, queues=queues, concurrency=4, prefetch_multiplier=1)
+    site.diary.wait_for("done", 16, timeout=60)
+    asked = [call for name in queues for call in site.proxy.calls("ReceiveMessage", queue=name)]
+    for poll in asked:
+        meanwhile = [other for other in asked if other.started <= poll.started < (other.finished or other.started)]
+        assert sum(call.request["MaxNumberOfMessages"] for call in meanwhile) <= 4
+    assert {entry["key"] for entry in site.diary.entries("done")} == set(queues)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [error("RequestThrottled"), error("InternalError", 500), fail_entries("InternalError", sender_fault=False)],
+    ids=["throttled", "5xx", "partial failure"],
+)
+def test_a_delete_that_fails_is_tried_again(make_site, fault):
+    site = make_site()
+    site.start()
+    site.proxy.inject(fault, "DeleteMessageBatch", times=2)
+    site.send("quick", "a")
+    site.diary.wait_for("started", key="a")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started") == 1
+    assert site.proxy.count("DeleteMessageBatch") == 3
+
+
+def test_a_hide_that_fails_is_tried_again(make_site):
+    site = make_site()
+    site.start()
+    site.proxy.inject(error("RequestThrottled"), "ChangeMessageVisibilityBatch", times=2)
+    site.send("number", "a")
+    site.diary.wait_for("done", key="a")
+    assert site.changes() == [2, 2, 2]
+
+
+def test_polling_survives_throttling_and_refused_connections(make_site):
+    site = make_site(wait_time_seconds=1)
+    worker = site.start()
+    with site.proxy.inject(error("RequestThrottled"), "ReceiveMessage"):
+        site.proxy.wait_for_calls("ReceiveMessage", 5)
+    site.proxy.refuse()
+    worker.wait_for_log("cannot receive from SQS")
+    site.proxy.accept()
+    site.send("quick", "a")
+    site.diary.wait_for("started", key="a")
+    assert worker.running
