@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass
 
 from celery_sqs_visibility.policy.clock import Clock
@@ -44,7 +45,7 @@ class Room:
         self._reserved = 0
         self._queues = 0  # that poll or want to
         self._polling = 0  # of these, how many have a poll in flight
-        self._waiting = 0
+        self._line: deque[object] = deque()  # who waits for room, first come first
 
     @property
     def prefetch_count(self) -> int:
@@ -74,22 +75,30 @@ class Room:
             self._changed.notify_all()
 
     def reserve(self, timeout: float) -> Reservation | None:
-        """Wait up to `timeout` seconds for room worth a request; `None` if there was none."""
+        """Wait up to `timeout` seconds for room worth a request, in line with others; `None` if none came.
+
+        First come, first served: a queue that has just polled does not take the next one's turn.
+        """
         with self._changed:
-            if not self._worth_asking():
-                self._waiting += 1
-                try:
-                    self._changed.wait_for(self._worth_asking, timeout)
-                finally:
-                    self._waiting -= 1
-            if not self._worth_asking():
-                return None
-            free = self._free()
-            others = max(0, self._queues - self._polling - 1)
-            messages = min(BATCH_ENTRIES, max(1, free // (1 + others)))
-            self._reserved += messages
-            self._polling += 1
-            return Reservation(messages, crowded=free - messages < others)
+            turn = object()
+            self._line.append(turn)
+            try:
+                if not self._changed.wait_for(
+                    lambda: self._line[0] is turn and self._worth_asking(), timeout
+                ):
+                    return None
+                return self._reserve()
+            finally:
+                self._line.remove(turn)
+                self._changed.notify_all()
+
+    def _reserve(self) -> Reservation:
+        free = self._free()
+        others = max(0, self._queues - self._polling - 1)
+        messages = min(BATCH_ENTRIES, max(1, free // (1 + others)))
+        self._reserved += messages
+        self._polling += 1
+        return Reservation(messages, crowded=free - messages < others)
 
     def received(self, reservation: Reservation, messages: int) -> None:
         """The poll is over and brought that many."""
@@ -106,8 +115,8 @@ class Room:
             self._held -= 1
             if ran:
                 self._pace.note(self._clock.monotonic())
-            if self._waiting and self._worth_asking():
-                self._changed.notify()
+            if self._line and self._worth_asking():
+                self._changed.notify_all()
 
     def interrupt(self) -> None:
         """Have those who wait look at the world again."""

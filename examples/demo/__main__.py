@@ -18,7 +18,7 @@ from rich.live import Live
 from demo import screen
 from demo.events import Events
 from demo.plan import DONE, Plan, fill_buckets, plans
-from demo.processes import Stage, StartError, start_sqs
+from demo.processes import Stage, StartError, set_stage, start_sqs
 from demo.story import Story
 from demo.webhooks import webhook_server
 
@@ -38,7 +38,7 @@ PLAIN_WIDTH = 100
 INTERRUPTED = 130
 
 
-class Stopped(BaseException):  # noqa: N818 - as KeyboardInterrupt
+class Stopped(BaseException):
     """SIGTERM: leave as for Ctrl-C."""
 
 
@@ -46,7 +46,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _stop)
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        with Stage() as stage, webhook_server() as webhooks:
+        with set_stage() as stage, webhook_server() as webhooks:
             return _demo(stage, webhooks)
     except StartError as error:
         print(error, file=sys.stderr)
@@ -58,7 +58,9 @@ def main() -> int:
 
 def _demo(stage: Stage, webhooks: str) -> int:
     console = Console() if sys.stdout.isatty() else Console(color_system=None, width=PLAIN_WIDTH)
-    console.print("Starting an SQS of our own (moto) and a worker: [b]celery -A demo.app worker[/b]", highlight=False)
+    console.print(
+        "Starting an SQS of our own (moto) and a worker: [b]celery -A demo.app worker[/b]", highlight=False
+    )
     _set_environment(stage.directory)
     os.environ["AWS_ENDPOINT_URL_SQS"] = start_sqs(stage, START)
     _make_queues()
@@ -77,7 +79,7 @@ def _demo(stage: Stage, webhooks: str) -> int:
 
 
 def _set_environment(directory: Path) -> None:
-    """For us and for the worker: nothing of the user's own AWS account, no proxy, and all files in one place."""
+    """For us and for the worker: nothing of the user's AWS account, no proxy, all files in one place."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "CELERY_")) or name.lower().endswith("_proxy"):
             del os.environ[name]
@@ -143,8 +145,9 @@ def _follow(
 
 def _producer(story: Story) -> Any:
     """The app to send with: proj's, which reads the environment when it is imported."""
-    from celery_sqs_visibility.aws.access import on_request  # noqa: PLC0415
     from proj.celery import app  # noqa: PLC0415
+
+    from celery_sqs_visibility.aws.access import on_request  # noqa: PLC0415
 
     on_request.append(lambda action, _seconds, _outcome: story.requests.update([action]))
     return app

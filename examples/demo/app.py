@@ -14,10 +14,10 @@ from dataclasses import asdict
 from typing import Any
 
 from celery.signals import worker_ready
+from proj.celery import app
 
 from celery_sqs_visibility import subscribe
 from celery_sqs_visibility.aws.access import on_request
-from proj.celery import app
 
 # Short polls with long sleeps between them, so that one sees: a sleep never delays a retry. The default, one
 # long poll after the other, costs less; but moto's long poll looks for returning messages once a second only.
@@ -53,7 +53,7 @@ def _on_ready(**_: Any) -> None:
 
 @app.task(bind=True, error_visibility_timeout=1)
 def crash_once(self: Any) -> str:
-    """Kill the pool's child that runs it, as the kernel does when memory is short. The second run survives."""
+    """Kill the pool's child that runs it, as the kernel does when memory is short; not so the second time."""
     if self.request.retries == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return "survived"

@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 POLL_SECONDS = 0.05
 
@@ -36,7 +35,7 @@ class StartError(Exception):
 
 
 class Stage:
-    """A temporary directory, and processes in it. Both are gone when the `with` block is left, or killed."""
+    """A temporary directory, and processes in it. If we are killed, the guard clears it."""
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="celery-sqs-demo-"))
@@ -47,13 +46,12 @@ class Stage:
             start_new_session=True,  # Ctrl-C is not for it
         )
 
-    def start(self, name: str, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Run a Python module in a process group of its own, which Ctrl-C does not reach."""
         with self.log(name).open("ab") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 cwd=Path(__file__).parents[1],
-                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -83,21 +81,26 @@ class Stage:
                 raise StartError(f"{name} did not start within {seconds:g} s:\n{said}")
             time.sleep(POLL_SECONDS)
 
-    def __enter__(self) -> Stage:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def clear(self) -> None:
+        """Kill what runs and remove the directory."""
         for child in self._children:
             # The group, not the child: a pool may outlive its worker.
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
-        # Its own turn comes now: by what it knows, there is nothing left to do.
         self._guard.kill()
         self._guard.communicate()
+
+
+@contextmanager
+def set_stage() -> Iterator[Stage]:
+    """A stage that is cleared when the `with` block is left."""
+    stage = Stage()
+    try:
+        yield stage
+    finally:
+        stage.clear()
 
 
 def start_sqs(stage: Stage, seconds: float) -> str:

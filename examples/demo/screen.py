@@ -55,11 +55,11 @@ def summary(story: Story) -> RenderableType:
     table.add_column("runs", justify="right")
     table.add_column("gaps, s", no_wrap=True)
     table.add_column("extended", justify="right")
-    table.add_column("end")
+    table.add_column("end", no_wrap=True)
     for row in story.rows.values():
         gaps = ", ".join(f"{gap:.1f}" for gap in row.gaps)
         extended = str(len(row.extensions) or "")
-        end = Text(f"{row.state}: {row.result or row.error}", COLOURS[row.state])
+        end = Text.assemble((f"{row.state:<5}", COLOURS[row.state]), row.result or row.error or "")
         table.add_row(row.plan.label, str(len(row.starts)), gaps, extended, end)
     return Group(table, _requests(story), _totals(story))
 
@@ -70,8 +70,8 @@ def _now(row: Row, now: float) -> str:
             return f"hidden, back in {max(0.0, row.back_at - now):.1f} s"
         case "running":
             again = ", again" if len(row.starts) > 1 else ""
-            extended = f", extended {len(row.extensions)}×" if row.extensions else ""
-            return f"running {now - row.starts[-1]:.1f} s{again or extended}"
+            extended = f", extended {len(row.extensions)}x" if row.extensions else ""
+            return f"running {now - row.starts[-1]:.1f} s{extended or again}"
         case "done":
             return f"done: {row.result}" if row.result else "done"
         case "dead" | "failed":

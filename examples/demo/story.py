@@ -80,35 +80,39 @@ class Row:
             found.append("expected its message to be extended")
         return found
 
-    def apply(self, at: float, event: str, facts: dict[str, Any]) -> str | None:
-        """Note an event; a line about it for those who have no table."""
+    def apply(self, at: float, event: str, facts: dict[str, Any]) -> None:
         if event in STATES:
             self.states.append((at, STATES[event]))
         match event:
-            case "Received":
-                return f"received   delivery {facts['delivery']['receive_count']}"
             case "Started":
                 self.starts.append(at)
-                return f"running    run {len(self.starts)}"
             case "Extended":
                 self.extensions.append(at)
-                return f"extended   for {facts['seconds']} s from now"
             case "Failed":
                 self.failures.append(at)
                 self.error = facts["error"]
-                return f"failed     {'for good' if facts['last'] else 'run ' + str(facts['attempt'])}: {self.error}"
             case "Hidden":
                 self.back_at = at + facts["seconds"]
-                return f"hidden     back in {facts['seconds']:g} s"
-            case "Finished":
-                return "done"
-            case "Deleted":
+            case "Deleted" | "DeadLettered":
                 self.settled = True
-                return "deleted"
-            case "DeadLettered":
-                self.settled = True
-                return f"dead       {facts['reason']}"
-        return f"{event.lower():<10} {facts.get('reason', '')}".rstrip()
+
+    def tell(self, event: str, facts: dict[str, Any]) -> str:
+        """The event just applied, for those who have no table."""
+        what = STATES.get(event, event.lower())
+        match event:
+            case "Received":
+                how = f"delivery {facts['delivery']['receive_count']}"
+            case "Started":
+                how = f"run {len(self.starts)}"
+            case "Extended":
+                how = f"for {facts['seconds']} s from now"
+            case "Failed":
+                how = f"run {facts['attempt']}{', for good' if facts['last'] else ''}: {self.error}"
+            case "Hidden":
+                how = f"back in {facts['seconds']:g} s"
+            case _:
+                how = facts.get("reason", "")
+        return f"{what:<9}  {how}".rstrip()
 
 
 @dataclass
@@ -135,7 +139,8 @@ class Story:
         elif name == "Ready":
             self.ready = True
         elif (row := self.rows.get(event["delivery"]["task_id"])) is not None:
-            return self._line(at, row.plan.label, row.apply(at, name, event))
+            row.apply(at, name, event)
+            return self._line(at, row.plan.label, row.tell(name, event))
         return None
 
     def is_ready(self, events: list[dict[str, Any]]) -> bool:
@@ -156,5 +161,5 @@ class Story:
         """USD."""
         return self.total_requests * USD_PER_MILLION_REQUESTS / 1e6
 
-    def _line(self, at: float, label: str, text: str | None) -> str:
+    def _line(self, at: float, label: str, text: str) -> str:
         return f"{at - self.began:6.2f} s  {label:<19}  {text}"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 #: By path: the status of each call, and what Retry-After says. The last one repeats.
 ANSWERS: dict[str, list[tuple[int, str | None]]] = {
@@ -19,7 +19,7 @@ ANSWERS: dict[str, list[tuple[int, str | None]]] = {
 
 
 class _Handler(BaseHTTPRequestHandler):
-    calls: Counter[str] = Counter()
+    calls: ClassVar[Counter[str]] = Counter()
     lock = threading.Lock()  # guards calls
 
     def do_POST(self) -> None:

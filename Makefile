@@ -1,0 +1,40 @@
+VENV := .venv
+PYTHON ?= python3
+INSTALLED := $(VENV)/.installed
+# The demo and every Celery worker look for modules where they are started.
+BIN := $(CURDIR)/$(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check clean
+
+help: ## Show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
+
+demo: $(INSTALLED) ## Watch a worker, an SQS of its own and eleven tasks, for half a minute
+	@cd examples && $(BIN)/python -m demo
+
+test: $(INSTALLED) ## Run every test
+	@$(BIN)/python -m pytest
+
+check: $(INSTALLED) ## Run the linters, the type checker and the speller
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/codespell
+
+clean: ## Remove the virtual environment and all caches
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# uv where it is installed; venv and pip where not, and a pip that knows --group.
+$(INSTALLED): pyproject.toml constraints.txt
+	@if command -v uv >/dev/null; then \
+		test -x $(VENV)/bin/python || uv venv --quiet --python $(PYTHON) $(VENV) && \
+		uv pip install --quiet --python $(VENV)/bin/python -c constraints.txt -e '.[demo]' --group test --group check; \
+	else \
+		test -x $(VENV)/bin/pip || $(PYTHON) -m venv --clear $(VENV) && \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1' && \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]' --group test --group check; \
+	fi
+	@touch $@

@@ -1,0 +1,118 @@
+"""Deliveries share extensions by falling due in slots, and by filling up each other's batches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.events import Facts
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.wheel import FILL_LOOKAHEAD, SLOTS_PER_INTERVAL, ExtensionWheel
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+
+INTERVAL = 40.0
+GRAIN = INTERVAL / SLOTS_PER_INTERVAL
+SQS = MemorySQS()
+QUEUES = [Queue(name, SQS.create_queue(name, {}, {}), SQS) for name in "ab"]
+number = itertools.count()
+
+
+def delivery(queue=QUEUES[0]):
+    handle = f"h{next(number)}"
+    return Delivery(queue, handle, Facts(queue.name, handle, 1, 0), 1000, 1120, lambda _d, _s: True)
+
+
+def filled(instants, wheel=None):
+    wheel = wheel or ExtensionWheel(INTERVAL)
+    deliveries = [delivery() for _ in instants]
+    for one, at in zip(deliveries, instants, strict=True):
+        wheel.add(one, at)
+    return wheel, deliveries
+
+
+def test_an_empty_wheel_has_nothing_due():
+    wheel = ExtensionWheel(INTERVAL)
+    assert wheel.next_due() is None
+    assert wheel.take_due(1e9) == {}
+
+
+@given(st.floats(0, 1e6), st.floats(0.1, 14400))
+def test_a_delivery_is_due_at_its_instant_or_up_to_a_slot_earlier(at, interval):
+    wheel, _ = filled([at], ExtensionWheel(interval))
+    grain = interval / SLOTS_PER_INTERVAL
+    due = wheel.next_due()
+    assert due <= at or due == pytest.approx(at)
+    assert due > at - grain or due == pytest.approx(at - grain)
+    assert wheel.take_due(due)
+
+
+@given(st.lists(st.floats(1000, 1200), min_size=1), st.floats(1000, 1200))
+def test_nothing_is_taken_later_than_it_should(instants, now):
+    wheel, deliveries = filled(instants)
+    taken = wheel.take_due(now).get(QUEUES[0], [])
+    left = [one for one in deliveries if one not in taken]
+    assert all(at > now for one, at in zip(deliveries, instants, strict=True) if one in left)
+    assert all(one.slot is None for one in taken)
+    assert all(one.slot is not None for one in left)
+
+
+@given(st.lists(st.tuples(st.sampled_from(QUEUES), st.floats(1000, 1200)), max_size=60), st.floats(1000, 1200))
+def test_batches_are_full_as_long_as_there_is_anything_to_fill_them_with(entries, now):
+    wheel = ExtensionWheel(INTERVAL)
+    deliveries = [(delivery(queue), at) for queue, at in entries]
+    for one, at in deliveries:
+        wheel.add(one, at)
+    for queue, taken in wheel.take_due(now).items():
+        left = [one for one, _ in deliveries if one.queue is queue and one not in taken]
+        assert not left or len(taken) % BATCH_ENTRIES == 0
+
+
+def test_a_batch_is_filled_with_the_earliest_of_the_later_ones():
+    wheel, deliveries = filled([1001, *range(1020, 1220, 10)])
+    assert set(wheel.take_due(1005)[QUEUES[0]]) == set(deliveries[:BATCH_ENTRIES])
+
+
+def test_only_deliveries_of_the_same_queue_fill_a_batch():
+    wheel, _ = filled([1001])
+    other = delivery(QUEUES[1])
+    wheel.add(other, 1100)
+    assert QUEUES[1] not in wheel.take_due(1005)
+    assert other.slot is not None
+
+
+def test_nothing_is_taken_along_where_nothing_is_due():
+    wheel, _ = filled([1100, 1101])
+    assert wheel.take_due(1005) == {}
+
+
+def test_looking_for_company_has_an_end():
+    wheel, _ = filled([1001])
+    for _ in range(FILL_LOOKAHEAD):
+        wheel.add(delivery(QUEUES[1]), 1020)
+    wheel.add(delivery(), 1040)
+    assert len(wheel.take_due(1005)[QUEUES[0]]) == 1
+
+
+def test_what_was_removed_is_not_taken():
+    wheel, (one, other) = filled([1001, 1001])
+    wheel.remove(one)
+    assert wheel.take_due(1005) == {QUEUES[0]: [other]}
+
+
+def test_removing_twice_or_what_was_never_there_is_harmless():
+    wheel, (one,) = filled([1001])
+    wheel.remove(one)
+    wheel.remove(one)
+    wheel.remove(delivery())
+    assert wheel.next_due() is None
+
+
+def test_the_next_due_is_the_earliest_slot_of_all():
+    wheel, _ = filled([1095, 1017, 1050])
+    assert wheel.next_due() == math.floor(1017 / GRAIN) * GRAIN

@@ -1,0 +1,172 @@
+"""When a queue is polled next: seldom while it is idle, never later than a message known to come back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from celery_sqs_visibility.policy.polling import FIRST_SLEEP, FOLLOW_UPS, MAX_EXPECTED, PollSchedule
+
+NOW = 1000.0
+
+
+def empty_polls(schedule, now, count):
+    """Poll in vain, each time when it is due; the sleeps in between."""
+    sleeps = []
+    for _ in range(count):
+        schedule.polled(now, [])
+        sleeps.append(max(0.0, schedule.next_poll() - now))
+        now = max(now, schedule.next_poll())
+    return sleeps
+
+
+def test_the_first_poll_is_due_at_once():
+    assert PollSchedule(30, 60).next_poll() <= NOW
+
+
+def test_without_an_interval_there_is_no_sleep():
+    assert empty_polls(PollSchedule(0, 0), NOW, 5) == [0] * 5
+
+
+def test_the_sleep_doubles_up_to_its_maximum():
+    assert empty_polls(PollSchedule(2, 15), NOW, 6) == [2, 4, 8, 15, 15, 15]
+
+
+def test_from_nothing_the_sleep_starts_with_a_second():
+    assert empty_polls(PollSchedule(0, 5), NOW, 5) == [0, FIRST_SLEEP, 2, 4, 5]
+
+
+@given(st.floats(0, 100), st.floats(0, 1000), st.integers(1, 40))
+def test_the_sleep_never_shrinks_while_the_queue_is_empty_and_reaches_its_maximum(interval, more, polls):
+    maximum = interval + more
+    sleeps = empty_polls(PollSchedule(interval, maximum), 0.0, polls)
+    for before, after in zip(sleeps, sleeps[1:], strict=False):
+        assert after >= before or after == pytest.approx(before)
+    assert sleeps[0] == pytest.approx(interval, abs=1e-6)
+    assert max(sleeps) <= maximum * (1 + 1e-9) + 1e-6
+    if polls > 20:
+        assert sleeps[-1] == pytest.approx(maximum, abs=1e-6)
+
+
+def test_a_message_collapses_the_sleep():
+    schedule = PollSchedule(1, 60)
+    empty_polls(schedule, NOW, 8)
+    schedule.polled(NOW + 500, ["a"])
+    assert schedule.next_poll() <= NOW + 500
+    assert empty_polls(schedule, NOW + 500, 2) == [1, 2]
+
+
+def test_a_message_that_comes_back_cuts_the_sleep_short():
+    schedule = PollSchedule(60, 60)
+    schedule.polled(NOW, [])
+    schedule.expect("a", NOW + 7)
+    assert schedule.next_poll() == NOW + 7
+
+
+def test_a_message_that_comes_back_later_than_the_sleep_ends_changes_nothing():
+    schedule = PollSchedule(5, 5)
+    schedule.polled(NOW, [])
+    schedule.expect("a", NOW + 7)
+    assert schedule.next_poll() == NOW + 5
+
+
+def test_a_message_that_came_is_no_longer_expected():
+    schedule = PollSchedule(60, 60)
+    schedule.expect("a", NOW + 7)
+    schedule.polled(NOW + 1, ["a"])
+    schedule.polled(NOW + 1, [])
+    assert schedule.next_poll() == NOW + 61
+
+
+def test_a_message_hidden_anew_is_expected_at_its_new_time():
+    schedule = PollSchedule(60, 60)
+    schedule.polled(NOW, [])
+    schedule.expect("a", NOW + 7)
+    schedule.expect("a", NOW + 9)
+    assert schedule.next_poll() == NOW + 9
+
+
+def test_a_message_that_is_late_is_looked_for_a_few_times_more():
+    schedule = PollSchedule(600, 600)
+    schedule.polled(NOW, [])
+    schedule.expect("a", NOW + 10)
+    looks = []
+    while (due := schedule.next_poll()) < NOW + 600:
+        looks.append(due)
+        schedule.polled(due, [])
+    waits = [after - before for before, after in zip(looks, looks[1:], strict=False)]
+    assert looks[0] == NOW + 10
+    assert waits == list(FOLLOW_UPS)
+    assert schedule.next_poll() == NOW + 600
+
+
+def test_a_poll_for_an_expected_message_alone_does_not_lengthen_the_sleep():
+    schedule = PollSchedule(10, 1000)
+    schedule.polled(NOW, [])
+    schedule.expect("a", NOW + 3)
+    while (due := schedule.next_poll()) < NOW + 10:
+        schedule.polled(due, [])
+    schedule.polled(NOW + 10, [])
+    assert schedule.next_poll() == NOW + 10 + 20
+
+
+def test_more_messages_than_can_be_remembered_are_left_to_ordinary_polling():
+    schedule = PollSchedule(60, 60)
+    schedule.polled(NOW, [])
+    for number in range(MAX_EXPECTED):
+        schedule.expect(f"m{number}", NOW + 50)
+    schedule.expect("one too many", NOW + 1)
+    assert schedule.next_poll() == NOW + 50
+
+
+class Polling(RuleBasedStateMachine):
+    """A queue polled when its schedule says so, while messages are hidden and come, or do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = NOW
+        self.schedule = PollSchedule(5, 80)
+        self.expected: dict[str, float] = {}
+        self.ordinary = self.now  # the latest instant at which an ordinary poll is due
+
+    @rule(message=st.sampled_from("abcdef"), delay=st.floats(0, 300))
+    def hide(self, message, delay):
+        self.expected[message] = self.now + delay
+        self.schedule.expect(message, self.now + delay)
+
+    @rule(seconds=st.floats(0, 100))
+    def time_passes(self, seconds):
+        self.now += seconds
+
+    @precondition(lambda self: self.schedule.next_poll() > self.now)
+    @rule()
+    def time_passes_until_the_next_poll(self):
+        self.now = self.schedule.next_poll()
+
+    @rule(data=st.data())
+    def poll(self, data):
+        back = sorted(message for message, at in self.expected.items() if at <= self.now)
+        brought = data.draw(st.lists(st.sampled_from(back), unique=True)) if back else []
+        self.schedule.polled(self.now, brought)
+        # What did not come at its time is looked for again, but that is an extra, not a promise.
+        self.expected = {message: at for message, at in self.expected.items() if at > self.now}
+        self.ordinary = self.now + 80
+
+    @invariant()
+    def no_message_waits_for_the_sleep_to_end(self):
+        assert self.schedule.next_poll() <= min([*self.expected.values(), self.ordinary])
+
+    @invariant()
+    def an_idle_queue_is_left_alone(self):
+        """Whenever a poll is due, another one right after it is not, unless something is expected."""
+        if self.schedule.next_poll() > self.now:
+            return
+        self.schedule.polled(self.now, [])
+        self.expected = {message: at for message, at in self.expected.items() if at > self.now}
+        self.ordinary = self.now + 80
+        assert self.schedule.next_poll() > self.now
+
+
+TestPolling = Polling.TestCase

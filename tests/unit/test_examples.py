@@ -1,0 +1,192 @@
+"""The examples' own promises: an object is imported once, a bad line costs only itself."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from celery import _state
+from demo.plan import Plan
+from demo.story import Story
+from proj.celery import app
+from proj.records import PROCESS_TIMEOUT, Claim, Records
+from proj.tasks import RefusedError, TakenError, WebhookError, import_object, parse_order
+
+# Importing proj made its app the current one of this process, in which other tests have theirs.
+_state._set_current_app(None)
+
+NAME = "shop/day.csv"
+
+
+class Wall:
+    """A clock that stands still until it is told."""
+
+    def __init__(self):
+        self.now = 1_000_000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def wall():
+    return Wall()
+
+
+@pytest.fixture
+def records(tmp_path, wall):
+    return Records(str(tmp_path / "proj.sqlite3"), wall)
+
+
+@pytest.fixture
+def put(tmp_path, monkeypatch):
+    """Put an object into the bucket that the tasks see, beside the records of the test."""
+    monkeypatch.setitem(app.conf, "proj_buckets", str(tmp_path))
+    monkeypatch.setitem(app.conf, "proj_database", str(tmp_path / "proj.sqlite3"))
+    (tmp_path / "shop").mkdir()
+    return (tmp_path / "shop" / "day.csv").write_bytes
+
+
+class TestRecords:
+    def test_an_object_is_claimed_once(self, records):
+        assert records.claim(NAME) is Claim.OURS
+        assert records.claim(NAME) is Claim.TAKEN
+
+    def test_what_was_processed_is_never_claimed_again(self, records, wall):
+        records.claim(NAME)
+        records.finish(NAME)
+        wall.now += 10 * PROCESS_TIMEOUT
+        assert records.claim(NAME) is Claim.PROCESSED
+
+    def test_what_a_dead_worker_left_is_taken_over(self, records, wall):
+        records.claim(NAME)
+        wall.now += PROCESS_TIMEOUT
+        assert records.claim(NAME) is Claim.OURS
+
+    def test_a_worker_that_makes_progress_is_not_dead(self, records, wall):
+        records.claim(NAME)
+        wall.now += PROCESS_TIMEOUT - 1
+        records.keep(NAME, [])
+        wall.now += PROCESS_TIMEOUT - 1
+        assert records.claim(NAME) is Claim.TAKEN
+
+    def test_what_was_given_back_is_free_at_once(self, records):
+        records.claim(NAME)
+        records.give_back(NAME)
+        assert records.claim(NAME) is Claim.OURS
+
+    def test_the_same_orders_twice_are_stored_once(self, records):
+        records.keep(NAME, [(1, "a", 100), (2, "b", 200)])
+        records.keep(NAME, [(2, "b", 200), (3, "c", 300)])
+        assert records.orders(NAME) == [(1, "a", 100), (2, "b", 200), (3, "c", 300)]
+
+    def test_objects_do_not_mix(self, records):
+        records.keep(NAME, [(1, "a", 100)])
+        assert records.orders("shop/other.csv") == []
+        assert records.state("shop/other.csv") == "unprocessed"
+
+
+class TestImport:
+    def test_a_second_delivery_is_skipped(self, put, records):
+        put(b"a,1.00\n")
+        assert import_object("shop", "day.csv") == "1 orders"
+        put(b"changed,2.00\n")
+        assert import_object("shop", "day.csv") == "imported before"
+        assert records.orders(NAME) == [(1, "a", 100)]
+
+    def test_bad_lines_are_skipped_with_a_warning_each(self, put, records, caplog):
+        put(b"a,1.00\nb,one\n\xff\xfe,1\n\nc,3.50\n")
+        assert import_object("shop", "day.csv") == "2 orders, 3 skipped"
+        assert records.orders(NAME) == [(1, "a", 100), (5, "c", 350)]
+        assert records.state(NAME) == "processed"
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+        assert "line 2 skipped" in caplog.text
+
+    def test_more_lines_than_are_kept_at_a_time(self, put, records, monkeypatch):
+        monkeypatch.setattr("proj.tasks.LINES_AT_A_TIME", 2)
+        put(b"a,1\nb,2\nc,3\nd,4\ne,5\n")
+        assert import_object("shop", "day.csv") == "5 orders"
+        assert len(records.orders(NAME)) == 5
+
+    def test_an_error_leaves_the_object_to_the_next_delivery(self, put, records):
+        with pytest.raises(FileNotFoundError):
+            import_object("shop", "day.csv")
+        assert records.state(NAME) == "unprocessed"
+        put(b"a,1.00\n")
+        assert import_object("shop", "day.csv") == "1 orders"
+
+    def test_what_another_worker_imports_is_an_error_so_that_the_message_comes_back(self, put, tmp_path):
+        put(b"a,1.00\n")
+        Records(str(tmp_path / "proj.sqlite3")).claim(NAME)
+        with pytest.raises(TakenError):
+            import_object("shop", "day.csv")
+
+    @pytest.mark.parametrize("line", [b"", b"a", b"a,", b",1", b"a,x", b"a,1,2", b"a,NaN", b"a,0.001"])
+    def test_a_line_without_number_and_amount_is_no_order(self, line):
+        with pytest.raises(ValueError, match="expected an order number, a comma and an amount"):
+            parse_order(line)
+
+
+@pytest.mark.parametrize("error", [WebhookError(503, "2"), RefusedError(404)])
+def test_webhook_errors_survive_the_way_out_of_the_pool(error):
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.retry_after) == (type(error), str(error), error.retry_after)
+
+
+class TestStory:
+    """The demo's verdict."""
+
+    PLAN = Plan("a task", "some.task", (), gaps=(2.0,), result="ok")
+
+    def told(self, *events, result="ok"):
+        story = Story(began=0.0)
+        story.sent("id", self.PLAN, 0.0)
+        delivery = {"task_id": "id", "receive_count": 1}
+        story.hear([{"at": at, "event": event, "delivery": delivery, **FACTS[event]} for at, event in events])
+        story.rows["id"].result = result
+        return story
+
+    def test_a_task_that_went_as_planned_is_no_problem(self):
+        story = self.told(*AS_PLANNED)
+        assert story.over
+        assert story.rows["id"].gaps == [2.5]
+        assert story.rows["id"].problems() == []
+
+    def test_a_retry_that_came_too_soon_is_one(self):
+        events = [(1.5 if at == 3.5 else at, event) for at, event in AS_PLANNED]
+        assert "expected gaps of at least (2.0,) s, got [0.5]" in self.told(*events).rows["id"].problems()
+
+    def test_so_is_a_message_that_was_not_deleted(self):
+        story = self.told(*AS_PLANNED[:4])
+        assert not story.over
+        assert "expected done, is hidden" in story.rows["id"].problems()
+
+    def test_and_another_result(self):
+        problems = self.told(*AS_PLANNED, result="other").rows["id"].problems()
+        assert problems == ["expected the result 'ok', got 'other'"]
+
+    def test_events_of_strangers_and_requests_are_no_lines(self):
+        story = Story(began=0.0)
+        stranger = {"at": 1.0, "event": "Started", "delivery": {"task_id": "other"}}
+        assert story.hear([stranger, {"at": 1.0, "event": "Request", "action": "ReceiveMessage"}]) == []
+        assert story.total_requests == 1
+
+
+FACTS = {
+    "Received": {},
+    "Started": {},
+    "Failed": {"attempt": 1, "error": "Error()", "last": False},
+    "Hidden": {"seconds": 2},
+    "Finished": {},
+    "Deleted": {},
+}
+
+AS_PLANNED = [
+    (0.5, "Received"),
+    (0.5, "Started"),
+    (1.0, "Failed"),
+    (1.0, "Hidden"),
+    (3.5, "Started"),
+    (3.6, "Finished"),
+    (3.6, "Deleted"),
+]

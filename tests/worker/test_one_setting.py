@@ -1,0 +1,142 @@
+"""One setting switches workers, beat and producers over, one process at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support.app import CONFIG_VARIABLE, behind
+from support.worker import IMPORT_PATHS
+
+PRODUCER = """
+from celery import Celery
+import sys
+
+app = Celery("producer")
+app.conf.broker_transport = "celery_sqs_visibility"
+app.conf.broker_transport_options = {"region": "us-east-1"}
+app.conf.task_default_queue = sys.argv[1]
+app.send_task("work.quick", ["from a script"])
+assert "celery_sqs_visibility.worker" in sys.modules
+assert "celery_sqs_visibility.task" not in sys.modules
+assert "pycurl" not in sys.modules
+"""
+
+
+def run(*command, config=None):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS))}
+    if config:
+        environment[CONFIG_VARIABLE] = json.dumps(config)
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_producer_needs_the_setting_and_nothing_of_ours(make_site):
+    site = make_site()
+    site.start()
+    # broker_url is absent; the endpoint is in the environment, as for any boto3 program.
+    result = run("-c", PRODUCER, site.queue)
+    assert result.returncode == 0, result.stderr
+    site.diary.wait_for("started", key="from a script")
+
+
+def test_a_worker_without_broker_url_finds_sqs_as_any_boto3_program_does(make_site):
+    site = make_site()
+    site.send("quick", "a")
+    without_url = {key: value for key, value in site.config.items() if key != "broker_url"}
+    worker = site.start_worker("work", config={**without_url, "broker_url": None})
+    site.diary.wait_for("started", key="a")
+    assert "localhost" not in [call.request.get("QueueUrl", "") for call in site.proxy.calls()]
+    assert "No hostname was supplied" not in worker.log
+
+
+def test_beat_needs_nothing_else(make_site, tmp_path):
+    site = make_site({"beat_schedule": {"each": {"task": "work.quick", "schedule": 1, "args": ["by beat"]}}})
+    site.start()
+    beat = ["-m", "celery", "-A", "work", "beat", "-s", str(tmp_path / "schedule"), "--pidfile="]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS)),
+        CONFIG_VARIABLE: json.dumps(behind(site.proxy.url, site.config)),
+    }
+    with subprocess.Popen(
+        [sys.executable, *beat], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            site.diary.wait_for("started", key="by beat")
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("encoded", [True, False])
+def test_messages_of_a_stock_producer_run_here(make_site, encoded):
+    site = make_site(sqs_base64_encoding=encoded)
+    site.start()
+    settings = {**behind(site.proxy.url, site.config), "broker_transport": "sqs"}
+    stock = f"""
+from celery import Celery
+app = Celery("stock")
+app.conf.update({settings!r})
+app.send_task("work.quick", ["from stock"])
+"""
+    result = run("-c", stock)
+    assert result.returncode == 0, result.stderr
+    site.diary.wait_for("started", key="from stock")
+
+
+def test_our_messages_run_on_a_stock_worker(make_site):
+    site = make_site()
+    site.create_queue()
+    stock = {**site.config, "broker_transport": "sqs"}
+    site.start_worker("work", config=stock)
+    site.send("quick", "ours")
+    site.send("stock", "ours, to a stock task")
+    site.diary.wait_for("started", 2)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+
+
+def test_stock_tasks_keep_stock_behaviour(make_site):
+    site = make_site()
+    site.start()
+    site.send("stock", "early")
+    site.send("stock_retrying", "retried")
+    site.diary.wait_for("done", key="retried")
+    site.diary.wait_for("started", key="early")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.proxy.count("SendMessage") == 3
+    assert site.changes() == []
+    assert [entry["retries"] for entry in site.diary.entries("started", key="retried")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"visibility_timout": 30}, "unknown transport option 'visibility_timout': did you mean 'visibility_timeout'?"),
+        ({"visibility_timeout": 50_000}, "expected visibility_timeout to be between 1 and 43200 seconds"),
+        ({"heartbeat_interval": 300}, "expected heartbeat_interval to be less than visibility_timeout (30)"),
+        ({"error_visibility_timeout": "no.such.function"}, "which cannot be imported"),
+    ],
+)
+def test_bad_options_are_refused_at_start_with_a_sentence_that_helps(make_site, options, sentence):
+    site = make_site()
+    site.config["broker_transport_options"] |= options
+    worker = site.start(ready=False)
+    assert worker.wait_exit(30) != 0
+    assert sentence in worker.log
+
+
+def test_a_task_that_acknowledges_early_cannot_be_a_visibility_task():
+    result = run(
+        "-c",
+        "from celery import Celery\n"
+        "from celery_sqs_visibility import VisibilityTask\n"
+        "app = Celery(task_cls=VisibilityTask)\n"
+        "app.task(acks_late=False, name='early')(lambda: None)\n"
+        "app.finalize()\n",
+    )
+    assert result.returncode != 0
+    assert "task 'early' has acks_late=False" in result.stderr
