@@ -97,6 +97,8 @@ class Depot:
     def consume(self, queue: Queue, hand_over: HandOver) -> None:
         """Poll the queue from now on; its messages go to `hand_over`, on the thread that calls ours."""
         self._start()
+        # Known before the first message is, since it says which attempt is the last.
+        self.redrive.get(queue, self._clock.monotonic())
         options = self.options
         schedule = PollSchedule(options.polling_interval, options.polling_interval_max)
         receiver = Receiver(
@@ -219,7 +221,6 @@ class Depot:
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> None:
         """A poll brought these. The receivers' threads."""
-        self.redrive.get(queue, returned)
         taken = self._intake.take_in(queue, messages, called, returned)
         self.ledger.add(delivery for delivery, _, _ in taken)
         self._heartbeat.notice()
@@ -236,6 +237,7 @@ class Depot:
             else:
                 parcels.append(Parcel(delivery, content.payload, hand_over))
         self.inbox.put(parcels)
+        self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
 
     def _may_return(self, delivery: Delivery) -> bool:
         """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""

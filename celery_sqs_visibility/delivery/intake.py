@@ -97,6 +97,9 @@ class Intake:
                 content = self._open(queue, message)
             except UnreadableError as error:
                 content = error
+            except Exception as error:
+                logger.exception("opening a message stumbled", extra={"queue": queue.name})
+                content = UnreadableError(f"it could not be opened: {error!r}")
             facts = _facts(queue, message, content)
             deadline = since + self._visibility_timeout
             delivery = Delivery(queue, message["ReceiptHandle"], facts, since, deadline, self._settle)

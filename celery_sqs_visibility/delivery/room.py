@@ -39,7 +39,7 @@ class Room:
         self._prefetch_seconds = prefetch_seconds
         self._clock = clock
         self._changed = threading.Condition()  # guards everything below
-        self._prefetch_count = 1
+        self._prefetch_count = 0  # unlimited, as in kombu, until somebody says otherwise
         self._pace = Pace()
         self._held = 0
         self._reserved = 0

@@ -290,6 +290,16 @@ def _unknown(name: str, declared: Mapping[str, Any]) -> str:
     return f"unknown transport option {name!r}: {hint}"
 
 
+REFERENCE = """\
+# Transport options
+
+`broker_transport_options` of Celery, `transport_options` of kombu. Durations are seconds. A misspelt option, a
+value out of bounds or a contradiction is refused when the first connection is made, with a sentence that names
+the option, the value, the bound and the nearest valid name. `None` is the default everywhere.
+
+{table}"""
+
+
 def reference_table() -> str:
     """The options as a Markdown table, for the docs."""
     rows = ["| option | default | meaning |", "|---|---|---|"]
@@ -297,3 +307,7 @@ def reference_table() -> str:
         doc = f.metadata["doc"]
         rows.append(f"| `{option_name(f.name)}` | `{f.metadata['default']}` | {doc} |")
     return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(REFERENCE.format(table=reference_table()), end="")  # noqa: T201 - it is what the command is for

@@ -127,16 +127,3 @@ def test_bad_options_are_refused_at_start_with_a_sentence_that_helps(make_site, 
     worker = site.start(ready=False)
     assert worker.wait_exit(30) != 0
     assert sentence in worker.log
-
-
-def test_a_task_that_acknowledges_early_cannot_be_a_visibility_task():
-    result = run(
-        "-c",
-        "from celery import Celery\n"
-        "from celery_sqs_visibility import VisibilityTask\n"
-        "app = Celery(task_cls=VisibilityTask)\n"
-        "app.task(acks_late=False, name='early')(lambda: None)\n"
-        "app.finalize()\n",
-    )
-    assert result.returncode != 0
-    assert "task 'early' has acks_late=False" in result.stderr

@@ -1,0 +1,329 @@
+"""What is held stays hidden: up to the horizon, in full batches, and honestly told when it is lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.clock import FakeClock
+
+from celery_sqs_visibility.aws.errors import HandleIsInvalid, RequestRefused, Throttled, Unavailable
+from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.events import Extended, Facts, Lost, subscribe
+from celery_sqs_visibility.delivery.heartbeat import DEADLINE_PASSED, Heartbeat
+from celery_sqs_visibility.delivery.ledger import HORIZON_MARGIN, Ledger
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+
+TIMEOUT = 120
+INTERVAL = 40.0
+RECEIVE = ReceiveOptions(visibility_timeout=TIMEOUT, system_attributes=("All",))
+
+
+class SlowSQS(MemorySQS):
+    """Its calls take time, on the clock; things may happen meanwhile."""
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.hands = clock
+        self.seconds = 0.0
+        self.meanwhile = lambda: None
+
+    def change_visibility(self, queue_url, changes):
+        result = super().change_visibility(queue_url, changes)
+        self.hands.advance(self.seconds)
+        self.meanwhile()
+        return result
+
+
+class World:
+    """A ledger and the heartbeat that looks after it, on a clock that the test turns."""
+
+    def __init__(self, visibility_timeout=TIMEOUT, interval=INTERVAL):
+        self.clock = FakeClock()
+        self.sqs = SlowSQS(self.clock)
+        self.ledger = Ledger(visibility_timeout, interval)
+        self.resumed = []
+        self.heartbeat = Heartbeat(self.ledger, self.clock, lambda *what: self.resumed.append(what))
+
+    def queue(self, name="q"):
+        return Queue(name, self.sqs.create_queue(name, {}, {}), self.sqs)
+
+    def hold(self, queue, count=1):
+        """Receive that many messages, and hold them."""
+        for _ in range(count):
+            self.sqs.send(queue.url, OutgoingMessage("task"))
+        now = self.clock.monotonic()
+        deliveries = [
+            Delivery(
+                queue,
+                message["ReceiptHandle"],
+                Facts(queue.name, message["MessageId"], 1, 0),
+                now,
+                now + TIMEOUT,
+                lambda _d, _s: True,
+            )
+            for _ in range(0, count, 10)
+            for message in self.sqs.receive(queue.url, min(10, count), 0, RECEIVE)
+        ]
+        self.ledger.add(deliveries)
+        return deliveries
+
+    def beat_after(self, seconds):
+        self.clock.advance(seconds)
+        self.heartbeat.beat()
+
+    def extensions(self):
+        """The batches asked for so far: `[[seconds, ...], ...]`."""
+        return [
+            [seconds for _, seconds in arguments["changes"]]
+            for action, arguments in self.sqs.calls
+            if action == "ChangeMessageVisibilityBatch"
+        ]
+
+    def visible(self, queue):
+        """What another worker would get."""
+        return self.sqs.receive(queue.url, 10, 0, RECEIVE)
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def queue(world):
+    return world.queue()
+
+
+@pytest.fixture
+def events():
+    seen = []
+    end = subscribe(seen.append)
+    yield seen
+    end()
+
+
+def test_a_held_message_stays_hidden(world, queue, events):
+    (one,) = world.hold(queue)
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert one.deadline == world.clock.monotonic() + TIMEOUT
+    assert events == [Extended(one.facts, TIMEOUT)]
+    world.clock.advance(TIMEOUT - 1)
+    assert world.visible(queue) == []
+
+
+def test_nothing_is_asked_for_while_nothing_is_due(world, queue):
+    world.hold(queue)
+    world.beat_after(10)
+    assert world.extensions() == []
+
+
+def test_a_settled_delivery_is_never_extended(world, queue):
+    (one,) = world.hold(queue)
+    world.ledger.settle(one, Hide(5))
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert world.extensions() == []
+
+
+def test_batches_are_filled_up_to_ten(world, queue):
+    world.hold(queue, 4)
+    world.clock.advance(TIMEOUT / 4)
+    world.hold(queue, 10)
+    world.beat_after(TIMEOUT - INTERVAL - TIMEOUT / 4)
+    assert [len(batch) for batch in world.extensions()] == [10]
+
+
+def test_more_than_ten_take_several_requests(world, queue):
+    world.hold(queue, 20)
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert [len(batch) for batch in world.extensions()] == [10, 10]
+
+
+def test_queues_do_not_share_requests(world, queue):
+    world.hold(queue)
+    world.hold(world.queue("other"))
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert [len(batch) for batch in world.extensions()] == [1, 1]
+
+
+def test_the_deadline_counts_from_before_the_call(world, queue):
+    (one,) = world.hold(queue)
+    world.sqs.seconds = 3
+    world.clock.advance(TIMEOUT - INTERVAL)
+    called = world.clock.monotonic()
+    world.heartbeat.beat()
+    assert one.deadline == called + TIMEOUT
+
+
+@pytest.mark.parametrize("error", [Unavailable("network"), Throttled("slow down"), RequestRefused("no")])
+def test_a_failed_extension_is_tried_again_until_the_deadline(world, queue, events, error):
+    (one,) = world.hold(queue)
+    world.sqs.fail_next("ChangeMessageVisibilityBatch", error)
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert events == []
+    world.beat_after(INTERVAL / 2)
+    assert events == [Extended(one.facts, TIMEOUT)]
+    assert not one.lost
+
+
+def test_a_batch_that_failed_in_part_is_tried_again_in_part(world, queue, events):
+    first, second = world.hold(queue, 2)
+    world.sqs.fail_next("ChangeMessageVisibilityBatch", Throttled("slow down"), position=0)
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert events == [Extended(second.facts, TIMEOUT)]
+    world.beat_after(INTERVAL / 2)
+    assert Extended(first.facts, TIMEOUT) in events
+
+
+def test_what_could_never_be_extended_is_lost_at_its_deadline_and_told_once(world, queue, events):
+    (one,) = world.hold(queue)
+    world.clock.advance(TIMEOUT - INTERVAL)
+    while world.clock.monotonic() < one.deadline + 10:
+        world.sqs.fail_next("ChangeMessageVisibilityBatch", Unavailable("network"))
+        world.beat_after(1)
+    assert one.lost
+    assert events == [Lost(one.facts, DEADLINE_PASSED)]
+
+
+def test_a_refused_handle_is_lost_at_once(world, queue, events):
+    (one,) = world.hold(queue)
+    world.sqs.fail_next("ChangeMessageVisibilityBatch", HandleIsInvalid("gone"), position=0)
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert one.lost
+    assert events == [Lost(one.facts, "gone")]
+    world.beat_after(INTERVAL)
+    assert len(world.extensions()) == 1
+
+
+def test_a_heartbeat_that_slept_too_long_extends_nothing_that_lapsed(world, queue, events):
+    (one,) = world.hold(queue)
+    world.beat_after(TIMEOUT + 1)
+    assert world.extensions() == []
+    assert events == [Lost(one.facts, DEADLINE_PASSED)]
+
+
+def test_what_lapsed_while_another_queue_was_slow_is_lost_and_not_extended(world, queue, events):
+    # SQS says yes to an extension on a stale handle: the local deadline is the truth.
+    world.hold(queue)
+    (late,) = world.hold(world.queue("other"))
+    world.sqs.seconds = INTERVAL + 1
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert len(world.extensions()) == 1
+    world.heartbeat.beat()
+    assert late.lost
+    assert Lost(late.facts, DEADLINE_PASSED) in events
+
+
+def test_a_settlement_waits_for_the_extension_in_flight(world, queue):
+    (one,) = world.hold(queue)
+    during = []
+    world.sqs.meanwhile = lambda: during.append((world.ledger.settle(one, Hide(5)), list(world.resumed)))
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert during == [((True, False), [])]
+    assert world.resumed == [(one, Hide(5))]
+
+
+def test_a_settlement_is_resumed_too_when_the_extension_failed(world, queue):
+    (one,) = world.hold(queue)
+    world.sqs.fail_next("ChangeMessageVisibilityBatch", Unavailable("network"), position=0)
+    world.sqs.meanwhile = lambda: world.ledger.settle(one, Delete())
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert world.resumed == [(one, Delete())]
+    assert world.ledger.next_extension() is None
+
+
+def test_a_bug_in_one_call_freezes_nobody_else(world, queue):
+    (one,) = world.hold(queue)
+    (other,) = world.hold(world.queue("other"))
+    world.sqs.fail_next("ChangeMessageVisibilityBatch", RuntimeError("bug"))
+    world.clock.advance(TIMEOUT - INTERVAL)
+    with pytest.raises(RuntimeError):  # the thread's loop logs it and goes on
+        world.heartbeat.beat()
+    world.beat_after(INTERVAL / 2)
+    assert not other.extending
+    assert other.deadline > world.clock.monotonic() + INTERVAL
+    assert world.ledger.settle(one, Delete()) == (True, True)
+
+
+def test_a_task_of_thirteen_hours_keeps_its_message_to_the_horizon_and_is_told_lost(world, queue, events):
+    (one,) = world.hold(queue)
+    began = world.clock.monotonic()
+    while world.clock.monotonic() < began + 13 * 3600:
+        # A step of a second at least: that no beat follows another at once is a test of its own.
+        world.beat_after(max(1.0, (world.ledger.next_extension() or 1e9) - world.clock.monotonic()))
+        if one.lost:
+            break
+        assert world.visible(queue) == []
+    *whole, last = [event.seconds for event in events if isinstance(event, Extended)]
+    assert set(whole) == {TIMEOUT}
+    assert last < TIMEOUT
+    assert one.deadline == pytest.approx(began + VISIBILITY_HORIZON - HORIZON_MARGIN, abs=1)
+    assert one.lost
+    assert events[-1] == Lost(one.facts, DEADLINE_PASSED)
+    assert sum(isinstance(event, Lost) for event in events) == 1
+    world.clock.advance(5)
+    assert len(world.visible(queue)) == 1
+
+
+def test_at_the_horizon_the_heartbeat_does_not_spin(world, queue):
+    (one,) = world.hold(queue)
+    one.deadline = one.horizon - HORIZON_MARGIN
+    world.clock.advance(one.deadline - INTERVAL - world.clock.monotonic())
+    beats = 0
+    while not one.lost and beats < 1000:
+        world.beat_after(max(0.0, world.ledger.next_extension() - world.clock.monotonic()))
+        beats += 1
+    assert one.lost
+    assert beats < 200
+
+
+def test_while_sqs_is_down_the_heartbeat_does_not_hammer_it(world, queue):
+    (one,) = world.hold(queue)
+    for _ in range(1000):
+        world.sqs.fail_next("ChangeMessageVisibilityBatch", Unavailable("connection refused"))
+    beats = 0
+    while not one.lost and beats < 1000:
+        world.beat_after(max(0.0, world.ledger.next_extension() - world.clock.monotonic()))
+        beats += 1
+    assert one.lost
+    assert beats < 200
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(6, 600), st.floats(0.1, 0.95), st.integers(1, 25))
+def test_the_heartbeat_asks_no_more_often_than_it_must(visibility_timeout, part, count):
+    """In ten visibility timeouts, each delivery is extended once per time between two extensions."""
+    world = World(visibility_timeout, interval := visibility_timeout * part)
+    queue = world.queue()
+    deliveries = world.hold(queue, count)
+    for one in deliveries:
+        one.deadline = world.clock.monotonic() + visibility_timeout
+    until = world.clock.monotonic() + 10 * visibility_timeout
+    beats = 0
+    while (due := world.ledger.next_extension()) < until and beats < 2000:
+        world.beat_after(max(0.0, due - world.clock.monotonic()))
+        beats += 1
+    assert not any(one.lost for one in deliveries)
+    between = visibility_timeout - interval
+    assert beats <= (len(deliveries) + 10) * (10 * visibility_timeout / between * 2 + 2)
+
+
+def test_the_thread_beats_when_something_is_added_that_is_due(world, queue, events):
+    world.heartbeat.start()
+    world.heartbeat.start()
+    try:
+        world.hold(queue)
+        done = []
+        world.sqs.meanwhile = lambda: done.append(world.heartbeat.stop())
+        world.clock.advance(TIMEOUT - INTERVAL)
+        world.heartbeat.notice()
+    finally:
+        world.heartbeat.stop()
+        world.heartbeat.stop()
+
+
+def test_stop_before_start_is_legal(world):
+    world.heartbeat.stop()

@@ -1,0 +1,266 @@
+"""One reservation for all queues: never more asked for than may be held, and nobody waits for nothing."""
+
+from __future__ import annotations
+
+import queue as queues
+import threading
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.clock import FakeClock
+
+from celery_sqs_visibility.delivery.room import Room
+from celery_sqs_visibility.policy.prefetch import UNLIMITED
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+
+
+def make_room(prefetch_count, queue_count=1, prefetch_seconds=0.0, clock=None):
+    room = Room(prefetch_seconds, clock or FakeClock())
+    room.prefetch_count = prefetch_count
+    for _ in range(queue_count):
+        room.join()
+    return room
+
+
+def fill(room, messages):
+    """Hold that many more messages."""
+    while messages:
+        reservation = room.reserve(0)
+        brought = min(messages, reservation.messages)
+        room.received(reservation, brought)
+        messages -= brought
+
+
+class Waiter(threading.Thread):
+    """Somebody who waits for room; what came of it is in `answer`."""
+
+    def __init__(self, room, answers):
+        super().__init__(daemon=True)
+        self.room, self.answers = room, answers
+
+    def run(self):
+        self.answers.put(self.room.reserve(10))
+
+
+def start_waiters(room, count):
+    answers = queues.SimpleQueue()
+    waiters = [Waiter(room, answers) for _ in range(count)]
+    for waiter in waiters:
+        waiter.start()
+    return waiters, answers
+
+
+def test_a_request_asks_for_ten_at_most():
+    assert make_room(100).reserve(0).messages == BATCH_ENTRIES
+
+
+def test_a_request_asks_for_no_more_than_there_is_room_for():
+    assert make_room(4).reserve(0).messages == 4
+
+
+def test_unlimited_has_a_limit():
+    room = make_room(0)
+    fill(room, UNLIMITED - UNLIMITED % BATCH_ENTRIES)
+    assert room.reserve(0) is None
+
+
+def test_a_full_room_has_none_to_give():
+    room = make_room(4)
+    fill(room, 4)
+    assert room.reserve(0) is None
+
+
+def test_what_is_asked_for_counts_as_taken():
+    room = make_room(4)
+    room.reserve(0)
+    assert room.reserve(0) is None
+
+
+def test_an_empty_poll_gives_its_room_back():
+    room = make_room(4)
+    room.received(room.reserve(0), 0)
+    assert room.held == 0
+    assert room.reserve(0).messages == 4
+
+
+def test_what_was_settled_makes_room():
+    room = make_room(4)
+    fill(room, 4)
+    room.gave_back(ran=True)
+    assert room.held == 3
+    assert room.reserve(0).messages == 1
+
+
+def test_several_queues_share_the_room():
+    room = make_room(8, queue_count=4)
+    assert [room.reserve(0).messages for _ in range(4)] == [2, 2, 2, 2]
+
+
+def test_where_there_is_less_room_than_queues_the_polls_are_short():
+    room = make_room(2, queue_count=4)
+    assert room.reserve(0).crowded
+    assert make_room(40, queue_count=4).reserve(0).crowded is False
+
+
+def test_a_queue_that_leaves_gives_its_share_to_the_others():
+    room = make_room(8, queue_count=2)
+    room.leave()
+    assert room.reserve(0).messages == 8
+
+
+def test_a_second_poll_of_the_same_queue_leaves_the_others_their_share():
+    room = make_room(20, queue_count=2)
+    fill(room, 0)
+    busy = room.reserve(0)
+    helper = room.reserve(0)  # the busy queue's batches come back full: a second thread polls it
+    assert busy.messages == 10
+    assert helper is None or helper.messages < 10
+    assert room.reserve(0) is not None
+
+
+def test_work_at_the_measured_pace_is_held_beyond_celerys_count():
+    clock = FakeClock()
+    room = make_room(4, prefetch_seconds=1.0, clock=clock)
+    for _ in range(300):
+        fill(room, 1)
+        clock.advance(0.01)
+        room.gave_back(ran=True)
+    fill(room, 50)
+    assert room.held == 50
+
+
+def test_what_did_not_run_says_nothing_about_the_pace():
+    clock = FakeClock()
+    room = make_room(4, prefetch_seconds=1.0, clock=clock)
+    for _ in range(300):
+        fill(room, 1)
+        clock.advance(0.01)
+        room.gave_back(ran=False)
+    fill(room, 4)
+    assert room.reserve(0) is None
+
+
+def test_beyond_celerys_count_only_full_batches_are_asked_for():
+    clock = FakeClock()
+    room = make_room(4, prefetch_seconds=1.0, clock=clock)
+    for _ in range(500):
+        fill(room, 1)
+        clock.advance(0.01)
+        room.gave_back(ran=True)
+    fill(room, 20)
+    while (reservation := room.reserve(0)) is not None:
+        assert reservation.messages == BATCH_ENTRIES
+
+
+def test_a_freed_slot_wakes_one_who_waits_and_no_more():
+    room = make_room(2, queue_count=2)
+    fill(room, 2)
+    waiters, answers = start_waiters(room, 2)
+    room.gave_back(ran=True)
+    assert answers.get(timeout=5).messages == 1
+    assert room.reserve(0) is None
+    assert answers.empty()
+    room.gave_back(ran=True)
+    assert answers.get(timeout=5).messages == 1
+    for waiter in waiters:
+        waiter.join(5)
+
+
+@pytest.mark.parametrize("change", ["prefetch_count", "an empty poll"])
+def test_whatever_makes_room_wakes_who_waits(change):
+    room = make_room(2)
+    reservation = room.reserve(0)
+    (waiter,), answers = start_waiters(room, 1)
+    if change == "prefetch_count":
+        room.prefetch_count = 3
+    else:
+        room.received(reservation, 1)
+    assert answers.get(timeout=5).messages == 1
+    waiter.join(5)
+
+
+def test_an_interrupt_has_who_waits_look_at_the_world_again():
+    room = make_room(1)
+    fill(room, 1)
+    waiting = threading.Event()
+
+    def wait_for_room():
+        waiting.set()
+        return answers.put(room.reserve(10))
+
+    answers = queues.SimpleQueue()
+    thread = threading.Thread(target=wait_for_room, daemon=True)
+    thread.start()
+    waiting.wait(5)
+    for _ in range(20):  # whenever it began to wait, one of them comes after
+        room.interrupt()
+        thread.join(0.02)
+    interrupted = not thread.is_alive()
+    room.prefetch_count = 2
+    thread.join(5)
+    assert interrupted
+
+
+class Sharing(RuleBasedStateMachine):
+    """Queues that come, poll, hold and go."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock = FakeClock()
+        self.room = make_room(5, queue_count=0, prefetch_seconds=1.0, clock=self.clock)
+        self.queues = 0
+        self.reservations = []
+        self.held = 0
+
+    @rule()
+    def join(self):
+        self.queues += 1
+        self.room.join()
+
+    @precondition(lambda self: self.queues)
+    @rule()
+    def leave(self):
+        self.queues -= 1
+        self.room.leave()
+
+    @rule(count=st.integers(1, 200))
+    def celery_changes_its_mind(self, count):
+        self.room.prefetch_count = count
+
+    @rule()
+    def reserve(self):
+        reserved = sum(reservation.messages for reservation in self.reservations)
+        reservation = self.room.reserve(0)
+        if reservation is not None:
+            assert 1 <= reservation.messages <= BATCH_ENTRIES
+            limit = self.room._limit()
+            assert self.held + reserved + reservation.messages <= limit
+            self.reservations.append(reservation)
+        elif self.held + reserved < self.room.prefetch_count:
+            raise AssertionError("a slot stands idle")
+
+    @precondition(lambda self: self.reservations)
+    @rule(data=st.data())
+    def poll_returns(self, data):
+        reservation = data.draw(st.sampled_from(self.reservations))
+        self.reservations.remove(reservation)
+        brought = data.draw(st.integers(0, reservation.messages))
+        self.room.received(reservation, brought)
+        self.held += brought
+
+    @precondition(lambda self: self.held)
+    @rule(ran=st.booleans(), seconds=st.floats(0, 1))
+    def one_is_settled(self, ran, seconds):
+        self.clock.advance(seconds)
+        self.room.gave_back(ran=ran)
+        self.held -= 1
+
+    @invariant()
+    def the_count_is_right(self):
+        assert self.room.held == self.held
+
+
+TestSharing = Sharing.TestCase
+TestSharing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

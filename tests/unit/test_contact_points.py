@@ -1,0 +1,96 @@
+"""Where we touch what Celery and kombu keep to themselves: one test a contact point, to fail when it moves."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import billiard.pool
+import celery.app.autoretry
+import celery.app.trace
+import celery.worker.consumer.consumer
+import celery.worker.request
+import celery.worker.worker
+import kombu.serialization
+import kombu.transport
+import kombu.transport.virtual
+import pytest
+from celery.app.task import Context, Task
+
+from celery_sqs_visibility import task as our_task
+from celery_sqs_visibility.policy.delays import CELERY_RETRY_DELAY
+
+
+def calls(function, *names):
+    """Assert that the source of a function of Celery's still mentions what we rely on."""
+    source = inspect.getsource(function)
+    for name in names:
+        assert name in source, (
+            f"{function.__module__}.{function.__qualname__} no longer mentions {name!r}: "
+            "see which module of celery_sqs_visibility names it in its docstring, and adapt that one"
+        )
+
+
+def test_kombu_loads_the_entry_points_we_hide_behind():
+    calls(kombu.serialization, "entrypoints('kombu.serializers')")
+    assert kombu.transport.TRANSPORT_ALIASES["celery_sqs_visibility"] == "celery_sqs_visibility:Transport"
+
+
+def test_importing_kombu_imports_nothing_heavy_of_ours():
+    code = (
+        "import kombu.serialization, sys;"
+        "ours = {m for m in sys.modules if m.startswith('celery_sqs_visibility')};"
+        "assert ours == {'celery_sqs_visibility', 'celery_sqs_visibility.alias'}, ours;"
+        "assert 'boto3' not in sys.modules and 'celery' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_worker_loads_the_transport_before_it_builds_its_blueprints():
+    source = inspect.getsource(celery.worker.worker.WorkController.setup_instance)
+    assert source.index("should_use_eventloop()") < source.index("worker_init.send") < source.index("Blueprint(")
+
+
+def test_a_request_keeps_its_facts_where_we_complete_them():
+    calls(celery.worker.request.Request.__init__, "self._request_dict", "self._delivery_info")
+    calls(celery.worker.request.Request, "def acknowledge", "def reject", "self.acknowledged", "_already_cancelled")
+    calls(celery.worker.request.create_request_cls, "def on_success", "def execute_using_pool")
+
+
+def test_the_consumer_turns_bad_messages_away_in_the_four_methods_we_replace():
+    calls(
+        celery.worker.consumer.consumer.Consumer.create_task_handler,
+        "self.on_unknown_message",
+        "self.on_unknown_task",
+        "self.on_invalid_task",
+        "self.on_decode_error",
+    )
+
+
+def test_the_tracer_records_a_retry_and_runs_our_call():
+    calls(celery.app.trace.build_tracer, "except Retry as exc", "fun = task if task_has_custom(task, '__call__')")
+    calls(celery.app.trace._install_stack_protection, "_protected", "called_directly")
+
+
+def test_autoretry_keeps_the_plain_run_where_we_find_it():
+    calls(celery.app.autoretry.add_autoretry_behaviour, "_orig_run")
+
+
+def test_a_hard_time_limit_is_told_to_on_failure_before_on_timeout():
+    source = inspect.getsource(billiard.pool.TimeoutHandler.on_hard_timeout)
+    assert source.index("job._set(") < source.index("job.handle_timeout(soft=False)")
+
+
+def test_what_context_knows_is_not_sent_along_as_a_header():
+    assert our_task.Context is Context
+    assert Context({"sqs": {"queue": "q"}, "mine": 1}).headers == {"mine": 1}
+
+
+def test_celerys_default_retry_delay_is_what_the_docs_say():
+    assert Task.default_retry_delay == CELERY_RETRY_DELAY == 180
+
+
+@pytest.mark.parametrize("name", ["_consumers", "_tag_to_queue", "_active_queues"])
+def test_the_virtual_channel_keeps_its_consumers_where_we_look(name):
+    calls(kombu.transport.virtual.Channel.__init__, name)
