@@ -98,9 +98,13 @@ def measure(transport, options, upstream, arguments, directory):
             import_paths=[Path(__file__).parent],
         )
         with worker:
-            deleted = wait_until(lambda: drained(proxy, arguments.tasks), DEADLINE, lambda: worker.log[-2000:])
+            deleted = wait_until(
+                lambda: drained(proxy, arguments.tasks), DEADLINE, lambda: worker.log[-2000:]
+            )
             cpu = worker.cpu_seconds()
-        received = [c for c in proxy.calls("ReceiveMessage", queue=queue) if (c.response or {}).get("Messages")]
+        received = [
+            c for c in proxy.calls("ReceiveMessage", queue=queue) if (c.response or {}).get("Messages")
+        ]
         requests = len(received) + len(deleted)
         seconds = max(c.finished for c in deleted) - received[0].finished
     return arguments.tasks / seconds, requests / arguments.tasks, 1000 * cpu / arguments.tasks
@@ -114,7 +118,9 @@ def drained(proxy, tasks):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", type=int, default=2000)
     parser.add_argument("--latency", type=float, default=0.010)
     parser.add_argument("--pool", default="prefork")
@@ -124,7 +130,9 @@ def main():
     os.environ.update(
         AWS_ACCESS_KEY_ID="made-up", AWS_SECRET_ACCESS_KEY="made-up", AWS_DEFAULT_REGION="us-east-1"
     )
-    print(f"{arguments.tasks} no-op tasks, {arguments.latency * 1000:g} ms added a call, {arguments.pool} with 2")
+    print(
+        f"{arguments.tasks} no-op tasks, {1000 * arguments.latency:g} ms added a call, {arguments.pool} of 2"
+    )
     print(f"{'':32}{'tasks/s':>9}{'requests/task':>15}{'CPU ms/task':>13}")
     with tempfile.TemporaryDirectory() as directory, emulator(Path(directory)) as url:
         for name, (transport, options) in CONTENDERS.items():

@@ -216,7 +216,9 @@ class VisibilityRequest(DeliveryRequest):
         error = safe_repr(exc)
         self._tell_failure(error, None, last=True)
         if not self.acknowledged:
-            self.give_up("failed at its last attempt", exception=truncate(error, ERROR_LENGTH))
+            last = self.task.is_last_attempt(self._context, self.task.max_retries)
+            reason = "failed at its last attempt" if last else "failed, and is not to be retried"
+            self.give_up(reason, exception=truncate(error, ERROR_LENGTH))
 
     def _tell_failure(self, error: str, delay: float | None, *, last: bool) -> None:
         if self.delivery is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from typing import Any, ClassVar
 
 from kombu.transport import virtual
@@ -40,6 +41,10 @@ class Transport(virtual.Transport):
         super().__init__(client, **kwargs)
         self._loop: Any = None
         self._broker: Broker | None = None
+
+    def driver_version(self) -> str:
+        """The package's version, for `celery report`."""
+        return version("celery_sqs_visibility")
 
     @property
     def broker(self) -> Broker:

@@ -293,9 +293,9 @@ def _unknown(name: str, declared: Mapping[str, Any]) -> str:
 REFERENCE = """\
 # Transport options
 
-`broker_transport_options` of Celery, `transport_options` of kombu. Durations are seconds. A misspelt option, a
-value out of bounds or a contradiction is refused when the first connection is made, with a sentence that names
-the option, the value, the bound and the nearest valid name. `None` is the default everywhere.
+`broker_transport_options` of Celery, `transport_options` of kombu. Durations are seconds. A misspelt option,
+a value out of bounds or a contradiction is refused when the first connection is made, with a sentence that
+names the option, the value, the bound and the nearest valid name. `None` is the default everywhere.
 
 {table}"""
 

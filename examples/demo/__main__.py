@@ -39,11 +39,12 @@ INTERRUPTED = 130
 
 
 class Stopped(BaseException):
-    """SIGTERM: leave as for Ctrl-C."""
+    """Told to stop, or the terminal is gone: leave as for Ctrl-C."""
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, _stop)
+    for number in signal.SIGTERM, signal.SIGHUP:
+        signal.signal(number, _stop)
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         with set_stage() as stage, webhook_server() as webhooks:

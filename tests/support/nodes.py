@@ -158,8 +158,9 @@ class RedisProcessContainer(RedisContainer):
     host_url = url
 
     @classmethod
-    def local_command(cls, port: int) -> list[str]:
-        return [*cls.command(), "--bind", "127.0.0.1", "--port", str(port)]
+    def local_command(cls, server: str, port: int) -> list[str]:
+        """What starts that server; the container's command is its name and options."""
+        return [server, *cls.command()[1:], "--bind", "127.0.0.1", "--port", str(port)]
 
 
 class WorkerProcessContainer(CeleryWorkerContainer):

@@ -1,4 +1,4 @@
-"""Where we touch what Celery and kombu keep to themselves: one test a contact point, to fail when it moves."""
+"""Where we touch what Celery and kombu keep to themselves: a test a contact point, to fail when it moves."""
 
 from __future__ import annotations
 
@@ -49,12 +49,20 @@ def test_importing_kombu_imports_nothing_heavy_of_ours():
 
 def test_the_worker_loads_the_transport_before_it_builds_its_blueprints():
     source = inspect.getsource(celery.worker.worker.WorkController.setup_instance)
-    assert source.index("should_use_eventloop()") < source.index("worker_init.send") < source.index("Blueprint(")
+    assert (
+        source.index("should_use_eventloop()") < source.index("worker_init.send") < source.index("Blueprint(")
+    )
 
 
 def test_a_request_keeps_its_facts_where_we_complete_them():
     calls(celery.worker.request.Request.__init__, "self._request_dict", "self._delivery_info")
-    calls(celery.worker.request.Request, "def acknowledge", "def reject", "self.acknowledged", "_already_cancelled")
+    calls(
+        celery.worker.request.Request,
+        "def acknowledge",
+        "def reject",
+        "self.acknowledged",
+        "_already_cancelled",
+    )
     calls(celery.worker.request.create_request_cls, "def on_success", "def execute_using_pool")
 
 
@@ -69,7 +77,11 @@ def test_the_consumer_turns_bad_messages_away_in_the_four_methods_we_replace():
 
 
 def test_the_tracer_records_a_retry_and_runs_our_call():
-    calls(celery.app.trace.build_tracer, "except Retry as exc", "fun = task if task_has_custom(task, '__call__')")
+    calls(
+        celery.app.trace.build_tracer,
+        "except Retry as exc",
+        "fun = task if task_has_custom(task, '__call__')",
+    )
     calls(celery.app.trace._install_stack_protection, "_protected", "called_directly")
 
 

@@ -1,4 +1,4 @@
-"""The documentation says what is so: its Python runs, its tables come from the code, its links lead somewhere."""
+"""The documentation is true: its Python runs, its tables come from the code, its links lead somewhere."""
 
 from __future__ import annotations
 

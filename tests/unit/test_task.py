@@ -12,7 +12,9 @@ from celery_sqs_visibility.task import EVERY_EXCEPTION, VisibilityRetry
 
 @pytest.fixture
 def app():
-    app = Celery("test", task_cls=VisibilityTask, set_as_current=False, broker="memory://", backend="cache+memory://")
+    app = Celery(
+        "test", task_cls=VisibilityTask, set_as_current=False, broker="memory://", backend="cache+memory://"
+    )
     yield app
     app.close()
 
@@ -59,7 +61,14 @@ def test_eagerly_it_is_a_plain_task_and_fails_at_once(app):
 def test_eagerly_celerys_own_retries_are_celerys(app):
     runs = []
 
-    @app.task(shared=False, bind=True, autoretry_for=(ValueError,), max_retries=2, retry_backoff=False, default_retry_delay=0)
+    @app.task(
+        shared=False,
+        bind=True,
+        autoretry_for=(ValueError,),
+        max_retries=2,
+        retry_backoff=False,
+        default_retry_delay=0,
+    )
     def eager(self):
         runs.append(self.request.retries)
         raise ValueError("no")

@@ -24,7 +24,9 @@ class Site:
 
     def send(self, task, *args, **kwargs):
         """Publish a task of `tasks/work.py` by name."""
-        options = {key: kwargs.pop(key) for key in ("countdown", "link_error", "expires", "task_id") if key in kwargs}
+        options = {
+            key: kwargs.pop(key) for key in ("countdown", "link_error", "expires", "task_id") if key in kwargs
+        }
         return self.app.send_task(f"work.{task}", args, kwargs, **options)
 
     def start(self, module="work", **options):
@@ -40,7 +42,9 @@ class Site:
     def counts(self, url=None):
         """Messages visible and hidden."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        attributes = self.sqs.get_queue_attributes(QueueUrl=url or self.url, AttributeNames=names)["Attributes"]
+        attributes = self.sqs.get_queue_attributes(QueueUrl=url or self.url, AttributeNames=names)[
+            "Attributes"
+        ]
         return tuple(int(attributes[name]) for name in names)
 
     def gaps(self, key):

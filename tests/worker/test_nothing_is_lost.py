@@ -37,7 +37,9 @@ def test_without_dead_letter_queue_they_are_hidden_and_the_good_ones_run(make_si
 def test_with_a_dead_letter_queue_they_go_there_with_the_reason(make_site, sqs):
     site = make_site()
     dead_url = sqs.create_queue(QueueName=f"{site.queue}-dead")["QueueUrl"]
-    dead_arn = sqs.get_queue_attributes(QueueUrl=dead_url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    dead_arn = sqs.get_queue_attributes(QueueUrl=dead_url, AttributeNames=["QueueArn"])["Attributes"][
+        "QueueArn"
+    ]
     policy = {"deadLetterTargetArn": dead_arn, "maxReceiveCount": 3}
     site.create_queue(RedrivePolicy=json.dumps(policy))
     unreadable(site)
@@ -58,7 +60,9 @@ def test_with_a_dead_letter_queue_they_go_there_with_the_reason(make_site, sqs):
 def test_the_queues_max_receive_count_is_the_last_attempt(make_site, sqs):
     site = make_site()
     dead_url = sqs.create_queue(QueueName=f"{site.queue}-dead")["QueueUrl"]
-    dead_arn = sqs.get_queue_attributes(QueueUrl=dead_url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    dead_arn = sqs.get_queue_attributes(QueueUrl=dead_url, AttributeNames=["QueueArn"])["Attributes"][
+        "QueueArn"
+    ]
     site.create_queue(RedrivePolicy=json.dumps({"deadLetterTargetArn": dead_arn, "maxReceiveCount": 2}))
     site.start()
     result = site.send("hopeless", "a")

@@ -115,7 +115,10 @@ def test_stock_tasks_keep_stock_behaviour(make_site):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"visibility_timout": 30}, "unknown transport option 'visibility_timout': did you mean 'visibility_timeout'?"),
+        (
+            {"visibility_timout": 30},
+            "unknown transport option 'visibility_timout': did you mean 'visibility_timeout'?",
+        ),
         ({"visibility_timeout": 50_000}, "expected visibility_timeout to be between 1 and 43200 seconds"),
         ({"heartbeat_interval": 300}, "expected heartbeat_interval to be less than visibility_timeout (30)"),
         ({"error_visibility_timeout": "no.such.function"}, "which cannot be imported"),

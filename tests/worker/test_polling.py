@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 
 def receives(site):
@@ -27,8 +28,8 @@ def test_an_idle_queues_interval_grows_and_collapses_at_the_first_message(make_s
     site.start()
     site.proxy.wait_for_calls("ReceiveMessage", 6)
     polls = [call.started for call in receives(site)]
-    sleeps = [later - earlier for earlier, later in zip(polls, polls[1:], strict=False)]
-    assert all(later > earlier - 0.2 for earlier, later in zip(sleeps, sleeps[1:], strict=False))
+    sleeps = [later - earlier for earlier, later in pairwise(polls)]
+    assert all(later > earlier - 0.2 for earlier, later in pairwise(sleeps))
     assert sleeps[0] < 1
     assert sleeps[-1] > 2.5
     site.send("quick", "a")

@@ -14,7 +14,9 @@ def test_short_tasks_cost_a_fifth_of_a_request_each(make_site):
     site.diary.wait_for("started", 100, timeout=60)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     deletes = site.proxy.calls("DeleteMessageBatch")
-    full = [call for call in site.proxy.calls("ReceiveMessage", queue=site.queue) if call.response.get("Messages")]
+    full = [
+        call for call in site.proxy.calls("ReceiveMessage", queue=site.queue) if call.response.get("Messages")
+    ]
     assert sum(len(call.request["Entries"]) for call in deletes) == 100
     assert len(deletes) <= 15
     assert len(full) <= 15
@@ -45,14 +47,20 @@ def test_all_queues_share_one_reservation(make_site, start_worker):
     site.diary.wait_for("done", 16, timeout=60)
     asked = [call for name in queues for call in site.proxy.calls("ReceiveMessage", queue=name)]
     for poll in asked:
-        meanwhile = [other for other in asked if other.started <= poll.started < (other.finished or other.started)]
+        meanwhile = [
+            other for other in asked if other.started <= poll.started < (other.finished or other.started)
+        ]
         assert sum(call.request["MaxNumberOfMessages"] for call in meanwhile) <= 4
     assert {entry["key"] for entry in site.diary.entries("done")} == set(queues)
 
 
 @pytest.mark.parametrize(
     "fault",
-    [error("RequestThrottled"), error("InternalError", 500), fail_entries("InternalError", sender_fault=False)],
+    [
+        error("RequestThrottled"),
+        error("InternalError", 500),
+        fail_entries("InternalError", sender_fault=False),
+    ],
     ids=["throttled", "5xx", "partial failure"],
 )
 def test_a_delete_that_fails_is_tried_again(make_site, fault):

@@ -27,7 +27,14 @@ from celery_sqs_visibility.delivery.log import fields_of, log_event
 FACTS = Facts("q", "message-1", 2, 1_700_000_000.0, "tasks.add", "task-1")
 KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)]
 KINDS.remove(Event)
-SAMPLES = {"seconds": 5, "reason": "because", "attempt": 1, "error": "ValueError()", "delay": 10.0, "last": False}
+SAMPLES = {
+    "seconds": 5,
+    "reason": "because",
+    "attempt": 1,
+    "error": "ValueError()",
+    "delay": 10.0,
+    "last": False,
+}
 
 
 def sample(kind):

@@ -62,7 +62,9 @@ def test_nothing_is_taken_later_than_it_should(instants, now):
     assert all(one.slot is not None for one in left)
 
 
-@given(st.lists(st.tuples(st.sampled_from(QUEUES), st.floats(1000, 1200)), max_size=60), st.floats(1000, 1200))
+@given(
+    st.lists(st.tuples(st.sampled_from(QUEUES), st.floats(1000, 1200)), max_size=60), st.floats(1000, 1200)
+)
 def test_batches_are_full_as_long_as_there_is_anything_to_fill_them_with(entries, now):
     wheel = ExtensionWheel(INTERVAL)
     deliveries = [(delivery(queue), at) for queue, at in entries]

@@ -25,9 +25,7 @@ from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 NAME = "error_visibility_timeout"
 SECONDS = st.floats(0, VISIBILITY_HORIZON) | st.integers(0, VISIBILITY_HORIZON)
 RETRIES = st.integers(0, 1000)
-MAYBE_RULE = st.none() | st.builds(
-    DelayList, st.lists(SECONDS, min_size=1, max_size=3).map(tuple)
-)
+MAYBE_RULE = st.none() | st.builds(DelayList, st.lists(SECONDS, min_size=1, max_size=3).map(tuple))
 
 
 class AsksError(Exception):
@@ -118,7 +116,9 @@ def test_a_bad_item_is_named_by_its_place():
         parse_delay(NAME, [1, 2, "x"])
 
 
-@pytest.mark.parametrize("function", [lambda: 1, lambda _one: 1, lambda _a, _b, _c: 1], ids=["none", "one", "three"])
+@pytest.mark.parametrize(
+    "function", [lambda: 1, lambda _one: 1, lambda _a, _b, _c: 1], ids=["none", "one", "three"]
+)
 def test_a_function_of_other_than_two_arguments_is_refused_at_once(function):
     with pytest.raises(ValueError, match=r"two arguments, \(retries, exc\)"):
         parse_delay(NAME, function)

@@ -117,8 +117,8 @@ def test_a_bad_value_is_refused_by_the_name_of_its_option(name, value):
 def test_whatever_is_given_for_a_duration_it_is_refused_or_a_number_within_bounds(name, value):
     try:
         options = Options.parse({name: value})
-    except OptionError as error:
-        assert name in str(error)
+    except OptionError:
+        assert name in refusal({name: value})
     else:
         assert 0 <= getattr(options, name) <= VISIBILITY_HORIZON
 
@@ -133,7 +133,9 @@ def test_nothing_and_empty_text_mean_not_set_as_for_kombu(name, value):
     assert Options.parse({name: value}) == Options.parse({})
 
 
-@pytest.mark.parametrize("name", ["heartbeat_interval", "wait_time_seconds", "settle_window", "prefetch_seconds"])
+@pytest.mark.parametrize(
+    "name", ["heartbeat_interval", "wait_time_seconds", "settle_window", "prefetch_seconds"]
+)
 def test_zero_is_a_value(name):
     assert getattr(Options.parse({name: 0}), name) == 0
 
@@ -215,9 +217,7 @@ def test_a_path_may_be_written_with_a_colon(separator):
     assert rule.delay(0, ValueError()) == 900
 
 
-@pytest.mark.parametrize(
-    ("name", "url"), [("q.fifo", "https://sqs/1/q"), ("q", "https://sqs/1/q.fifo")]
-)
+@pytest.mark.parametrize(("name", "url"), [("q.fifo", "https://sqs/1/q"), ("q", "https://sqs/1/q.fifo")])
 def test_fifo_queues_are_named_so(name, url):
     message = refusal({"predefined_queues": {name: {"url": url}}})
     assert repr(name) in message

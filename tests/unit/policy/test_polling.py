@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +44,7 @@ def test_from_nothing_the_sleep_starts_with_a_second():
 def test_the_sleep_never_shrinks_while_the_queue_is_empty_and_reaches_its_maximum(interval, more, polls):
     maximum = interval + more
     sleeps = empty_polls(PollSchedule(interval, maximum), 0.0, polls)
-    for before, after in zip(sleeps, sleeps[1:], strict=False):
+    for before, after in itertools.pairwise(sleeps):
         assert after >= before or after == pytest.approx(before)
     assert sleeps[0] == pytest.approx(interval, abs=1e-6)
     assert max(sleeps) <= maximum * (1 + 1e-9) + 1e-6
@@ -96,7 +98,7 @@ def test_a_message_that_is_late_is_looked_for_a_few_times_more():
     while (due := schedule.next_poll()) < NOW + 600:
         looks.append(due)
         schedule.polled(due, [])
-    waits = [after - before for before, after in zip(looks, looks[1:], strict=False)]
+    waits = [after - before for before, after in itertools.pairwise(looks)]
     assert looks[0] == NOW + 10
     assert waits == list(FOLLOW_UPS)
     assert schedule.next_poll() == NOW + 600

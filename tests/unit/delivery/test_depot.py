@@ -1,0 +1,428 @@
+"""All of it together: what arrives is handed over or given back, and what is settled is settled."""
+
+from __future__ import annotations
+
+import json
+import select
+import threading
+
+import pytest
+from support.clock import FakeClock
+
+from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.depot import REAPPEARS_AFTER, Depot
+from celery_sqs_visibility.delivery.events import (
+    DeadLettered,
+    Deleted,
+    Hidden,
+    Lost,
+    Parked,
+    Released,
+    Unreadable,
+    subscribe,
+)
+from celery_sqs_visibility.delivery.intake import Opened, UnreadableError
+from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+
+TIMEOUT = 120
+RECEIVE = ReceiveOptions(visibility_timeout=TIMEOUT, system_attributes=("All",))
+
+
+class BrokenError(Exception):
+    """Not what opening a message should raise."""
+
+
+def opened(clock):
+    def open_message(_queue, message):
+        match message["Body"].split(":"):
+            case ["unreadable"]:
+                raise UnreadableError("nobody can read it")
+            case ["broken"]:
+                raise BrokenError
+            case ["eta", seconds]:
+                return Opened({"handle": message["ReceiptHandle"]}, eta=clock.wall() + float(seconds))
+            case _:
+                return Opened({"handle": message["ReceiptHandle"], "body": message["Body"]})
+
+    return open_message
+
+
+class BusySQS(MemorySQS):
+    """Something may happen while it changes a visibility."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def change_visibility(self, queue_url, changes):
+        result = super().change_visibility(queue_url, changes)
+        self.meanwhile()
+        return result
+
+
+class Events:
+    """What happened so far, and what happens next; bounded."""
+
+    def __init__(self):
+        self.seen = []
+        self.changed = threading.Condition()
+
+    def __call__(self, event):
+        with self.changed:
+            self.seen.append(event)
+            self.changed.notify_all()
+
+    def of(self, kind):
+        return [event for event in self.seen if isinstance(event, kind)]
+
+    def wait(self, kind, count=1, timeout=5):
+        with self.changed:
+            came = self.changed.wait_for(lambda: len(self.of(kind)) >= count, timeout)
+            assert came, f"no {kind}: {self.seen}"
+            return self.of(kind)
+
+
+class World:
+    """A depot that polls at once, and then sleeps until it expects something."""
+
+    def __init__(self, **options):
+        self.clock = FakeClock()
+        self.sqs = BusySQS(self.clock)
+        self.handed = []
+        given = {"polling_interval": 3600, "settle_window": 0, "prefetch_seconds": 0, **options}
+        self.depot = Depot(Options.parse(given), RECEIVE, opened(self.clock), self.clock)
+        self.depot.room.prefetch_count = 10
+
+    def queue(self, name="q", attributes=None):
+        return Queue(name, self.sqs.create_queue(name, attributes or {}, {}), self.sqs)
+
+    def send(self, queue, *bodies):
+        for body in bodies:
+            self.sqs.send(queue.url, OutgoingMessage(body))
+
+    def consume(self, queue, *bodies, hand_over=None):
+        self.send(queue, *bodies)
+        self.depot.consume(queue, hand_over or (self.handed.append))
+
+    def deliveries(self, queue, *bodies):
+        """Consume these messages, and hand them over."""
+        self.consume(queue, *bodies)
+        assert self.depot.inbox.wait(5)
+        self.depot.hand_over()
+        return [self.depot.ledger.get(payload["handle"]) for payload in self.handed]
+
+    def visible(self, queue):
+        return [message["Body"] for message in self.sqs.receive(queue.url, 10, 0, RECEIVE)]
+
+    def left(self, queue):
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        return sum(map(int, self.sqs.queue_attributes(queue.url, names).values()))
+
+    def extend(self):
+        """A beat of the heart, as its thread would do it when it is time."""
+        self.clock.advance(TIMEOUT * 2 / 3)
+        self.depot._heartbeat.beat()
+
+    def count(self, action):
+        return sum(name == action for name, _ in self.sqs.calls)
+
+    def close(self):
+        for delivery in list(self.depot.ledger._held.values()):
+            delivery.settle(Lapse())
+        self.depot.close()
+        self.depot.inbox.close()
+
+
+@pytest.fixture
+def make():
+    worlds = []
+
+    def make(**options):
+        worlds.append(World(**options))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+@pytest.fixture
+def world(make):
+    return make()
+
+
+@pytest.fixture
+def queue(world):
+    return world.queue()
+
+
+@pytest.fixture
+def graves(world):
+    return world.queue("graves")
+
+
+@pytest.fixture
+def mortal(world, graves):
+    arn = world.sqs.queue_attributes(graves.url, ["QueueArn"])["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
+    return world.queue("mortal", {"RedrivePolicy": policy})
+
+
+@pytest.fixture
+def events():
+    events = Events()
+    end = subscribe(events)
+    yield events
+    end()
+
+
+def test_what_arrives_is_handed_over_in_order(world, queue):
+    world.consume(queue, "a", "b", "c")
+    assert world.depot.inbox.wait(5)
+    assert world.depot.hand_over() == 3
+    assert [payload["body"] for payload in world.handed] == ["a", "b", "c"]
+    assert len(world.depot.ledger) == world.depot.room.held == 3
+
+
+def test_what_was_settled_is_no_longer_held(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    assert one.settle(Delete())
+    events.wait(Deleted)
+    assert len(world.depot.ledger) == world.depot.room.held == 0
+    assert world.left(queue) == 0
+
+
+def test_a_second_settlement_does_nothing(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    one.settle(Hide(30))
+    assert one.settle(Delete()) is False
+    events.wait(Hidden)
+    assert world.depot.room.held == 0
+    assert world.left(queue) == 1
+
+
+def test_a_hidden_message_comes_back_although_the_queue_sleeps(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    one.settle(Hide(30))
+    assert events.wait(Hidden) == [Hidden(one.facts, 30)]
+    world.clock.advance(30 + REAPPEARS_AFTER)
+    receiver, _ = world.depot._receivers["q"]
+    receiver.expect("to have it look at the clock again", world.clock.monotonic() - 1)
+    assert world.depot.inbox.wait(5)
+
+
+def test_a_requeued_message_comes_back_although_the_queue_sleeps(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    world.depot.reject(one, requeue=True)
+    events.wait(Released)
+    receiver, _ = world.depot._receivers["q"]
+    assert receiver._schedule.next_poll() <= world.clock.monotonic() + 1
+
+
+def test_a_lapse_costs_no_request_and_is_expected_at_the_deadline(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    world.clock.advance(20)
+    one.settle(Lapse())
+    assert events.of(Hidden) == [Hidden(one.facts, TIMEOUT - 20)]
+    assert world.count("ChangeMessageVisibilityBatch") == 0
+    receiver, _ = world.depot._receivers["q"]
+    assert receiver._schedule.next_poll() == one.deadline + REAPPEARS_AFTER
+
+
+def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    one.deadline = world.clock.monotonic() + 11 * 3600 + TIMEOUT  # after eleven hours of heartbeats
+    world.clock.advance(11 * 3600)
+    one.settle(Hide(VISIBILITY_HORIZON))
+    (hidden,) = events.wait(Hidden)
+    ((_, asked),) = next(
+        arguments["changes"]
+        for action, arguments in world.sqs.calls
+        if action == "ChangeMessageVisibilityBatch"
+    )
+    assert asked <= 3600
+    assert hidden.seconds == asked
+
+
+def test_a_retry_delay_is_not_overwritten_by_an_extension_in_flight(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    world.sqs.meanwhile = lambda: one.settle(Hide(5))
+    world.extend()
+    events.wait(Hidden)
+    changes = [a["changes"][0][1] for name, a in world.sqs.calls if name == "ChangeMessageVisibilityBatch"]
+    assert changes == [TIMEOUT, 5]
+
+
+def test_a_settlement_that_waits_for_an_extension_survives_the_closing(world, queue, events):
+    world.deliveries(queue, "a")
+
+    def close():
+        world.sqs.meanwhile = lambda: None
+        world.depot.close()
+        for thread in world.depot._settler._threads:
+            thread.join(0.1)  # whoever means to end has ended
+
+    world.sqs.meanwhile = close
+    world.extend()
+    events.wait(Released, timeout=1)
+    assert world.visible(queue) == ["a"]
+
+
+def test_a_message_that_lapsed_in_the_inbox_is_not_run_and_told_lost(make, events):
+    world = make(heartbeat_interval=0)
+    queue = world.queue()
+    world.consume(queue, "a")
+    assert world.depot.inbox.wait(5)
+    world.clock.advance(TIMEOUT)
+    assert world.depot.hand_over() == 0
+    assert world.handed == []
+    assert world.depot.room.held == 0
+    assert [type(event) for event in events.seen[1:]] == [Lost]
+
+
+def test_a_message_that_celery_cannot_take_is_hidden_as_after_an_error(make, events, caplog):
+    world = make(error_visibility_timeout=45)
+    queue = world.queue()
+
+    def broken(payload):
+        raise KeyError("body")
+
+    world.consume(queue, "a", hand_over=broken)
+    assert world.depot.inbox.wait(5)
+    world.depot.hand_over()
+    assert events.wait(Hidden)[0].seconds == 45
+    assert "message could not be handed to Celery" in caplog.text
+
+
+def test_a_far_eta_is_parked_and_not_handed_over(world, queue, events):
+    world.consume(queue, "eta:3600")
+    assert events.wait(Parked)[0].seconds == pytest.approx(3595)
+    assert world.depot.hand_over() == 0
+    assert world.depot.room.held == 0
+
+
+def test_a_far_eta_is_held_where_sqs_would_not_hand_it_out_again(world, mortal, events):
+    world.send(mortal, "eta:3600")
+    for _ in range(2):
+        world.sqs.receive(mortal.url, 1, 0, ReceiveOptions(visibility_timeout=0))
+    world.consume(mortal)
+    assert world.depot.inbox.wait(5)
+    assert events.of(Parked) == []
+
+
+def test_an_unreadable_message_is_moved_to_the_dead_letters(world, mortal, graves, events):
+    world.consume(mortal, "unreadable")
+    events.wait(Deleted)
+    assert events.of(Unreadable)[0].reason == "nobody can read it"
+    assert events.of(DeadLettered)
+    assert (world.left(mortal), world.left(graves)) == (0, 1)
+
+
+def test_an_unreadable_message_is_never_deleted_without_dead_letters(world, queue, events):
+    world.consume(queue, "unreadable")
+    events.wait(Hidden)
+    assert world.left(queue) == 1
+    assert world.count("DeleteMessageBatch") == 0
+
+
+def test_a_message_that_opening_stumbles_over_costs_neither_the_others_nor_any_room(world, queue):
+    world.consume(queue, "broken", "a")
+    assert world.depot.inbox.wait(1)
+    world.depot.hand_over()
+    assert [payload["body"] for payload in world.handed] == ["a"]
+    assert world.depot.room.held == len(world.depot.ledger)
+
+
+def test_what_failed_for_good_is_moved_to_the_dead_letters_with_the_reason(world, mortal, graves, events):
+    (one,) = world.deliveries(mortal, "a")
+    world.depot.give_up(one, "its last attempt failed", lambda: "the body", exception="ValueError()")
+    events.wait(Deleted)
+    assert events.of(DeadLettered) == [DeadLettered(one.facts, "its last attempt failed")]
+    assert (world.left(mortal), world.left(graves)) == (0, 1)
+
+
+def test_what_failed_for_good_is_deleted_where_there_are_no_dead_letters(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    world.depot.give_up(one, "its last attempt failed", lambda: pytest.fail("nobody needs the body"))
+    events.wait(Deleted)
+    assert world.left(queue) == 0
+
+
+def test_a_rejected_message_is_left_to_the_redrive_policy(world, mortal, events):
+    (one,) = world.deliveries(mortal, "a")
+    world.depot.reject(one, requeue=False)
+    events.wait(Hidden)
+    assert world.left(mortal) == 1
+
+
+def test_a_rejected_message_is_deleted_where_there_is_no_redrive_policy(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    world.depot.reject(one, requeue=False)
+    events.wait(Deleted)
+
+
+def test_a_cancelled_queue_gives_back_what_nobody_has_seen(world, queue, events):
+    other = world.queue("other")
+    inbox = world.depot.inbox
+    for name, body in ((queue, "a"), (other, "b")):
+        loop = inbox.fileno()
+        world.consume(name, body)
+        assert select.select([loop], [], [], 5)[0]
+        inbox.woken()
+    world.depot.cancel("q")
+    assert events.wait(Released)[0].delivery.queue == "q"
+    assert world.depot.hand_over() == 1
+    assert [payload["body"] for payload in world.handed] == ["b"]
+
+
+def test_cancelling_what_is_not_consumed_is_harmless(world):
+    world.depot.cancel("nothing")
+
+
+def test_closing_gives_back_what_did_not_start_and_keeps_what_runs(world, queue, events):
+    runs, waits = world.deliveries(queue, "a", "b")
+    runs.start()
+    world.depot.close()
+    assert events.of(Released) == [Released(waits.facts)]
+    assert world.visible(queue) == ["b"]
+    world.extend()
+    assert not runs.lost
+    runs.settle(Delete())
+    events.wait(Deleted)
+
+
+def test_closing_twice_or_before_anything_is_harmless(world):
+    world.depot.close()
+    world.depot.close()
+
+
+def test_it_can_be_used_again_after_it_was_closed(world, queue, events):
+    world.deliveries(queue, "a")
+    world.depot.close()
+    world.handed.clear()
+    (again,) = world.deliveries(queue)
+    again.settle(Release())
+    events.wait(Released, 2)
+
+
+def test_what_lapsed_is_not_hidden_any_more_but_may_still_be_deleted(world, queue, events):
+    hidden, deleted = world.deliveries(queue, "a", "b")
+    world.clock.advance(TIMEOUT)
+    hidden.settle(Hide(5))
+    deleted.settle(Delete())
+    events.wait(Deleted)
+    assert hidden.lost
+    assert [event.delivery for event in events.of(Lost)] == [hidden.facts]
+    assert world.count("ChangeMessageVisibilityBatch") == 0
+
+
+def test_the_main_thread_hands_over_for_a_moment_only_and_is_woken_for_the_rest(world, queue):
+    loop = world.depot.inbox.fileno()
+    world.consume(queue, "a", "b", hand_over=lambda _payload: world.clock.advance(1))
+    assert world.depot.inbox.wait(5)
+    world.depot.inbox.woken()
+    assert world.depot.hand_over() == 1
+    assert loop == world.depot.inbox.fileno()
+    assert world.depot.hand_over() == 1

@@ -1,0 +1,270 @@
+"""One queue's polling: as much as there is room for, when the schedule says so, and no error ends it."""
+
+from __future__ import annotations
+
+import itertools
+import queue as queues
+import threading
+from contextlib import suppress
+
+import pytest
+from support.clock import FakeClock
+
+from celery_sqs_visibility.aws.errors import AccessDenied, Throttled, Unavailable
+from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.receiver import MAX_PARALLEL, Receiver
+from celery_sqs_visibility.delivery.room import Room
+from celery_sqs_visibility.policy.polling import PollSchedule
+
+OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
+LONG = 3600.0  # a sleep that only something else than its end can end
+
+
+class World:
+    def __init__(self, schedule=None, name="q", prefetch_count=10):
+        self.clock = FakeClock()
+        self.sqs = MemorySQS(self.clock)
+        attributes = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
+        self.queue = Queue(name, self.sqs.create_queue(name, attributes, {}), self.sqs)
+        self.room = Room(0.0, self.clock)
+        self.room.prefetch_count = prefetch_count
+        self.arrived = queues.SimpleQueue()
+        self.on_arrival = lambda: None
+        self.receiver = Receiver(
+            self.queue,
+            self.room,
+            schedule or PollSchedule(LONG, LONG),
+            20,
+            OPTIONS,
+            self.clock,
+            self.take,
+        )
+
+    def take(self, queue, messages, called, returned):
+        self.arrived.put((queue, [message["Body"] for message in messages], called, returned))
+        self.on_arrival()
+
+    def send(self, *bodies):
+        for body in bodies:
+            group = {"group_id": "g", "deduplication_id": body} if self.queue.fifo else {}
+            self.sqs.send(self.queue.url, OutgoingMessage(body, **group))
+
+    def poll(self, wait=0):
+        self.room.join()
+        return self.receiver.poll(self.room.reserve(0), wait=wait)
+
+    def bodies(self):
+        """What arrives next; bounded."""
+        return self.arrived.get(timeout=5)[1]
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def running():
+    """Start receivers that are stopped after the test."""
+    worlds = []
+
+    def start(world):
+        worlds.append(world)
+        world.receiver.start()
+        return world
+
+    yield start
+    for world in worlds:
+        world.receiver.stop()
+        world.room.prefetch_count = 1000  # nobody is left waiting for room
+        for thread in list(world.receiver._threads):
+            thread.join(5)
+
+
+def receives(world):
+    return [arguments for action, arguments in world.sqs.calls if action == "ReceiveMessage"]
+
+
+def test_a_poll_asks_for_what_is_reserved_with_the_options_of_the_queue(world):
+    world.room.prefetch_count = 3
+    world.poll(wait=7)
+    (call,) = receives(world)
+    assert (call["max_messages"], call["wait"], call["options"]) == (3, 7, OPTIONS)
+
+
+def test_a_poll_hands_on_what_it_brought_with_the_instants_around_the_call(world):
+    world.send("a", "b")
+    assert world.poll() == 2
+    now = world.clock.monotonic()
+    assert world.arrived.get(timeout=0) == (world.queue, ["a", "b"], now, now)
+    assert world.room.held == 2
+
+
+def test_an_empty_poll_hands_on_nothing_and_gives_its_room_back(world):
+    assert world.poll() == 0
+    assert world.arrived.empty()
+    assert world.room.held == 0
+    assert world.room.reserve(0).messages == 10
+
+
+@pytest.mark.parametrize("error", [Unavailable("network"), AccessDenied("no"), RuntimeError("bug")])
+def test_a_failed_poll_gives_its_room_back(world, error):
+    world.sqs.fail_next("ReceiveMessage", error)
+    with suppress(RuntimeError):  # the thread's loop logs it and goes on
+        assert world.poll() == 0
+    assert world.room.held == 0
+    assert world.room.reserve(0).messages == 10
+
+
+def test_trouble_is_told_once_for_each_kind_and_so_is_its_end(world, caplog):
+    for error in (Throttled("slow"), Throttled("slow"), Unavailable("network")):
+        world.sqs.fail_next("ReceiveMessage", error)
+        world.poll()
+    world.poll()
+    world.poll()
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot receive from SQS and will try again: slow",
+        "cannot receive from SQS and will try again: network",
+        "receives from SQS again, after 3 failures",
+    ]
+
+
+def test_a_poll_whose_messages_nobody_could_take_is_over_too(world):
+    def broken():
+        raise RuntimeError("a bug")
+
+    world.on_arrival = broken
+    world.send("a")
+    with pytest.raises(RuntimeError):
+        world.poll()
+    assert world.receiver.settle_down(0)
+
+
+def test_settling_down_waits_for_polls_in_flight_and_no_longer(world):
+    assert world.receiver.settle_down(world.clock.monotonic() + 100)
+    during = []
+    world.on_arrival = lambda: during.append(world.receiver.settle_down(0))
+    world.send("a")
+    world.poll()
+    assert during == [False]
+    assert world.receiver.settle_down(0)
+
+
+def test_a_receiver_polls_at_once_and_then_sleeps(running, world):
+    world.send("a")
+    running(world)
+    assert world.bodies() == ["a"]
+
+
+def test_starting_twice_is_harmless(running, world):
+    running(world)
+    world.receiver.start()
+    assert len(world.receiver._threads) <= 1
+
+
+def test_a_message_known_to_come_back_ends_the_sleep(running):
+    world = running(World())
+    world.send("a")
+    for _ in range(2):  # the sleep may begin before or after the message came
+        world.receiver.expect("a", world.clock.monotonic())
+    assert world.bodies() == ["a"]
+
+
+class Racing(PollSchedule):
+    """A message is hidden at the very moment at which a receiver, having looked, goes to sleep."""
+
+    raced = False
+
+    def next_poll(self):
+        seen = super().next_poll()
+        if seen > 1000 and not self.raced:
+            self.raced = True
+            self.expect("a", 1000.0)
+            self.raced_at_last()
+        return seen
+
+    def raced_at_last(self):
+        """A hook for the test."""
+
+
+def test_a_message_hidden_while_a_receiver_goes_to_sleep_is_not_slept_past(running):
+    schedule = Racing(LONG, LONG)
+    world = World(schedule)
+    schedule.raced_at_last = lambda: world.send("a")
+    running(world)
+    assert world.arrived.get(timeout=1)[1] == ["a"]
+
+
+def test_no_error_ends_the_polling(running, caplog):
+    world = World(PollSchedule(0, 0))
+    world.sqs.fail_next("ReceiveMessage", Unavailable("network"))
+    world.sqs.fail_next("ReceiveMessage", RuntimeError("a bug"))
+    world.send("a")
+    running(world)
+    assert world.bodies() == ["a"]
+    assert "receiving stumbled and goes on" in caplog.text
+
+
+def test_full_batches_call_for_help(running):
+    world = World(prefetch_count=1000)
+    batches = itertools.count(1)
+    together = threading.Barrier(2)  # the second batch and the third arrive in two threads
+    met = queues.SimpleQueue()
+
+    def meet():
+        if next(batches) in {2, 3}:
+            met.put(together.wait(5))
+
+    world.on_arrival = meet
+    world.send(*map(str, range(30)))
+    running(world)
+    assert sorted(met.get(timeout=6) for _ in range(2)) == [0, 1]
+
+
+def test_help_has_a_limit(running):
+    world = World(prefetch_count=1000)
+    busy = set()
+    world.on_arrival = lambda: busy.add(threading.current_thread())
+    world.send(*map(str, range(300)))
+    running(world)
+    seen = [body for _ in range(30) for body in world.bodies()]
+    assert len(set(seen)) == 300
+    assert len(world.receiver._threads) <= MAX_PARALLEL
+
+
+def test_a_fifo_queue_has_one_poller(running):
+    world = World(name="q.fifo", prefetch_count=1000)
+    threads = set()
+    world.on_arrival = lambda: threads.add(threading.current_thread())
+    world.send(*map(str, range(20)))
+    running(world)
+    assert world.bodies() == list(map(str, range(10)))
+    assert len(threads) == 1
+    assert len(world.receiver._threads) == 1
+
+
+def test_a_stopped_receiver_ends(world):
+    world.receiver.start()
+    threads = list(world.receiver._threads)
+    world.receiver.stop()
+    world.receiver.stop()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_what_a_poll_brings_after_the_stop_still_arrives(world):
+    world.send("a")
+    world.receiver.stop()
+    world.poll()
+    assert world.bodies() == ["a"]
+
+
+def test_stop_before_start_leaves_the_others_their_share(world):
+    world.receiver.stop()
+    world.receiver.start()
+    for _ in range(2):
+        world.room.join()
+    assert world.room.reserve(0).messages == 5
