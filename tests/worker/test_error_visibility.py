@@ -96,7 +96,7 @@ def test_the_options_delay_is_for_tasks_that_set_none(make_site):
     assert site.changes() == [1, 2]
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_the_task_knows_which_delivery_it_runs(make_site, pool):
     site = make_site()
     site.start(pool=pool)

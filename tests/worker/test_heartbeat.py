@@ -6,7 +6,7 @@ import pytest
 from support.faults import hold_request
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_tasks_ten_times_as_long_as_their_timeout_run_once_with_two_workers(make_site, pool):
     site = make_site(visibility_timeout=2)
     tasks = 2 if pool == "solo" else 4
