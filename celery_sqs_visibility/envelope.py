@@ -102,7 +102,8 @@ def eta_of(headers: Mapping[str, Any]) -> float | None:
 
 
 def _text(body: str) -> str:
-    if body.lstrip()[:1] == "{":
+    body = body.strip()
+    if body[:1] == "{":
         return body
     try:
         return base64.b64decode(body, validate=True).decode()
@@ -113,8 +114,8 @@ def _text(body: str) -> str:
 def _parse(text: str) -> dict[str, Any]:
     try:
         payload = loads(text)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UnreadableError(f"its body is not JSON: {error}") from None
+    except Exception as error:  # noqa: BLE001 - kombu's decoders of typed values may raise anything
+        raise UnreadableError(f"its body is not JSON: {error!r}") from None
     if not isinstance(payload, dict) or not isinstance(payload.get("properties"), dict):
         raise UnreadableError("its body is JSON, but not kombu's: it has no 'properties'")
     return payload
@@ -126,9 +127,10 @@ def _delay_seconds(properties: Mapping[str, Any]) -> int | None:
         if value is None:
             continue
         try:
-            return max(0, min(int(value), DELAY_SECONDS))
+            delay = int(value)
         except (TypeError, ValueError, OverflowError):
             return None
+        return min(delay, DELAY_SECONDS) if delay >= 0 else None
     return None
 
 

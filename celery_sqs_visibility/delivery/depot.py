@@ -20,13 +20,12 @@ from celery_sqs_visibility.delivery.events import (
     Parked,
     Released,
     emit,
-    subscribe,
 )
 from celery_sqs_visibility.delivery.heartbeat import DEADLINE_PASSED, Heartbeat
 from celery_sqs_visibility.delivery.inbox import Inbox, Parcel
 from celery_sqs_visibility.delivery.intake import Intake, Open, UnreadableError
 from celery_sqs_visibility.delivery.ledger import Ledger
-from celery_sqs_visibility.delivery.log import log_event
+from celery_sqs_visibility.delivery.log import Fields, listen
 from celery_sqs_visibility.delivery.model import (
     DeadLetter,
     Delete,
@@ -92,7 +91,6 @@ class Depot:
         self._lock = threading.Lock()  # guards _receivers and _running
         self._receivers: dict[str, tuple[Receiver, HandOver]] = {}
         self._running = False
-        self._end_log: Callable[[], None] = lambda: None
 
     def consume(self, queue: Queue, hand_over: HandOver) -> None:
         """Poll the queue from now on; its messages go to `hand_over`, on the thread that calls ours."""
@@ -104,6 +102,7 @@ class Depot:
         receiver = Receiver(
             queue, self.room, schedule, options.wait_time_seconds, self._receive, self._clock, self._arrived
         )
+        self.cancel(queue.name)
         with self._lock:
             self._receivers[queue.name] = (receiver, hand_over)
         receiver.start()
@@ -193,9 +192,11 @@ class Depot:
         self.inbox.take_all()
         for delivery in self.ledger.unstarted():
             delivery.settle(Release())
-        if not self._settler.flush(FLUSH):
+        until = self._clock.monotonic() + FLUSH
+        resumed = self.ledger.wait_for_extensions(FLUSH)
+        if not (self._settler.flush(max(0.0, until - self._clock.monotonic())) and resumed):
             logger.warning("not everything could be settled in time; SQS hands it out again")
-        if not len(self.ledger):
+        if resumed and not len(self.ledger):
             self._stop()
 
     def _start(self) -> None:
@@ -203,7 +204,7 @@ class Depot:
             if self._running:
                 return
             self._running = True
-        self._end_log = subscribe(log_event)
+        listen()
         self._settler.start()
         if self.options.heartbeat_interval:
             self._heartbeat.start()
@@ -215,7 +216,6 @@ class Depot:
             self._running = False
         self._heartbeat.stop()
         self._settler.stop()
-        self._end_log()
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -253,17 +253,20 @@ class Depot:
         try:
             parcel.hand_over(parcel.payload)
         except Exception:
-            logger.exception("message could not be handed to Celery", extra={"sqs": delivery.facts})
+            facts = Fields(message_id=delivery.facts.message_id)
+            logger.exception("message could not be handed to Celery (%s)", facts, extra={"sqs": facts})
             delivery.settle(self.after_an_error(delivery))
         return True
 
     def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
         now = self._clock.monotonic()
-        if isinstance(settlement, Lapse):
-            self._settled(delivery, settlement, None, now)
-        elif isinstance(settlement, Delete) or not (delivery.lost or delivery.deadline <= now):
+        lapsed = delivery.lost or delivery.deadline <= now
+        if isinstance(settlement, Delete) or not lapsed:
             # The deletion of what was lost may come too late, but does no harm and may spare a second run.
-            self._settler.submit(delivery, settlement)
+            if isinstance(settlement, Lapse):
+                self._settled(delivery, settlement, None, now)
+            else:
+                self._settler.submit(delivery, settlement)
         elif not delivery.lost:
             delivery.lost = True
             emit(Lost(delivery.facts, DEADLINE_PASSED))
@@ -275,6 +278,7 @@ class Depot:
         facts = delivery.facts
         if error is not None:
             emit(Lost(facts, str(error)))
+            self._expect(delivery, max(now, delivery.deadline))
             return
         match settlement:
             case Delete():
@@ -290,6 +294,7 @@ class Depot:
                 self._expect(delivery, delivery.deadline)
             case Release():
                 emit(Released(facts))
+                self._expect(delivery, now)
             case DeadLetter():
                 pass  # its copy was sent, or was not; what follows is settled in its own right
 

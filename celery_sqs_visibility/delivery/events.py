@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,18 @@ class Lost(Event):
 
 Listener = Callable[[Event], None]
 
-_listeners: tuple[Listener, ...] = ()
+
+class _Subscription:
+    """One listener's; a listener that subscribes twice has two."""
+
+    __slots__ = ("listener",)
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+
+
+_lock = threading.Lock()  # guards changes of _subscriptions, which is replaced whole: readers need no lock
+_subscriptions: tuple[_Subscription, ...] = ()
 
 
 def subscribe(listener: Listener) -> Callable[[], None]:
@@ -130,23 +141,28 @@ def subscribe(listener: Listener) -> Callable[[], None]:
     Returns:
         A function that ends the subscription; calling it twice is harmless.
     """
-    global _listeners  # noqa: PLW0603 - one process, one stream of events; replaced whole, so readers need no lock
-    _listeners = (*_listeners, listener)
+    global _subscriptions  # noqa: PLW0603 - one process, one stream of events
+    subscription = _Subscription(listener)
+    with _lock:
+        _subscriptions = (*_subscriptions, subscription)
 
     def unsubscribe() -> None:
-        global _listeners  # noqa: PLW0603
-        remaining = list(_listeners)
-        with suppress(ValueError):
-            remaining.remove(listener)
-        _listeners = tuple(remaining)
+        global _subscriptions  # noqa: PLW0603
+        with _lock:
+            _subscriptions = tuple(other for other in _subscriptions if other is not subscription)
 
     return unsubscribe
 
 
+def subscribed(listener: Listener) -> bool:
+    """Whether that listener hears of events."""
+    return any(subscription.listener is listener for subscription in _subscriptions)
+
+
 def emit(event: Event) -> None:
     """Tell every listener. A listener that raises is logged and does no harm."""
-    for listener in _listeners:
+    for subscription in _subscriptions:
         try:
-            listener(event)
+            subscription.listener(event)
         except Exception:
             logger.exception("listener failed")

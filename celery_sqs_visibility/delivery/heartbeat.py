@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
-from celery_sqs_visibility.aws.errors import HandleIsInvalid, SQSError
+from celery_sqs_visibility.aws.errors import HandleIsInvalid, SQSError, Unavailable
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Extended, Lost, emit
@@ -45,7 +45,7 @@ class Heartbeat:
         """Start the thread; harmless if it runs."""
         with self._changed:
             self._stopping = False
-            if self._thread is None or not self._thread.is_alive():
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sqs-heartbeat", daemon=True)
                 self._thread.start()
 
@@ -71,52 +71,78 @@ class Heartbeat:
             self._extend(queue, batch)
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._ended():
             try:
                 self.beat()
             except Exception:
                 logger.exception("heartbeat stumbled and goes on")
-                self._wait(self._clock.monotonic() + PAUSE_AFTER_BUG)
-            self._wait(self._ledger.next_extension())
+                self._rest(PAUSE_AFTER_BUG)
+            self._wait()
 
-    def _wait(self, until: float | None) -> None:
+    def _ended(self) -> bool:
+        """Whether to end; then the next `start` makes a new thread."""
         with self._changed:
-            # What was added since the caller looked is seen here, under the lock that notice() takes.
-            soonest = self._ledger.next_extension()
-            if soonest is not None and (until is None or soonest < until):
-                until = soonest
-            self._wakes_at = until
-            timeout = None if until is None else until - self._clock.monotonic()
+            if self._stopping:
+                self._thread = None
+            return self._stopping
+
+    def _wait(self) -> None:
+        """Sleep until something is due."""
+        with self._changed:
+            # What was added since the beat is seen here, under the lock that notice() takes.
+            self._wakes_at = self._ledger.next_extension()
+            timeout = None if self._wakes_at is None else self._wakes_at - self._clock.monotonic()
             if not self._stopping and (timeout is None or timeout > 0):
                 self._changed.wait(timeout)
             self._wakes_at = None
 
+    def _rest(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping, seconds)
+
     def _extend(self, queue: Queue, batch: list[Delivery]) -> None:
         now = self._clock.monotonic()
-        asked = [(delivery, self._ledger.extension(delivery, now)) for delivery in batch]
-        extensions = [(delivery, seconds) for delivery, seconds in asked if seconds > 0]
-        for delivery, seconds in asked:
-            if seconds <= 0:
-                self._after(delivery, self._ledger.not_extended(delivery, now))
+        extensions: list[tuple[Delivery, int]] = []
+        for delivery in batch:
+            seconds = self._ledger.extension(delivery, now)
+            if delivery.deadline <= now:  # it lapsed while an earlier batch took its time
+                self._lose(delivery, DEADLINE_PASSED)
+            elif seconds > 0:
+                extensions.append((delivery, seconds))
+            else:
+                self._after(delivery, self._ledger.not_extensible(delivery))
         if not extensions:
             return
-        try:
-            result = queue.sqs.change_visibility(queue.url, [(d.handle, s) for d, s in extensions])
-        except SQSError as error:
-            result = BatchResult(dict.fromkeys(range(len(extensions)), error))
+        failed = self._send(queue, extensions).failed
         for position, (delivery, seconds) in enumerate(extensions):
-            self._note(delivery, seconds, now + seconds, result.failed.get(position))
+            self._note(delivery, seconds, now + seconds, failed.get(position))
+
+    def _send(self, queue: Queue, extensions: list[tuple[Delivery, int]]) -> BatchResult:
+        error: SQSError
+        try:
+            return queue.sqs.change_visibility(queue.url, [(d.handle, seconds) for d, seconds in extensions])
+        except SQSError as refusal:
+            error = refusal
+        except Exception as bug:
+            # None of the batch may be left as being extended for ever.
+            logger.exception("extending stumbled and goes on", extra={"queue": queue.name})
+            error = Unavailable(repr(bug))
+        return BatchResult(dict.fromkeys(range(len(extensions)), error))
 
     def _note(self, delivery: Delivery, seconds: int, deadline: float, error: SQSError | None) -> None:
         if error is None:
             waiting = self._ledger.extended(delivery, deadline)
             emit(Extended(delivery.facts, seconds))
+            self._after(delivery, waiting)
         elif isinstance(error, HandleIsInvalid):
-            waiting = self._ledger.refused(delivery)
-            emit(Lost(delivery.facts, str(error)))
+            self._lose(delivery, str(error))
         else:
             logger.debug("extension failed", extra={"error": str(error), "queue": delivery.queue.name})
-            waiting = self._ledger.not_extended(delivery, self._clock.monotonic())
+            self._after(delivery, self._ledger.not_extended(delivery, self._clock.monotonic()))
+
+    def _lose(self, delivery: Delivery, reason: str) -> None:
+        waiting = self._ledger.refused(delivery)
+        emit(Lost(delivery.facts, reason))
         self._after(delivery, waiting)
 
     def _after(self, delivery: Delivery, waiting: Settlement | None) -> None:

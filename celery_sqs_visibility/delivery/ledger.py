@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery, Settlement
 from celery_sqs_visibility.delivery.wheel import ExtensionWheel
-
-#: A deadline closer than this is not worth an extension: the request would arrive too late.
-HORIZON_MARGIN = 2.0
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN
 
 #: A failed extension is tried again after this part of the time that is left.
 RETRY_FRACTION = 4
@@ -36,8 +34,12 @@ class Ledger:
         self._interval = heartbeat_interval
         # Guards everything below, and the mutable fields of the deliveries.
         self._lock = threading.Lock()
+        self._resumed = threading.Condition(self._lock)
         self._held: dict[str, Delivery] = {}
-        self._wheel = ExtensionWheel(heartbeat_interval) if heartbeat_interval else None
+        self._waiting = 0  # settlements that wait for an extension in flight
+        # Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
+        apart = min(heartbeat_interval, visibility_timeout - heartbeat_interval)
+        self._wheel = ExtensionWheel(apart) if heartbeat_interval else None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -67,6 +69,7 @@ class Ledger:
                 self._wheel.remove(delivery)
             if delivery.extending:
                 delivery.waiting = settlement
+                self._waiting += 1
                 return True, False
             return True, True
 
@@ -74,6 +77,11 @@ class Ledger:
         """What is held and not run, in the order of arrival."""
         with self._lock:
             return [delivery for delivery in self._held.values() if not delivery.started]
+
+    def wait_for_extensions(self, timeout: float) -> bool:
+        """Wait until no settlement waits for an extension in flight; whether that came true in time."""
+        with self._lock:
+            return self._resumed.wait_for(lambda: not self._waiting, timeout)
 
     def next_extension(self) -> float | None:
         """The monotonic instant at which `take_due` has something to do."""
@@ -109,15 +117,18 @@ class Ledger:
             return self._extension_returned(delivery, None)
 
     def not_extended(self, delivery: Delivery, now: float) -> Settlement | None:
-        """The extension failed, or was pointless; it is tried again until the deadline."""
+        """The extension failed; it is tried again until the deadline."""
         with self._lock:
-            left = max(0.0, delivery.deadline - now)
-            pause = max(left / RETRY_FRACTION, min(RETRY_FLOOR, left))
-            # Where nothing is left, the next look finds the deadline passed and tells of the loss.
-            return self._extension_returned(delivery, now + pause)
+            pause = max((delivery.deadline - now) / RETRY_FRACTION, RETRY_FLOOR)
+            return self._extension_returned(delivery, min(now + pause, delivery.deadline))
+
+    def not_extensible(self, delivery: Delivery) -> Settlement | None:
+        """Its horizon is reached: nothing can be done until the deadline, when it is lost."""
+        with self._lock:
+            return self._extension_returned(delivery, delivery.deadline)
 
     def refused(self, delivery: Delivery) -> Settlement | None:
-        """SQS refused the handle: it is lost."""
+        """SQS refused the handle, or its deadline has passed: it is lost."""
         with self._lock:
             delivery.lost = True
             return self._extension_returned(delivery, None)
@@ -125,10 +136,17 @@ class Ledger:
     def _extension_returned(self, delivery: Delivery, again_at: float | None) -> Settlement | None:
         delivery.extending = False
         waiting, delivery.waiting = delivery.waiting, None
-        if waiting is None and delivery.handle in self._held and not delivery.lost:
+        if waiting is not None:
+            self._waiting -= 1
+            self._resumed.notify_all()
+        elif delivery.handle in self._held and not delivery.lost:
             self._schedule(delivery, again_at)
         return waiting
 
-    def _schedule(self, delivery: Delivery, at: float | None = None) -> None:
-        if self._wheel:
-            self._wheel.add(delivery, delivery.deadline - self._interval if at is None else at)
+    def _schedule(self, delivery: Delivery, not_before: float | None = None) -> None:
+        if self._wheel is None:
+            return
+        if not_before is None:
+            self._wheel.add(delivery, delivery.deadline - self._interval)
+        else:
+            self._wheel.add_not_before(delivery, not_before)

@@ -24,6 +24,8 @@ from celery_sqs_visibility.delivery.events import (
     Released,
     Started,
     Unreadable,
+    subscribe,
+    subscribed,
 )
 
 logger = logging.getLogger("celery_sqs_visibility")
@@ -57,6 +59,12 @@ def log_event(event: Event) -> None:
     if logger.isEnabledFor(level):
         facts = fields_of(event)
         logger.log(level, sentence, facts, extra={"sqs": facts})
+
+
+def listen() -> None:
+    """Write every event from now on; harmless if it is done already."""
+    if not subscribed(log_event):
+        subscribe(log_event)
 
 
 def fields_of(event: Event) -> Fields:

@@ -54,9 +54,6 @@ class DeadLetter:
 
 Settlement = Delete | Hide | Lapse | Park | Release | DeadLetter
 
-#: Settlements that set the visibility timeout, which share batches.
-VisibilityChange = Hide | Park | Release
-
 
 class Delivery:
     """One receipt of one message.
@@ -110,7 +107,7 @@ class Delivery:
         self.lost = False
         self.extending = False
         self.waiting: Settlement | None = None
-        self.slot: int | None = None
+        self.slot: float | None = None
         self._settle = settle
 
     def start(self) -> None:

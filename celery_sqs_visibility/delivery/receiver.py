@@ -62,6 +62,7 @@ class Receiver:
         self._arrived = arrived
         self._changed = threading.Condition()  # guards everything below, and the schedule
         self._threads: set[threading.Thread] = set()
+        self._joined = False
         self._in_flight = 0
         self._failures = 0
         self._trouble: type[SQSError] | None = None
@@ -70,8 +71,9 @@ class Receiver:
     def start(self) -> None:
         """Start polling; harmless if it does."""
         with self._changed:
-            if self._threads or self.stopping:
+            if self._joined or self.stopping:
                 return
+            self._joined = True
             self._room.join()
             self._spawn(self._poll_on)
 
@@ -82,7 +84,9 @@ class Receiver:
                 return
             self.stopping = True
             self._changed.notify_all()
-        self._room.leave()
+            joined = self._joined
+        if joined:
+            self._room.leave()
 
     def settle_down(self, until: float) -> bool:
         """After `stop`: wait for the polls in flight, until that monotonic instant; whether all returned."""
@@ -128,27 +132,18 @@ class Receiver:
                 self._turn()
             except Exception:
                 logger.exception("receiving stumbled and goes on", extra={"queue": self.queue.name})
-                self._rest(self._clock.monotonic() + pause(1, heals=True))
+                self._rest(pause(1, heals=True))
 
     def _turn(self) -> None:
-        with self._changed:
-            due = self._schedule.next_poll()
-        if due > self._clock.monotonic():
-            self._rest(due)
+        if self._sleep():
             return
-        reservation = self._room.reserve(PATIENCE)
-        if reservation is None or self.stopping:
-            if reservation:
-                self._room.received(reservation, 0)
+        reservation = self._room.reserve(self.queue.name, PATIENCE, lambda: self.stopping)
+        if reservation is None:
             return
-        brought = self.poll(
-            reservation, wait=min(self._wait, CROWDED_WAIT) if reservation.crowded else self._wait
-        )
+        wait = min(self._wait, CROWDED_WAIT) if reservation.crowded else self._wait
+        brought = self.poll(reservation, wait=wait)
         if self._failures:
-            self._rest(
-                self._clock.monotonic()
-                + pause(self._failures, heals=issubclass(self._trouble or SQSError, HEALING))
-            )
+            self._rest(pause(self._failures, heals=issubclass(self._trouble or SQSError, HEALING)))
         elif brought == BATCH_ENTRIES:
             self._call_for_help()
 
@@ -162,11 +157,8 @@ class Receiver:
         """Poll while there is room and batches come back full."""
         brought = BATCH_ENTRIES
         while brought == BATCH_ENTRIES and not self.stopping:
-            reservation = self._room.reserve(0)
+            reservation = self._room.reserve(self.queue.name, 0, lambda: self.stopping)
             if reservation is None:
-                return
-            if self.stopping:
-                self._room.received(reservation, 0)
                 return
             brought = self.poll(reservation, wait=0)
 
@@ -182,14 +174,20 @@ class Receiver:
         self._threads.add(thread)
         thread.start()
 
-    def _rest(self, until: float) -> None:
-        """Sleep until then, or until the schedule or a stop says otherwise."""
+    def _sleep(self) -> bool:
+        """Sleep as the schedule says, until it or a stop says otherwise; whether there was reason to."""
         with self._changed:
-            before = self._schedule.next_poll()
-            self._changed.wait_for(
-                lambda: self.stopping or self._schedule.next_poll() < before,
-                max(0.0, until - self._clock.monotonic()),
-            )
+            until = self._schedule.next_poll()
+            seconds = until - self._clock.monotonic()
+            if seconds <= 0:
+                return False
+            self._changed.wait_for(lambda: self.stopping or self._schedule.next_poll() < until, seconds)
+            return True
+
+    def _rest(self, seconds: float) -> None:
+        """Leave SQS alone for a while; a stop ends it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.stopping, seconds)
 
     def _failed(self, error: SQSError) -> None:
         with self._changed:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_sqs_visibility.policy.clock import Clock
@@ -19,10 +20,12 @@ class Reservation:
     """Room for that many messages, to be polled for.
 
     Attributes:
+        queue: who polls.
         messages: 1 to 10.
         crowded: whether queues are left without room, so that the poll should be short.
     """
 
+    queue: str
     messages: int
     crowded: bool
 
@@ -44,7 +47,7 @@ class Room:
         self._held = 0
         self._reserved = 0
         self._queues = 0  # that poll or want to
-        self._polling = 0  # of these, how many have a poll in flight
+        self._polls: Counter[str] = Counter()  # in flight, by queue
         self._line: deque[object] = deque()  # who waits for room, first come first
 
     @property
@@ -69,41 +72,46 @@ class Room:
             self._queues += 1
 
     def leave(self) -> None:
-        """It polls no more."""
+        """A queue that joined polls no more."""
         with self._changed:
             self._queues -= 1
             self._changed.notify_all()
 
-    def reserve(self, timeout: float) -> Reservation | None:
+    def reserve(
+        self, queue: str, timeout: float, given_up: Callable[[], bool] = lambda: False
+    ) -> Reservation | None:
         """Wait up to `timeout` seconds for room worth a request, in line with others; `None` if none came.
 
-        First come, first served: a queue that has just polled does not take the next one's turn.
+        First come, first served: a queue that has just polled does not take the next one's turn. Who has
+        `given_up` meanwhile leaves the line at the next `interrupt`.
         """
         with self._changed:
             turn = object()
             self._line.append(turn)
             try:
-                if not self._changed.wait_for(
-                    lambda: self._line[0] is turn and self._worth_asking(), timeout
-                ):
-                    return None
-                return self._reserve()
+                self._changed.wait_for(lambda: given_up() or self._is_next(turn), timeout)
+                return self._reserve(queue) if self._is_next(turn) and not given_up() else None
             finally:
                 self._line.remove(turn)
                 self._changed.notify_all()
 
-    def _reserve(self) -> Reservation:
+    def _is_next(self, turn: object) -> bool:
+        return self._line[0] is turn and self._worth_asking()
+
+    def _reserve(self, queue: str) -> Reservation:
         free = self._free()
-        others = max(0, self._queues - self._polling - 1)
+        # Each queue without a poll in flight is to have its share, but for the one that asks.
+        others = max(0, self._queues - len(self._polls.keys() | {queue}))
         messages = min(BATCH_ENTRIES, max(1, free // (1 + others)))
         self._reserved += messages
-        self._polling += 1
-        return Reservation(messages, crowded=free - messages < others)
+        self._polls[queue] += 1
+        return Reservation(queue, messages, crowded=free - messages < others)
 
     def received(self, reservation: Reservation, messages: int) -> None:
         """The poll is over and brought that many."""
         with self._changed:
-            self._polling -= 1
+            self._polls[reservation.queue] -= 1
+            self._polls += Counter()  # drops the zero
             self._reserved -= reservation.messages
             self._held += messages
             if messages < reservation.messages:

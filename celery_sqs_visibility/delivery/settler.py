@@ -7,23 +7,26 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from celery_sqs_visibility.aws.errors import HandleIsInvalid, SQSError
+from celery_sqs_visibility.aws.errors import (
+    AccessDenied,
+    HandleIsInvalid,
+    RequestRefused,
+    SQSError,
+    Unavailable,
+)
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Park, Settlement
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.pauses import pause
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
 
 logger = logging.getLogger(__name__)
 
 THREADS = 3
-
-#: The 12 hours count from a receive that SQS saw a little earlier or later than we did.
-HORIZON_MARGIN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +94,18 @@ class Settler:
         self._ties = itertools.count()
         self._unfinished = 0
         self._hurried = 0  # flushes under way: nothing waits for company then
+        self._started = False
         self._stopping = False
-        self._threads: list[threading.Thread] = []
+        self._threads: set[int] = set()  # the numbers of those that run
 
     def start(self) -> None:
-        """Start the threads; harmless if they run."""
+        """Have threads from now on; harmless if there are."""
         with self._work:
-            self._stopping = False
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
-            for number in range(len(self._threads), THREADS):
-                thread = threading.Thread(target=self._run, name=f"sqs-settler-{number}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            self._started = True
+            self._wake_threads()
 
     def stop(self) -> None:
-        """End the threads once they have nothing to do; harmless if they do not run. Does not wait."""
+        """End the threads once they have nothing to do; a later job starts them again. Does not wait."""
         with self._work:
             self._stopping = True
             self._work.notify_all()
@@ -115,6 +115,8 @@ class Settler:
         with self._work:
             self._unfinished += 1
             self._enqueue(Job(delivery, settlement, self._clock.monotonic()))
+            if self._started and (self._stopping or not self._threads):
+                self._wake_threads()
 
     def flush(self, timeout: float) -> bool:
         """Send everything without waiting for company; whether all was done within `timeout` seconds."""
@@ -126,24 +128,32 @@ class Settler:
             finally:
                 self._hurried -= 1
 
-    def _run(self) -> None:
-        while (work := self._next()) is not None:
+    def _wake_threads(self) -> None:
+        self._stopping = False
+        for number in set(range(THREADS)) - self._threads:
+            self._threads.add(number)
+            name = f"sqs-settler-{number}"
+            threading.Thread(target=self._run, args=(number,), name=name, daemon=True).start()
+
+    def _run(self, number: int) -> None:
+        while (work := self._next(number)) is not None:
             lane, batch = work
             try:
                 self._carry_out(lane, batch)
             except Exception:
                 logger.exception("settling stumbled and goes on")
 
-    def _next(self) -> tuple[Lane, list[Job]] | None:
+    def _next(self, number: int) -> tuple[Lane, list[Job]] | None:
         with self._work:
             while True:
                 now = self._clock.monotonic()
                 work = self._take_batch(now)
                 if work is not None:
-                    if self._lanes:  # somebody else has to watch the time of what is left
+                    if self._lanes or self._later:  # somebody else has to watch the time of what is left
                         self._work.notify()
                     return work
                 if self._stopping and not self._unfinished:
+                    self._threads.discard(number)
                     return None
                 self._work.wait(self._sleep(now))
 
@@ -175,17 +185,34 @@ class Settler:
             self._work.notify()
 
     def _carry_out(self, lane: Lane, batch: list[Job]) -> None:
+        started = self._clock.monotonic()
+        batch = [replace(job, settlement=_clamped(job, started)) for job in batch]
+        failed: Mapping[int, SQSError]
         try:
             failed = self._send(lane, batch).failed
         except SQSError as error:
             failed = dict.fromkeys(range(len(batch)), error)
+        except Exception as bug:
+            logger.exception("settling stumbled and tries again", extra={"queue": lane.queue.name})
+            failed = dict.fromkeys(range(len(batch)), Unavailable(repr(bug)))
+        self._conclude(batch, failed)
+
+    def _conclude(self, batch: list[Job], failed: Mapping[int, SQSError]) -> None:
         now = self._clock.monotonic()
+        # One pause for all, so that they meet again in one batch.
+        failures = 1 + max((batch[position].failures for position in failed), default=0)
+        denied = any(isinstance(error, AccessDenied) for error in failed.values())
+        not_before = now + pause(failures, heals=not denied)
+        over = len(batch)
         try:
-            over = [(i, job) for i, job in enumerate(batch) if not self._again(job, failed.get(i), now)]
-            for position, job in over:
-                self._settled(job.delivery, job.settlement, failed.get(position), now)
+            for position, job in enumerate(batch):
+                error = failed.get(position)
+                if error is not None and self._again(job, error, not_before):
+                    over -= 1
+                else:
+                    self._settled(job.delivery, job.settlement, error, now)
         finally:
-            self._finish(len(over))
+            self._finish(over)
 
     def _send(self, lane: Lane, batch: list[Job]) -> BatchResult:
         queue = lane.queue
@@ -195,20 +222,15 @@ class Settler:
             for job in batch:
                 self._send_dead_letter(job.delivery, job.settlement)  # type: ignore[arg-type]
             return BatchResult({})
-        now = self._clock.monotonic()
-        return queue.sqs.change_visibility(
-            queue.url, [(job.delivery.handle, _seconds(job, now)) for job in batch]
-        )
+        return queue.sqs.change_visibility(queue.url, [(job.delivery.handle, _seconds(job)) for job in batch])
 
-    def _again(self, job: Job, error: SQSError | None, now: float) -> bool:
-        """Whether the job failed and is tried again."""
-        if error is None or isinstance(error, HandleIsInvalid):
+    def _again(self, job: Job, error: SQSError, not_before: float) -> bool:
+        """Whether the job is tried again."""
+        if isinstance(error, (HandleIsInvalid, RequestRefused)):
             return False
-        failures = job.failures + 1
-        not_before = now + pause(failures, heals=True)
         if not_before >= job.delivery.deadline:
             return False
-        again = replace(job, failures=failures, since=not_before)
+        again = replace(job, failures=job.failures + 1, since=not_before)
         with self._work:
             heapq.heappush(self._later, (not_before, next(self._ties), again))
             self._work.notify()
@@ -228,10 +250,22 @@ def _kind(settlement: Settlement) -> type[Settlement]:
     return type(settlement) if isinstance(settlement, (Delete, DeadLetter)) else Hide
 
 
-def _seconds(job: Job, now: float) -> int:
-    """The visibility timeout to set: what was asked, never beyond the horizon."""
+def _seconds(job: Job) -> int:
+    """The visibility timeout to set."""
     match job.settlement:
         case Hide(seconds) | Park(seconds):
-            return max(0, min(seconds, int(job.delivery.horizon - now) - HORIZON_MARGIN))
+            return seconds
         case _:
             return 0
+
+
+def _clamped(job: Job, now: float) -> Settlement:
+    """What was asked, but never beyond the horizon: SQS would refuse it."""
+    left = max(0, int(job.delivery.horizon - now) - HORIZON_MARGIN)
+    match job.settlement:
+        case Hide(seconds) if seconds > left:
+            return Hide(left)
+        case Park(seconds) if seconds > left:
+            return Park(left)
+        case settlement:
+            return settlement

@@ -8,8 +8,12 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
-#: How many slots a heartbeat interval is cut into: deliveries of one slot are extended together.
-SLOTS_PER_INTERVAL = 4
+#: How many slots the time from one extension to the next is cut into: deliveries of one slot are extended
+#: together.
+SLOTS = 4
+
+#: An extension that failed is tried again at multiples of this many seconds, so that retries share requests.
+RETRY_GRAIN = 0.25
 
 #: How many later deliveries are looked at to fill up a batch.
 FILL_LOOKAHEAD = 200
@@ -22,25 +26,26 @@ class ExtensionWheel:
     are taken along: their extension then costs nothing, and from there on they share a slot.
 
     Args:
-        interval: how long before its deadline a delivery is extended, in seconds.
+        interval: seconds before or after which deliveries are extended again, whichever is less: a slot must
+            be shorter, or what was just extended would be due at once.
     """
 
     def __init__(self, interval: float) -> None:
-        self._grain = interval / SLOTS_PER_INTERVAL
-        self._slots: dict[int, dict[Delivery, None]] = {}
+        self._grain = interval / SLOTS
+        self._slots: dict[float, dict[Delivery, None]] = {}  # by the instant at which they fall due
 
     def add(self, delivery: Delivery, at: float) -> None:
         """Extend it at that monotonic instant, or up to a slot earlier."""
-        slot = math.floor(at / self._grain)
-        delivery.slot = slot
-        self._slots.setdefault(slot, {})[delivery] = None
+        self._put(delivery, math.floor(at / self._grain) * self._grain)
+
+    def add_not_before(self, delivery: Delivery, at: float) -> None:
+        """Extend it at that monotonic instant, or a moment later."""
+        self._put(delivery, math.ceil(at / RETRY_GRAIN) * RETRY_GRAIN)
 
     def remove(self, delivery: Delivery) -> None:
         """Do not extend it; harmless if it is not here."""
-        if delivery.slot is None:
-            return
-        members = self._slots.get(delivery.slot)
-        if members is not None:
+        members = self._slots.get(delivery.slot) if delivery.slot is not None else None
+        if members is not None and delivery.slot is not None:
             members.pop(delivery, None)
             if not members:
                 del self._slots[delivery.slot]
@@ -48,18 +53,22 @@ class ExtensionWheel:
 
     def next_due(self) -> float | None:
         """The instant at which the earliest slot falls due."""
-        return min(self._slots) * self._grain if self._slots else None
+        return min(self._slots, default=None)
 
     def take_due(self, now: float) -> dict[Queue, list[Delivery]]:
         """Take out what is due, and what fills up its batches."""
         due: dict[Queue, list[Delivery]] = {}
-        for slot in sorted(slot for slot in self._slots if slot * self._grain <= now):
+        for slot in sorted(slot for slot in self._slots if slot <= now):
             for delivery in self._slots.pop(slot):
                 delivery.slot = None
                 due.setdefault(delivery.queue, []).append(delivery)
         if due:
             self._fill_up(due)
         return due
+
+    def _put(self, delivery: Delivery, slot: float) -> None:
+        delivery.slot = slot
+        self._slots.setdefault(slot, {})[delivery] = None
 
     def _fill_up(self, due: dict[Queue, list[Delivery]]) -> None:
         room = {queue: -len(batch) % BATCH_ENTRIES for queue, batch in due.items()}

@@ -44,7 +44,7 @@ class DelayFunction:
     function: Callable[[int, BaseException], float | None]
 
     def delay(self, retries: int, exc: BaseException) -> float | None:
-        """What the function says.
+        """What the function says, 12 hours at the most: a steep back-off ends there.
 
         Raises:
             ValueError: the function returned neither `None` nor a number of seconds.
@@ -53,7 +53,8 @@ class DelayFunction:
         seconds = self.function(retries, exc)
         if seconds is None:
             return None
-        return _seconds("the value error_visibility_timeout(retries, exc) returned", seconds)
+        name = "the value error_visibility_timeout(retries, exc) returned"
+        return _bounded(name, min(_number(name, seconds), VISIBILITY_HORIZON))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,19 @@ def _two_arguments(name: str, function: Callable[..., Any]) -> Callable[[int, Ba
 
 
 def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    return _bounded(name, _number(name, value))
+
+
+def _number(name: str, value: Any) -> float:
+    number = not isinstance(value, bool) and isinstance(value, (int, float))
+    if not number or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(
             f"expected {name} to be seconds, a list of seconds or a callable(retries, exc), got {value!r}"
         )
+    return value  # type: ignore[no-any-return]
+
+
+def _bounded(name: str, value: float) -> float:
     if not 0 <= value <= VISIBILITY_HORIZON:
         raise ValueError(
             f"expected {name} to be between 0 and {VISIBILITY_HORIZON} seconds (12 hours), got {value!r}"
@@ -118,14 +128,12 @@ def _seconds(name: str, value: Any) -> float:
 
 def retry_after(exc: BaseException) -> float | None:
     """Seconds that the exception asks for in an attribute `retry_after`: a number, such text, a timedelta."""
-    value = getattr(exc, "retry_after", None)
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if value is None or isinstance(value, bool):
-        return None
     try:
-        seconds = float(value)
-    except (TypeError, ValueError):
+        value = getattr(exc, "retry_after", None)
+        if isinstance(value, timedelta):
+            value = value.total_seconds()
+        seconds = math.nan if value is None or isinstance(value, bool) else float(value)
+    except Exception:  # noqa: BLE001 - it is the user's attribute, and must not replace the user's error
         return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 from celery_sqs_visibility.policy.delays import DelayRule, parse_delay
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON, WAIT_TIME_SECONDS
@@ -21,49 +21,60 @@ class OptionError(ValueError):
     """A transport option is misspelt, out of bounds or contradicts another; the message says which."""
 
 
-Parser = Callable[[str, Any], Any]
+class Parser(Protocol):
+    """What makes an option's value of what was given."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Raise `OptionError` if it is not what the option called `name` takes."""
+        ...
 
 
 def _option(default: Any, parse: Parser, doc: str, shown_default: str | None = None) -> Any:
     shown = repr(default) if shown_default is None else shown_default
-    metadata = {"parse": parse, "doc": doc, "default": shown}
+    metadata = {"parse": parse, "doc": doc, "default": shown, "bounds": getattr(parse, "bounds", "")}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class _Seconds:
+    """A duration within bounds; numbers, or text of them as from the environment."""
+
+    low: float
+    high: float
+    whole: bool = False
+    why: str = ""
+    zero: bool = False  # 0 is allowed although it is below `low`
+
+    @property
+    def bounds(self) -> str:
+        return ("0, or " if self.zero else "") + f"{self.low:g} to {self.high:g}"
+
+    def __call__(self, name: str, value: Any) -> float:
+        seconds = _number(name, value)
+        if not (self.low <= seconds <= self.high or (self.zero and seconds == 0)):
+            raise OptionError(
+                f"expected {name} to be {'0 or ' if self.zero else ''}between {self.low:g} and {self.high:g} "
+                f"seconds{self.why}, got {value!r}"
+            )
+        if not self.whole:
+            return seconds
+        if seconds != int(seconds):
+            raise OptionError(f"expected {name} to be whole seconds, as SQS takes them, got {value!r}")
+        return int(seconds)
 
 
 def _number(name: str, value: Any) -> float:
     if not isinstance(value, bool):
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             pass
         else:
             if math.isfinite(number):
                 return number
     raise OptionError(f"expected {name} to be a number of seconds, got {value!r}")
-
-
-def _seconds(low: float, high: float, why: str = "") -> Parser:
-    def parse(name: str, value: Any) -> float:
-        seconds = _number(name, value)
-        if not low <= seconds <= high:
-            raise OptionError(f"expected {name} to be between {low} and {high} seconds{why}, got {value!r}")
-        return seconds
-
-    return parse
-
-
-def _whole_seconds(low: int, high: int, why: str = "") -> Parser:
-    within = _seconds(low, high, why)
-
-    def parse(name: str, value: Any) -> int:
-        seconds = within(name, value)
-        if seconds != int(seconds):
-            raise OptionError(f"expected {name} to be whole seconds, as SQS takes them, got {value!r}")
-        return int(seconds)
-
-    return parse
 
 
 def _instance(expected: type | tuple[type, ...], noun: str) -> Parser:
@@ -77,7 +88,7 @@ def _instance(expected: type | tuple[type, ...], noun: str) -> Parser:
 
 def _delay(name: str, value: Any) -> DelayRule | None:
     if isinstance(value, str):
-        value = _imported(name, value)
+        value = _number(name, value) if value.strip()[:1].isdigit() else _imported(name, value)
     try:
         return parse_delay(name, value)
     except ValueError as error:
@@ -88,7 +99,7 @@ def _imported(name: str, path: str) -> Any:
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise OptionError(
             f"expected {name} to be seconds, a list of seconds or the dotted path of a callable, "
             f"got {path!r}, which cannot be imported: {error}"
@@ -112,6 +123,9 @@ _text = _instance(str, "text")
 _flag = _instance(bool, "True or False")
 _HORIZON = " (SQS's 12 hours)"
 
+#: An extension needs time to arrive.
+SHORTEST_HEARTBEAT = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -122,13 +136,13 @@ class Options:
 
     visibility_timeout: int = _option(
         120,
-        _whole_seconds(1, VISIBILITY_HORIZON, _HORIZON),
+        _Seconds(1, VISIBILITY_HORIZON, whole=True, why=_HORIZON),
         "How long a received message stays hidden. Sent on every receive and renewed by the heartbeat, so it "
         "is also how long the message of a killed worker takes to come back.",
     )
     heartbeat_interval: float = _option(
         None,
-        _seconds(0, VISIBILITY_HORIZON),
+        _Seconds(SHORTEST_HEARTBEAT, VISIBILITY_HORIZON, zero=True),
         "How long before its deadline a held message is extended; 0 switches the heartbeat off.",
         "visibility_timeout / 3",
     )
@@ -140,32 +154,32 @@ class Options:
     )
     wait_time_seconds: int = _option(
         20,
-        _whole_seconds(0, WAIT_TIME_SECONDS, " (SQS's longest poll)"),
+        _Seconds(0, WAIT_TIME_SECONDS, whole=True, why=" (SQS's longest poll)"),
         "How long a poll waits for a message.",
     )
     polling_interval: float = _option(
-        0.0, _seconds(0, VISIBILITY_HORIZON), "How long to sleep after an empty poll."
+        0.0, _Seconds(0, VISIBILITY_HORIZON), "How long to sleep after an empty poll."
     )
     polling_interval_max: float = _option(
         None,
-        _seconds(0, VISIBILITY_HORIZON),
+        _Seconds(0, VISIBILITY_HORIZON),
         "What that sleep grows to while the queue stays empty. Always cut short by the next message known to "
         "reappear.",
         "polling_interval",
     )
     shutdown_timeout: float = _option(
         25.0,
-        _seconds(0, VISIBILITY_HORIZON),
+        _Seconds(0, VISIBILITY_HORIZON),
         "After SIGTERM, how long running tasks may go on before their messages are handed back.",
     )
     settle_window: float = _option(
         0.02,
-        _seconds(0, 5),
+        _Seconds(0, 5),
         "How long a delete or a visibility change waits for company in a batch; 0 sends at once.",
     )
     prefetch_seconds: float = _option(
         1.0,
-        _seconds(0, 60),
+        _Seconds(0, 60),
         "How many seconds of work, at the measured pace, are held beyond what runs; 0 holds nothing more.",
     )
     region: str | None = _option(None, _text, "The AWS region; otherwise the profile's or the environment's.")
@@ -200,10 +214,10 @@ class Options:
     )
     sts_role_arn: str | None = _option(None, _text, "A role to assume.")
     sts_token_timeout: int = _option(
-        900, _whole_seconds(900, VISIBILITY_HORIZON), "How long the role's credentials are good for."
+        900, _Seconds(900, VISIBILITY_HORIZON, whole=True), "How long the role's credentials are good for."
     )
     sts_token_buffer_time: int = _option(
-        0, _whole_seconds(0, VISIBILITY_HORIZON), "How much earlier than that they are renewed."
+        0, _Seconds(0, VISIBILITY_HORIZON, whole=True), "How much earlier than that they are renewed."
     )
 
     @classmethod
@@ -220,7 +234,7 @@ class Options:
                 # None and "" have always meant "not set" to kombu.
                 if value is not None and value != "":
                     values[declared[name].name] = declared[name].metadata["parse"](name, value)
-            elif name not in OTHER_PEOPLES_OPTIONS:
+            elif name not in OTHER_PEOPLES_OPTIONS and not (name in NOT_SUPPORTED and not value):
                 raise OptionError(_unknown(name, declared))
         options = cls(**_with_derived_defaults(values))
         options._check_together()
@@ -237,6 +251,12 @@ class Options:
             raise OptionError(
                 f"expected polling_interval_max to be at least polling_interval ({self.polling_interval:g}), "
                 f"got {self.polling_interval_max:g}"
+            )
+        if self.sts_token_buffer_time >= self.sts_token_timeout:
+            raise OptionError(
+                "expected sts_token_buffer_time to be less than sts_token_timeout "
+                f"({self.sts_token_timeout}), got {self.sts_token_buffer_time}: the credentials would be "
+                "renewed without end"
             )
 
 
@@ -302,10 +322,10 @@ names the option, the value, the bound and the nearest valid name. `None` is the
 
 def reference_table() -> str:
     """The options as a Markdown table, for the docs."""
-    rows = ["| option | default | meaning |", "|---|---|---|"]
+    rows = ["| option | default | bounds | meaning |", "|---|---|---|---|"]
     for f in fields(Options):
-        doc = f.metadata["doc"]
-        rows.append(f"| `{option_name(f.name)}` | `{f.metadata['default']}` | {doc} |")
+        told = f.metadata
+        rows.append(f"| `{option_name(f.name)}` | `{told['default']}` | {told['bounds']} | {told['doc']} |")
     return "\n".join(rows) + "\n"
 
 

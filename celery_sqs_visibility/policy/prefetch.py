@@ -44,7 +44,7 @@ def capacity(prefetch_count: int, tasks_per_second: float, prefetch_seconds: flo
     work = tasks_per_second * prefetch_seconds
     if work <= prefetch_count * WORTHWHILE:
         return prefetch_count
-    return min(math.floor(work), UNLIMITED)
+    return max(prefetch_count, min(math.floor(work), UNLIMITED))
 
 
 def enough_to_ask(held: int, prefetch_count: int, limit: int, batch: int) -> int:

@@ -16,6 +16,9 @@ MESSAGE_BYTES: Final = 1024 * 1024
 #: Longest visibility timeout, counted from the receive: SQS refuses what lies beyond, it does not clamp.
 VISIBILITY_HORIZON: Final = 12 * 60 * 60
 
+#: The 12 hours count from a receive that SQS saw a little earlier than we did: stay that many seconds below.
+HORIZON_MARGIN: Final = 2
+
 #: Longest long poll.
 WAIT_TIME_SECONDS: Final = 20
 

@@ -53,7 +53,7 @@ class World:
 
     def poll(self, wait=0):
         self.room.join()
-        return self.receiver.poll(self.room.reserve(0), wait=wait)
+        return self.receiver.poll(self.room.reserve("q", 0), wait=wait)
 
     def bodies(self):
         """What arrives next; bounded."""
@@ -106,7 +106,7 @@ def test_an_empty_poll_hands_on_nothing_and_gives_its_room_back(world):
     assert world.poll() == 0
     assert world.arrived.empty()
     assert world.room.held == 0
-    assert world.room.reserve(0).messages == 10
+    assert world.room.reserve("q", 0).messages == 10
 
 
 @pytest.mark.parametrize("error", [Unavailable("network"), AccessDenied("no"), RuntimeError("bug")])
@@ -115,7 +115,7 @@ def test_a_failed_poll_gives_its_room_back(world, error):
     with suppress(RuntimeError):  # the thread's loop logs it and goes on
         assert world.poll() == 0
     assert world.room.held == 0
-    assert world.room.reserve(0).messages == 10
+    assert world.room.reserve("q", 0).messages == 10
 
 
 def test_trouble_is_told_once_for_each_kind_and_so_is_its_end(world, caplog):
@@ -267,4 +267,4 @@ def test_stop_before_start_leaves_the_others_their_share(world):
     world.receiver.start()
     for _ in range(2):
         world.room.join()
-    assert world.room.reserve(0).messages == 5
+    assert world.room.reserve("q", 0).messages == 5

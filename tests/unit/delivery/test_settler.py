@@ -24,9 +24,9 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.deadletters import DeadLetters
 from celery_sqs_visibility.delivery.events import Facts
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Park, Release
-from celery_sqs_visibility.delivery.settler import HORIZON_MARGIN, Settler
+from celery_sqs_visibility.delivery.settler import Settler
 from celery_sqs_visibility.policy.pauses import LONGEST_PAUSE
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN, VISIBILITY_HORIZON
 
 TIMEOUT = 120
 WINDOW = 0.02
@@ -171,7 +171,7 @@ def test_without_a_window_everything_goes_at_once():
 
 def test_a_thread_takes_what_is_ready_without_waiting(world, queue):
     world.submit(world.receive(queue, 10), Delete())
-    lane, batch = world.settler._next()
+    lane, batch = world.settler._next(0)
     assert (lane.queue, lane.kind, len(batch)) == (queue, Delete, 10)
 
 
@@ -310,7 +310,7 @@ def test_a_hide_is_clamped_to_what_is_left_of_the_twelve_hours(seconds, elapsed,
     ((handle, asked),) = world.batches(CHANGES)[0]
     assert handle == one.handle
     assert asked == max(0, min(seconds, VISIBILITY_HORIZON - elapsed - HORIZON_MARGIN))
-    assert world.settled == [(one, kind(seconds), None)]  # SQS did not refuse
+    assert world.settled == [(one, kind(asked), None)]  # SQS did not refuse, and nobody is told otherwise
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([Delete(), Hide(5), Release()])), max_size=80))

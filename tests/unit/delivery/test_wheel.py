@@ -13,11 +13,11 @@ from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Facts
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.wheel import FILL_LOOKAHEAD, SLOTS_PER_INTERVAL, ExtensionWheel
+from celery_sqs_visibility.delivery.wheel import FILL_LOOKAHEAD, SLOTS, ExtensionWheel
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 INTERVAL = 40.0
-GRAIN = INTERVAL / SLOTS_PER_INTERVAL
+GRAIN = INTERVAL / SLOTS
 SQS = MemorySQS()
 QUEUES = [Queue(name, SQS.create_queue(name, {}, {}), SQS) for name in "ab"]
 number = itertools.count()
@@ -45,7 +45,7 @@ def test_an_empty_wheel_has_nothing_due():
 @given(st.floats(0, 1e6), st.floats(0.1, 14400))
 def test_a_delivery_is_due_at_its_instant_or_up_to_a_slot_earlier(at, interval):
     wheel, _ = filled([at], ExtensionWheel(interval))
-    grain = interval / SLOTS_PER_INTERVAL
+    grain = interval / SLOTS
     due = wheel.next_due()
     assert due <= at or due == pytest.approx(at)
     assert due > at - grain or due == pytest.approx(at - grain)

@@ -236,13 +236,14 @@ def test_options_cannot_be_changed():
 
 def test_the_reference_has_a_row_for_every_option_with_default_and_meaning():
     head, rule, *rows = reference_table().splitlines()
-    assert head == "| option | default | meaning |"
-    assert rule == "|---|---|---|"
+    assert head == "| option | default | bounds | meaning |"
+    assert rule == "|---|---|---|---|"
     assert len(rows) == len(NAMES)
     for row, field in zip(rows, fields(Options), strict=True):
-        _, name, default, meaning, _ = (cell.strip() for cell in row.split("|"))
+        _, name, default, bounds, meaning, _ = (cell.strip() for cell in row.split("|"))
         assert name == f"`{option_name(field.name)}`"
         assert default == f"`{field.metadata['default']}`"
+        assert bounds == field.metadata["bounds"]
         assert meaning == field.metadata["doc"]
 
 
