@@ -1,4 +1,4 @@
-"""One broker as a process sees it: its queues, its credentials, and what is held from it."""
+"""One broker as a process sees it: where it is, its credentials, its queues."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from celery_sqs_visibility.aws.clients import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.forks import ProcessLock
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import PredefinedQueue, Queues
+from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.depot import Depot
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.inbox import Inbox
 from celery_sqs_visibility.envelope import open_message
 from celery_sqs_visibility.policy.options import Options
 
@@ -30,29 +31,18 @@ _brokers: dict[tuple[int, str], Broker] = {}
 
 
 class Broker:
-    """What the connections of one process to one broker share, and what outlives them.
-
-    A delivery whose connection was lost and made anew is still held, extended and settled.
-    """
+    """What the connections of one process to one broker share: its queues and what is known of them."""
 
     def __init__(self, client: Any, options: Options) -> None:
         self.pid = os.getpid()
         self.options = options
-        self.receive_options = receive_options(options)
         self.queues = _queues(client, options)
-        self._depot: Depot | None = None
+        self.receive_options = receive_options(options)
+        self.redrive = RedriveBook()
 
-    @property
-    def depot(self) -> Depot:
-        """What this process holds. Made when first needed, which is by a consumer: producers hold nothing."""
-        if self._depot is None:
-            with _lock:
-                self._depot = self._depot or Depot(self.options, self.receive_options, open_message)
-        return self._depot
-
-    def delivery(self, delivery_tag: str) -> Delivery | None:
-        """The delivery of that tag, if it is held. Any thread."""
-        return self._depot.ledger.get(delivery_tag) if self._depot else None
+    def new_depot(self, inbox: Inbox) -> Depot:
+        """A place to hold what is received from it."""
+        return Depot(self.options, self.receive_options, open_message, self.redrive, inbox)
 
 
 def shared_broker(client: Any, options: Options) -> Broker:
@@ -117,7 +107,7 @@ def _wanted_attributes(wanted: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         system = wanted.get("MessageSystemAttributeNames") or ()
         custom = wanted.get("MessageAttributeNames") or ()
     else:
-        system, custom = (wanted if isinstance(wanted, (list, tuple)) else ()), ()
+        system, custom = ((wanted,) if isinstance(wanted, str) else wanted or ()), ()
     return _all_or_these(system), _all_or_these(custom)
 
 

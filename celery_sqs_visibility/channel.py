@@ -38,10 +38,10 @@ class Message(virtual.Message):
         if self.delivery is not None and self.channel is not None:
             self.channel.depot.give_up(self.delivery, reason, lambda: seal_again(self._raw), **attributes)
 
-    def refuse(self, reason: str) -> None:
-        """No task of this worker can be made of it: to the dead letters, or hidden; never deleted."""
+    def refuse(self, reason: str, *, others_may: bool = False) -> None:
+        """No task of this worker can be made of it: see `Depot.refuse`. Never deleted."""
         if self.delivery is not None and self.channel is not None:
-            self.channel.depot.refuse(self.delivery, reason, seal_again(self._raw))
+            self.channel.depot.refuse(self.delivery, reason, seal_again(self._raw), others_may=others_may)
             self._state = "REJECTED"
 
 
@@ -63,24 +63,26 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        self._transport = connection  # virtual.Channel forgets it when it closes; what runs is settled later
-        self._consumed = False
+        self._transport = connection  # virtual.Channel forgets it when it closes
+        self._depot: Depot | None = None
         self._fetched: dict[str, Queue] = {}  # delivery tags of basic_get; no thread looks after them
 
     @property
     def broker(self) -> Broker:
-        """What the channels of this process share."""
+        """What the connections of this process share."""
         broker: Broker = self._transport.broker
         return broker
 
     @property
     def depot(self) -> Depot:
-        """What this process holds."""
-        return self.broker.depot
+        """What this channel holds. Made for a consumer: producers hold nothing."""
+        if self._depot is None:
+            self._depot = self.broker.new_depot(self._transport.inbox)
+        return self._depot
 
     def delivery(self, delivery_tag: str) -> Delivery | None:
         """The delivery of that tag, if it is held. Any thread."""
-        return self.broker.delivery(delivery_tag)
+        return self._depot.ledger.get(delivery_tag) if self._depot else None
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
         """Celery's prefetch count, of which the room to receive is made."""
@@ -97,7 +99,6 @@ class Channel(virtual.Channel):
     ) -> None:
         """Receive from the queue from now on."""
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
-        self._consumed = True
         hand_over = self.connection._callbacks[queue]  # noqa: SLF001 - virtual.Transport's table of consumers
         self.depot.consume(
             self.broker.queues.find_or_create(queue), self._without_ack(hand_over) if no_ack else hand_over
@@ -130,9 +131,8 @@ class Channel(virtual.Channel):
     def close(self) -> None:
         """Give back what does not run, and close."""
         super().close()
-        if self._consumed:
-            self._consumed = False
-            self.depot.close()
+        if self._depot is not None:
+            self._depot.close()
 
     def _without_ack(
         self, hand_over: Callable[[dict[str, Any]], object]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
-from celery import signals
+from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.log import get_logger
 from celery.utils.text import truncate
@@ -79,16 +79,17 @@ class DeliveryRequest(Request):
             self.settle(Delete())
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Give it back at once, or give it up, or (with `acks_on_failure=False`) have it come back."""
+        """As the task's `Reject` says: give it back at once, or give it up. Otherwise it comes back later."""
         if self.delivery is None:
             super().reject(requeue)
         elif not self.acknowledged:
-            if requeue:
-                self.settle(Release())
-            elif self._rejected_on_purpose:
-                self.give_up("rejected by the task")
-            else:
+            if not self._rejected_on_purpose:
+                # Not at once: what kills its worker would do so without a pause.
                 self.settle(self.message.channel.depot.after_an_error(self.delivery))
+            elif requeue:
+                self.settle(Release())
+            else:
+                self.give_up("rejected by the task")
             self.send_event("task-rejected", requeue=requeue)
 
     def settle(self, settlement: Settlement) -> None:
@@ -128,6 +129,8 @@ class DeliveryRequest(Request):
 class VisibilityRequest(DeliveryRequest):
     """A request of a `VisibilityTask`: its failures hide the message."""
 
+    _failed_for_good = False
+
     def on_retry(self, exc_info: ExceptionInfo) -> None:
         """The child decided that it comes back: hide it, instead of deleting it as Celery does."""
         exc = _exception(exc_info)
@@ -144,7 +147,9 @@ class VisibilityRequest(DeliveryRequest):
         """It failed for good, as the child decided, or its run was lost, of which the child knows nothing."""
         exc = _exception(exc_info)
         if self.delivery is not None and not self._is_celerys_own(exc):
-            if not return_ok and self._lost_run_comes_back(exc, exc_info):
+            # An internal error, of the result backend for one, the child has not decided about.
+            decided = return_ok and not exc_info.internal
+            if not decided and self._lost_run_comes_back(exc, exc_info):
                 return None
             self._fail_for_good(exc)
         return super().on_failure(exc_info, send_failed_event, return_ok)
@@ -159,11 +164,29 @@ class VisibilityRequest(DeliveryRequest):
             super().on_timeout(soft, timeout)
             return
         logger.error("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
-        if not self.acknowledged:
-            try:
-                raise TimeLimitExceeded(timeout)  # noqa: TRY301 - an ExceptionInfo is made of a raised one
-            except TimeLimitExceeded:
-                self.on_failure(ExceptionInfo())
+        try:
+            raise TimeLimitExceeded(timeout)  # noqa: TRY301 - an ExceptionInfo is made of a raised one
+        except TimeLimitExceeded as exc:
+            einfo = ExceptionInfo()
+            if not self.acknowledged:
+                self.on_failure(einfo)
+            if self._failed_for_good:
+                self._tell_handlers(exc, einfo)
+
+    def revoked(self) -> bool:
+        """Whether not to run it: revoked, expired, or beyond its last attempt, all others having been lost.
+
+        Celery asks right before the run (celery/worker/request.py: `execute_using_pool`).
+        """
+        if super().revoked():
+            return True
+        limit = self.task.retry_limit
+        if self.delivery is None or self.acknowledged or limit is None:
+            return bool(self.acknowledged and self._failed_for_good)
+        if self._request_dict["retries"] <= limit:
+            return False
+        self._fail_unrun()
+        return True
 
     def _describe(self, delivery: Delivery) -> None:
         super()._describe(delivery)
@@ -188,7 +211,7 @@ class VisibilityRequest(DeliveryRequest):
         # billiard 4.3 reports a child's exit before it knows it lost.
         if isinstance(exc, (SystemExit, KeyboardInterrupt)):
             exc = WorkerLostError(f"Worker exited prematurely: {exc!r}.")
-        if self.acknowledged or not task.comes_back(exc) or task.is_last_attempt(context, task.max_retries):
+        if self.acknowledged or not task.comes_back(exc) or task.is_last_attempt(context, task.retry_limit):
             return False
         delay = task.delay_after(context, exc)
         if delay is not None and isinstance(exc, TimeLimitExceeded):
@@ -214,11 +237,27 @@ class VisibilityRequest(DeliveryRequest):
 
     def _fail_for_good(self, exc: BaseException) -> None:
         error = safe_repr(exc)
+        self._failed_for_good = True
         self._tell_failure(error, None, last=True)
         if not self.acknowledged:
-            last = self.task.is_last_attempt(self._context, self.task.max_retries)
+            last = self.task.is_last_attempt(self._context, self.task.retry_limit)
             reason = "failed at its last attempt" if last else "failed, and is not to be retried"
             self.give_up(reason, exception=truncate(error, ERROR_LENGTH))
+
+    def _fail_unrun(self) -> None:
+        """Give up what has used up its attempts without anybody having told: its workers were lost."""
+        try:
+            raise WorkerLostError("No attempts left: the runs before were lost, with their workers.")  # noqa: TRY301
+        except WorkerLostError as exc:
+            if self.task.backend.get_state(self.id) == states.FAILURE:
+                self._fail_for_good(exc)  # told already; only its message was kept
+            else:
+                self.on_failure(ExceptionInfo())
+
+    def _tell_handlers(self, exc: Exception, einfo: ExceptionInfo) -> None:
+        """Call the task's handlers for a run that was cut off, as Celery 5.7 does in `on_timeout`."""
+        self.task.on_failure(exc, self.id, self.args, self.kwargs, einfo)
+        self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, einfo)
 
     def _tell_failure(self, error: str, delay: float | None, *, last: bool) -> None:
         if self.delivery is not None:

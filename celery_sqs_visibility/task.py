@@ -1,7 +1,8 @@
 """The task base class: a failure hides the message it came with, instead of publishing another.
 
 The decision is made where the exception is, in the pool's child, since not every exception can be pickled
-(Celery sends `UnpickleableExceptionWrapper` instead): `__call__` turns a failure that comes back into a
+(Celery sends `UnpickleableExceptionWrapper` instead): `run` and `before_start` are wrapped, as Celery's
+autoretry wraps `run` (celery/app/autoretry.py), so that a failure which comes back becomes a
 `VisibilityRetry`, which Celery's tracer (celery/app/trace.py: `build_tracer`) records as RETRY. The worker's
 main process finds the delay in it and settles the message (`celery_sqs_visibility.request`).
 """
@@ -11,8 +12,9 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import Any, ClassVar, NoReturn
 
 from celery import Task
@@ -27,7 +29,7 @@ from celery.exceptions import (
     TimeLimitExceeded,
     WorkerLostError,
 )
-from celery.utils.time import get_exponential_backoff_interval
+from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.delays import DelayRule, DelayRules, choose_delay, parse_delay
@@ -55,13 +57,17 @@ LOST_RUNS = (SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError)
 #: (retries, exc)
 TWO_ARGUMENTS = 2
 
+#: Where a request keeps the exception that `self.retry()` raised because there are no retries left.
+FINAL = "visibility_final"
+
 # Celery takes every key of a request that its Context does not know for a header of the message, and sends
 # it along with retries and chains (celery/app/task.py: `Context._get_custom_headers`). Ours it shall know;
 # and so `self.request.sqs` is `None` wherever there is no SQS.
 Context.sqs = None
 
-#: What is left of the 12 hours is known to this many seconds.
-HORIZON_MARGIN = 5.0
+#: The child counts the 12 hours from the hand-over, which was a moment after the receive, and the settling
+#: is a moment later.
+HAND_OVER = 5.0
 
 
 class VisibilityRetry(Retry):
@@ -98,16 +104,18 @@ class VisibilityTask(Task):
 
     abstract = True
     acks_late = True
-    # What becomes of a failure is decided here; at the last attempt Celery is to see a plain failure.
-    acks_on_failure_or_timeout = True
-    acks_on_failure = True
-    acks_on_timeout = True
-    reject_on_worker_lost = False
-    retry_on_worker_lost = False
     Request = "celery_sqs_visibility.request:VisibilityRequest"
     autoretry_for: ClassVar[tuple[type[BaseException], ...]] = EVERY_EXCEPTION
     dont_autoretry_for: ClassVar[tuple[type[BaseException], ...]] = ()
     error_visibility_timeout: Any = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG004 - a task class may take some
+        """Wrap what of the task may fail; a `__call__` or `__init__` of the user's does not undo it."""
+        task = super().__new__(cls)
+        task.run = _turning_failures(task, task.run)
+        if cls.before_start is not Task.before_start:
+            task.before_start = _turning_failures(task, task.before_start)
+        return task
 
     @classmethod
     def bind(cls, app: Any) -> Any:
@@ -123,29 +131,11 @@ class VisibilityTask(Task):
                 "late: what was deleted before the run cannot come back after it; remove acks_late or use "
                 "another base"
             )
+        # What becomes of a failure is decided here; at the last attempt Celery is to see a plain failure.
+        cls.acks_on_failure_or_timeout = cls.acks_on_failure = cls.acks_on_timeout = True
+        cls.reject_on_worker_lost = cls.retry_on_worker_lost = False
         cls._delay_rule()
         return bound
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task; a failure that comes back is raised as `VisibilityRetry`."""
-        request = self.request_stack.top
-        if request is None or request.called_directly or request._protected or not _has_sqs(request):  # noqa: SLF001
-            return super().__call__(*args, **kwargs)
-        # As Celery's own __call__ in a worker does (celery/app/trace.py: `_install_stack_protection`), so
-        # that a task which calls itself is called directly.
-        request._protected = 1  # noqa: SLF001
-        try:
-            # Without Celery's autoretry, which would choose a delay before we are asked.
-            return getattr(self, "_orig_run", self.run)(*args, **kwargs)
-        except (Ignore, Reject, Retry):
-            raise
-        except Exception as exc:
-            if not self.comes_back(exc):
-                raise
-            given = dict(getattr(self, "retry_kwargs", None) or {})
-            self._retry_by_visibility(
-                exc, given.get("countdown"), given.get("max_retries", self.max_retries), explicit=False
-            )
 
     def retry(
         self,
@@ -168,18 +158,37 @@ class VisibilityTask(Task):
             MaxRetriesExceededError: or `exc`, if this was the last attempt.
         """
         request = self.request
-        if request.called_directly or not _has_sqs(request):
+        if not _is_a_delivery(request):
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         if eta is not None and countdown is None:
-            countdown = (_aware(eta) - datetime.now(timezone.utc)).total_seconds()
-        if not (
-            throw and self._says_nothing_new(request, args, kwargs, options) and _fits(request, countdown)
-        ):
+            countdown = (
+                maybe_make_aware(eta, self.app.timezone) - datetime.now(timezone.utc)
+            ).total_seconds()
+        changes = not throw or args is not None or kwargs is not None or self._changes(request, options)
+        if changes or (countdown is not None and countdown > _horizon_left(request)):
             return self._retry_by_publishing(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
-        self._retry_by_visibility(
-            exc, countdown, self.max_retries if max_retries is None else max_retries, explicit=True
-        )
+        limit = self.max_retries if max_retries is None else max_retries
+        self._come_back(exc, countdown, limit, explicit=True)
         return None
+
+    def on_run_failed(self, exc: Exception) -> NoReturn:
+        """A run raised `exc`: raise what Celery is to see, which is a `VisibilityRetry` if it comes back."""
+        if exc is getattr(self.request, FINAL, None) or not self.comes_back(exc):
+            raise exc
+        given = self._retry_kwargs
+        if given.keys() - {"countdown", "max_retries"}:
+            raise self.retry(exc=exc, **given)
+        self._come_back(exc, given.get("countdown"), self.retry_limit, explicit=False)
+
+    @property
+    def retry_limit(self) -> int | None:
+        """How often a failure that nobody handles is retried: `max_retries`, also in `retry_kwargs`."""
+        given = self._retry_kwargs.get("max_retries")
+        return self.max_retries if given is None else given
+
+    @property
+    def _retry_kwargs(self) -> dict[str, Any]:
+        return dict(getattr(self, "retry_kwargs", None) or {})
 
     def delay_after(
         self, request: Context, exc: BaseException, countdown: float | None = None, *, explicit: bool = False
@@ -207,40 +216,50 @@ class VisibilityTask(Task):
             return True
         return isinstance(exc, tuple(self.autoretry_for or ()))
 
-    def _retry_by_visibility(
-        self, exc: BaseException | None, countdown: float | None, max_retries: int | None, *, explicit: bool
+    def _come_back(
+        self, exc: BaseException | str | None, countdown: float | None, limit: int | None, *, explicit: bool
     ) -> NoReturn:
         request = self.request
-        if self.is_last_attempt(request, max_retries):
-            if exc is not None:
-                raise exc
-            raise MaxRetriesExceededError(
-                f"Can't retry {self.name}[{request.id}] args:{request.args} kwargs:{request.kwargs}",
-                task_args=request.args,
-                task_kwargs=request.kwargs,
-            )
-        cause = exc or sys.exc_info()[1] or MaxRetriesExceededError()
-        delay = self.delay_after(request, cause, countdown, explicit=explicit)
-        raise VisibilityRetry(None, exc, delay) from exc
+        current = sys.exc_info()[1]
+        cause = exc if isinstance(exc, BaseException) else current
+        if self.is_last_attempt(request, limit):
+            final = exc if isinstance(exc, BaseException) else self._exhausted()
+            setattr(request, FINAL, final)
+            raise final
+        delay = self.delay_after(request, cause or self._exhausted(), countdown, explicit=explicit)
+        raise VisibilityRetry(None, exc if exc is not None else current, delay) from cause
+
+    def _exhausted(self) -> MaxRetriesExceededError:
+        request = self.request
+        return MaxRetriesExceededError(
+            f"Can't retry {self.name}[{request.id}] args:{request.args} kwargs:{request.kwargs}",
+            task_args=request.args,
+            task_kwargs=request.kwargs,
+        )
 
     def _retry_by_publishing(self, *args: Any, **options: Any) -> Any:
-        group = (self.request.properties or {}).get("MessageGroupId")
+        request = self.request
+        group = (request.properties or {}).get("MessageGroupId")
         if group is not None:
             options.setdefault("MessageGroupId", group)  # Celery forgets it
         try:
             return super().retry(*args, **options)
+        except Retry:
+            raise
         except Reject as failure:
             # Celery could not publish the retry, and would have the message deleted.
             reason = failure.reason if isinstance(failure.reason, BaseException) else failure
-            raise VisibilityRetry(None, reason, self.delay_after(self.request, reason)) from failure
+            raise VisibilityRetry(None, reason, self.delay_after(request, reason)) from failure
+        except Exception as final:  # Celery says that there are no retries left
+            setattr(request, FINAL, final)
+            raise
 
-    def _says_nothing_new(self, request: Context, args: Any, kwargs: Any, options: dict[str, Any]) -> bool:
-        same_queue = options.pop("queue", None) in (None, request.sqs["queue"])
-        return (
-            same_queue
-            and not options
-            and (args is None or list(args) == list(request.args or ()))
-            and (kwargs is None or dict(kwargs) == dict(request.kwargs or {}))
+    @staticmethod
+    def _changes(request: Context, options: dict[str, Any]) -> bool:
+        """Whether these options of a retry ask for more than to come back."""
+        return any(
+            value is not None and not (name == "queue" and value == request.sqs["queue"])
+            for name, value in options.items()
         )
 
     @classmethod
@@ -279,8 +298,26 @@ class _CeleryBackoff:
         return get_exponential_backoff_interval(self._factor, retries, self._maximum, self._jitter)
 
 
-def _has_sqs(request: Context) -> bool:
-    return request.sqs is not None and not request.is_eager
+def _turning_failures(task: VisibilityTask, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a part of a task, so that its failure becomes what Celery is to see."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not _is_a_delivery(task.request):
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except (Ignore, Reject, Retry):
+            raise
+        except Exception as exc:  # noqa: BLE001 - it is raised again, as what it means
+            return task.on_run_failed(exc)
+
+    return run
+
+
+def _is_a_delivery(request: Context) -> bool:
+    """Whether it is the request of a message from SQS, and not of a direct or eager call."""
+    return request.sqs is not None and not request.called_directly and not request.is_eager
 
 
 def _is_set(cls: type, attribute: str) -> bool:
@@ -288,15 +325,7 @@ def _is_set(cls: type, attribute: str) -> bool:
     return any(attribute in base.__dict__ for base in cls.__mro__[: cls.__mro__.index(VisibilityTask)])
 
 
-def _aware(eta: datetime) -> datetime:
-    return eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)
-
-
 def _horizon_left(request: Context) -> float:
     """Seconds that the message can still be hidden."""
     held = SYSTEM_CLOCK.wall() - float(request.sqs["received"])
-    return max(0.0, VISIBILITY_HORIZON - held - HORIZON_MARGIN)
-
-
-def _fits(request: Context, countdown: float | None) -> bool:
-    return countdown is None or countdown <= _horizon_left(request)
+    return max(0.0, VISIBILITY_HORIZON - held - HAND_OVER)

@@ -11,6 +11,8 @@ from kombu.transport import virtual
 from celery_sqs_visibility.aws.errors import OverLimit, SQSError, Throttled, Unavailable
 from celery_sqs_visibility.broker import Broker, shared_broker
 from celery_sqs_visibility.channel import Channel
+from celery_sqs_visibility.delivery.inbox import Inbox
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 
 
@@ -41,6 +43,7 @@ class Transport(virtual.Transport):
         super().__init__(client, **kwargs)
         self._loop: Any = None
         self._broker: Broker | None = None
+        self.inbox = Inbox()
 
     def driver_version(self) -> str:
         """The package's version, for `celery report`."""
@@ -56,7 +59,7 @@ class Transport(virtual.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:  # noqa: ARG002 - kombu's
         """Have the event loop hand over what arrives (Celery's `Consumer.connect`)."""
         self._loop = loop
-        loop.add_reader(self.broker.depot.inbox.fileno(), self._on_arrival)
+        loop.add_reader(self.inbox.fileno(), self._on_arrival)
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:  # noqa: ARG002 - kombu's
         """Hand over what arrives within `timeout` seconds, where there is no event loop.
@@ -64,20 +67,20 @@ class Transport(virtual.Transport):
         Raises:
             TimeoutError: nothing arrived (Celery expects it under its old name, `socket.timeout`).
         """
-        if not self.broker.depot.inbox.wait(timeout):
+        if not self.inbox.wait(timeout):
             raise TimeoutError("no message arrived")
-        self.broker.depot.hand_over()
+        self.inbox.hand_over(SYSTEM_CLOCK)
 
     def close_connection(self, connection: Any) -> None:
         """Close the channels; the event loop no longer watches for messages."""
         if self._loop is not None:
-            descriptor = self.broker.depot.inbox.fileno()
+            descriptor = self.inbox.fileno()
             if descriptor in self._loop.readers:
                 self._loop.remove(descriptor)
             self._loop = None
         super().close_connection(connection)
+        self.inbox.close()
 
     def _on_arrival(self) -> None:
-        depot = self.broker.depot
-        depot.inbox.woken()
-        depot.hand_over()
+        self.inbox.woken()
+        self.inbox.hand_over(SYSTEM_CLOCK)

@@ -7,12 +7,18 @@ and in no others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from celery import bootsteps, signals
 from celery.app.task import Task
+from celery.exceptions import ImproperlyConfigured
+from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.channel import Message
+from celery_sqs_visibility.task import VisibilityTask
 from celery_sqs_visibility.transport import Transport
 
 __all__ = ["Deliveries", "Transport"]
@@ -30,8 +36,8 @@ class Deliveries(bootsteps.Step):
     def __init__(self, c: Any, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
         for task in c.app.tasks.values():
-            if task.Request == Task.Request:
-                task.Request = "celery_sqs_visibility.request:DeliveryRequest"
+            _give_request_class(task)
+        c.pool.apply_async = _telling_lost_runs(c.pool.apply_async)
         self._consumer = c
         c.on_unknown_message = self._on_unknown_message
         c.on_unknown_task = self._on_unknown_task
@@ -46,7 +52,7 @@ class Deliveries(bootsteps.Step):
         # No FAILURE is stored: in a rolling deploy another worker knows the task, or this one soon will.
         headers = message.headers
         name = headers.get("task")
-        message.refuse(f"task {name!r} is not registered")
+        message.refuse(f"task {name!r} is not registered", others_may=True)
         signals.task_unknown.send(
             sender=self._consumer, message=message, exc=exc, name=name, id=headers.get("id")
         )
@@ -57,6 +63,42 @@ class Deliveries(bootsteps.Step):
 
     def _on_decode_error(self, message: Message, exc: Exception) -> None:
         message.refuse(f"its content cannot be decoded: {exc!r}")
+
+
+def _give_request_class(task: Task) -> None:
+    """Tasks with Celery's own get ours; the user's own must not take a VisibilityTask's visibility away."""
+    if task.Request == Task.Request:
+        task.Request = "celery_sqs_visibility.request:DeliveryRequest"
+    elif isinstance(task, VisibilityTask):
+        request_class = symbol_by_name(task.Request)
+        ours = symbol_by_name(VisibilityTask.Request)
+        if not issubclass(request_class, ours):
+            raise ImproperlyConfigured(
+                f"task {task.name!r} has Request={task.Request!r}, which is no {ours.__name__}: its failures "
+                f"could not hide its message; derive it from {ours.__module__}.{ours.__name__}"
+            )
+
+
+def _telling_lost_runs(apply_async: Callable[..., Any]) -> Callable[..., Any]:
+    """A pool's `apply_async` that tells of runs which ended with a BaseException.
+
+    Pools without processes hand those to the callback for successes (celery/concurrency/base.py:
+    `apply_target`), which cannot take them: the message would never be settled, and be extended for 12 hours.
+    """
+
+    @wraps(apply_async)
+    def telling(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
+        on_success = options.get("callback")
+        on_error = options.get("error_callback")
+
+        def on_result(result: Any, *more: Any, **named: Any) -> Any:
+            if isinstance(result, ExceptionInfo) and on_error is not None:
+                return on_error(result)
+            return on_success(result, *more, **named) if on_success is not None else None
+
+        return apply_async(target, args, kwargs or {}, **{**options, "callback": on_result})
+
+    return telling
 
 
 @signals.worker_init.connect(weak=False)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_REGION: Final = "us-east-1"
 
 #: Connections a client keeps open; botocore's 10 are fewer than receivers and settlers may need at once.
-POOL_CONNECTIONS: Final = 32
+POOL_CONNECTIONS: Final = 64
 
 #: Seconds to establish a connection, whatever it is for.
 CONNECT_SECONDS: Final = 5

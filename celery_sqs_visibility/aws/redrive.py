@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from celery_sqs_visibility.aws.errors import SQSError
+from celery_sqs_visibility.aws.errors import AccessDenied, SQSError
 from celery_sqs_visibility.aws.forks import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+logger = logging.getLogger(__name__)
+
 #: Seconds an answer is good for. Deleting or keeping a rejected message hangs on it, so a dead-letter
 #: queue added while workers run must be noticed; kombu's SQS transport reads it as often.
 REDRIVE_SECONDS: Final = 300
+
+#: Seconds until SQS is asked again after an error that passes.
+AGAIN_SECONDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,29 @@ class RedriveBook:
             self._asked[queue.url] = now
         try:
             attributes = queue.sqs.queue_attributes(queue.url, ["RedrivePolicy"])
-        except SQSError:
+        except SQSError as error:
+            self._not_told(queue, now, error)
             return self.peek(queue)
         with self._lock:
             policy = self._known[queue.url] = parse_redrive_policy(attributes)
         return policy
+
+    def _not_told(self, queue: Queue, now: float, error: SQSError) -> None:
+        if not isinstance(error, AccessDenied):
+            with self._lock:
+                self._asked[queue.url] = now - REDRIVE_SECONDS + AGAIN_SECONDS
+        elif not self.knows(queue):
+            logger.warning(
+                "cannot read the redrive policy of queue %r, so messages that fail for good are kept, to "
+                "come back until SQS moves or expires them; allow sqs:GetQueueAttributes: %s",
+                queue.name,
+                error,
+            )
+
+    def knows(self, queue: Queue) -> bool:
+        """Return whether SQS ever told the policy, be it that there is none. No request is made."""
+        with self._lock:
+            return queue.url in self._known
 
     def peek(self, queue: Queue) -> Redrive | None:
         """Return the last known policy; makes no request."""

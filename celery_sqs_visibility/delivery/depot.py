@@ -1,4 +1,4 @@
-"""Everything this process holds from SQS, and the threads that look after it."""
+"""Everything a channel holds from SQS, and the threads that look after it."""
 
 from __future__ import annotations
 
@@ -53,33 +53,38 @@ REAPPEARS_AFTER = 0.05
 POLLS_IN_FLIGHT = 5.0
 FLUSH = 5.0
 
-#: Seconds that the main thread hands over messages before it lets the event loop have a turn.
-HAND_OVER_TURN = 0.01
-
 #: Takes a kombu payload on the main thread.
 HandOver = Callable[[dict[str, Any]], object]
 
 
 class Depot:
-    """Receives, holds, extends and settles, for all queues of a process.
+    """Receives, holds, extends and settles, for all queues of a channel, and outlives it if it must.
 
-    `consume`, `cancel`, `hand_over` and `close` belong to the main thread; deliveries are settled from any.
+    `consume`, `cancel` and `close` belong to the main thread; deliveries are settled from any.
 
     Args:
         options: the transport options.
         receive: what to ask of every receive.
         open_message: makes a payload of a message.
+        redrive: the queues' redrive policies.
+        inbox: where what is to be handed to Celery goes.
         clock: time.
     """
 
     def __init__(
-        self, options: Options, receive: ReceiveOptions, open_message: Open, clock: Clock = SYSTEM_CLOCK
+        self,
+        options: Options,
+        receive: ReceiveOptions,
+        open_message: Open,
+        redrive: RedriveBook,
+        inbox: Inbox,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.options = options
-        self.redrive = RedriveBook()
-        self.inbox = Inbox()
+        self.redrive = redrive
         self.room = Room(options.prefetch_seconds, clock)
         self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval)
+        self._inbox = inbox
         self._receive = receive
         self._clock = clock
         self._heartbeat = Heartbeat(self.ledger, clock, self._carry_out)
@@ -88,7 +93,7 @@ class Depot:
         self._intake = Intake(
             open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self.settle
         )
-        self._lock = threading.Lock()  # guards _receivers and _running
+        self._lock = threading.Lock()  # guards changes of _receivers, and _running
         self._receivers: dict[str, tuple[Receiver, HandOver]] = {}
         self._running = False
 
@@ -100,7 +105,14 @@ class Depot:
         options = self.options
         schedule = PollSchedule(options.polling_interval, options.polling_interval_max)
         receiver = Receiver(
-            queue, self.room, schedule, options.wait_time_seconds, self._receive, self._clock, self._arrived
+            queue,
+            self.room,
+            schedule,
+            options.wait_time_seconds,
+            self._receive,
+            self._clock,
+            self._arrived,
+            self._give_back_waiting,
         )
         self.cancel(queue.name)
         with self._lock:
@@ -108,29 +120,15 @@ class Depot:
         receiver.start()
 
     def cancel(self, queue_name: str) -> None:
-        """Poll the queue no more, and give back what waits in the inbox."""
-        with self._lock:
-            receiver, _ = self._receivers.get(queue_name, (None, None))
+        """Poll the queue no more; what waits in the inbox is given back when its last poll is over.
+
+        Celery's cold shutdown calls it in a signal handler, so it takes no lock that the main thread may hold
+        half-way through something.
+        """
+        receiver, _ = self._receivers.get(queue_name, (None, None))
         if receiver is not None:
             receiver.stop()
-        self.room.interrupt()
-        parcels = self.inbox.take_all()
-        for parcel in parcels:
-            if parcel.delivery.queue.name == queue_name:
-                parcel.delivery.settle(Release())
-        self.inbox.put([p for p in parcels if p.delivery.queue.name != queue_name])
-
-    def hand_over(self) -> int:
-        """Give Celery what has arrived, in order, for a moment; how many messages. The main thread."""
-        handed = 0
-        until = self._clock.monotonic() + HAND_OVER_TURN
-        while (parcel := self.inbox.get()) is not None:
-            handed += self._hand_over_one(parcel)
-            if self._clock.monotonic() > until:
-                if len(self.inbox):
-                    self.inbox.wake()
-                break
-        return handed
+            self.room.interrupt()
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """Settle a delivery; whether it was still ours to settle. Any thread; does no I/O."""
@@ -150,11 +148,11 @@ class Depot:
             body: makes the message's body, which is not kept.
             attributes: what else to tell.
         """
-        if self.redrive.peek(delivery.queue) is None:
-            delivery.settle(Delete())
-        else:
+        if self.redrive.peek(delivery.queue):
             # Where we may not send there, SQS's own redrive policy moves it, sooner or later.
             delivery.settle(DeadLetter(reason, body(), otherwise=Release(), attributes=attributes))
+        else:
+            delivery.settle(self._without_dead_letters(delivery.queue))
 
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
         """Give it back at once, or give it up. Any thread.
@@ -164,12 +162,22 @@ class Depot:
         """
         if requeue:
             delivery.settle(Release())
+        elif self.redrive.peek(delivery.queue):
+            delivery.settle(Lapse())
         else:
-            delivery.settle(Lapse() if self.redrive.peek(delivery.queue) else Delete())
+            delivery.settle(self._without_dead_letters(delivery.queue))
 
-    def refuse(self, delivery: Delivery, reason: str, body: str) -> None:
-        """No task of this worker can be made of it: a dead letter, or hidden; never deleted. Any thread."""
-        self._intake.refuse(delivery, reason, body)
+    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
+        """No task of this worker can be made of it: a dead letter, or hidden; never deleted. Any thread.
+
+        Args:
+            delivery: what is refused.
+            reason: for whoever reads the log or the dead letters.
+            body: the message's.
+            others_may: whether another worker may know better, as in a rolling deploy: then it is a dead
+                letter only at the last receive that the queue allows.
+        """
+        self._intake.refuse(delivery, reason, body, wait=others_may and self._may_return(delivery))
 
     def after_an_error(self, delivery: Delivery) -> Hide | Lapse:
         """How to settle a failure about which the task says nothing."""
@@ -189,7 +197,7 @@ class Depot:
         # A message released under one's own long poll would come straight back, and be lost.
         for receiver, _ in receivers.values():
             receiver.settle_down(until)
-        self.inbox.take_all()
+        self._inbox.take(lambda parcel: parcel.delivery.belongs_to(self.settle))
         for delivery in self.ledger.unstarted():
             delivery.settle(Release())
         until = self._clock.monotonic() + FLUSH
@@ -198,6 +206,10 @@ class Depot:
             logger.warning("not everything could be settled in time; SQS hands it out again")
         if resumed and not len(self.ledger):
             self._stop()
+
+    def _without_dead_letters(self, queue: Queue) -> Delete | Lapse:
+        """Delete what was given up, as Celery would, if we know that the queue has no redrive policy."""
+        return Delete() if self.redrive.knows(queue) else Lapse()
 
     def _start(self) -> None:
         with self._lock:
@@ -222,10 +234,11 @@ class Depot:
     ) -> None:
         """A poll brought these. The receivers' threads."""
         taken = self._intake.take_in(queue, messages, called, returned)
+        for _ in range(len(messages) - len(taken)):
+            self.room.gave_back(ran=False)
         self.ledger.add(delivery for delivery, _, _ in taken)
         self._heartbeat.notice()
-        with self._lock:
-            receiver, hand_over = self._receivers.get(queue.name, (None, None))
+        receiver, hand_over = self._receivers.get(queue.name, (None, None))
         parcels: list[Parcel] = []
         for delivery, content, message in taken:
             if isinstance(content, UnreadableError):
@@ -235,8 +248,8 @@ class Depot:
             elif (park := self._intake.parking(content)) is not None and self._may_return(delivery):
                 delivery.settle(park)
             else:
-                parcels.append(Parcel(delivery, content.payload, hand_over))
-        self.inbox.put(parcels)
+                parcels.append(Parcel(delivery, content.payload, self._to(hand_over)))
+        self._inbox.put(parcels)
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
 
     def _may_return(self, delivery: Delivery) -> bool:
@@ -244,19 +257,30 @@ class Depot:
         redrive = self.redrive.peek(delivery.queue)
         return redrive is None or delivery.facts.receive_count < redrive.max_receive_count
 
-    def _hand_over_one(self, parcel: Parcel) -> bool:
-        delivery = parcel.delivery
-        if delivery.lost or delivery.deadline <= self._clock.monotonic():
-            # Another worker has it by now, or will: running it here too would help nobody.
-            delivery.settle(Lapse())
-            return False
-        try:
-            parcel.hand_over(parcel.payload)
-        except Exception:
-            facts = Fields(message_id=delivery.facts.message_id)
-            logger.exception("message could not be handed to Celery (%s)", facts, extra={"sqs": facts})
-            delivery.settle(self.after_an_error(delivery))
-        return True
+    def _give_back_waiting(self, queue: Queue) -> None:
+        """Nobody consumes the queue any more. The receiver's thread, after its last poll."""
+        for parcel in self._inbox.take(
+            lambda parcel: parcel.delivery.queue is queue and parcel.delivery.belongs_to(self.settle)
+        ):
+            parcel.delivery.settle(Release())
+
+    def _to(self, consumer: HandOver) -> Callable[[Parcel], None]:
+        """How a parcel is handed to that consumer, on the main thread."""
+
+        def hand_over(parcel: Parcel) -> None:
+            delivery = parcel.delivery
+            if delivery.lost or delivery.deadline <= self._clock.monotonic():
+                # Another worker has it by now, or will: running it here too would help nobody.
+                delivery.settle(Lapse())
+                return
+            try:
+                consumer(parcel.payload)
+            except Exception:
+                facts = Fields(message_id=delivery.facts.message_id)
+                logger.exception("message could not be handed to Celery (%s)", facts, extra={"sqs": facts})
+                delivery.settle(self.after_an_error(delivery))
+
+        return hand_over
 
     def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
         now = self._clock.monotonic()
@@ -299,8 +323,7 @@ class Depot:
                 pass  # its copy was sent, or was not; what follows is settled in its own right
 
     def _expect(self, delivery: Delivery, at: float) -> None:
-        with self._lock:
-            receiver, _ = self._receivers.get(delivery.queue.name, (None, None))
+        receiver, _ = self._receivers.get(delivery.queue.name, (None, None))
         if receiver is not None:
             receiver.expect(delivery.facts.message_id, at + REAPPEARS_AFTER)
 

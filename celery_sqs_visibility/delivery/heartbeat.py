@@ -40,6 +40,7 @@ class Heartbeat:
         self._wakes_at: float | None = None
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._trouble: dict[str, type[SQSError]] = {}  # by queue; the heartbeat's thread alone
 
     def start(self) -> None:
         """Start the thread; harmless if it runs."""
@@ -114,8 +115,19 @@ class Heartbeat:
         if not extensions:
             return
         failed = self._send(queue, extensions).failed
+        self._tell_trouble(queue, next(iter(failed.values()), None))
         for position, (delivery, seconds) in enumerate(extensions):
             self._note(delivery, seconds, now + seconds, failed.get(position))
+
+    def _tell_trouble(self, queue: Queue, error: SQSError | None) -> None:
+        """One line when extending begins to fail, or fails otherwise, and one when it works again."""
+        before = self._trouble.get(queue.name)
+        if error is not None and not isinstance(error, HandleIsInvalid) and before is not type(error):
+            self._trouble[queue.name] = type(error)
+            logger.error("cannot extend messages and will try again: %s", error, extra={"queue": queue.name})
+        elif error is None and before is not None:
+            del self._trouble[queue.name]
+            logger.warning("extends messages again", extra={"queue": queue.name})
 
     def _send(self, queue: Queue, extensions: list[tuple[Delivery, int]]) -> BatchResult:
         error: SQSError
@@ -137,7 +149,6 @@ class Heartbeat:
         elif isinstance(error, HandleIsInvalid):
             self._lose(delivery, str(error))
         else:
-            logger.debug("extension failed", extra={"error": str(error), "queue": delivery.queue.name})
             self._after(delivery, self._ledger.not_extended(delivery, self._clock.monotonic()))
 
     def _lose(self, delivery: Delivery, reason: str) -> None:

@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.policy.clock import Clock
+
+#: Seconds that messages are handed over before the event loop has a turn.
+TURN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A delivery and the kombu payload made of its message, addressed to the consumer of its queue."""
+    """A delivery, the kombu payload made of its message, and how to hand it to Celery on the main thread."""
 
     delivery: Delivery
     payload: dict[str, Any]
-    hand_over: Callable[[dict[str, Any]], object]
+    hand_over: Callable[[Parcel], None]
 
 
 class Inbox:
@@ -52,12 +56,25 @@ class Inbox:
         with self._arrived:
             return self._arrived.wait_for(self._parcels.__len__, timeout) > 0
 
-    def take_all(self) -> list[Parcel]:
-        """Everything that waits, to be given back."""
+    def hand_over(self, clock: Clock) -> int:
+        """Hand over what has arrived, in order, for a moment; how many. The reader's thread."""
+        until = clock.monotonic() + TURN
+        handed = 0
+        while (parcel := self.get()) is not None:
+            parcel.hand_over(parcel)
+            handed += 1
+            if clock.monotonic() > until:
+                if self._parcels:
+                    self.wake()
+                break
+        return handed
+
+    def take(self, wanted: Callable[[Parcel], bool]) -> list[Parcel]:
+        """Take out what is wanted, to be given back. Any thread."""
         with self._arrived:
-            parcels = list(self._parcels)
-            self._parcels.clear()
-            return parcels
+            taken = [parcel for parcel in self._parcels if wanted(parcel)]
+            self._parcels = deque(parcel for parcel in self._parcels if not wanted(parcel))
+            return taken
 
     def fileno(self) -> int:
         """A descriptor that is readable when parcels have arrived, for an event loop."""
@@ -84,7 +101,7 @@ class Inbox:
                     os.read(self._pipe[0], 64)
 
     def close(self) -> None:
-        """Close the pipe; the event loop must not watch it any more."""
+        """Close the pipe, which the event loop no longer watches; the inbox can still be used."""
         with self._arrived:
             if self._pipe is not None:
                 for end in self._pipe:

@@ -92,20 +92,27 @@ class Intake:
         since = max(called, returned - transit)
         taken: list[tuple[Delivery, Opened | UnreadableError, ReceivedMessage]] = []
         for message in messages:
-            content: Opened | UnreadableError
             try:
-                content = self._open(queue, message)
-            except UnreadableError as error:
-                content = error
-            except Exception as error:
-                logger.exception("opening a message stumbled", extra={"queue": queue.name})
-                content = UnreadableError(f"it could not be opened: {error!r}")
-            facts = _facts(queue, message, content)
+                content = self._content(queue, message)
+                facts = _facts(queue, message, content)
+                handle = message["ReceiptHandle"]
+            except Exception:
+                # It is not lost: nobody settles it, so it comes back by itself.
+                logger.exception("taking in a message stumbled", extra={"queue": queue.name})
+                continue
             deadline = since + self._visibility_timeout
-            delivery = Delivery(queue, message["ReceiptHandle"], facts, since, deadline, self._settle)
-            taken.append((delivery, content, message))
+            taken.append((Delivery(queue, handle, facts, since, deadline, self._settle), content, message))
             emit(Received(facts))
         return taken
+
+    def _content(self, queue: Queue, message: ReceivedMessage) -> Opened | UnreadableError:
+        try:
+            return self._open(queue, message)
+        except UnreadableError as error:
+            return error
+        except Exception as error:
+            logger.exception("opening a message stumbled", extra={"queue": queue.name})
+            return UnreadableError(f"it could not be opened: {error!r}")
 
     def parking(self, opened: Opened) -> Park | None:
         """How to park it, if its ETA is far away."""
@@ -114,15 +121,16 @@ class Intake:
         seconds = park_for(opened.eta - self._clock.wall(), self._visibility_timeout)
         return None if seconds is None else Park(seconds)
 
-    def refuse(self, delivery: Delivery, reason: str, body: str) -> None:
-        """No task can be made of it: a dead letter, or else hidden as after an error. Never deleted."""
+    def refuse(self, delivery: Delivery, reason: str, body: str, *, wait: bool = False) -> None:
+        """No task can be made of it: a dead letter, or else (or if to `wait`) hidden as after an error."""
         message_id = delivery.facts.message_id
         if message_id not in self._told:
             self._told[message_id] = None
             if len(self._told) > REMEMBERED:
                 self._told.popitem(last=False)
             emit(Unreadable(delivery.facts, reason))
-        delivery.settle(DeadLetter(reason, body, otherwise=self.as_after_an_error(delivery)))
+        hidden = self.as_after_an_error(delivery)
+        delivery.settle(hidden if wait else DeadLetter(reason, body, otherwise=hidden))
 
     def as_after_an_error(self, delivery: Delivery) -> Hide | Lapse:
         """Hidden for the transport's error visibility timeout, or the rest of the visibility timeout."""

@@ -63,8 +63,9 @@ class Ledger:
             not, the extension in flight will hand the settlement back.
         """
         with self._lock:
-            if self._held.pop(delivery.handle, None) is None:
+            if self._held.get(delivery.handle) is not delivery:
                 return False, False
+            del self._held[delivery.handle]
             if self._wheel:
                 self._wheel.remove(delivery)
             if delivery.extending:

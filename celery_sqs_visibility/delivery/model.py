@@ -115,6 +115,10 @@ class Delivery:
         self.started = True
         emit(Started(self.facts))
 
+    def belongs_to(self, settle: Callable[[Delivery, Settlement], bool]) -> bool:
+        """Whether it was made with that way to settle: whether it is that depot's."""
+        return self._settle == settle
+
     def settle(self, settlement: Settlement) -> bool:
         """Do that with it, once and for all; the call returns at once and the threads do the rest.
 

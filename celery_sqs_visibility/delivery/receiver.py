@@ -41,6 +41,7 @@ class Receiver:
         options: what to ask of every receive.
         clock: for the schedule.
         arrived: takes the messages; called from the polling thread, also after `stop`.
+        stopped: called from the polling thread when it ends, its last poll being over.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Receiver:
         options: ReceiveOptions,
         clock: Clock,
         arrived: Arrived,
+        stopped: Callable[[Queue], None] = lambda _queue: None,
     ) -> None:
         self.queue = queue
         self._room = room
@@ -60,6 +62,7 @@ class Receiver:
         self._options = options
         self._clock = clock
         self._arrived = arrived
+        self._stopped = stopped
         self._changed = threading.Condition()  # guards everything below, and the schedule
         self._threads: set[threading.Thread] = set()
         self._joined = False
@@ -78,7 +81,11 @@ class Receiver:
             self._spawn(self._poll_on)
 
     def stop(self) -> None:
-        """Poll no more. Does not wait for polls in flight; what they bring still arrives."""
+        """Poll no more. Does not wait for polls in flight; what they bring still arrives.
+
+        Celery's cold shutdown calls it in a signal handler, on the main thread, which may hold the lock just
+        now: it is reentrant, as a Condition's is by default.
+        """
         with self._changed:
             if self.stopping:
                 return
@@ -133,6 +140,7 @@ class Receiver:
             except Exception:
                 logger.exception("receiving stumbled and goes on", extra={"queue": self.queue.name})
                 self._rest(pause(1, heals=True))
+        self._stopped(self.queue)
 
     def _turn(self) -> None:
         if self._sleep():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,11 @@ from typing import Any, Protocol
 
 from celery_sqs_visibility.policy.delays import DelayRule, parse_delay
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON, WAIT_TIME_SECONDS
+
+logger = logging.getLogger(__name__)
+
+#: Of kombu's `predefined_queues`: a retry delay by receive count, which error_visibility_timeout replaces.
+BACKOFF_KEYS = frozenset({"backoff_policy", "backoff_tasks"})
 
 
 class OptionError(ValueError):
@@ -89,6 +95,10 @@ def _instance(expected: type | tuple[type, ...], noun: str) -> Parser:
 def _delay(name: str, value: Any) -> DelayRule | None:
     if isinstance(value, str):
         value = _number(name, value) if value.strip()[:1].isdigit() else _imported(name, value)
+    elif isinstance(value, (list, tuple)):
+        value = [
+            _number(f"{name}[{i}]", item) if isinstance(item, str) else item for i, item in enumerate(value)
+        ]
     try:
         return parse_delay(name, value)
     except ValueError as error:
@@ -115,12 +125,28 @@ def _queues(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
                 f"expected the name {queue!r} in {name} and its url {settings['url']!r} to agree: "
                 "the names of FIFO queues, and of no others, end with .fifo"
             )
+        for key in settings.keys() & BACKOFF_KEYS:
+            logger.warning(
+                "%s[%r][%r] does nothing here: set error_visibility_timeout, of the transport or of a task",
+                name,
+                queue,
+                key,
+            )
     return value  # type: ignore[no-any-return]
 
 
 _mapping = _instance(Mapping, "a mapping")
 _text = _instance(str, "text")
-_flag = _instance(bool, "True or False")
+
+
+def _flag(name: str, value: Any) -> bool:
+    flags = {"true": True, "1": True, "false": False, "0": False}
+    try:
+        return flags[str(value).strip().lower()]
+    except KeyError:
+        raise OptionError(f"expected {name} to be True or False, got {value!r}") from None
+
+
 _HORIZON = " (SQS's 12 hours)"
 
 #: An extension needs time to arrive.
@@ -269,6 +295,7 @@ OTHER_PEOPLES_OPTIONS = frozenset(
         "callback",
         "client_properties",
         "confirm_publish",
+        "connect_retries_timeout",
         "deadletter_queue",
         "errback",
         "interval_max",

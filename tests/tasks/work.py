@@ -217,3 +217,63 @@ def slow_then_failing(self, key, seconds):
     if self.request.retries == 0:
         time.sleep(seconds)
     return fail_until(self, key, 1)
+
+
+@app.task(bind=True, max_retries=None)
+def retrying_twice_at_most(self, key):
+    started(self, key)
+    raise self.retry(countdown=1, max_retries=2)
+
+
+class Prepared(VisibilityTask):
+    """Has a `__call__` and a `before_start` of its own, as users have."""
+
+    def before_start(self, task_id, args, kwargs):
+        note("preparing")
+        if self.request.retries < 1:
+            raise Trouble("not prepared")
+
+    def __call__(self, *args, **kwargs):
+        return self.run(*args, **kwargs)
+
+
+@app.task(bind=True, base=Prepared, error_visibility_timeout=1)
+def prepared(self, key):
+    started(self, key)
+    note("done", key=key)
+
+
+@app.task(bind=True, max_retries=0, reject_on_worker_lost=True)
+def hopeless_child(self, key):
+    started(self, key)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(bind=True, max_retries=1)
+def hopeless_killer(self, key):
+    started(self, key)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(bind=True, error_visibility_timeout=1)
+def exiting(self, key):
+    started(self, key)
+    if self.request.retries < 1:
+        raise SystemExit(3)
+    note("done", key=key)
+
+
+@app.task(bind=True, base=Task, acks_late=True)
+def stock_exiting(self, key):
+    note("started", key=key)
+    raise SystemExit(3)
+
+
+@app.task(bind=True)
+def with_a_queue_of_its_own(self, key, name):
+    started(self, key)
+    with self.app.connection_for_write() as connection, connection.SimpleQueue(name) as queue:
+        queue.put({"a": 1})
+        message = queue.get(timeout=20)
+        message.ack()
+    note("done", key=key)

@@ -6,6 +6,7 @@ import base64
 import json
 
 import pytest
+from support.faults import error
 
 FOREIGN = json.dumps({"Records": [{"eventSource": "aws:s3"}]})
 NOT_BASE64 = "§ neither JSON nor base64 §"
@@ -35,7 +36,8 @@ def test_without_dead_letter_queue_they_are_hidden_and_the_good_ones_run(make_si
 
 
 def test_with_a_dead_letter_queue_they_go_there_with_the_reason(make_site, sqs):
-    site = make_site()
+    # The unknown task, which another worker may know, goes there only at the last receive allowed.
+    site = make_site(error_visibility_timeout=1)
     dead_url = sqs.create_queue(QueueName=f"{site.queue}-dead")["QueueUrl"]
     dead_arn = sqs.get_queue_attributes(QueueUrl=dead_url, AttributeNames=["QueueArn"])["Attributes"][
         "QueueArn"
@@ -71,10 +73,67 @@ def test_the_queues_max_receive_count_is_the_last_attempt(make_site, sqs):
     assert [entry["retries"] for entry in site.diary.entries("started", key="a")] == [0, 1]
 
 
-@pytest.mark.parametrize("task", ["stock_failing"])
-def test_a_stock_task_that_is_not_acknowledged_on_failure_comes_back(make_site, task):
+def test_a_stock_task_that_is_not_acknowledged_on_failure_comes_back(make_site):
     site = make_site(visibility_timeout=3)
     site.start()
-    site.send(task, "a")
+    site.send("stock_failing", "a")
     site.diary.wait_for("done", key="a")
     assert site.diary.count("started", key="a") == 2
+
+
+def test_what_failed_for_good_is_kept_where_the_redrive_policy_cannot_be_read(make_site):
+    site = make_site(visibility_timeout=3)
+    site.proxy.inject(error("AccessDenied", 403), "GetQueueAttributes")
+    worker = site.start()
+    errback = site.app.signature("work.on_error")
+    result = site.send("hopeless", "a", link_error=errback)
+    site.diary.wait_for("errback")
+    # It comes back, as SQS's own redrive policy wants it to; but it is neither run nor failed again.
+    site.proxy.wait_for(lambda _: len(receives_of(site)) >= 5)
+    assert result.state == "FAILURE"
+    assert site.diary.count("started", key="a") == 3
+    assert site.diary.count("errback") == 1
+    assert sum(site.counts()) == 1
+    assert worker.log.count("allow sqs:GetQueueAttributes") == 1
+
+
+def test_a_task_that_kills_every_worker_ends_as_a_failure(make_site):
+    site = make_site(visibility_timeout=2, wait_time_seconds=1)
+    result = site.send("hopeless_killer", "a")
+    for attempt in range(2):
+        worker = site.start(pool="solo")
+        site.diary.wait_for("started", attempt + 1, key="a")
+        worker.wait_exit()
+    site.start(pool="solo")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert result.state == "FAILURE"
+    assert site.diary.count("started", key="a") == 2
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+def test_an_exit_in_a_task_is_a_failure_like_any_other_where_there_are_no_children(make_site, pool):
+    site = make_site(visibility_timeout=4)
+    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=1)
+    site.send("exiting", "ours")
+    site.send("stock_exiting", "stock")
+    site.diary.wait_for("done", key="ours")
+    site.diary.wait_for("started", key="stock")
+    site.send("quick", "after")
+    site.diary.wait_for("started", key="after")
+    assert site.diary.count("started", key="ours") == 2
+    assert worker.running
+
+
+def test_a_consumer_in_a_task_leaves_the_workers_alone(make_site):
+    site = make_site(wait_time_seconds=1)
+    worker = site.start(pool="threads")
+    site.send("with_a_queue_of_its_own", "a", f"{site.queue}-own")
+    site.diary.wait_for("done", key="a")
+    site.send("quick", "after")
+    site.diary.wait_for("started", key="after")
+    assert worker.running
+
+
+def receives_of(site):
+    """The polls that brought something."""
+    return [call for call in site.proxy.calls("ReceiveMessage") if (call.response or {}).get("Messages")]

@@ -54,7 +54,7 @@ def test_every_client_is_fit_for_many_threads(purpose):
     options = frozen_config({"max_pool_connections": 5, "user_agent_extra": "mine"})
     client = new_client(ClientSettings(**KEYS, config=options), purpose)
     config = client.meta.config
-    assert config.max_pool_connections == 32
+    assert config.max_pool_connections == 64
     assert config.tcp_keepalive is True
     assert not isinstance(client._serializer, ParamValidationDecorator), "it costs CPU on every call"
     assert config.user_agent_extra.startswith("mine celery_sqs_visibility/")

@@ -12,6 +12,7 @@ from support.clock import FakeClock
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.depot import REAPPEARS_AFTER, Depot
 from celery_sqs_visibility.delivery.events import (
     DeadLettered,
@@ -23,6 +24,7 @@ from celery_sqs_visibility.delivery.events import (
     Unreadable,
     subscribe,
 )
+from celery_sqs_visibility.delivery.inbox import Inbox
 from celery_sqs_visibility.delivery.intake import Opened, UnreadableError
 from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.policy.options import Options
@@ -92,7 +94,10 @@ class World:
         self.sqs = BusySQS(self.clock)
         self.handed = []
         given = {"polling_interval": 3600, "settle_window": 0, "prefetch_seconds": 0, **options}
-        self.depot = Depot(Options.parse(given), RECEIVE, opened(self.clock), self.clock)
+        self.inbox = Inbox()
+        self.depot = Depot(
+            Options.parse(given), RECEIVE, opened(self.clock), RedriveBook(), self.inbox, self.clock
+        )
         self.depot.room.prefetch_count = 10
 
     def queue(self, name="q", attributes=None):
@@ -109,8 +114,8 @@ class World:
     def deliveries(self, queue, *bodies):
         """Consume these messages, and hand them over."""
         self.consume(queue, *bodies)
-        assert self.depot.inbox.wait(5)
-        self.depot.hand_over()
+        assert self.inbox.wait(5)
+        self.inbox.hand_over(self.clock)
         return [self.depot.ledger.get(payload["handle"]) for payload in self.handed]
 
     def visible(self, queue):
@@ -132,7 +137,7 @@ class World:
         for delivery in list(self.depot.ledger._held.values()):
             delivery.settle(Lapse())
         self.depot.close()
-        self.depot.inbox.close()
+        self.inbox.close()
 
 
 @pytest.fixture
@@ -180,8 +185,8 @@ def events():
 
 def test_what_arrives_is_handed_over_in_order(world, queue):
     world.consume(queue, "a", "b", "c")
-    assert world.depot.inbox.wait(5)
-    assert world.depot.hand_over() == 3
+    assert world.inbox.wait(5)
+    assert world.inbox.hand_over(world.clock) == 3
     assert [payload["body"] for payload in world.handed] == ["a", "b", "c"]
     assert len(world.depot.ledger) == world.depot.room.held == 3
 
@@ -210,7 +215,7 @@ def test_a_hidden_message_comes_back_although_the_queue_sleeps(world, queue, eve
     world.clock.advance(30 + REAPPEARS_AFTER)
     receiver, _ = world.depot._receivers["q"]
     receiver.expect("to have it look at the clock again", world.clock.monotonic() - 1)
-    assert world.depot.inbox.wait(5)
+    assert world.inbox.wait(5)
 
 
 def test_a_requeued_message_comes_back_although_the_queue_sleeps(world, queue, events):
@@ -274,9 +279,10 @@ def test_a_message_that_lapsed_in_the_inbox_is_not_run_and_told_lost(make, event
     world = make(heartbeat_interval=0)
     queue = world.queue()
     world.consume(queue, "a")
-    assert world.depot.inbox.wait(5)
+    assert world.inbox.wait(5)
     world.clock.advance(TIMEOUT)
-    assert world.depot.hand_over() == 0
+    world.inbox.hand_over(world.clock)
+    assert world.handed == []
     assert world.handed == []
     assert world.depot.room.held == 0
     assert [type(event) for event in events.seen[1:]] == [Lost]
@@ -290,8 +296,8 @@ def test_a_message_that_celery_cannot_take_is_hidden_as_after_an_error(make, eve
         raise KeyError("body")
 
     world.consume(queue, "a", hand_over=broken)
-    assert world.depot.inbox.wait(5)
-    world.depot.hand_over()
+    assert world.inbox.wait(5)
+    world.inbox.hand_over(world.clock)
     assert events.wait(Hidden)[0].seconds == 45
     assert "message could not be handed to Celery" in caplog.text
 
@@ -299,7 +305,8 @@ def test_a_message_that_celery_cannot_take_is_hidden_as_after_an_error(make, eve
 def test_a_far_eta_is_parked_and_not_handed_over(world, queue, events):
     world.consume(queue, "eta:3600")
     assert events.wait(Parked)[0].seconds == pytest.approx(3595)
-    assert world.depot.hand_over() == 0
+    world.inbox.hand_over(world.clock)
+    assert world.handed == []
     assert world.depot.room.held == 0
 
 
@@ -308,7 +315,7 @@ def test_a_far_eta_is_held_where_sqs_would_not_hand_it_out_again(world, mortal, 
     for _ in range(2):
         world.sqs.receive(mortal.url, 1, 0, ReceiveOptions(visibility_timeout=0))
     world.consume(mortal)
-    assert world.depot.inbox.wait(5)
+    assert world.inbox.wait(5)
     assert events.of(Parked) == []
 
 
@@ -329,8 +336,8 @@ def test_an_unreadable_message_is_never_deleted_without_dead_letters(world, queu
 
 def test_a_message_that_opening_stumbles_over_costs_neither_the_others_nor_any_room(world, queue):
     world.consume(queue, "broken", "a")
-    assert world.depot.inbox.wait(1)
-    world.depot.hand_over()
+    assert world.inbox.wait(1)
+    world.inbox.hand_over(world.clock)
     assert [payload["body"] for payload in world.handed] == ["a"]
     assert world.depot.room.held == len(world.depot.ledger)
 
@@ -365,7 +372,7 @@ def test_a_rejected_message_is_deleted_where_there_is_no_redrive_policy(world, q
 
 def test_a_cancelled_queue_gives_back_what_nobody_has_seen(world, queue, events):
     other = world.queue("other")
-    inbox = world.depot.inbox
+    inbox = world.inbox
     for name, body in ((queue, "a"), (other, "b")):
         loop = inbox.fileno()
         world.consume(name, body)
@@ -373,7 +380,7 @@ def test_a_cancelled_queue_gives_back_what_nobody_has_seen(world, queue, events)
         inbox.woken()
     world.depot.cancel("q")
     assert events.wait(Released)[0].delivery.queue == "q"
-    assert world.depot.hand_over() == 1
+    assert world.inbox.hand_over(world.clock) == 1
     assert [payload["body"] for payload in world.handed] == ["b"]
 
 
@@ -407,7 +414,9 @@ def test_it_can_be_used_again_after_it_was_closed(world, queue, events):
     events.wait(Released, 2)
 
 
-def test_what_lapsed_is_not_hidden_any_more_but_may_still_be_deleted(world, queue, events):
+def test_what_lapsed_is_not_hidden_any_more_but_may_still_be_deleted(make, events):
+    world = make(heartbeat_interval=0)
+    queue = world.queue()
     hidden, deleted = world.deliveries(queue, "a", "b")
     world.clock.advance(TIMEOUT)
     hidden.settle(Hide(5))
@@ -419,10 +428,10 @@ def test_what_lapsed_is_not_hidden_any_more_but_may_still_be_deleted(world, queu
 
 
 def test_the_main_thread_hands_over_for_a_moment_only_and_is_woken_for_the_rest(world, queue):
-    loop = world.depot.inbox.fileno()
+    loop = world.inbox.fileno()
     world.consume(queue, "a", "b", hand_over=lambda _payload: world.clock.advance(1))
-    assert world.depot.inbox.wait(5)
-    world.depot.inbox.woken()
-    assert world.depot.hand_over() == 1
-    assert loop == world.depot.inbox.fileno()
-    assert world.depot.hand_over() == 1
+    assert world.inbox.wait(5)
+    world.inbox.woken()
+    assert world.inbox.hand_over(world.clock) == 1
+    assert loop == world.inbox.fileno()
+    assert world.inbox.hand_over(world.clock) == 1

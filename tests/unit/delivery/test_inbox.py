@@ -40,12 +40,11 @@ def test_parcels_come_out_in_order(inbox):
     assert [inbox.get() for _ in range(6)] == [*parcels, None]
 
 
-def test_take_all_empties_it(inbox):
-    parcels = [parcel(1), parcel(2)]
+def test_what_is_wanted_back_is_taken_out_and_the_rest_keeps_its_order(inbox):
+    first, second, third = parcels = [parcel(1), parcel(2), parcel(3)]
     inbox.put(parcels)
-    assert inbox.take_all() == parcels
-    assert inbox.take_all() == []
-    assert inbox.get() is None
+    assert inbox.take(lambda one: one is second) == [second]
+    assert [inbox.get() for _ in range(3)] == [first, third, None]
 
 
 def test_an_arrival_wakes_an_event_loop(inbox):

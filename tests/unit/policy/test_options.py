@@ -88,7 +88,7 @@ def test_a_number_too_large_for_a_float_is_an_option_error_too(name):
         ("queue_tags", [1]),
         ("client-config", 5),
         ("fetch_message_attributes", 5),
-        ("sqs_base64_encoding", "true"),
+        ("sqs_base64_encoding", "perhaps"),
         ("sts_role_arn", 5),
         ("sts_token_timeout", 899),
         ("wait_time_seconds", WAIT_TIME_SECONDS + 1),
