@@ -13,8 +13,9 @@ help: ## Show this
 demo: $(INSTALLED) ## Watch a worker, an SQS of its own and eleven tasks, for half a minute
 	@cd examples && $(BIN)/python -m demo
 
+# Most of the time the tests wait for real workers: four at once are no burden to two cores.
 test: $(INSTALLED) ## Run every test
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 4 --dist worksteal
 
 check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/ruff check

@@ -9,6 +9,7 @@ import sys
 import billiard.pool
 import celery.app.autoretry
 import celery.app.trace
+import celery.concurrency.base
 import celery.worker.consumer.consumer
 import celery.worker.request
 import celery.worker.worker
@@ -63,7 +64,9 @@ def test_a_request_keeps_its_facts_where_we_complete_them():
         "self.acknowledged",
         "_already_cancelled",
     )
-    calls(celery.worker.request.create_request_cls, "def on_success", "def execute_using_pool")
+    calls(
+        celery.worker.request.create_request_cls, "def on_success", "def execute_using_pool", "self.revoked()"
+    )
 
 
 def test_the_consumer_turns_bad_messages_away_in_the_four_methods_we_replace():
@@ -76,17 +79,25 @@ def test_the_consumer_turns_bad_messages_away_in_the_four_methods_we_replace():
     )
 
 
-def test_the_tracer_records_a_retry_and_runs_our_call():
+def test_the_tracer_records_a_retry_and_runs_what_we_wrap():
     calls(
         celery.app.trace.build_tracer,
         "except Retry as exc",
-        "fun = task if task_has_custom(task, '__call__')",
+        "task.run",
+        "task_before_start(uuid, args, kwargs)",
     )
-    calls(celery.app.trace._install_stack_protection, "_protected", "called_directly")
 
 
-def test_autoretry_keeps_the_plain_run_where_we_find_it():
-    calls(celery.app.autoretry.add_autoretry_behaviour, "_orig_run")
+def test_autoretry_lets_a_retry_pass():
+    calls(
+        celery.app.autoretry.add_autoretry_behaviour,
+        "except Retry:",
+        "task._orig_run, task.run = task.run, run",
+    )
+
+
+def test_pools_without_processes_give_a_lost_run_to_the_callback():
+    calls(celery.concurrency.base.apply_target, "except BaseException", "callback(ExceptionInfo())")
 
 
 def test_a_hard_time_limit_is_told_to_on_failure_before_on_timeout():
