@@ -8,6 +8,8 @@ the pool's threads or greenlets elsewhere: settling is safe from any, and does n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
@@ -21,6 +23,7 @@ from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_sqs_visibility.channel import Message
 from celery_sqs_visibility.delivery.events import Failed, Finished, emit
+from celery_sqs_visibility.delivery.memory import Remembered
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Lapse, Release, Settlement
 from celery_sqs_visibility.envelope import eta_of
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -37,6 +40,14 @@ KILLED_BY_THEN = 1
 
 #: Characters of an exception that a dead letter tells.
 ERROR_LENGTH = 1000
+
+
+#: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and what
+#: was only released is not to fail without ever having run.
+RELEASES_FORGIVEN = 3
+
+#: Message ids that failed for good in this process.
+_given_up = Remembered(10_000)
 
 
 class DeliveryRequest(Request):
@@ -151,7 +162,8 @@ class VisibilityRequest(DeliveryRequest):
             decided = return_ok and not exc_info.internal
             if not decided and self._lost_run_comes_back(exc, exc_info):
                 return None
-            self._fail_for_good(exc)
+            with self._given_up_after(exc):
+                return super().on_failure(exc_info, send_failed_event, return_ok)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001
@@ -174,16 +186,17 @@ class VisibilityRequest(DeliveryRequest):
                 self._tell_handlers(exc, einfo)
 
     def revoked(self) -> bool:
-        """Whether not to run it: revoked, expired, or beyond its last attempt, all others having been lost.
+        """Whether not to run it: revoked, expired, failed for good before, or a killer of its workers.
 
         Celery asks right before the run (celery/worker/request.py: `execute_using_pool`).
         """
         if super().revoked():
             return True
         limit = self.task.retry_limit
-        if self.delivery is None or self.acknowledged or limit is None:
-            return bool(self.acknowledged and self._failed_for_good)
-        if self._request_dict["retries"] <= limit:
+        if self.delivery is None or limit is None:
+            return False
+        beyond = self._request_dict["retries"] - limit
+        if beyond <= 0 or (beyond <= RELEASES_FORGIVEN and not self._failed_before()):
             return False
         self._fail_unrun()
         return True
@@ -235,24 +248,46 @@ class VisibilityRequest(DeliveryRequest):
         self._tell_failure(error, delay, last=False)
         self.settle(Lapse() if delay is None else Hide(whole_seconds(delay)))
 
-    def _fail_for_good(self, exc: BaseException) -> None:
-        error = safe_repr(exc)
+    @contextmanager
+    def _given_up_after(self, exc: BaseException) -> Iterator[None]:
+        """Give the message up once the failure is stored; if it could not be, have the message come back."""
         self._failed_for_good = True
-        self._tell_failure(error, None, last=True)
-        if not self.acknowledged:
-            last = self.task.is_last_attempt(self._context, self.task.retry_limit)
-            reason = "failed at its last attempt" if last else "failed, and is not to be retried"
-            self.give_up(reason, exception=truncate(error, ERROR_LENGTH))
+        self._tell_failure(safe_repr(exc), None, last=True)
+        settled, self.acknowledged = self.acknowledged, True  # so that Celery does not delete it before
+        try:
+            yield
+        except Exception:
+            if not settled and self.delivery is not None:
+                self.settle(self.message.channel.depot.after_an_error(self.delivery))
+            raise
+        if not settled:
+            self._give_up_failed(exc)
+
+    def _give_up_failed(self, exc: BaseException) -> None:
+        if self.delivery is not None:
+            _given_up.add(self.delivery.facts.message_id)
+        last = self.task.is_last_attempt(self._context, self.task.retry_limit)
+        reason = "failed at its last attempt" if last else "failed, and is not to be retried"
+        self.give_up(reason, exception=truncate(safe_repr(exc), ERROR_LENGTH))
 
     def _fail_unrun(self) -> None:
-        """Give up what has used up its attempts without anybody having told: its workers were lost."""
+        """Give up what has used up its attempts, and tell so if nobody has."""
         try:
             raise WorkerLostError("No attempts left: the runs before were lost, with their workers.")  # noqa: TRY301
         except WorkerLostError as exc:
-            if self.task.backend.get_state(self.id) == states.FAILURE:
-                self._fail_for_good(exc)  # told already; only its message was kept
+            if self._failed_before():
+                self._give_up_failed(exc)
             else:
                 self.on_failure(ExceptionInfo())
+
+    def _failed_before(self) -> bool:
+        """Whether it is known to have failed for good; its message was kept for want of permissions."""
+        if self.delivery is not None and self.delivery.facts.message_id in _given_up:
+            return True
+        try:
+            return bool(self.task.backend.get_state(self.id) == states.FAILURE)
+        except Exception:  # noqa: BLE001 - no result backend, or none that answers: then nobody knows
+            return False
 
     def _tell_handlers(self, exc: Exception, einfo: ExceptionInfo) -> None:
         """Call the task's handlers for a run that was cut off, as Celery 5.7 does in `on_timeout`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Facts, Received, Unreadable, emit
+from celery_sqs_visibility.delivery.memory import Remembered
 from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Lapse, Park, Settlement
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.delays import DelayRule, whole_seconds
@@ -75,7 +75,7 @@ class Intake:
         self._on_error = on_error
         self._clock = clock
         self._settle = settle
-        self._told: OrderedDict[str, None] = OrderedDict()
+        self._told = Remembered(REMEMBERED)
 
     def take_in(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -123,11 +123,7 @@ class Intake:
 
     def refuse(self, delivery: Delivery, reason: str, body: str, *, wait: bool = False) -> None:
         """No task can be made of it: a dead letter, or else (or if to `wait`) hidden as after an error."""
-        message_id = delivery.facts.message_id
-        if message_id not in self._told:
-            self._told[message_id] = None
-            if len(self._told) > REMEMBERED:
-                self._told.popitem(last=False)
+        if self._told.add(delivery.facts.message_id):
             emit(Unreadable(delivery.facts, reason))
         hidden = self.as_after_an_error(delivery)
         delivery.settle(hidden if wait else DeadLetter(reason, body, otherwise=hidden))
