@@ -9,6 +9,7 @@ import uuid
 from copy import deepcopy
 from datetime import datetime, timezone
 
+import kombu
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -208,8 +209,8 @@ def request(outgoing: OutgoingMessage):
 )
 def test_properties_become_those_of_sqs_as_with_kombu(properties):
     ours = request(seal(task(**properties), QUEUE, base64_encoded=True))
-    if "delay_seconds" in properties and not hasattr(stock.Channel, "_resolve_delay_seconds"):
-        pytest.skip("this kombu knows DelaySeconds only")
+    if kombu.VERSION[:2] < (5, 7):
+        pytest.skip("kombu knows fair queues and delay_seconds since 5.7")
     theirs = StockChannel().put(task(**properties))
     assert ours == {name: value for name, value in theirs.items() if name != "QueueUrl"}
 
@@ -236,6 +237,8 @@ def test_a_fifo_message_without_a_deduplication_id_gets_one_of_its_own():
 @pytest.mark.parametrize("space", [" ", "\n", "\r\n"], ids=repr)
 @BOTH
 def test_space_around_a_body_is_no_obstacle_as_with_kombu(space, base64_encoded):
+    if kombu.VERSION[:2] < (5, 7):
+        pytest.skip("kombu strips a body since 5.7")
     body = space + seal(task(), QUEUE, base64_encoded=base64_encoded).body + space
     assert without_sqs(StockChannel().read(body)) == without_sqs(task())
     assert without_sqs(open_message(QUEUE, received(body)).payload) == without_sqs(task())

@@ -93,10 +93,9 @@ def test_our_messages_run_on_a_stock_worker(make_site):
     site.create_queue()
     stock = {**site.config, "broker_transport": "sqs"}
     site.start_worker("work", config=stock)
-    site.send("quick", "ours")
-    site.send("stock", "ours, to a stock task")
+    results = [site.send("quick", "ours"), site.send("stock", "ours, to a stock task")]
     site.diary.wait_for("started", 2)
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    site.proxy.wait_for(lambda _: [result.state for result in results] == ["SUCCESS"] * 2)
 
 
 def test_stock_tasks_keep_stock_behaviour(make_site):
