@@ -14,7 +14,15 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import signals, states
-from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import (
+    Ignore,
+    Reject,
+    Retry,
+    TaskRevokedError,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.utils.log import get_logger
 from celery.utils.text import truncate
 from celery.worker import state
@@ -50,12 +58,19 @@ RELEASES_FORGIVEN = 3
 _given_up = Remembered(10_000)
 
 
+class GivenBackError(TaskRevokedError):
+    """A message was given back, in a shutdown, before its run began."""
+
+
 class DeliveryRequest(Request):
     """A request whose message came from SQS: for every task, with stock behaviour.
 
     Acknowledging goes straight to the settler and not through the event loop, which may be blocked (solo), or
     stopped while the pool is being joined (threads).
     """
+
+    #: Whether the worker's pool runs tasks in processes; told by the worker's bootstep.
+    pool_has_processes = False
 
     def __init__(self, message: Message, **options: Any) -> None:
         super().__init__(message, **options)
@@ -65,10 +80,28 @@ class DeliveryRequest(Request):
             self._describe(self.delivery)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """A pool runs it."""
-        if self.delivery is not None:
-            self.delivery.start()
+        """A pool runs it, or is about to, where it has no processes.
+
+        Raises:
+            GivenBackError: it was given back while it waited in the pool, which this keeps from running it.
+        """
+        held = self.delivery is None or self.message.channel.depot.start(self.delivery)
+        if not held and not self.pool_has_processes:
+            state.task_ready(self)
+            raise GivenBackError(self.id)
         super().on_accepted(pid, time_accepted)
+
+    def revoked(self) -> bool:
+        """Whether not to run it: revoked, expired, or given back meanwhile.
+
+        Celery asks right before the run (celery/worker/request.py: `execute_using_pool`).
+        """
+        if super().revoked():
+            return True
+        if self.delivery is None or not self.pool_has_processes:
+            return False
+        # A process cannot be kept from running what it was sent.
+        return not self.message.channel.depot.ledger.dispatch(self.delivery)
 
     def on_failure(
         self,
@@ -186,20 +219,11 @@ class VisibilityRequest(DeliveryRequest):
                 self._tell_handlers(exc, einfo)
 
     def revoked(self) -> bool:
-        """Whether not to run it: revoked, expired, failed for good before, or a killer of its workers.
-
-        Celery asks right before the run (celery/worker/request.py: `execute_using_pool`).
-        """
-        if super().revoked():
+        """Whether not to run it: as any other, or because it failed for good before, or kills its workers."""
+        if self._may_not_run():
+            self._fail_unrun()
             return True
-        limit = self.task.retry_limit
-        if self.delivery is None or limit is None:
-            return False
-        beyond = self._request_dict["retries"] - limit
-        if beyond <= 0 or (beyond <= RELEASES_FORGIVEN and not self._failed_before()):
-            return False
-        self._fail_unrun()
-        return True
+        return super().revoked()
 
     def _describe(self, delivery: Delivery) -> None:
         super()._describe(delivery)
@@ -279,6 +303,13 @@ class VisibilityRequest(DeliveryRequest):
                 self._give_up_failed(exc)
             else:
                 self.on_failure(ExceptionInfo())
+
+    def _may_not_run(self) -> bool:
+        limit = self.task.retry_limit
+        if self.delivery is None or self.acknowledged or limit is None:
+            return False
+        beyond = self._request_dict["retries"] - limit
+        return beyond > 0 and (beyond > RELEASES_FORGIVEN or self._failed_before())
 
     def _failed_before(self) -> bool:
         """Whether it is known to have failed for good; its message was kept for want of permissions."""

@@ -18,13 +18,14 @@ from celery.exceptions import ImproperlyConfigured
 from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.channel import Message
+from celery_sqs_visibility.shutdown import drain_at_shutdown
 from celery_sqs_visibility.task import VisibilityTask
 from celery_sqs_visibility.transport import Transport
 
 __all__ = ["Deliveries", "Transport"]
 
 
-class Deliveries(bootsteps.Step):
+class Deliveries(bootsteps.StartStopStep):
     """Ties the fate of tasks to the fate of their deliveries, before the consumer starts.
 
     Tasks with Celery's own Request class get one that settles straight (`request.DeliveryRequest`), with the
@@ -33,16 +34,24 @@ class Deliveries(bootsteps.Step):
     `on_decode_error`).
     """
 
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
     def __init__(self, c: Any, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
         for task in c.app.tasks.values():
             _give_request_class(task)
         c.pool.apply_async = _telling_lost_runs(c.pool.apply_async)
+        ours = symbol_by_name("celery_sqs_visibility.request:DeliveryRequest")
+        ours.pool_has_processes = c.pool.uses_semaphore  # which is so in prefork alone
         self._consumer = c
         c.on_unknown_message = self._on_unknown_message
         c.on_unknown_task = self._on_unknown_task
         c.on_invalid_task = self._on_invalid_task
         c.on_decode_error = self._on_decode_error
+
+    def start(self, c: Any) -> None:
+        """Be ready for the end."""
+        drain_at_shutdown(c)
 
     def _on_unknown_message(self, body: Any, message: Message) -> None:  # noqa: ARG002 - Celery's signature
         message.refuse("its headers name no task")

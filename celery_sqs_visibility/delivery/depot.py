@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from celery_sqs_visibility.aws.errors import SQSError
@@ -19,6 +19,7 @@ from celery_sqs_visibility.delivery.events import (
     Lost,
     Parked,
     Released,
+    Started,
     emit,
 )
 from celery_sqs_visibility.delivery.heartbeat import DEADLINE_PASSED, Heartbeat
@@ -93,9 +94,10 @@ class Depot:
         self._intake = Intake(
             open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self.settle
         )
-        self._lock = threading.Lock()  # guards changes of _receivers, and _running
+        self._lock = threading.Lock()  # guards changes of _receivers, _running, _polls_end
         self._receivers: dict[str, tuple[Receiver, HandOver]] = {}
         self._running = False
+        self._polls_end: float | None = None  # until when polls in flight are waited for; guarded too
 
     def consume(self, queue: Queue, hand_over: HandOver) -> None:
         """Poll the queue from now on; its messages go to `hand_over`, on the thread that calls ours."""
@@ -138,6 +140,17 @@ class Depot:
         if now:
             self._carry_out(delivery, settlement)
         return held
+
+    def start(self, delivery: Delivery) -> bool:
+        """A pool begins to run it: it is not given back under the run. Any thread.
+
+        Returns:
+            Whether it may: `False` if it was given back meanwhile.
+        """
+        if not self.ledger.start(delivery):
+            return False
+        emit(Started(delivery.facts))
+        return True
 
     def give_up(self, delivery: Delivery, reason: str, body: Callable[[], str], **attributes: str) -> None:
         """Its task failed for good: to the queue's dead-letter queue if it has one, then deleted. Any thread.
@@ -183,29 +196,67 @@ class Depot:
         """How to settle a failure about which the task says nothing."""
         return self._intake.as_after_an_error(delivery)
 
+    def stop_polling(self) -> None:
+        """Poll no more, in none of the queues. Takes no lock that a signal handler could find taken."""
+        for receiver, _ in list(self._receivers.values()):
+            receiver.stop()
+        self.room.interrupt()
+
+    def give_back_unstarted(self) -> int:
+        """After `stop_polling`: once the polls in flight are over (bounded), release what does not run.
+
+        A message released under one's own long poll would come straight back. Any thread.
+
+        Returns:
+            How many messages were released.
+        """
+        with self._lock:
+            if self._polls_end is None:
+                self._polls_end = self._clock.monotonic() + POLLS_IN_FLIGHT
+        for receiver, _ in list(self._receivers.values()):
+            receiver.settle_down(self._polls_end)
+        self._inbox.take(lambda parcel: parcel.delivery.belongs_to(self.settle))
+        return self._give_back(self.ledger.unstarted())
+
+    def drain(self, timeout: float) -> list[Delivery]:
+        """After `give_back_unstarted`: let what runs go on for `timeout` seconds, then hand it back.
+
+        Returns:
+            What still ran: the orphans.
+        """
+        if self.ledger.wait_until_empty(timeout):
+            orphans = []
+        else:
+            orphans = self.ledger.all()
+            self._give_back(orphans)
+        self.flush()
+        return orphans
+
+    def flush(self) -> None:
+        """Finish what is being settled; bounded in time."""
+        until = self._clock.monotonic() + FLUSH
+        resumed = self.ledger.wait_for_extensions(FLUSH)
+        if not (self._settler.flush(max(0.0, until - self._clock.monotonic())) and resumed):
+            logger.warning("not everything could be settled in time; SQS hands it out again")
+
     def close(self) -> None:
         """Stop polling, give back what does not run, finish what is under way; bounded in time.
 
         What still runs stays extended, and can be settled, until it ends.
         """
+        self.stop_polling()
+        self.give_back_unstarted()
+        self._give_back(delivery for delivery in self.ledger.all() if not delivery.started)
+        self.flush()
         with self._lock:
-            receivers, self._receivers = dict(self._receivers), {}
-        for receiver, _ in receivers.values():
-            receiver.stop()
-        self.room.interrupt()
-        until = self._clock.monotonic() + POLLS_IN_FLIGHT
-        # A message released under one's own long poll would come straight back, and be lost.
-        for receiver, _ in receivers.values():
-            receiver.settle_down(until)
-        self._inbox.take(lambda parcel: parcel.delivery.belongs_to(self.settle))
-        for delivery in self.ledger.unstarted():
-            delivery.settle(Release())
-        until = self._clock.monotonic() + FLUSH
-        resumed = self.ledger.wait_for_extensions(FLUSH)
-        if not (self._settler.flush(max(0.0, until - self._clock.monotonic())) and resumed):
-            logger.warning("not everything could be settled in time; SQS hands it out again")
-        if resumed and not len(self.ledger):
+            self._receivers = {}
+            self._polls_end = None
+        if not len(self.ledger):
             self._stop()
+
+    @staticmethod
+    def _give_back(deliveries: Iterable[Delivery]) -> int:
+        return sum(delivery.settle(Release()) for delivery in deliveries)
 
     def _without_dead_letters(self, queue: Queue) -> Delete | Lapse:
         """Delete what was given up, as Celery would, if we know that the queue has no redrive policy."""

@@ -34,7 +34,7 @@ class Ledger:
         self._interval = heartbeat_interval
         # Guards everything below, and the mutable fields of the deliveries.
         self._lock = threading.Lock()
-        self._resumed = threading.Condition(self._lock)
+        self._resumed = threading.Condition(self._lock)  # an extension returned, or nothing is held any more
         self._held: dict[str, Delivery] = {}
         self._waiting = 0  # settlements that wait for an extension in flight
         # Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
@@ -66,6 +66,8 @@ class Ledger:
             if self._held.get(delivery.handle) is not delivery:
                 return False, False
             del self._held[delivery.handle]
+            if not self._held:
+                self._resumed.notify_all()
             if self._wheel:
                 self._wheel.remove(delivery)
             if delivery.extending:
@@ -74,10 +76,32 @@ class Ledger:
                 return True, False
             return True, True
 
-    def unstarted(self) -> list[Delivery]:
-        """What is held and not run, in the order of arrival."""
+    def start(self, delivery: Delivery) -> bool:
+        """A pool begins to run it; `False` if it is not held any more."""
         with self._lock:
-            return [delivery for delivery in self._held.values() if not delivery.started]
+            delivery.started = self._held.get(delivery.handle) is delivery
+            return delivery.started
+
+    def dispatch(self, delivery: Delivery) -> bool:
+        """It goes to a pool that cannot be kept from running it; `False` if it is not held any more."""
+        with self._lock:
+            delivery.dispatched = self._held.get(delivery.handle) is delivery
+            return delivery.dispatched
+
+    def unstarted(self) -> list[Delivery]:
+        """What is held and not run, in the order of arrival; what was dispatched may be, by now."""
+        with self._lock:
+            return [d for d in self._held.values() if not d.started and not d.dispatched]
+
+    def all(self) -> list[Delivery]:
+        """Everything that is held, in the order of arrival."""
+        with self._lock:
+            return list(self._held.values())
+
+    def wait_until_empty(self, timeout: float) -> bool:
+        """Wait until nothing is held; whether that came true in time."""
+        with self._lock:
+            return self._resumed.wait_for(lambda: not self._held, timeout)
 
     def wait_for_extensions(self, timeout: float) -> bool:
         """Wait until no settlement waits for an extension in flight; whether that came true in time."""

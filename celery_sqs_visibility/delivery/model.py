@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.events import Facts, Started, emit
+from celery_sqs_visibility.delivery.events import Facts
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
 
@@ -58,8 +58,7 @@ Settlement = Delete | Hide | Lapse | Park | Release | DeadLetter
 class Delivery:
     """One receipt of one message.
 
-    Its mutable fields are guarded by the lock of the ledger that holds it, but for `started`, which only
-    ever becomes true.
+    Its mutable fields are guarded by the lock of the ledger that holds it.
 
     Attributes:
         queue: where it came from.
@@ -68,6 +67,7 @@ class Delivery:
         deadline: the monotonic instant at which its visibility lapses.
         horizon: the monotonic instant beyond which SQS refuses to extend it.
         started: whether a pool runs it.
+        dispatched: whether it was given to a pool that may run it any moment.
         lost: whether the deadline passed or the handle was refused.
         extending: whether an extension of it is in flight.
         waiting: the settlement that waits for that extension to return.
@@ -78,6 +78,7 @@ class Delivery:
         "__weakref__",
         "_settle",
         "deadline",
+        "dispatched",
         "extending",
         "facts",
         "handle",
@@ -104,16 +105,12 @@ class Delivery:
         self.deadline = deadline
         self.horizon = received_at + VISIBILITY_HORIZON
         self.started = False
+        self.dispatched = False
         self.lost = False
         self.extending = False
         self.waiting: Settlement | None = None
         self.slot: float | None = None
         self._settle = settle
-
-    def start(self) -> None:
-        """A pool runs it: it is not to be given back under the run. Any thread."""
-        self.started = True
-        emit(Started(self.facts))
 
     def belongs_to(self, settle: Callable[[Delivery, Settlement], bool]) -> bool:
         """Whether it was made with that way to settle: whether it is that depot's."""

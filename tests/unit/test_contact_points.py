@@ -9,7 +9,10 @@ import sys
 import billiard.pool
 import celery.app.autoretry
 import celery.app.trace
+import celery.apps.worker
 import celery.concurrency.base
+import celery.concurrency.prefork
+import celery.concurrency.thread
 import celery.worker.consumer.consumer
 import celery.worker.request
 import celery.worker.worker
@@ -86,6 +89,13 @@ def test_the_tracer_records_a_retry_and_runs_what_we_wrap():
         "task.run",
         "task_before_start(uuid, args, kwargs)",
     )
+
+
+def test_a_shutdown_tells_how_and_prefork_alone_has_a_semaphore():
+    calls(celery.apps.worker._shutdown_handler, "worker_shutting_down.send", "how=how")
+    assert celery.concurrency.prefork.TaskPool.uses_semaphore
+    assert not celery.concurrency.thread.TaskPool.uses_semaphore
+    calls(celery.concurrency.base.apply_target, "accept_callback(pid or getpid(), monotonic())")
 
 
 def test_autoretry_lets_a_retry_pass():

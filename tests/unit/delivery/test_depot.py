@@ -390,7 +390,7 @@ def test_cancelling_what_is_not_consumed_is_harmless(world):
 
 def test_closing_gives_back_what_did_not_start_and_keeps_what_runs(world, queue, events):
     runs, waits = world.deliveries(queue, "a", "b")
-    runs.start()
+    world.depot.start(runs)
     world.depot.close()
     assert events.of(Released) == [Released(waits.facts)]
     assert world.visible(queue) == ["b"]

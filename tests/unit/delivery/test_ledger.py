@@ -183,7 +183,7 @@ def test_an_extension_never_reaches_beyond_the_horizon_nor_shortens_a_lease(elap
 def test_what_did_not_start_is_told_in_the_order_of_arrival(ledger):
     deliveries = [delivery() for _ in range(4)]
     ledger.add(deliveries)
-    deliveries[1].start()
+    ledger.start(deliveries[1])
     ledger.settle(deliveries[2], Delete())
     assert ledger.unstarted() == [deliveries[0], deliveries[3]]
 

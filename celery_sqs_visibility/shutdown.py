@@ -1,0 +1,131 @@
+"""SIGTERM: hand back in time what will not be done, as Sidekiq does within the 30 seconds of Amazon ECS.
+
+Celery's warm shutdown (celery/worker/worker.py: `WorkController.stop`) goes on beside this: it waits for the
+running tasks, however long they take, and then closes the channel. We stop the polls, give back at once what
+has not begun, and when `shutdown_timeout` is over what still runs; then the process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from typing import Any
+
+from celery import signals
+from celery.utils.log import get_logger
+
+from celery_sqs_visibility.delivery.depot import Depot
+from celery_sqs_visibility.delivery.log import Fields
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+
+logger = get_logger(__name__)
+
+#: Amazon ECS sends SIGKILL this many seconds after SIGTERM, unless the task definition says otherwise.
+ECS_STOP_TIMEOUT = 30
+
+#: What handing back and ending take, at the most.
+MARGIN = 2
+
+#: Set by Amazon ECS in every container.
+ECS_VARIABLE = "ECS_CONTAINER_METADATA_URI_V4"
+
+
+class Drain:
+    """Drains one worker when it is told to stop, in a thread of its own.
+
+    Args:
+        consumer: the worker's `celery.worker.consumer.Consumer`.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self.consumer = consumer
+        self._timeout: float = consumer.connection.transport.options.shutdown_timeout
+        self._asked = threading.Event()
+        self._asked_at = 0.0
+
+    def watch(self) -> None:
+        """Be ready. Main thread."""
+        _warn_if_too_long(self._timeout)
+        threading.Thread(target=self._run, name="sqs-drain", daemon=True).start()
+
+    def ask(self) -> None:
+        """Begin. In a signal handler: no I/O, and no lock but the event's own."""
+        self._asked_at = SYSTEM_CLOCK.monotonic()
+        self._asked.set()
+
+    def _run(self) -> None:
+        self._asked.wait()
+        channel = getattr(self.consumer.task_consumer, "channel", None)
+        if channel is None:
+            return
+        try:
+            orphans = self._drain(channel.depot)
+        except Exception:
+            logger.exception("draining stumbled; what is held comes back after its visibility timeout")
+            return
+        if orphans:
+            _end(self.consumer)
+
+    def _drain(self, depot: Depot) -> list[Delivery]:
+        logger.info("shutdown: no more polls; running tasks have %g s", self._timeout)
+        depot.stop_polling()
+        released = depot.give_back_unstarted()
+        logger.info("shutdown: %d messages given back that had not begun", released)
+        elapsed = SYSTEM_CLOCK.monotonic() - self._asked_at
+        orphans = depot.drain(max(0.0, self._timeout - elapsed))
+        for orphan in orphans:
+            told = orphan.facts
+            facts = Fields(task=told.task, task_id=told.task_id, message_id=told.message_id)
+            logger.warning("shutdown: orphaned, handed back (%s)", facts, extra={"sqs": facts})
+        return orphans
+
+
+_latest: Drain | None = None
+
+
+def drain_at_shutdown(consumer: Any) -> None:
+    """Be ready to drain that consumer's worker; harmless if we are. Main thread."""
+    global _latest  # noqa: PLW0603 - a process has one worker at a time, and the signal tells not which
+    if _latest is None or _latest.consumer is not consumer:
+        _latest = Drain(consumer)
+        _latest.watch()
+
+
+@signals.worker_shutting_down.connect(weak=False)
+def _on_shutting_down(how: str = "", **_: Any) -> None:
+    if how == "Warm" and _latest is not None:
+        _latest.ask()
+
+
+def _end(consumer: Any) -> None:
+    """End the orphans and this process, whose main thread waits for them. Their messages are handed back."""
+    logger.warning("shutdown: time is up, ending")
+    for pid in _children(consumer.pool):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    worker = consumer.controller
+    if worker.pidlock:
+        worker.pidlock.release()
+    # Not sys.exit: pool threads, and a solo pool's main thread, cannot be made to end.
+    os._exit(0)
+
+
+def _children(pool: Any) -> list[int]:
+    """The pids of a prefork pool (celery/concurrency/prefork.py, billiard/pool.py: `Pool._pool`)."""
+    processes = getattr(getattr(pool, "_pool", None), "_pool", None) or []
+    return [process.pid for process in processes if getattr(process, "pid", None)]
+
+
+def _warn_if_too_long(timeout: float) -> None:
+    longest = ECS_STOP_TIMEOUT - MARGIN
+    if ECS_VARIABLE in os.environ and timeout > longest:
+        logger.warning(
+            "shutdown_timeout is %g s, but Amazon ECS kills %g s after SIGTERM, unless stopTimeout is "
+            "longer: set at most %g, or messages of running tasks stay hidden for a visibility timeout",
+            timeout,
+            ECS_STOP_TIMEOUT,
+            longest,
+        )

@@ -1,0 +1,59 @@
+"""SIGTERM hands work back in time, as Sidekiq does on ECS."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+POOLS = ["prefork", "threads", "solo", "gevent"]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_what_has_not_begun_is_visible_again_at_once_and_what_runs_when_the_time_is_up(make_site, pool):
+    site = make_site(visibility_timeout=60, shutdown_timeout=4, wait_time_seconds=1)
+    for key in range(5):
+        site.send("slow", key, 60)
+    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=5)
+    site.diary.wait_for("started")
+    asked = time.monotonic()
+    worker.terminate()
+    site.proxy.wait_for(lambda _: site.counts() == (4, 1), timeout=10)
+    assert time.monotonic() - asked < 3.5
+    assert worker.wait_exit(20) == 0
+    assert time.monotonic() - asked < 10
+    site.proxy.wait_for(lambda _: site.counts() == (5, 0), timeout=5)
+    assert site.diary.count("started") == 1
+    assert worker.log.count("orphaned, handed back (task=work.slow task_id=") == 1
+    assert worker.children() == []
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_what_ends_in_time_is_done(make_site, pool):
+    site = make_site(visibility_timeout=4, wait_time_seconds=1)
+    site.send("slow", "a", 6)
+    worker = site.start(pool=pool)
+    site.diary.wait_for("started")
+    worker.terminate()
+    assert worker.wait_exit(30) == 0
+    assert site.diary.count("done") == 1
+    assert site.counts() == (0, 0)
+    assert "orphaned" not in worker.log
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_an_idle_worker_is_gone_within_six_seconds(make_site, pool):
+    site = make_site()
+    worker = site.start(pool=pool)
+    site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))
+    asked = time.monotonic()
+    worker.terminate()
+    assert worker.wait_exit(20) == 0
+    # Six seconds, and what a busy machine takes.
+    assert time.monotonic() - asked < 8
+
+
+def test_a_shutdown_timeout_beyond_that_of_ecs_is_warned_of(make_site):
+    site = make_site(shutdown_timeout=60)
+    worker = site.start(env={"ECS_CONTAINER_METADATA_URI_V4": "http://127.0.0.1/"})
+    worker.wait_for_log("shutdown_timeout is 60 s, but Amazon ECS kills 30 s after SIGTERM")
