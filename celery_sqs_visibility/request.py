@@ -8,54 +8,25 @@ the pool's threads or greenlets elsewhere: settling is safe from any, and does n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
-from celery import signals, states
 from celery.exceptions import (
-    Ignore,
     Reject,
-    Retry,
     TaskRevokedError,
-    Terminated,
-    TimeLimitExceeded,
-    WorkerLostError,
 )
 from celery.utils.log import get_logger
-from celery.utils.text import truncate
 from celery.worker import state
 from celery.worker.request import Request
-from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_sqs_visibility.channel import Message
-from celery_sqs_visibility.delivery.events import Failed, Finished, emit
-from celery_sqs_visibility.delivery.memory import Remembered
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Lapse, Release, Settlement
+from celery_sqs_visibility.delivery.events import Finished, emit
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Release, Settlement
 from celery_sqs_visibility.envelope import eta_of
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.delays import whole_seconds
 from celery_sqs_visibility.policy.parking import parks_before
-from celery_sqs_visibility.policy.retrying import attempts_made
-from celery_sqs_visibility.task import VisibilityRetry
 
 logger = get_logger(__name__)
-
-#: A child past its hard time limit is killed after its failure was reported: seconds to keep its message back
-#: at the least, so that two runs cannot overlap.
-KILLED_BY_THEN = 1
-
-#: Characters of an exception that a dead letter tells.
-ERROR_LENGTH = 1000
-
-
-#: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and what
-#: was only released is not to fail without ever having run.
-RELEASES_FORGIVEN = 3
-
-#: Message ids that failed for good in this process.
-_given_up = Remembered(10_000)
 
 
 class GivenBackError(TaskRevokedError):
@@ -110,7 +81,7 @@ class DeliveryRequest(Request):
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
         """It ended with an exception."""
-        self._rejected_on_purpose = isinstance(_exception(exc_info), Reject)
+        self._rejected_on_purpose = isinstance(exception_of(exc_info), Reject)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def acknowledge(self) -> None:
@@ -170,167 +141,7 @@ class DeliveryRequest(Request):
         return parks_before(eta - delivery.facts.first_received, options.visibility_timeout)
 
 
-class VisibilityRequest(DeliveryRequest):
-    """A request of a `VisibilityTask`: its failures hide the message."""
-
-    _failed_for_good = False
-
-    def on_retry(self, exc_info: ExceptionInfo) -> None:
-        """The child decided that it comes back: hide it, instead of deleting it as Celery does."""
-        exc = _exception(exc_info)
-        if self.delivery is not None and isinstance(exc, VisibilityRetry):
-            self._come_back(exc.delay, exc.excs)
-        super().on_retry(exc_info)
-
-    def on_failure(
-        self,
-        exc_info: ExceptionInfo,
-        send_failed_event: bool = True,  # noqa: FBT001, FBT002
-        return_ok: bool = False,  # noqa: FBT001, FBT002
-    ) -> Any:
-        """It failed for good, as the child decided, or its run was lost, of which the child knows nothing."""
-        exc = _exception(exc_info)
-        if self.delivery is not None and not self._is_celerys_own(exc):
-            # An internal error, of the result backend for one, the child has not decided about.
-            decided = return_ok and not exc_info.internal
-            if not decided and self._lost_run_comes_back(exc, exc_info):
-                return None
-            with self._given_up_after(exc):
-                return super().on_failure(exc_info, send_failed_event, return_ok)
-        return super().on_failure(exc_info, send_failed_event, return_ok)
-
-    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001
-        """A time limit has passed.
-
-        In prefork a hard one has been told to `on_failure` already (billiard/pool.py: `on_hard_timeout`); in
-        gevent this is all we hear of it.
-        """
-        if soft or self.delivery is None:
-            super().on_timeout(soft, timeout)
-            return
-        logger.error("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
-        try:
-            raise TimeLimitExceeded(timeout)  # noqa: TRY301 - an ExceptionInfo is made of a raised one
-        except TimeLimitExceeded as exc:
-            einfo = ExceptionInfo()
-            if not self.acknowledged:
-                self.on_failure(einfo)
-            if self._failed_for_good:
-                self._tell_handlers(exc, einfo)
-
-    def revoked(self) -> bool:
-        """Whether not to run it: as any other, or because it failed for good before, or kills its workers."""
-        if self._may_not_run():
-            self._fail_unrun()
-            return True
-        return super().revoked()
-
-    def _describe(self, delivery: Delivery) -> None:
-        super()._describe(delivery)
-        published = self._request_dict.get("retries") or 0
-        self._request_dict["retries"] = attempts_made(delivery.facts.receive_count, self._parks, published)
-
-    def _is_celerys_own(self, exc: BaseException) -> bool:
-        """Outcomes that keep Celery's meaning, and runs that Celery itself cut off."""
-        if isinstance(exc, (Retry, Ignore, Reject, Terminated)):
-            return True
-        cut_off = self._already_cancelled or self._already_revoked
-        return cut_off or (isinstance(exc, WorkerLostError) and self._has_succeeded())
-
-    def _has_succeeded(self) -> bool:
-        """Whether the child was lost after it had stored its success (Celery 5.7)."""
-        stored = getattr(self, "_success_was_stored", None)
-        return bool(stored and stored())
-
-    def _lost_run_comes_back(self, exc: BaseException, exc_info: ExceptionInfo) -> bool:
-        """Hide the message of a run whose child is gone, and tell the world as the child would have."""
-        task, context = self.task, self._context
-        # billiard 4.3 reports a child's exit before it knows it lost.
-        if isinstance(exc, (SystemExit, KeyboardInterrupt)):
-            exc = WorkerLostError(f"Worker exited prematurely: {exc!r}.")
-        if self.acknowledged or not task.comes_back(exc) or task.is_last_attempt(context, task.retry_limit):
-            return False
-        delay = task.delay_after(context, exc)
-        if delay is not None and isinstance(exc, TimeLimitExceeded):
-            delay = max(delay, KILLED_BY_THEN)
-        state.task_ready(self)
-        self._come_back(delay, safe_repr(exc))
-        if self.store_errors:
-            task.backend.mark_as_retry(self.id, exc, exc_info.traceback, request=context)
-        self.send_event("task-retried", exception=safe_repr(exc), traceback=safe_str(exc_info.traceback))
-        reason = VisibilityRetry(None, exc, delay)
-        task.request_stack.push(context)
-        try:
-            task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
-            signals.task_retry.send(task, request=context, reason=reason, einfo=exc_info)
-        finally:
-            task.request_stack.pop()
-        logger.info("Task %s[%s] retry: %s", self.name, self.id, reason)
-        return True
-
-    def _come_back(self, delay: float | None, error: str) -> None:
-        self._tell_failure(error, delay, last=False)
-        self.settle(Lapse() if delay is None else Hide(whole_seconds(delay)))
-
-    @contextmanager
-    def _given_up_after(self, exc: BaseException) -> Iterator[None]:
-        """Give the message up once the failure is stored; if it could not be, have the message come back."""
-        self._failed_for_good = True
-        self._tell_failure(safe_repr(exc), None, last=True)
-        settled, self.acknowledged = self.acknowledged, True  # so that Celery does not delete it before
-        try:
-            yield
-        except Exception:
-            if not settled and self.delivery is not None:
-                self.settle(self.message.channel.depot.after_an_error(self.delivery))
-            raise
-        if not settled:
-            self._give_up_failed(exc)
-
-    def _give_up_failed(self, exc: BaseException) -> None:
-        if self.delivery is not None:
-            _given_up.add(self.delivery.facts.message_id)
-        last = self.task.is_last_attempt(self._context, self.task.retry_limit)
-        reason = "failed at its last attempt" if last else "failed, and is not to be retried"
-        self.give_up(reason, exception=truncate(safe_repr(exc), ERROR_LENGTH))
-
-    def _fail_unrun(self) -> None:
-        """Give up what has used up its attempts, and tell so if nobody has."""
-        try:
-            raise WorkerLostError("No attempts left: the runs before were lost, with their workers.")  # noqa: TRY301
-        except WorkerLostError as exc:
-            if self._failed_before():
-                self._give_up_failed(exc)
-            else:
-                self.on_failure(ExceptionInfo())
-
-    def _may_not_run(self) -> bool:
-        limit = self.task.retry_limit
-        if self.delivery is None or self.acknowledged or limit is None:
-            return False
-        beyond = self._request_dict["retries"] - limit
-        return beyond > 0 and (beyond > RELEASES_FORGIVEN or self._failed_before())
-
-    def _failed_before(self) -> bool:
-        """Whether it is known to have failed for good; its message was kept for want of permissions."""
-        if self.delivery is not None and self.delivery.facts.message_id in _given_up:
-            return True
-        try:
-            return bool(self.task.backend.get_state(self.id) == states.FAILURE)
-        except Exception:  # noqa: BLE001 - no result backend, or none that answers: then nobody knows
-            return False
-
-    def _tell_handlers(self, exc: Exception, einfo: ExceptionInfo) -> None:
-        """Call the task's handlers for a run that was cut off, as Celery 5.7 does in `on_timeout`."""
-        self.task.on_failure(exc, self.id, self.args, self.kwargs, einfo)
-        self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, einfo)
-
-    def _tell_failure(self, error: str, delay: float | None, *, last: bool) -> None:
-        if self.delivery is not None:
-            attempt = self._request_dict["retries"] + 1
-            emit(Failed(self.delivery.facts, attempt=attempt, error=error, delay=delay, last=last))
-
-
-def _exception(exc_info: ExceptionInfo) -> BaseException:
+def exception_of(exc_info: ExceptionInfo) -> BaseException:
+    """What the run raised, out of whatever it travelled in."""
     exc = exc_info.exception
     return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc

@@ -4,7 +4,7 @@ The decision is made where the exception is, in the pool's child, since not ever
 (Celery sends `UnpickleableExceptionWrapper` instead): `run` and `before_start` are wrapped, as Celery's
 autoretry wraps `run` (celery/app/autoretry.py), so that a failure which comes back becomes a
 `VisibilityRetry`, which Celery's tracer (celery/app/trace.py: `build_tracer`) records as RETRY. The worker's
-main process finds the delay in it and settles the message (`celery_sqs_visibility.request`).
+main process finds the delay in it and settles the message (`celery_sqs_visibility.visibility_request`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class VisibilityTask(Task):
 
     abstract = True
     acks_late = True
-    Request = "celery_sqs_visibility.request:VisibilityRequest"
+    Request = "celery_sqs_visibility.visibility_request:VisibilityRequest"
     autoretry_for: ClassVar[tuple[type[BaseException], ...]] = EVERY_EXCEPTION
     dont_autoretry_for: ClassVar[tuple[type[BaseException], ...]] = ()
     error_visibility_timeout: Any = None
