@@ -11,11 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
-from celery.exceptions import (
-    Reject,
-    TaskRevokedError,
-)
-from celery.utils.log import get_logger
+from celery.exceptions import Reject, TaskRevokedError
 from celery.worker import state
 from celery.worker.request import Request
 
@@ -25,8 +21,6 @@ from celery_sqs_visibility.delivery.model import Delete, Delivery, Release, Sett
 from celery_sqs_visibility.envelope import eta_of
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.parking import parks_before
-
-logger = get_logger(__name__)
 
 
 class GivenBackError(TaskRevokedError):

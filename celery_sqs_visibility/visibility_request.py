@@ -1,7 +1,7 @@
 """The request of a `VisibilityTask`: its failures hide the message.
 
-What the child decided arrives as a `VisibilityRetry`, or as the failure of a last attempt; of lost runs only the
-main process hears, and decides with the same methods of the task.
+What the child decided arrives as a `VisibilityRetry`, or as the failure of a last attempt; of lost runs only
+the main process hears, and decides with the same methods of the task.
 """
 
 from __future__ import annotations

@@ -7,22 +7,14 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from celery_sqs_visibility.aws.errors import SQSError
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.deadletters import DeadLetters
 from celery_sqs_visibility.delivery.events import (
-    DeadLettered,
-    Deleted,
-    Hidden,
-    Lost,
-    Parked,
-    Released,
     Started,
     emit,
 )
-from celery_sqs_visibility.delivery.heartbeat import DEADLINE_PASSED, Heartbeat
+from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.inbox import Inbox, Parcel
 from celery_sqs_visibility.delivery.intake import Intake, Open, UnreadableError
 from celery_sqs_visibility.delivery.ledger import Ledger
@@ -33,22 +25,17 @@ from celery_sqs_visibility.delivery.model import (
     Delivery,
     Hide,
     Lapse,
-    Park,
     Release,
     Settlement,
 )
+from celery_sqs_visibility.delivery.outcomes import Outcomes
 from celery_sqs_visibility.delivery.receiver import Receiver
 from celery_sqs_visibility.delivery.room import Room
-from celery_sqs_visibility.delivery.settler import Settler
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.polling import PollSchedule
 
 logger = logging.getLogger(__name__)
-
-#: SQS counts a delay from when it handled the request, which was before the answer reached us: a message
-#: is looked for that much after the delay has passed since the answer.
-REAPPEARS_AFTER = 0.05
 
 #: Seconds that closing waits for polls in flight, and for settlements.
 POLLS_IN_FLIGHT = 5.0
@@ -88,9 +75,8 @@ class Depot:
         self._inbox = inbox
         self._receive = receive
         self._clock = clock
-        self._heartbeat = Heartbeat(self.ledger, clock, self._carry_out)
-        self._settler = Settler(options.settle_window, clock, self._settled, self._dead_letter)
-        self._dead_letters = DeadLetters(self.redrive)
+        self._outcomes = Outcomes(options.settle_window, clock, redrive, self._expect)
+        self._heartbeat = Heartbeat(self.ledger, clock, self._outcomes.carry_out)
         self._intake = Intake(
             open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self.settle
         )
@@ -138,7 +124,7 @@ class Depot:
         if held:
             self.room.gave_back(ran=delivery.started)
         if now:
-            self._carry_out(delivery, settlement)
+            self._outcomes.carry_out(delivery, settlement)
         return held
 
     def start(self, delivery: Delivery) -> bool:
@@ -236,7 +222,7 @@ class Depot:
         """Finish what is being settled; bounded in time."""
         until = self._clock.monotonic() + FLUSH
         resumed = self.ledger.wait_for_extensions(FLUSH)
-        if not (self._settler.flush(max(0.0, until - self._clock.monotonic())) and resumed):
+        if not (self._outcomes.settler.flush(max(0.0, until - self._clock.monotonic())) and resumed):
             logger.warning("not everything could be settled in time; SQS hands it out again")
 
     def close(self) -> None:
@@ -268,7 +254,7 @@ class Depot:
                 return
             self._running = True
         listen()
-        self._settler.start()
+        self._outcomes.settler.start()
         if self.options.heartbeat_interval:
             self._heartbeat.start()
 
@@ -278,7 +264,7 @@ class Depot:
                 return
             self._running = False
         self._heartbeat.stop()
-        self._settler.stop()
+        self._outcomes.settler.stop()
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -308,6 +294,11 @@ class Depot:
         redrive = self.redrive.peek(delivery.queue)
         return redrive is None or delivery.facts.receive_count < redrive.max_receive_count
 
+    def _expect(self, delivery: Delivery, at: float) -> None:
+        receiver, _ = self._receivers.get(delivery.queue.name, (None, None))
+        if receiver is not None:
+            receiver.expect(delivery.facts.message_id, at)
+
     def _give_back_waiting(self, queue: Queue) -> None:
         """Nobody consumes the queue any more. The receiver's thread, after its last poll."""
         for parcel in self._inbox.take(
@@ -332,55 +323,3 @@ class Depot:
                 delivery.settle(self.after_an_error(delivery))
 
         return hand_over
-
-    def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
-        now = self._clock.monotonic()
-        lapsed = delivery.lost or delivery.deadline <= now
-        if isinstance(settlement, Delete) or not lapsed:
-            # The deletion of what was lost may come too late, but does no harm and may spare a second run.
-            if isinstance(settlement, Lapse):
-                self._settled(delivery, settlement, None, now)
-            else:
-                self._settler.submit(delivery, settlement)
-        elif not delivery.lost:
-            delivery.lost = True
-            emit(Lost(delivery.facts, DEADLINE_PASSED))
-
-    def _settled(
-        self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
-    ) -> None:
-        """Tell what became of it. The settler's threads, or the one that settled."""
-        facts = delivery.facts
-        if error is not None:
-            emit(Lost(facts, str(error)))
-            self._expect(delivery, max(now, delivery.deadline))
-            return
-        match settlement:
-            case Delete():
-                emit(Deleted(facts))
-            case Hide(seconds):
-                emit(Hidden(facts, seconds))
-                self._expect(delivery, now + seconds)
-            case Park(seconds):
-                emit(Parked(facts, seconds))
-                self._expect(delivery, now + seconds)
-            case Lapse():
-                emit(Hidden(facts, max(0.0, delivery.deadline - now)))
-                self._expect(delivery, delivery.deadline)
-            case Release():
-                emit(Released(facts))
-                self._expect(delivery, now)
-            case DeadLetter():
-                pass  # its copy was sent, or was not; what follows is settled in its own right
-
-    def _expect(self, delivery: Delivery, at: float) -> None:
-        receiver, _ = self._receivers.get(delivery.queue.name, (None, None))
-        if receiver is not None:
-            receiver.expect(delivery.facts.message_id, at + REAPPEARS_AFTER)
-
-    def _dead_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
-        if self._dead_letters.send(delivery, letter):
-            emit(DeadLettered(delivery.facts, letter.reason))
-            self._carry_out(delivery, Delete())
-        else:
-            self._carry_out(delivery, letter.otherwise)

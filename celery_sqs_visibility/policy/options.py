@@ -7,32 +7,30 @@ in the docs is generated from the declarations.
 from __future__ import annotations
 
 import difflib
-import importlib
-import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
-from celery_sqs_visibility.policy.delays import DelayRule, parse_delay
+from celery_sqs_visibility.policy.delays import DelayRule
+from celery_sqs_visibility.policy.parsers import (
+    OptionError,
+    Parser,
+    Seconds,
+    delay,
+    flag,
+    instance_of,
+    mapping,
+    queues,
+    text,
+)
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON, WAIT_TIME_SECONDS
 
-logger = logging.getLogger(__name__)
+__all__ = ["OptionError", "Options", "option_name", "reference_table"]
 
-#: Of kombu's `predefined_queues`: a retry delay by receive count, which error_visibility_timeout replaces.
-BACKOFF_KEYS = frozenset({"backoff_policy", "backoff_tasks"})
+_HORIZON = " (SQS's 12 hours)"
 
-
-class OptionError(ValueError):
-    """A transport option is misspelt, out of bounds or contradicts another; the message says which."""
-
-
-class Parser(Protocol):
-    """What makes an option's value of what was given."""
-
-    def __call__(self, name: str, value: Any) -> Any:
-        """Raise `OptionError` if it is not what the option called `name` takes."""
-        ...
+#: An extension needs time to arrive.
+SHORTEST_HEARTBEAT = 0.1
 
 
 def _option(default: Any, parse: Parser, doc: str, shown_default: str | None = None) -> Any:
@@ -41,116 +39,6 @@ def _option(default: Any, parse: Parser, doc: str, shown_default: str | None = N
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
-
-
-@dataclass(frozen=True)
-class _Seconds:
-    """A duration within bounds; numbers, or text of them as from the environment."""
-
-    low: float
-    high: float
-    whole: bool = False
-    why: str = ""
-    zero: bool = False  # 0 is allowed although it is below `low`
-
-    @property
-    def bounds(self) -> str:
-        return ("0, or " if self.zero else "") + f"{self.low:g} to {self.high:g}"
-
-    def __call__(self, name: str, value: Any) -> float:
-        seconds = _number(name, value)
-        if not (self.low <= seconds <= self.high or (self.zero and seconds == 0)):
-            raise OptionError(
-                f"expected {name} to be {'0 or ' if self.zero else ''}between {self.low:g} and {self.high:g} "
-                f"seconds{self.why}, got {value!r}"
-            )
-        if not self.whole:
-            return seconds
-        if seconds != int(seconds):
-            raise OptionError(f"expected {name} to be whole seconds, as SQS takes them, got {value!r}")
-        return int(seconds)
-
-
-def _number(name: str, value: Any) -> float:
-    if not isinstance(value, bool):
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            pass
-        else:
-            if math.isfinite(number):
-                return number
-    raise OptionError(f"expected {name} to be a number of seconds, got {value!r}")
-
-
-def _instance(expected: type | tuple[type, ...], noun: str) -> Parser:
-    def parse(name: str, value: Any) -> Any:
-        if not isinstance(value, expected):
-            raise OptionError(f"expected {name} to be {noun}, got {value!r}")
-        return value
-
-    return parse
-
-
-def _delay(name: str, value: Any) -> DelayRule | None:
-    if isinstance(value, str):
-        value = _number(name, value) if value.strip()[:1].isdigit() else _imported(name, value)
-    elif isinstance(value, (list, tuple)):
-        value = [
-            _number(f"{name}[{i}]", item) if isinstance(item, str) else item for i, item in enumerate(value)
-        ]
-    try:
-        return parse_delay(name, value)
-    except ValueError as error:
-        raise OptionError(str(error)) from None
-
-
-def _imported(name: str, path: str) -> Any:
-    module, _, attribute = path.replace(":", ".").rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise OptionError(
-            f"expected {name} to be seconds, a list of seconds or the dotted path of a callable, "
-            f"got {path!r}, which cannot be imported: {error}"
-        ) from error
-
-
-def _queues(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
-    for queue, settings in _mapping(name, value).items():
-        if not isinstance(settings, Mapping) or not settings.get("url"):
-            raise OptionError(f"expected {name}[{queue!r}] to be a mapping with a 'url', got {settings!r}")
-        if str(settings["url"]).endswith(".fifo") != str(queue).endswith(".fifo"):
-            raise OptionError(
-                f"expected the name {queue!r} in {name} and its url {settings['url']!r} to agree: "
-                "the names of FIFO queues, and of no others, end with .fifo"
-            )
-        for key in settings.keys() & BACKOFF_KEYS:
-            logger.warning(
-                "%s[%r][%r] does nothing here: set error_visibility_timeout, of the transport or of a task",
-                name,
-                queue,
-                key,
-            )
-    return value  # type: ignore[no-any-return]
-
-
-_mapping = _instance(Mapping, "a mapping")
-_text = _instance(str, "text")
-
-
-def _flag(name: str, value: Any) -> bool:
-    flags = {"true": True, "1": True, "false": False, "0": False}
-    try:
-        return flags[str(value).strip().lower()]
-    except KeyError:
-        raise OptionError(f"expected {name} to be True or False, got {value!r}") from None
-
-
-_HORIZON = " (SQS's 12 hours)"
-
-#: An extension needs time to arrive.
-SHORTEST_HEARTBEAT = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,88 +50,88 @@ class Options:
 
     visibility_timeout: int = _option(
         120,
-        _Seconds(1, VISIBILITY_HORIZON, whole=True, why=_HORIZON),
+        Seconds(1, VISIBILITY_HORIZON, whole=True, why=_HORIZON),
         "How long a received message stays hidden. Sent on every receive and renewed by the heartbeat, so it "
         "is also how long the message of a killed worker takes to come back.",
     )
     heartbeat_interval: float = _option(
         None,
-        _Seconds(SHORTEST_HEARTBEAT, VISIBILITY_HORIZON, zero=True),
+        Seconds(SHORTEST_HEARTBEAT, VISIBILITY_HORIZON, zero=True),
         "How long before its deadline a held message is extended; 0 switches the heartbeat off.",
         "visibility_timeout / 3",
     )
     error_visibility_timeout: DelayRule | None = _option(
         None,
-        _delay,
+        delay,
         "How long a failed message stays hidden: seconds, a list by attempt (the last repeats), or the "
         "dotted path of a callable(retries, exc). None: until its visibility timeout runs out.",
     )
     wait_time_seconds: int = _option(
         20,
-        _Seconds(0, WAIT_TIME_SECONDS, whole=True, why=" (SQS's longest poll)"),
+        Seconds(0, WAIT_TIME_SECONDS, whole=True, why=" (SQS's longest poll)"),
         "How long a poll waits for a message.",
     )
     polling_interval: float = _option(
-        0.0, _Seconds(0, VISIBILITY_HORIZON), "How long to sleep after an empty poll."
+        0.0, Seconds(0, VISIBILITY_HORIZON), "How long to sleep after an empty poll."
     )
     polling_interval_max: float = _option(
         None,
-        _Seconds(0, VISIBILITY_HORIZON),
+        Seconds(0, VISIBILITY_HORIZON),
         "What that sleep grows to while the queue stays empty. Always cut short by the next message known to "
         "reappear.",
         "polling_interval",
     )
     shutdown_timeout: float = _option(
         25.0,
-        _Seconds(0, VISIBILITY_HORIZON),
+        Seconds(0, VISIBILITY_HORIZON),
         "After SIGTERM, how long running tasks may go on before their messages are handed back.",
     )
     settle_window: float = _option(
         0.02,
-        _Seconds(0, 5),
+        Seconds(0, 5),
         "How long a delete or a visibility change waits for company in a batch; 0 sends at once.",
     )
     prefetch_seconds: float = _option(
         1.0,
-        _Seconds(0, 60),
+        Seconds(0, 60),
         "How many seconds of work, at the measured pace, are held beyond what runs; 0 holds nothing more.",
     )
-    region: str | None = _option(None, _text, "The AWS region; otherwise the profile's or the environment's.")
+    region: str | None = _option(None, text, "The AWS region; otherwise the profile's or the environment's.")
     is_secure: bool = _option(
         None,
-        _flag,
+        flag,
         "Whether an endpoint given as host and port in the URL is spoken to over TLS.",
         "False",
     )
-    queue_name_prefix: str = _option("", _text, "Put before the name of every queue that is not predefined.")
+    queue_name_prefix: str = _option("", text, "Put before the name of every queue that is not predefined.")
     predefined_queues: Mapping[str, Mapping[str, Any]] = _option(
         {},
-        _queues,
+        queues,
         "Queues by name, each with 'url' and, if wanted, 'region', 'access_key_id', 'secret_access_key', "
         "'session_token'. With it no queue is looked up or created.",
     )
     sqs_creation_attributes: Mapping[str, Any] = _option(
-        {}, _mapping, "Attributes for queues that are created, as for the API action CreateQueue."
+        {}, mapping, "Attributes for queues that are created, as for the API action CreateQueue."
     )
-    queue_tags: Mapping[str, str] = _option({}, _mapping, "Tags for queues that are created.")
+    queue_tags: Mapping[str, str] = _option({}, mapping, "Tags for queues that are created.")
     client_config: Mapping[str, Any] = _option(
-        {}, _mapping, "Options of botocore.config.Config for every client."
+        {}, mapping, "Options of botocore.config.Config for every client."
     )
     fetch_message_attributes: Any = _option(
         None,
-        _instance((str, list, tuple, Mapping), "a list of names or a mapping of lists"),
+        instance_of((str, list, tuple, Mapping), "a list of names or a mapping of lists"),
         "Attributes to receive with each message: a list of system attributes, or a mapping with "
         "'MessageSystemAttributeNames' and 'MessageAttributeNames'.",
     )
     sqs_base64_encoding: bool = _option(
-        True, _flag, "Whether sent messages are base64-encoded, as kombu does; both kinds are understood."
+        True, flag, "Whether sent messages are base64-encoded, as kombu does; both kinds are understood."
     )
-    sts_role_arn: str | None = _option(None, _text, "A role to assume.")
+    sts_role_arn: str | None = _option(None, text, "A role to assume.")
     sts_token_timeout: int = _option(
-        900, _Seconds(900, VISIBILITY_HORIZON, whole=True), "How long the role's credentials are good for."
+        900, Seconds(900, VISIBILITY_HORIZON, whole=True), "How long the role's credentials are good for."
     )
     sts_token_buffer_time: int = _option(
-        0, _Seconds(0, VISIBILITY_HORIZON, whole=True), "How much earlier than that they are renewed."
+        0, Seconds(0, VISIBILITY_HORIZON, whole=True), "How much earlier than that they are renewed."
     )
 
     @classmethod

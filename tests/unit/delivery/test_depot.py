@@ -13,7 +13,7 @@ from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.depot import REAPPEARS_AFTER, Depot
+from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.events import (
     DeadLettered,
     Deleted,
@@ -27,6 +27,7 @@ from celery_sqs_visibility.delivery.events import (
 from celery_sqs_visibility.delivery.inbox import Inbox
 from celery_sqs_visibility.delivery.intake import Opened, UnreadableError
 from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.delivery.outcomes import REAPPEARS_AFTER
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 

@@ -1,0 +1,109 @@
+"""How settlements end: sent to SQS or not worth it, told as events, expected back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_sqs_visibility.aws.errors import SQSError
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.deadletters import DeadLetters
+from celery_sqs_visibility.delivery.events import (
+    DeadLettered,
+    Deleted,
+    Hidden,
+    Lost,
+    Parked,
+    Released,
+    emit,
+)
+from celery_sqs_visibility.delivery.heartbeat import DEADLINE_PASSED
+from celery_sqs_visibility.delivery.model import (
+    DeadLetter,
+    Delete,
+    Delivery,
+    Hide,
+    Lapse,
+    Park,
+    Release,
+    Settlement,
+)
+from celery_sqs_visibility.delivery.settler import Settler
+from celery_sqs_visibility.policy.clock import Clock
+
+#: SQS counts a delay from when it handled the request, which was before the answer reached us: a message
+#: is looked for that much after the delay has passed since the answer.
+REAPPEARS_AFTER = 0.05
+
+
+class Outcomes:
+    """Carries out settlements of deliveries that the ledger has let go of. Any thread; does no I/O itself.
+
+    Args:
+        window: seconds that a settlement waits for company.
+        clock: the monotonic clock of the deadlines.
+        redrive: knows the dead-letter queues.
+        expect: is told when a message of ours becomes visible again: the delivery, and the monotonic instant.
+    """
+
+    def __init__(
+        self,
+        window: float,
+        clock: Clock,
+        redrive: RedriveBook,
+        expect: Callable[[Delivery, float], None],
+    ) -> None:
+        self.settler = Settler(window, clock, self._settled, self._dead_letter)
+        self._clock = clock
+        self._dead_letters = DeadLetters(redrive)
+        self._expect_at = expect
+
+    def carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
+        """Do that with it, if it is still worth it."""
+        now = self._clock.monotonic()
+        lapsed = delivery.lost or delivery.deadline <= now
+        if isinstance(settlement, Delete) or not lapsed:
+            # The deletion of what was lost may come too late, but does no harm and may spare a second run.
+            if isinstance(settlement, Lapse):
+                self._settled(delivery, settlement, None, now)
+            else:
+                self.settler.submit(delivery, settlement)
+        elif not delivery.lost:
+            delivery.lost = True
+            emit(Lost(delivery.facts, DEADLINE_PASSED))
+
+    def _settled(
+        self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
+    ) -> None:
+        """Tell what became of it. The settler's threads, or the one that settled."""
+        facts = delivery.facts
+        if error is not None:
+            emit(Lost(facts, str(error)))
+            self._expect(delivery, max(now, delivery.deadline))
+            return
+        match settlement:
+            case Delete():
+                emit(Deleted(facts))
+            case Hide(seconds):
+                emit(Hidden(facts, seconds))
+                self._expect(delivery, now + seconds)
+            case Park(seconds):
+                emit(Parked(facts, seconds))
+                self._expect(delivery, now + seconds)
+            case Lapse():
+                emit(Hidden(facts, max(0.0, delivery.deadline - now)))
+                self._expect(delivery, delivery.deadline)
+            case Release():
+                emit(Released(facts))
+                self._expect(delivery, now)
+            case DeadLetter():
+                pass  # its copy was sent, or was not; what follows is settled in its own right
+
+    def _expect(self, delivery: Delivery, at: float) -> None:
+        self._expect_at(delivery, at + REAPPEARS_AFTER)
+
+    def _dead_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
+        if self._dead_letters.send(delivery, letter):
+            emit(DeadLettered(delivery.facts, letter.reason))
+            self.carry_out(delivery, Delete())
+        else:
+            self.carry_out(delivery, letter.otherwise)
