@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 from celery_sqs_visibility.aws.access import shared_sqs
 from celery_sqs_visibility.aws.clients import ClientSettings, frozen_config
@@ -39,10 +40,14 @@ class Broker:
         self.queues = _queues(client, options)
         self.receive_options = receive_options(options)
         self.redrive = RedriveBook()
+        #: Those in use, of channels that were closed too, as long as something of theirs still runs.
+        self.depots: WeakSet[Depot] = WeakSet()
 
     def new_depot(self, inbox: Inbox) -> Depot:
         """A place to hold what is received from it."""
-        return Depot(self.options, self.receive_options, open_message, self.redrive, inbox)
+        depot = Depot(self.options, self.receive_options, open_message, self.redrive, inbox)
+        self.depots.add(depot)
+        return depot
 
 
 def shared_broker(client: Any, options: Options) -> Broker:

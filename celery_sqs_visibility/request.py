@@ -8,6 +8,8 @@ the pool's threads or greenlets elsewhere: settling is safe from any, and does n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
@@ -56,17 +58,15 @@ class DeliveryRequest(Request):
             raise GivenBackError(self.id)
         super().on_accepted(pid, time_accepted)
 
-    def revoked(self) -> bool:
-        """Whether not to run it: revoked, expired, or given back meanwhile.
+    def dispatch(self) -> bool:
+        """A pool with processes takes it, and cannot be kept from running it; whether it may have it.
 
-        Celery asks right before the run (celery/worker/request.py: `execute_using_pool`).
+        Called right before, so that what was given back, or lost, while it waited is not run here too.
         """
-        if super().revoked():
+        if self.delivery is None or self.message.channel.depot.dispatch(self.delivery):
             return True
-        if self.delivery is None or not self.pool_has_processes:
-            return False
-        # A process cannot be kept from running what it was sent.
-        return not self.message.channel.depot.ledger.dispatch(self.delivery)
+        state.task_ready(self)
+        return False
 
     def on_failure(
         self,
@@ -76,7 +76,34 @@ class DeliveryRequest(Request):
     ) -> Any:
         """It ended with an exception."""
         self._rejected_on_purpose = isinstance(exception_of(exc_info), Reject)
-        return super().on_failure(exc_info, send_failed_event, return_ok)
+        with self._settled_if_it_raises():
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def on_retry(self, exc_info: ExceptionInfo) -> None:
+        """It ended with a `Retry`."""
+        with self._settled_if_it_raises():
+            super().on_retry(exc_info)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001
+        """A time limit has passed."""
+        with self._settled_if_it_raises():
+            super().on_timeout(soft, timeout)
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: FBT001, FBT002
+        """Celery ends the run, after it lost its connection; the message is to come back."""
+        super().cancel(pool, signal, emit_retry)
+        if self.delivery is not None and not self.acknowledged:
+            self.settle(self.message.channel.depot.after_an_error(self.delivery))
+
+    @contextmanager
+    def _settled_if_it_raises(self) -> Iterator[None]:
+        """What Celery leaves unacknowledged, for an error of its own, would be extended for 12 hours."""
+        try:
+            yield
+        except Exception:
+            if self.delivery is not None and not self.acknowledged:
+                self.settle(self.message.channel.depot.after_an_error(self.delivery))
+            raise
 
     def acknowledge(self) -> None:
         """Done: delete the message."""

@@ -13,9 +13,11 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from billiard.process import active_children
 from celery import signals
 from celery.utils.log import get_logger
 
+from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
@@ -42,7 +44,8 @@ class Drain:
 
     def __init__(self, consumer: Any) -> None:
         self.consumer = consumer
-        self._timeout: float = consumer.connection.transport.options.shutdown_timeout
+        self._broker: Broker = consumer.connection.transport.broker
+        self._timeout = self._broker.options.shutdown_timeout
         self._asked = threading.Event()
         self._asked_at = 0.0
 
@@ -58,24 +61,24 @@ class Drain:
 
     def _run(self) -> None:
         self._asked.wait()
-        channel = getattr(self.consumer.task_consumer, "channel", None)
-        if channel is None:
-            return
         try:
-            orphans = self._drain(channel.depot)
+            orphans = self._drain(list(self._broker.depots))
         except Exception:
             logger.exception("draining stumbled; what is held comes back after its visibility timeout")
             return
         if orphans:
             _end(self.consumer)
 
-    def _drain(self, depot: Depot) -> list[Delivery]:
+    def _drain(self, depots: list[Depot]) -> list[Delivery]:
         logger.info("shutdown: no more polls; running tasks have %g s", self._timeout)
-        depot.stop_polling()
-        released = depot.give_back_unstarted()
+        for depot in depots:
+            depot.stop_polling()
+        released = sum(depot.give_back_unstarted() for depot in depots)
         logger.info("shutdown: %d messages given back that had not begun", released)
-        elapsed = SYSTEM_CLOCK.monotonic() - self._asked_at
-        orphans = depot.drain(max(0.0, self._timeout - elapsed))
+        orphans: list[Delivery] = []
+        for depot in depots:
+            elapsed = SYSTEM_CLOCK.monotonic() - self._asked_at
+            orphans += depot.drain(max(0.0, self._timeout - elapsed))
         for orphan in orphans:
             told = orphan.facts
             facts = Fields(task=told.task, task_id=told.task_id, message_id=told.message_id)
@@ -103,20 +106,15 @@ def _on_shutting_down(how: str = "", **_: Any) -> None:
 def _end(consumer: Any) -> None:
     """End the orphans and this process, whose main thread waits for them. Their messages are handed back."""
     logger.warning("shutdown: time is up, ending")
-    for pid in _children(consumer.pool):
+    # The pool's, and an embedded beat's.
+    for child in active_children():
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(child.pid, signal.SIGKILL)
     worker = consumer.controller
     if worker.pidlock:
         worker.pidlock.release()
     # Not sys.exit: pool threads, and a solo pool's main thread, cannot be made to end.
     os._exit(0)
-
-
-def _children(pool: Any) -> list[int]:
-    """The pids of a prefork pool (celery/concurrency/prefork.py, billiard/pool.py: `Pool._pool`)."""
-    processes = getattr(getattr(pool, "_pool", None), "_pool", None) or []
-    return [process.pid for process in processes if getattr(process, "pid", None)]
 
 
 def _warn_if_too_long(timeout: float) -> None:

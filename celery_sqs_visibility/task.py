@@ -135,6 +135,9 @@ class VisibilityTask(Task):
         cls.acks_on_failure_or_timeout = cls.acks_on_failure = cls.acks_on_timeout = True
         cls.reject_on_worker_lost = cls.retry_on_worker_lost = False
         cls._delay_rule()
+        if cls.__call__ is not Task.__call__ and not hasattr(cls.__call__, "turns_failures"):
+            cls.__call__ = _turning_failures_of_call(cls.__call__)
+            cls.__call__.turns_failures = True
         return bound
 
     def retry(
@@ -158,7 +161,7 @@ class VisibilityTask(Task):
             MaxRetriesExceededError: or `exc`, if this was the last attempt.
         """
         request = self.request
-        if not _is_a_delivery(request):
+        if not _is_a_delivery(self):
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         if eta is not None and countdown is None:
             countdown = (
@@ -301,9 +304,9 @@ class _CeleryBackoff:
 def _turning_failures(task: VisibilityTask, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a part of a task, so that its failure becomes what Celery is to see."""
 
-    @wraps(function)
+    @wraps(function, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not _is_a_delivery(task.request):
+        if not _is_a_delivery(task):
             return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
@@ -315,8 +318,21 @@ def _turning_failures(task: VisibilityTask, function: Callable[..., Any]) -> Cal
     return run
 
 
-def _is_a_delivery(request: Context) -> bool:
-    """Whether it is the request of a message from SQS, and not of a direct or eager call."""
+def _turning_failures_of_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a `__call__` of the user's, which the tracer calls instead of `run`."""
+
+    @wraps(call)
+    def turned(task: VisibilityTask, *args: Any, **kwargs: Any) -> Any:
+        return _turning_failures(task, partial(call, task))(*args, **kwargs)
+
+    return turned
+
+
+def _is_a_delivery(task: Task) -> bool:
+    """Whether it runs for a message from SQS, and not for a direct or eager call."""
+    if task.request_stack is None:  # a task class used without an app, as in a unit test
+        return False
+    request = task.request
     return request.sqs is not None and not request.called_directly and not request.is_eager
 
 

@@ -94,10 +94,18 @@ class VisibilityRequest(DeliveryRequest):
 
     def revoked(self) -> bool:
         """Whether not to run it: as any other, or because it failed for good before, or kills its workers."""
-        if self._may_not_run():
-            self._fail_unrun()
-            return True
-        return super().revoked()
+        may_not = self._may_not_run()
+        try:
+            if may_not:
+                self._fail_unrun()
+        except Exception:
+            # Raised from here it would cost the pool a slot.
+            logger.exception("Task %s[%s] could not be failed, and comes back", self.name, self.id)
+            if self.delivery is not None and not self.acknowledged:
+                self.settle(self.message.channel.depot.after_an_error(self.delivery))
+        if may_not:
+            state.task_ready(self)
+        return may_not or super().revoked()
 
     def _describe(self, delivery: Delivery) -> None:
         super()._describe(delivery)

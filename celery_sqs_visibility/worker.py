@@ -14,7 +14,7 @@ from typing import Any
 from billiard.einfo import ExceptionInfo
 from celery import bootsteps, signals
 from celery.app.task import Task
-from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import TaskRevokedError
 from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.channel import Message
@@ -23,6 +23,10 @@ from celery_sqs_visibility.task import VisibilityTask
 from celery_sqs_visibility.transport import Transport
 
 __all__ = ["Deliveries", "Transport"]
+
+
+DELIVERY_REQUEST = "celery_sqs_visibility.request:DeliveryRequest"
+VISIBILITY_REQUEST = "celery_sqs_visibility.visibility_request:VisibilityRequest"
 
 
 class Deliveries(bootsteps.StartStopStep):
@@ -40,9 +44,10 @@ class Deliveries(bootsteps.StartStopStep):
         super().__init__(c, **kwargs)
         for task in c.app.tasks.values():
             _give_request_class(task)
-        c.pool.apply_async = _telling_lost_runs(c.pool.apply_async)
-        ours = symbol_by_name("celery_sqs_visibility.request:DeliveryRequest")
-        ours.pool_has_processes = c.pool.uses_semaphore  # which is so in prefork alone
+        # Prefork alone has a semaphore, and processes.
+        processes = bool(c.pool.uses_semaphore)
+        c.pool.apply_async = _watched(c.pool.apply_async, processes=processes)
+        symbol_by_name(DELIVERY_REQUEST).pool_has_processes = processes
         self._consumer = c
         c.on_unknown_message = self._on_unknown_message
         c.on_unknown_task = self._on_unknown_task
@@ -75,39 +80,54 @@ class Deliveries(bootsteps.StartStopStep):
 
 
 def _give_request_class(task: Task) -> None:
-    """Tasks with Celery's own get ours; the user's own must not take a VisibilityTask's visibility away."""
-    if task.Request == Task.Request:
-        task.Request = "celery_sqs_visibility.request:DeliveryRequest"
-    elif isinstance(task, VisibilityTask):
-        request_class = symbol_by_name(task.Request)
-        ours = symbol_by_name(VisibilityTask.Request)
-        if not issubclass(request_class, ours):
-            raise ImproperlyConfigured(
-                f"task {task.name!r} has Request={task.Request!r}, which is no {ours.__name__}: its failures "
-                f"could not hide its message; derive it from {ours.__module__}.{ours.__name__}"
-            )
+    """Have its requests settle their deliveries; a Request class of the user's is mixed with ours."""
+    ours = symbol_by_name(VISIBILITY_REQUEST if isinstance(task, VisibilityTask) else DELIVERY_REQUEST)
+    theirs = symbol_by_name(task.Request)
+    if issubclass(ours, theirs):
+        task.Request = ours
+    elif not issubclass(theirs, ours):
+        task.Request = type(theirs.__name__, (theirs, ours), {})
 
 
-def _telling_lost_runs(apply_async: Callable[..., Any]) -> Callable[..., Any]:
-    """A pool's `apply_async` that tells of runs which ended with a BaseException.
+def _watched(apply_async: Callable[..., Any], *, processes: bool) -> Callable[..., Any]:
+    """A pool's `apply_async` that keeps a run from beginning too late, and from ending unheard of.
 
-    Pools without processes hand those to the callback for successes (celery/concurrency/base.py:
-    `apply_target`), which cannot take them: the message would never be settled, and be extended for 12 hours.
+    Pools without processes lose a run that raises out of Celery's tracer, and hand one that ended with a
+    BaseException to the callback for successes, which cannot take it (celery/concurrency/base.py:
+    `apply_target`): the message would never be settled, and be extended for 12 hours.
     """
 
     @wraps(apply_async)
-    def telling(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
+    def watched(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         on_success = options.get("callback")
         on_error = options.get("error_callback")
+        request = getattr(options.get("accept_callback"), "__self__", None)
+        if processes and isinstance(request, symbol_by_name(DELIVERY_REQUEST)) and not request.dispatch():
+            raise TaskRevokedError(request.id)
 
         def on_result(result: Any, *more: Any, **named: Any) -> Any:
             if isinstance(result, ExceptionInfo) and on_error is not None:
                 return on_error(result)
             return on_success(result, *more, **named) if on_success is not None else None
 
-        return apply_async(target, args, kwargs or {}, **{**options, "callback": on_result})
+        if processes:
+            return apply_async(target, args, kwargs or {}, **options)
+        return apply_async(_heard(target), args, kwargs or {}, **{**options, "callback": on_result})
 
-    return telling
+    return watched
+
+
+def _heard(target: Callable[..., Any]) -> Callable[..., Any]:
+    """What a pool runs, but an exception out of it is a result."""
+
+    @wraps(target)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return target(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - told to the request, as a process pool would
+            return ExceptionInfo()
+
+    return run
 
 
 @signals.worker_init.connect(weak=False)

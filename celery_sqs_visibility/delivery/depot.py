@@ -83,6 +83,7 @@ class Depot:
         self._lock = threading.Lock()  # guards changes of _receivers, _running, _polls_end
         self._receivers: dict[str, tuple[Receiver, HandOver]] = {}
         self._running = False
+        self._closed = False  # what still runs is the last of it
         self._polls_end: float | None = None  # until when polls in flight are waited for; guarded too
 
     def consume(self, queue: Queue, hand_over: HandOver) -> None:
@@ -123,6 +124,8 @@ class Depot:
         held, now = self.ledger.settle(delivery, settlement)
         if held:
             self.room.gave_back(ran=delivery.started)
+            if self._closed and not len(self.ledger):
+                self._stop()
         if now:
             self._outcomes.carry_out(delivery, settlement)
         return held
@@ -133,9 +136,20 @@ class Depot:
         Returns:
             Whether it may: `False` if it was given back meanwhile.
         """
-        if not self.ledger.start(delivery):
+        if self._lapsed(delivery) or not self.ledger.start(delivery):
             return False
         emit(Started(delivery.facts))
+        return True
+
+    def dispatch(self, delivery: Delivery) -> bool:
+        """It goes to a pool that cannot be kept from running it; whether it may, as for `start`."""
+        return not self._lapsed(delivery) and self.ledger.dispatch(delivery)
+
+    def _lapsed(self, delivery: Delivery) -> bool:
+        """Whether another worker has it by now, or will; then we let it go."""
+        if not (delivery.lost or delivery.deadline <= self._clock.monotonic()):
+            return False
+        delivery.settle(Lapse())
         return True
 
     def give_up(self, delivery: Delivery, reason: str, body: Callable[[], str], **attributes: str) -> None:
@@ -237,6 +251,7 @@ class Depot:
         with self._lock:
             self._receivers = {}
             self._polls_end = None
+            self._closed = True
         if not len(self.ledger):
             self._stop()
 
@@ -250,6 +265,7 @@ class Depot:
 
     def _start(self) -> None:
         with self._lock:
+            self._closed = False
             if self._running:
                 return
             self._running = True
@@ -301,6 +317,9 @@ class Depot:
 
     def _give_back_waiting(self, queue: Queue) -> None:
         """Nobody consumes the queue any more. The receiver's thread, after its last poll."""
+        receiver, _ = self._receivers.get(queue.name, (None, None))
+        if receiver is not None and not receiver.stopping:
+            return  # somebody does again
         for parcel in self._inbox.take(
             lambda parcel: parcel.delivery.queue is queue and parcel.delivery.belongs_to(self.settle)
         ):
@@ -311,9 +330,7 @@ class Depot:
 
         def hand_over(parcel: Parcel) -> None:
             delivery = parcel.delivery
-            if delivery.lost or delivery.deadline <= self._clock.monotonic():
-                # Another worker has it by now, or will: running it here too would help nobody.
-                delivery.settle(Lapse())
+            if self._lapsed(delivery):
                 return
             try:
                 consumer(parcel.payload)

@@ -32,8 +32,9 @@ class Ledger:
     def __init__(self, visibility_timeout: int, heartbeat_interval: float) -> None:
         self._visibility_timeout = visibility_timeout
         self._interval = heartbeat_interval
-        # Guards everything below, and the mutable fields of the deliveries.
-        self._lock = threading.Lock()
+        # Guards everything below, and the mutable fields of the deliveries. Reentrant, since Celery's cold
+        # shutdown settles in a signal handler, on a thread that may be settling just now.
+        self._lock = threading.RLock()
         self._resumed = threading.Condition(self._lock)  # an extension returned, or nothing is held any more
         self._held: dict[str, Delivery] = {}
         self._waiting = 0  # settlements that wait for an extension in flight

@@ -114,6 +114,9 @@ class Receiver:
         """One request and what follows from it; how many messages it brought. A polling thread."""
         messages: list[ReceivedMessage] = []
         with self._changed:
+            if self.stopping:  # now, or who waits for the polls in flight would miss this one
+                self._room.received(reservation, 0)
+                return 0
             self._in_flight += 1
         started = self._clock.monotonic()
         try:

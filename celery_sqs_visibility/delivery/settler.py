@@ -86,7 +86,7 @@ class Settler:
         self._clock = clock
         self._settled = settled
         self._send_dead_letter = send_dead_letter
-        lock = threading.Lock()  # guards everything below
+        lock = threading.RLock()  # guards everything below; reentrant, for signal handlers that settle
         self._work = threading.Condition(lock)
         self._done = threading.Condition(lock)
         self._lanes: dict[Lane, deque[Job]] = {}
@@ -131,9 +131,9 @@ class Settler:
     def _wake_threads(self) -> None:
         self._stopping = False
         for number in set(range(THREADS)) - self._threads:
-            self._threads.add(number)
             name = f"sqs-settler-{number}"
             threading.Thread(target=self._run, args=(number,), name=name, daemon=True).start()
+            self._threads.add(number)
 
     def _run(self, number: int) -> None:
         while (work := self._next(number)) is not None:

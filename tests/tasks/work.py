@@ -8,6 +8,7 @@ import time
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.worker.request import Request
 from support.app import make_app
 from support.diary import note
 
@@ -234,6 +235,9 @@ class Prepared(VisibilityTask):
             raise Trouble("not prepared")
 
     def __call__(self, *args, **kwargs):
+        if self.request.retries < 2:
+            note("calling")
+            raise Trouble("no session")
         return self.run(*args, **kwargs)
 
 
@@ -281,4 +285,27 @@ def with_a_queue_of_its_own(self, key, name):
         queue.put({"a": 1})
         message = queue.get(timeout=20)
         message.ack()
+    note("done", key=key)
+
+
+@app.task(bind=True, base=Task, acks_late=True)
+def stock_out_of_memory(self, key):
+    note("started", key=key)
+    if not self.request.delivery_info["redelivered"]:
+        raise MemoryError
+    note("done", key=key)
+
+
+class UsersRequest(Request):
+    """Not ours, and not derived from ours."""
+
+
+class WithARequestOfItsOwn(Task):
+    Request = UsersRequest
+
+
+@app.task(bind=True, base=WithARequestOfItsOwn, acks_late=True)
+def slow_with_a_request_of_its_own(self, key, seconds):
+    note("started", key=key)
+    time.sleep(seconds)
     note("done", key=key)

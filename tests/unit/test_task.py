@@ -99,3 +99,13 @@ def test_a_visibility_retry_survives_the_way_from_child_to_parent():
     assert str(VisibilityRetry(None, ValueError("no"))) == (
         "Retry when its visibility timeout runs out: ValueError('no')"
     )
+
+
+def test_a_task_class_can_be_run_without_an_app():
+    class Adding(VisibilityTask):
+        name = "adding"
+
+        def run(self, x, y):
+            return x + y
+
+    assert Adding().run(1, 2) == 3

@@ -53,6 +53,28 @@ def test_an_idle_worker_is_gone_within_six_seconds(make_site, pool):
     assert time.monotonic() - asked < 8
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_run_with_a_request_class_of_the_users_is_not_given_back(make_site, pool):
+    site = make_site(visibility_timeout=30, wait_time_seconds=1)
+    site.send("slow_with_a_request_of_its_own", "a", 5)
+    worker = site.start(pool=pool)
+    site.diary.wait_for("started")
+    worker.terminate()
+    assert worker.wait_exit(30) == 0
+    assert site.diary.count("done") == 1
+    assert site.counts() == (0, 0)
+
+
+def test_what_has_not_begun_and_may_expire_is_visible_again_at_once(make_site):
+    site = make_site(visibility_timeout=60, shutdown_timeout=8, wait_time_seconds=1)
+    for key in range(4):
+        site.send("slow", key, 60, expires=600)
+    worker = site.start(concurrency=1, prefetch_multiplier=4)
+    site.diary.wait_for("started")
+    worker.terminate()
+    site.proxy.wait_for(lambda _: site.counts() == (3, 1), timeout=5)
+
+
 def test_a_shutdown_timeout_beyond_that_of_ecs_is_warned_of(make_site):
     site = make_site(shutdown_timeout=60)
     worker = site.start(env={"ECS_CONTAINER_METADATA_URI_V4": "http://127.0.0.1/"})

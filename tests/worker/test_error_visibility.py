@@ -209,8 +209,9 @@ def test_a_failure_before_the_run_and_a_call_of_the_users_own_come_back_too(make
     site.start()
     site.send("prepared", "a")
     site.diary.wait_for("done", key="a")
-    assert site.diary.count("preparing") == 2
-    assert site.changes() == [1]
+    assert site.diary.count("preparing") == 3
+    assert site.diary.count("calling") == 1
+    assert site.changes() == [1, 1]
 
 
 def test_the_last_lost_run_fails_whatever_the_task_says_of_lost_workers(make_site):

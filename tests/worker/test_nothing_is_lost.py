@@ -139,6 +139,13 @@ def test_an_exit_in_a_task_is_a_failure_like_any_other_where_there_are_no_childr
     assert worker.running
 
 
+def test_what_celery_leaves_unacknowledged_comes_back(make_site):
+    site = make_site(visibility_timeout=3)
+    site.start(pool="threads")  # in prefork, Celery ends the worker for want of memory
+    site.send("stock_out_of_memory", "a")
+    site.diary.wait_for("done", key="a")
+
+
 def test_a_consumer_in_a_task_leaves_the_workers_alone(make_site):
     site = make_site(wait_time_seconds=1)
     worker = site.start(pool="threads")

@@ -257,9 +257,25 @@ def test_a_stopped_receiver_ends(world):
 
 def test_what_a_poll_brings_after_the_stop_still_arrives(world):
     world.send("a")
-    world.receiver.stop()
+    receive = world.sqs.receive
+
+    class StoppedMeanwhile:
+        """SQS, while whose answer is under way the receiver is stopped."""
+
+        def receive(self, *arguments):
+            world.receiver.stop()
+            return receive(*arguments)
+
+    world.receiver.queue = Queue("q", world.queue.url, StoppedMeanwhile())
     world.poll()
     assert world.bodies() == ["a"]
+
+
+def test_after_the_stop_no_poll_begins(world):
+    world.send("a")
+    world.receiver.stop()
+    assert world.poll() == 0
+    assert world.room.reserve("q", 0).messages == 10
 
 
 def test_stop_before_start_leaves_the_others_their_share(world):
