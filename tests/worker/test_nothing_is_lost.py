@@ -30,7 +30,7 @@ def test_without_dead_letter_queue_they_are_hidden_and_the_good_ones_run(make_si
     site.send("quick", "good")
     site.diary.wait_for("started", key="good")
     site.proxy.wait_for(lambda _: site.changes() == [60] * 4)
-    assert site.counts() == (0, 4)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 4))
     assert worker.log.count("message is no task for this worker") == 4
     assert worker.running
 
