@@ -96,13 +96,14 @@ def _watched(apply_async: Callable[..., Any], *, processes: bool) -> Callable[..
     BaseException to the callback for successes, which cannot take it (celery/concurrency/base.py:
     `apply_target`): the message would never be settled, and be extended for 12 hours.
     """
+    ours = symbol_by_name(DELIVERY_REQUEST)
 
     @wraps(apply_async)
     def watched(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         on_success = options.get("callback")
         on_error = options.get("error_callback")
         request = getattr(options.get("accept_callback"), "__self__", None)
-        if processes and isinstance(request, symbol_by_name(DELIVERY_REQUEST)) and not request.dispatch():
+        if processes and isinstance(request, ours) and not request.dispatch():
             raise TaskRevokedError(request.id)
 
         def on_result(result: Any, *more: Any, **named: Any) -> Any:
