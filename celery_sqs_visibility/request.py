@@ -92,8 +92,7 @@ class DeliveryRequest(Request):
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: FBT001, FBT002
         """Celery ends the run, after it lost its connection; the message is to come back."""
         super().cancel(pool, signal, emit_retry)
-        if self.delivery is not None and not self.acknowledged:
-            self.settle(self.message.channel.depot.after_an_error(self.delivery))
+        self.come_back_later()
 
     @contextmanager
     def _settled_if_it_raises(self) -> Iterator[None]:
@@ -101,8 +100,7 @@ class DeliveryRequest(Request):
         try:
             yield
         except Exception:
-            if self.delivery is not None and not self.acknowledged:
-                self.settle(self.message.channel.depot.after_an_error(self.delivery))
+            self.come_back_later()
             raise
 
     def acknowledge(self) -> None:
@@ -121,7 +119,7 @@ class DeliveryRequest(Request):
         elif not self.acknowledged:
             if not self._rejected_on_purpose:
                 # Not at once: what kills its worker would do so without a pause.
-                self.settle(self.message.channel.depot.after_an_error(self.delivery))
+                self.come_back_later()
             elif requeue:
                 self.settle(Release())
             else:
@@ -133,6 +131,11 @@ class DeliveryRequest(Request):
         self.acknowledged = True
         if self.delivery is not None:
             self.delivery.settle(settlement)
+
+    def come_back_later(self) -> None:
+        """An error about which the task says nothing: hide the message, unless it is settled already."""
+        if self.delivery is not None and not self.acknowledged:
+            self.settle(self.message.channel.depot.after_an_error(self.delivery))
 
     def give_up(self, reason: str, **attributes: str) -> None:
         """To the dead letters, if there are any, then deleted."""

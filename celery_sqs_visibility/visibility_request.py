@@ -101,8 +101,7 @@ class VisibilityRequest(DeliveryRequest):
         except Exception:
             # Raised from here it would cost the pool a slot.
             logger.exception("Task %s[%s] could not be failed, and comes back", self.name, self.id)
-            if self.delivery is not None and not self.acknowledged:
-                self.settle(self.message.channel.depot.after_an_error(self.delivery))
+            self.come_back_later()
         if may_not:
             state.task_ready(self)
         return may_not or super().revoked()
@@ -163,8 +162,8 @@ class VisibilityRequest(DeliveryRequest):
         try:
             yield
         except Exception:
-            if not settled and self.delivery is not None:
-                self.settle(self.message.channel.depot.after_an_error(self.delivery))
+            self.acknowledged = settled
+            self.come_back_later()
             raise
         if not settled:
             self._give_up_failed(exc)
