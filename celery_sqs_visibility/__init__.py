@@ -12,17 +12,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.events import subscribe
     from celery_sqs_visibility.policy.delays import ExponentialBackoff
+    from celery_sqs_visibility.signals import message_lost
     from celery_sqs_visibility.task import VisibilityTask
+    from celery_sqs_visibility.visibility import VisibilityLostError
     from celery_sqs_visibility.worker import Transport
 
-__all__ = ["ExponentialBackoff", "Transport", "VisibilityTask", "subscribe"]
+__all__ = [
+    "ExponentialBackoff",
+    "Transport",
+    "VisibilityLostError",
+    "VisibilityTask",
+    "message_lost",
+    "subscribe",
+]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "ExponentialBackoff": "celery_sqs_visibility.policy.delays",
     "Transport": "celery_sqs_visibility.worker",
+    "VisibilityLostError": "celery_sqs_visibility.visibility",
     "VisibilityTask": "celery_sqs_visibility.task",
+    "message_lost": "celery_sqs_visibility.signals",
     "subscribe": "celery_sqs_visibility.delivery.events",
 }
 

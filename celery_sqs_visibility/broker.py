@@ -15,6 +15,7 @@ from celery_sqs_visibility.aws.queues import PredefinedQueue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.inbox import Inbox
+from celery_sqs_visibility.delivery.returns import Returns
 from celery_sqs_visibility.envelope import open_message
 from celery_sqs_visibility.policy.options import Options
 
@@ -40,12 +41,13 @@ class Broker:
         self.queues = _queues(client, options)
         self.receive_options = receive_options(options)
         self.redrive = RedriveBook()
+        self._returns = Returns()
         #: Those in use, of channels that were closed too, as long as something of theirs still runs.
         self.depots: WeakSet[Depot] = WeakSet()
 
     def new_depot(self, inbox: Inbox) -> Depot:
         """A place to hold what is received from it."""
-        depot = Depot(self.options, self.receive_options, open_message, self.redrive, inbox)
+        depot = Depot(self.options, self.receive_options, open_message, self.redrive, self._returns, inbox)
         self.depots.add(depot)
         return depot
 

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from celery.concurrency.base import BasePool
 from celery.exceptions import Reject, TaskRevokedError
+from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request
 
@@ -23,6 +25,8 @@ from celery_sqs_visibility.delivery.model import Delete, Delivery, Release, Sett
 from celery_sqs_visibility.envelope import eta_of
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.parking import parks_before
+
+logger = get_logger(__name__)
 
 
 class GivenBackError(TaskRevokedError):
@@ -36,7 +40,8 @@ class DeliveryRequest(Request):
     stopped while the pool is being joined (threads).
     """
 
-    #: Whether the worker's pool runs tasks in processes; told by the worker's bootstep.
+    #: The worker's pool, and whether it runs tasks in processes; told by the worker's bootstep.
+    pool: Any = None
     pool_has_processes = False
 
     def __init__(self, message: Message, **options: Any) -> None:
@@ -45,6 +50,8 @@ class DeliveryRequest(Request):
         self._rejected_on_purpose = False
         if self.delivery is not None:
             self._describe(self.delivery)
+            if self._on_lost == "terminate":
+                self.delivery.on_lost = self.end_lost_run
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """A pool runs it, or is about to, where it has no processes.
@@ -52,7 +59,8 @@ class DeliveryRequest(Request):
         Raises:
             GivenBackError: it was given back while it waited in the pool, which this keeps from running it.
         """
-        held = self.delivery is None or self.message.channel.depot.start(self.delivery)
+        held = self.delivery is None or self.delivery.start()
+        self._tell_lease()
         if not held and not self.pool_has_processes:
             state.task_ready(self)
             raise GivenBackError(self.id)
@@ -63,7 +71,8 @@ class DeliveryRequest(Request):
 
         Called right before, so that what was given back, or lost, while it waited is not run here too.
         """
-        if self.delivery is None or self.message.channel.depot.dispatch(self.delivery):
+        if self.delivery is None or self.delivery.dispatch():
+            self._tell_lease()
             return True
         state.task_ready(self)
         return False
@@ -90,9 +99,28 @@ class DeliveryRequest(Request):
             super().on_timeout(soft, timeout)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: FBT001, FBT002
-        """Celery ends the run, after it lost its connection; the message is to come back."""
-        super().cancel(pool, signal, emit_retry)
+        """End the run, as Celery does after it lost its connection; the message is to come back.
+
+        That is settled first: green pools call the end of a run that they killed a success.
+        """
         self.come_back_later()
+        super().cancel(pool, signal, emit_retry)
+
+    def end_lost_run(self) -> None:
+        """The message is lost, and the task is not to run beside another worker's: end it. Any thread.
+
+        Nothing is stored of it: what becomes of the task the other run will tell.
+        """
+        if getattr(self.pool.terminate_job, "__func__", None) is BasePool.terminate_job:
+            logger.warning("Task %s[%s] cannot be ended: its pool has no way to", self.name, self.id)
+        else:
+            logger.warning("Task %s[%s] is ended: its message is lost", self.name, self.id)
+            self.cancel(self.pool, emit_retry=False)
+
+    @property
+    def _on_lost(self) -> str:
+        on_lost: str | None = getattr(self.task, "on_lost", None)
+        return on_lost or str(self.message.channel.depot.options.on_lost)
 
     @contextmanager
     def _settled_if_it_raises(self) -> Iterator[None]:
@@ -141,6 +169,11 @@ class DeliveryRequest(Request):
         """To the dead letters, if there are any, then deleted."""
         self.acknowledged = True
         self.message.give_up(reason, **attributes)
+
+    def _tell_lease(self) -> None:
+        """Give the task the key to its lease, before a pool with processes pickles the request."""
+        if self.delivery is not None:
+            self._request_dict["visibility_lease"] = self.delivery.lease_key
 
     def _describe(self, delivery: Delivery) -> None:
         """Tell the task, in whatever process it will run, which delivery it is."""

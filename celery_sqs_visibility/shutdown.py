@@ -19,6 +19,7 @@ from celery.utils.log import get_logger
 
 from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.depot import Depot
+from celery_sqs_visibility.delivery.leases import board
 from celery_sqs_visibility.delivery.log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -99,6 +100,8 @@ def drain_at_shutdown(consumer: Any) -> None:
 
 @signals.worker_shutting_down.connect(weak=False)
 def _on_shutting_down(how: str = "", **_: Any) -> None:
+    if (seats := board()) is not None:
+        seats.stop()
     if how == "Warm" and _latest is not None:
         _latest.ask()
 

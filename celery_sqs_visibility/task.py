@@ -33,9 +33,10 @@ from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.delays import DelayRule, DelayRules, choose_delay, parse_delay
-from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.options import OptionError, Options
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.policy.retrying import is_last_attempt
+from celery_sqs_visibility.visibility import Visibility
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ FINAL = "visibility_final"
 # it along with retries and chains (celery/app/task.py: `Context._get_custom_headers`). Ours it shall know;
 # and so `self.request.sqs` is `None` wherever there is no SQS.
 Context.sqs = None
+Context.visibility_lease = None
 
 #: The child counts the 12 hours from the hand-over, which was a moment after the receive, and the settling
 #: is a moment later.
@@ -100,6 +102,8 @@ class VisibilityTask(Task):
         autoretry_for: which exceptions come back; every one by default. Time limits and lost pool children
             come back in any case, unless `dont_autoretry_for` names them.
         max_retries: as in Celery. `None` leaves the end to the queue's redrive policy.
+        on_lost: "continue" or "terminate": whether a run goes on whose message another worker may have.
+            `None` leaves it to the transport option of this name.
     """
 
     abstract = True
@@ -108,6 +112,7 @@ class VisibilityTask(Task):
     autoretry_for: ClassVar[tuple[type[BaseException], ...]] = EVERY_EXCEPTION
     dont_autoretry_for: ClassVar[tuple[type[BaseException], ...]] = ()
     error_visibility_timeout: Any = None
+    on_lost: ClassVar[str | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG004 - a task class may take some
         """Wrap what of the task may fail; a `__call__` or `__init__` of the user's does not undo it."""
@@ -135,6 +140,7 @@ class VisibilityTask(Task):
         cls.acks_on_failure_or_timeout = cls.acks_on_failure = cls.acks_on_timeout = True
         cls.reject_on_worker_lost = cls.retry_on_worker_lost = False
         cls._delay_rule()
+        _check_choice(cls, "on_lost")
         if cls.__call__ is not Task.__call__ and not hasattr(cls.__call__, "turns_failures"):
             cls.__call__ = _turning_failures_of_call(cls.__call__)
             cls.__call__.turns_failures = True
@@ -182,6 +188,11 @@ class VisibilityTask(Task):
         if given.keys() - {"countdown", "max_retries"}:
             raise self.retry(exc=exc, **given)
         self._come_back(exc, given.get("countdown"), self.retry_limit, explicit=False)
+
+    @property
+    def visibility(self) -> Visibility:
+        """The running message's lease, and whether the worker is stopping: for the task's own code."""
+        return Visibility(self.request)
 
     @property
     def retry_limit(self) -> int | None:
@@ -326,6 +337,18 @@ def _turning_failures_of_call(call: Callable[..., Any]) -> Callable[..., Any]:
         return _turning_failures(task, partial(call, task))(*args, **kwargs)
 
     return turned
+
+
+def _check_choice(cls: type[VisibilityTask], name: str) -> None:
+    """Of an attribute that may take the place of a transport option: whether that option would take it.
+
+    Raises:
+        ImproperlyConfigured: naming the task, the attribute, the value and what it may be.
+    """
+    try:
+        Options.parse({name: getattr(cls, name)})
+    except OptionError as error:
+        raise ImproperlyConfigured(f"task {cls.name!r}: {error}") from None
 
 
 def _is_a_delivery(task: Task) -> bool:

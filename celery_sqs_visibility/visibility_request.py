@@ -41,7 +41,7 @@ ERROR_LENGTH = 1000
 RELEASES_FORGIVEN = 3
 
 #: Message ids that failed for good in this process.
-_given_up = Remembered(10_000)
+_given_up: Remembered[str] = Remembered(10_000)
 
 
 class VisibilityRequest(DeliveryRequest):

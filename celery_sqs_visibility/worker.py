@@ -18,7 +18,9 @@ from celery.exceptions import TaskRevokedError
 from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.channel import Message
+from celery_sqs_visibility.delivery.leases import open_board
 from celery_sqs_visibility.shutdown import drain_at_shutdown
+from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.task import VisibilityTask
 from celery_sqs_visibility.transport import Transport
 
@@ -47,7 +49,8 @@ class Deliveries(bootsteps.StartStopStep):
         # Prefork alone has a semaphore, and processes.
         processes = bool(c.pool.uses_semaphore)
         c.pool.apply_async = _watched(c.pool.apply_async, processes=processes)
-        symbol_by_name(DELIVERY_REQUEST).pool_has_processes = processes
+        request = symbol_by_name(DELIVERY_REQUEST)
+        request.pool, request.pool_has_processes = c.pool, processes
         self._consumer = c
         c.on_unknown_message = self._on_unknown_message
         c.on_unknown_task = self._on_unknown_task
@@ -55,8 +58,11 @@ class Deliveries(bootsteps.StartStopStep):
         c.on_decode_error = self._on_decode_error
 
     def start(self, c: Any) -> None:
-        """Be ready for the end."""
+        """Be ready for the end, and for children that want more time."""
         drain_at_shutdown(c)
+        if c.hub is not None:
+            seats = open_board()
+            c.hub.add_reader(seats.fileno(), seats.on_readable)
 
     def _on_unknown_message(self, body: Any, message: Message) -> None:  # noqa: ARG002 - Celery's signature
         message.refuse("its headers name no task")
@@ -133,6 +139,11 @@ def _heard(target: Callable[..., Any]) -> Callable[..., Any]:
 
 @signals.worker_init.connect(weak=False)
 def add_bootstep(sender: Any, **_: Any) -> None:
-    """Add the bootstep to a worker whose broker we are. Main thread, before the blueprints are built."""
+    """Add the bootstep to a worker whose broker we are. Main thread, before the blueprints are built.
+
+    The pool's children inherit the board.
+    """
     if isinstance(sender.app.connection_for_read().transport, Transport):
+        open_board()
+        send_signals()
         sender.app.steps["consumer"].add(Deliveries)

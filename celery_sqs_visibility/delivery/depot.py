@@ -10,10 +10,7 @@ from typing import Any
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.events import (
-    Started,
-    emit,
-)
+from celery_sqs_visibility.delivery.events import Adopted, FinishedBefore, Started, emit
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.inbox import Inbox, Parcel
 from celery_sqs_visibility.delivery.intake import Intake, Open, UnreadableError
@@ -30,6 +27,7 @@ from celery_sqs_visibility.delivery.model import (
 )
 from celery_sqs_visibility.delivery.outcomes import Outcomes
 from celery_sqs_visibility.delivery.receiver import Receiver
+from celery_sqs_visibility.delivery.returns import Met, Returns
 from celery_sqs_visibility.delivery.room import Room
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
@@ -55,6 +53,7 @@ class Depot:
         receive: what to ask of every receive.
         open_message: makes a payload of a message.
         redrive: the queues' redrive policies.
+        returns: knows what this process holds and has finished, in whatever depot.
         inbox: where what is to be handed to Celery goes.
         clock: time.
     """
@@ -65,20 +64,22 @@ class Depot:
         receive: ReceiveOptions,
         open_message: Open,
         redrive: RedriveBook,
+        returns: Returns,
         inbox: Inbox,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.options = options
         self.redrive = redrive
+        self._returns = returns
         self.room = Room(options.prefetch_seconds, clock)
         self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval)
         self._inbox = inbox
         self._receive = receive
         self._clock = clock
-        self._outcomes = Outcomes(options.settle_window, clock, redrive, self._expect)
+        self._outcomes = Outcomes(options.settle_window, clock, redrive, returns.finish, self._expect)
         self._heartbeat = Heartbeat(self.ledger, clock, self._outcomes.carry_out)
         self._intake = Intake(
-            open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self.settle
+            open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self
         )
         self._lock = threading.Lock()  # guards changes of _receivers, _running, _polls_end
         self._receivers: dict[str, tuple[Receiver, HandOver]] = {}
@@ -121,11 +122,12 @@ class Depot:
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """Settle a delivery; whether it was still ours to settle. Any thread; does no I/O."""
+        if isinstance(settlement, Delete):
+            self._returns.finish(delivery)
         held, now = self.ledger.settle(delivery, settlement)
         if held:
-            self.room.gave_back(ran=delivery.started)
-            if self._closed and not len(self.ledger):
-                self._stop()
+            self._returns.let_go(delivery)
+            self._let_go(ran=delivery.started)
         if now:
             self._outcomes.carry_out(delivery, settlement)
         return held
@@ -134,7 +136,7 @@ class Depot:
         """A pool begins to run it: it is not given back under the run. Any thread.
 
         Returns:
-            Whether it may: `False` if it was given back meanwhile.
+            Whether it may: `False` if it was given back meanwhile, or lost.
         """
         if self._lapsed(delivery) or not self.ledger.start(delivery):
             return False
@@ -145,11 +147,28 @@ class Depot:
         """It goes to a pool that cannot be kept from running it; whether it may, as for `start`."""
         return not self._lapsed(delivery) and self.ledger.dispatch(delivery)
 
+    def extend(self, delivery: Delivery, until: float) -> None:
+        """Its task wants it hidden until that monotonic instant. Any thread."""
+        self.ledger.want(delivery, until, self._clock.monotonic())
+        self._heartbeat.notice()
+
+    def give_way(self, delivery: Delivery, successor: Delivery) -> bool:
+        """A newer delivery of the message, in this depot or another, takes its place. A receiver's thread."""
+        if not self.ledger.give_way(delivery, successor):
+            return False
+        self._let_go(ran=False)
+        return True
+
+    def _let_go(self, *, ran: bool) -> None:
+        self.room.gave_back(ran=ran)
+        if self._closed and not len(self.ledger):
+            self._stop()
+
     def _lapsed(self, delivery: Delivery) -> bool:
         """Whether another worker has it by now, or will; then we let it go."""
         if not (delivery.lost or delivery.deadline <= self._clock.monotonic()):
             return False
-        delivery.settle(Lapse())
+        self.settle(delivery, Lapse())
         return True
 
     def give_up(self, delivery: Delivery, reason: str, body: Callable[[], str], **attributes: str) -> None:
@@ -215,7 +234,7 @@ class Depot:
                 self._polls_end = self._clock.monotonic() + POLLS_IN_FLIGHT
         for receiver, _ in list(self._receivers.values()):
             receiver.settle_down(self._polls_end)
-        self._inbox.take(lambda parcel: parcel.delivery.belongs_to(self.settle))
+        self._inbox.take(lambda parcel: parcel.delivery.keeper is self)
         return self._give_back(self.ledger.unstarted())
 
     def drain(self, timeout: float) -> list[Delivery]:
@@ -271,8 +290,7 @@ class Depot:
             self._running = True
         listen()
         self._outcomes.settler.start()
-        if self.options.heartbeat_interval:
-            self._heartbeat.start()
+        self._heartbeat.start()
 
     def _stop(self) -> None:
         with self._lock:
@@ -294,6 +312,8 @@ class Depot:
         receiver, hand_over = self._receivers.get(queue.name, (None, None))
         parcels: list[Parcel] = []
         for delivery, content, message in taken:
+            if self._known(delivery):
+                continue
             if isinstance(content, UnreadableError):
                 self.refuse(delivery, str(content), message["Body"])
             elif receiver is None or hand_over is None or receiver.stopping:
@@ -304,6 +324,18 @@ class Depot:
                 parcels.append(Parcel(delivery, content.payload, self._to(hand_over)))
         self._inbox.put(parcels)
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
+
+    def _known(self, delivery: Delivery) -> bool:
+        """Whether its message is held here already, or was finished here; then there is nothing to run."""
+        match self._returns.meet(delivery):
+            case Met.HELD:
+                emit(Adopted(delivery.facts))
+            case Met.FINISHED:
+                emit(FinishedBefore(delivery.facts))
+                delivery.settle(Delete())
+            case Met.NEW:
+                return False
+        return True
 
     def _may_return(self, delivery: Delivery) -> bool:
         """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
@@ -321,7 +353,7 @@ class Depot:
         if receiver is not None and not receiver.stopping:
             return  # somebody does again
         for parcel in self._inbox.take(
-            lambda parcel: parcel.delivery.queue is queue and parcel.delivery.belongs_to(self.settle)
+            lambda parcel: parcel.delivery.queue is queue and parcel.delivery.keeper is self
         ):
             parcel.delivery.settle(Release())
 
@@ -330,7 +362,7 @@ class Depot:
 
         def hand_over(parcel: Parcel) -> None:
             delivery = parcel.delivery
-            if self._lapsed(delivery):
+            if self._lapsed(delivery.current):
                 return
             try:
                 consumer(parcel.payload)

@@ -113,6 +113,16 @@ class Unreadable(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Adopted(Event):
+    """It came back to the process that holds it; what holds it goes on with the new receipt handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBefore(Event):
+    """Its message was finished in this process, but came back: it is deleted with the new receipt handle."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lost(Event):
     """Its visibility lapsed while we held it, or SQS refused the handle: another worker may have it."""
 

@@ -13,7 +13,7 @@ from celery_sqs_visibility.delivery.events import Extended, Lost, emit
 from celery_sqs_visibility.delivery.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery, Settlement
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 PAUSE_AFTER_BUG = 1.0
 
 DEADLINE_PASSED = "its visibility timeout ran out before it could be extended"
+HORIZON_REACHED = "it was held for the 12 hours that SQS allows"
 
 
 class Heartbeat:
@@ -40,7 +41,7 @@ class Heartbeat:
         self._wakes_at: float | None = None
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._trouble: dict[str, type[SQSError]] = {}  # by queue; the heartbeat's thread alone
+        self._trouble: dict[str, SQSError] = {}  # by queue; the heartbeat's thread alone
 
     def start(self) -> None:
         """Start the thread; harmless if it runs."""
@@ -67,7 +68,7 @@ class Heartbeat:
         """Extend what is due. Called by the heartbeat's thread."""
         due, lost = self._ledger.take_due(self._clock.monotonic())
         for delivery in lost:
-            emit(Lost(delivery.facts, DEADLINE_PASSED))
+            self._tell_lost(delivery, self._why_lapsed(delivery))
         for queue, batch in _batches(due):
             self._extend(queue, batch)
 
@@ -107,7 +108,7 @@ class Heartbeat:
         for delivery in batch:
             seconds = self._ledger.extension(delivery, now)
             if delivery.deadline <= now:  # it lapsed while an earlier batch took its time
-                self._lose(delivery, DEADLINE_PASSED)
+                self._lose(delivery, self._why_lapsed(delivery))
             elif seconds > 0:
                 extensions.append((delivery, seconds))
             else:
@@ -122,9 +123,11 @@ class Heartbeat:
     def _tell_trouble(self, queue: Queue, error: SQSError | None) -> None:
         """One line when extending begins to fail, or fails otherwise, and one when it works again."""
         before = self._trouble.get(queue.name)
-        if error is not None and not isinstance(error, HandleIsInvalid) and before is not type(error):
-            self._trouble[queue.name] = type(error)
-            logger.error("cannot extend messages and will try again: %s", error, extra={"queue": queue.name})
+        if error is not None and not isinstance(error, HandleIsInvalid):
+            self._trouble[queue.name] = error
+            if type(before) is not type(error):
+                sentence = "cannot extend messages and will try again: %s"
+                logger.error(sentence, error, extra={"queue": queue.name})
         elif error is None and before is not None:
             del self._trouble[queue.name]
             logger.warning("extends messages again", extra={"queue": queue.name})
@@ -153,8 +156,22 @@ class Heartbeat:
 
     def _lose(self, delivery: Delivery, reason: str) -> None:
         waiting = self._ledger.refused(delivery)
-        emit(Lost(delivery.facts, reason))
+        self._tell_lost(delivery, reason)
         self._after(delivery, waiting)
+
+    def _why_lapsed(self, delivery: Delivery) -> str:
+        if delivery.deadline >= delivery.horizon - HORIZON_MARGIN - 1:
+            return HORIZON_REACHED
+        trouble = self._trouble.get(delivery.queue.name)
+        return f"{DEADLINE_PASSED}: {trouble}" if trouble else DEADLINE_PASSED
+
+    def _tell_lost(self, delivery: Delivery, reason: str) -> None:
+        emit(Lost(delivery.facts, reason))
+        if delivery.on_lost is not None:
+            try:
+                delivery.on_lost()
+            except Exception:
+                logger.exception("what was to be done about a lost message failed")
 
     def _after(self, delivery: Delivery, waiting: Settlement | None) -> None:
         if waiting is not None:

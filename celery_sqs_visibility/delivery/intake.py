@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Facts, Received, Unreadable, emit
 from celery_sqs_visibility.delivery.memory import Remembered
-from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Lapse, Park, Settlement
+from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Keeper, Lapse, Park
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.delays import DelayRule, whole_seconds
 from celery_sqs_visibility.policy.parking import park_for
@@ -59,7 +59,7 @@ class Intake:
         visibility_timeout: what the receives asked for, in seconds.
         on_error: how long an unreadable message stays hidden.
         clock: wall time for ETAs.
-        settle: what a delivery settles itself with.
+        keeper: what the deliveries belong to.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Intake:
         visibility_timeout: int,
         on_error: DelayRule | None,
         clock: Clock,
-        settle: Callable[[Delivery, Settlement], bool],
+        keeper: Keeper,
     ) -> None:
         self._open = open_message
         self._visibility_timeout = visibility_timeout
         self._on_error = on_error
         self._clock = clock
-        self._settle = settle
-        self._told = Remembered(REMEMBERED)
+        self._keeper = keeper
+        self._told: Remembered[str] = Remembered(REMEMBERED)
 
     def take_in(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -101,7 +101,7 @@ class Intake:
                 logger.exception("taking in a message stumbled", extra={"queue": queue.name})
                 continue
             deadline = since + self._visibility_timeout
-            taken.append((Delivery(queue, handle, facts, since, deadline, self._settle), content, message))
+            taken.append((Delivery(queue, handle, facts, since, deadline, self._keeper), content, message))
             emit(Received(facts))
         return taken
 

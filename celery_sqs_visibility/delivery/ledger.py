@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable
 
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.leases import board
 from celery_sqs_visibility.delivery.model import Delivery, Settlement
 from celery_sqs_visibility.delivery.wheel import ExtensionWheel
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN
@@ -15,6 +17,9 @@ RETRY_FRACTION = 4
 
 #: But not more often than this, in seconds.
 RETRY_FLOOR = 0.25
+
+#: An instant that has passed.
+AT_ONCE = 0.0
 
 
 class Ledger:
@@ -26,7 +31,8 @@ class Ledger:
 
     Args:
         visibility_timeout: seconds an extension asks for.
-        heartbeat_interval: seconds before the deadline at which a delivery is extended; 0 is never.
+        heartbeat_interval: seconds before the deadline at which a delivery is extended; 0 is only if its
+            task asks for it.
     """
 
     def __init__(self, visibility_timeout: int, heartbeat_interval: float) -> None:
@@ -40,7 +46,7 @@ class Ledger:
         self._waiting = 0  # settlements that wait for an extension in flight
         # Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
         apart = min(heartbeat_interval, visibility_timeout - heartbeat_interval)
-        self._wheel = ExtensionWheel(apart) if heartbeat_interval else None
+        self._wheel = ExtensionWheel(apart or visibility_timeout)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -64,13 +70,10 @@ class Ledger:
             not, the extension in flight will hand the settlement back.
         """
         with self._lock:
-            if self._held.get(delivery.handle) is not delivery:
+            if not self._remove(delivery):
                 return False, False
-            del self._held[delivery.handle]
-            if not self._held:
-                self._resumed.notify_all()
-            if self._wheel:
-                self._wheel.remove(delivery)
+            if delivery.lease is not None:
+                delivery.lease.end()
             if delivery.extending:
                 delivery.waiting = settlement
                 self._waiting += 1
@@ -80,14 +83,43 @@ class Ledger:
     def start(self, delivery: Delivery) -> bool:
         """A pool begins to run it; `False` if it is not held any more."""
         with self._lock:
-            delivery.started = self._held.get(delivery.handle) is delivery
+            delivery.started = self._holds(delivery)
+            if delivery.started:
+                self._give_lease(delivery)
             return delivery.started
 
     def dispatch(self, delivery: Delivery) -> bool:
         """It goes to a pool that cannot be kept from running it; `False` if it is not held any more."""
         with self._lock:
-            delivery.dispatched = self._held.get(delivery.handle) is delivery
+            delivery.dispatched = self._holds(delivery)
+            if delivery.dispatched:
+                self._give_lease(delivery)
             return delivery.dispatched
+
+    def give_way(self, delivery: Delivery, successor: Delivery) -> bool:
+        """Its successor takes its place, with all that it was to others; `False` if it was settled.
+
+        The successor is in its ledger already, so that what settles the old one finds it there.
+        """
+        with self._lock:
+            if not self._remove(delivery):
+                return False
+            successor.started, successor.dispatched = delivery.started, delivery.dispatched
+            successor.on_lost = delivery.on_lost
+            successor.lease = delivery.lease
+            if successor.lease is not None:
+                successor.lease.deadline, successor.lease.lost = successor.deadline, False
+            delivery.successor = successor
+            return True
+
+    def want(self, delivery: Delivery, until: float, now: float) -> None:
+        """Its task wants it hidden until that monotonic instant: the next beat sees to it."""
+        with self._lock:
+            if self._holds(delivery) and not delivery.lost:
+                delivery.wanted = until
+                if not delivery.extending:
+                    self._wheel.remove(delivery)
+                    self._wheel.add(delivery, now)
 
     def unstarted(self) -> list[Delivery]:
         """What is held and not run, in the order of arrival; what was dispatched may be, by now."""
@@ -112,20 +144,18 @@ class Ledger:
     def next_extension(self) -> float | None:
         """The monotonic instant at which `take_due` has something to do."""
         with self._lock:
-            return self._wheel.next_due() if self._wheel else None
+            return self._wheel.next_due()
 
     def take_due(self, now: float) -> tuple[dict[Queue, list[Delivery]], list[Delivery]]:
         """What to extend now, by queue, marked as being extended; and what is lost, its deadline passed."""
         with self._lock:
-            if not self._wheel:
-                return {}, []
             due = self._wheel.take_due(now)
             lost: list[Delivery] = []
             for queue, deliveries in due.items():
                 lost += [d for d in deliveries if d.deadline <= now]
                 due[queue] = [d for d in deliveries if d.deadline > now]
             for delivery in lost:
-                delivery.lost = True
+                self._lose(delivery)
             for deliveries in due.values():
                 for delivery in deliveries:
                     delivery.extending = True
@@ -133,14 +163,19 @@ class Ledger:
 
     def extension(self, delivery: Delivery, now: float) -> int:
         """Seconds to ask for, clamped to the horizon; 0 if that would not lengthen its lease."""
-        seconds = min(self._visibility_timeout, int(delivery.horizon - HORIZON_MARGIN - now))
+        seconds = max(self._visibility_timeout if self._interval else 0, math.ceil(delivery.wanted - now))
+        seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN - now))
         return seconds if now + seconds > delivery.deadline else 0
 
     def extended(self, delivery: Delivery, deadline: float) -> Settlement | None:
         """SQS extended it until that instant. Returns the settlement that waited for it, if any."""
         with self._lock:
             delivery.deadline = deadline
-            return self._extension_returned(delivery, None)
+            if delivery.lease is not None:
+                delivery.lease.deadline = deadline
+            if delivery.wanted <= deadline:
+                self._answered(delivery)
+            return self._extension_returned(delivery, AT_ONCE if delivery.wanted else None)
 
     def not_extended(self, delivery: Delivery, now: float) -> Settlement | None:
         """The extension failed; it is tried again until the deadline."""
@@ -149,14 +184,15 @@ class Ledger:
             return self._extension_returned(delivery, min(now + pause, delivery.deadline))
 
     def not_extensible(self, delivery: Delivery) -> Settlement | None:
-        """Its horizon is reached: nothing can be done until the deadline, when it is lost."""
+        """Its horizon is reached, or nobody wants more: nothing is done until it is lost, at the deadline."""
         with self._lock:
+            self._answered(delivery)
             return self._extension_returned(delivery, delivery.deadline)
 
     def refused(self, delivery: Delivery) -> Settlement | None:
         """SQS refused the handle, or its deadline has passed: it is lost."""
         with self._lock:
-            delivery.lost = True
+            self._lose(delivery)
             return self._extension_returned(delivery, None)
 
     def _extension_returned(self, delivery: Delivery, again_at: float | None) -> Settlement | None:
@@ -165,14 +201,43 @@ class Ledger:
         if waiting is not None:
             self._waiting -= 1
             self._resumed.notify_all()
-        elif delivery.handle in self._held and not delivery.lost:
+        elif self._holds(delivery) and not delivery.lost:
             self._schedule(delivery, again_at)
         return waiting
 
+    def _holds(self, delivery: Delivery) -> bool:
+        return self._held.get(delivery.handle) is delivery
+
+    def _remove(self, delivery: Delivery) -> bool:
+        if not self._holds(delivery):
+            return False
+        del self._held[delivery.handle]
+        if not self._held:
+            self._resumed.notify_all()
+        self._wheel.remove(delivery)
+        return True
+
+    def _give_lease(self, delivery: Delivery) -> None:
+        seats = board()
+        if seats is not None and delivery.lease is None:
+            delivery.lease = seats.take(delivery.deadline, delivery.extend)
+
+    def _lose(self, delivery: Delivery) -> None:
+        delivery.lost = True
+        if delivery.lease is not None:
+            delivery.lease.lost = True
+        self._answered(delivery)
+
+    @staticmethod
+    def _answered(delivery: Delivery) -> None:
+        """What its task wanted is done, or cannot be done."""
+        if delivery.wanted:
+            delivery.wanted = 0.0
+            if delivery.lease is not None:
+                delivery.lease.answered()
+
     def _schedule(self, delivery: Delivery, not_before: float | None = None) -> None:
-        if self._wheel is None:
-            return
-        if not_before is None:
+        if not_before is None and self._interval:
             self._wheel.add(delivery, delivery.deadline - self._interval)
         else:
-            self._wheel.add_not_before(delivery, not_before)
+            self._wheel.add_not_before(delivery, delivery.deadline if not_before is None else not_before)

@@ -11,12 +11,14 @@ import logging
 from dataclasses import fields
 
 from celery_sqs_visibility.delivery.events import (
+    Adopted,
     DeadLettered,
     Deleted,
     Event,
     Extended,
     Failed,
     Finished,
+    FinishedBefore,
     Hidden,
     Lost,
     Parked,
@@ -42,6 +44,8 @@ _SENTENCES: dict[type[Event], tuple[int, str]] = {
     Released: (logging.INFO, "message released (%s)"),
     DeadLettered: (logging.ERROR, "message moved to the dead-letter queue (%s)"),
     Unreadable: (logging.ERROR, "message is no task for this worker (%s)"),
+    Adopted: (logging.WARNING, "message came back while held here, and is not run twice (%s)"),
+    FinishedBefore: (logging.WARNING, "message came back though finished here, and is deleted (%s)"),
     Lost: (logging.WARNING, "message lost: another worker may run it too (%s)"),
 }
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 
-class Remembered:
+class Remembered(Generic[Key]):
     """The latest so many keys. Safe to use from any thread.
 
     Args:
@@ -15,13 +19,15 @@ class Remembered:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._lock = threading.Lock()  # guards _keys
-        self._keys: OrderedDict[str, None] = OrderedDict()
+        # Guards _keys. Reentrant: Celery's cold shutdown settles in a signal handler, on a thread that may be
+        # here just now.
+        self._lock = threading.RLock()
+        self._keys: OrderedDict[Key, None] = OrderedDict()
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: Key) -> bool:
         return key in self._keys
 
-    def add(self, key: str) -> bool:
+    def add(self, key: Key) -> bool:
         """Remember it; whether it is new."""
         with self._lock:
             new = key not in self._keys

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Facts
+from celery_sqs_visibility.delivery.leases import Key, Lease
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
 
@@ -55,10 +57,37 @@ class DeadLetter:
 Settlement = Delete | Hide | Lapse | Park | Release | DeadLetter
 
 
+class Keeper(Protocol):
+    """What holds deliveries. Any thread may call it; it does no I/O in that thread."""
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
+        """Settle it; whether it was still held."""
+        ...
+
+    def start(self, delivery: Delivery) -> bool:
+        """A pool begins to run it; whether it may."""
+        ...
+
+    def dispatch(self, delivery: Delivery) -> bool:
+        """It goes to a pool that cannot be kept from running it; whether it may."""
+        ...
+
+    def extend(self, delivery: Delivery, until: float) -> None:
+        """Its task wants it hidden until that monotonic instant."""
+        ...
+
+    def give_way(self, delivery: Delivery, successor: Delivery) -> bool:
+        """Let its successor, held already, take its place; whether it was still held."""
+        ...
+
+
 class Delivery:
     """One receipt of one message.
 
     Its mutable fields are guarded by the lock of the ledger that holds it.
+
+    Where SQS hands out a message again to the process that holds it, the new delivery becomes the successor
+    of the old, and whoever has the old one in hand settles the new.
 
     Attributes:
         queue: where it came from.
@@ -66,28 +95,37 @@ class Delivery:
         facts: which delivery it is, for events.
         deadline: the monotonic instant at which its visibility lapses.
         horizon: the monotonic instant beyond which SQS refuses to extend it.
+        keeper: what holds it.
         started: whether a pool runs it.
         dispatched: whether it was given to a pool that may run it any moment.
         lost: whether the deadline passed or the handle was refused.
         extending: whether an extension of it is in flight.
         waiting: the settlement that waits for that extension to return.
         slot: where the extension wheel keeps it.
+        wanted: the monotonic instant until which its task wants it hidden.
+        lease: what its task can see of all this, in whatever process it runs.
+        successor: the newer delivery of the same message that took its place.
+        on_lost: called once it is lost, in the heartbeat's thread.
     """
 
     __slots__ = (
         "__weakref__",
-        "_settle",
         "deadline",
         "dispatched",
         "extending",
         "facts",
         "handle",
         "horizon",
+        "keeper",
+        "lease",
         "lost",
+        "on_lost",
         "queue",
         "slot",
         "started",
+        "successor",
         "waiting",
+        "wanted",
     )
 
     def __init__(
@@ -97,7 +135,7 @@ class Delivery:
         facts: Facts,
         received_at: float,
         deadline: float,
-        settle: Callable[[Delivery, Settlement], bool],
+        keeper: Keeper,
     ) -> None:
         self.queue = queue
         self.handle = handle
@@ -110,11 +148,19 @@ class Delivery:
         self.extending = False
         self.waiting: Settlement | None = None
         self.slot: float | None = None
-        self._settle = settle
+        self.keeper = keeper
+        self.wanted = 0.0
+        self.lease: Lease | None = None
+        self.successor: Delivery | None = None
+        self.on_lost: Callable[[], None] | None = None
 
-    def belongs_to(self, settle: Callable[[Delivery, Settlement], bool]) -> bool:
-        """Whether it was made with that way to settle: whether it is that depot's."""
-        return self._settle == settle
+    @property
+    def current(self) -> Delivery:
+        """The newest delivery of this message to this process, whose handle is the one that counts."""
+        delivery = self
+        while delivery.successor is not None:
+            delivery = delivery.successor
+        return delivery
 
     def settle(self, settlement: Settlement) -> bool:
         """Do that with it, once and for all; the call returns at once and the threads do the rest.
@@ -122,7 +168,38 @@ class Delivery:
         Returns:
             Whether it was still ours to settle; a second settlement does nothing.
         """
-        return self._settle(self, settlement)
+        return self._do(lambda delivery: delivery.keeper.settle(delivery, settlement))
+
+    def start(self) -> bool:
+        """A pool begins to run it; `False` if it may not, having been given back meanwhile, or lost."""
+        return self._do(lambda delivery: delivery.keeper.start(delivery))
+
+    def dispatch(self) -> bool:
+        """It goes to a pool that cannot be kept from running it; whether it may, as for `start`."""
+        return self._do(lambda delivery: delivery.keeper.dispatch(delivery))
+
+    def extend(self, until: float) -> None:
+        """Its task wants it hidden until that monotonic instant; its lease tells the answer."""
+        delivery = self.current
+        delivery.keeper.extend(delivery, until)
+
+    def give_way(self, successor: Delivery) -> bool:
+        """A newer delivery of the message, held already, takes its place; `False` if it was settled."""
+        return self.keeper.give_way(self, successor)
+
+    @property
+    def lease_key(self) -> Key | None:
+        """What the task finds its lease with."""
+        lease = self.current.lease
+        return lease.key if lease else None
+
+    def _do(self, act: Callable[[Delivery], bool]) -> bool:
+        delivery = self.current
+        while not act(delivery):
+            if delivery.successor is None:
+                return False
+            delivery = delivery.current  # it took the place of the other just now
+        return True
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "started" if self.started else "held"

@@ -42,6 +42,7 @@ class Outcomes:
         window: seconds that a settlement waits for company.
         clock: the monotonic clock of the deadlines.
         redrive: knows the dead-letter queues.
+        finish: is told of what is done with, before it is deleted.
         expect: is told when a message of ours becomes visible again: the delivery, and the monotonic instant.
     """
 
@@ -50,26 +51,30 @@ class Outcomes:
         window: float,
         clock: Clock,
         redrive: RedriveBook,
+        finish: Callable[[Delivery], None],
         expect: Callable[[Delivery, float], None],
     ) -> None:
         self.settler = Settler(window, clock, self._settled, self._dead_letter)
         self._clock = clock
         self._dead_letters = DeadLetters(redrive)
+        self._finish = finish
         self._expect_at = expect
 
     def carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
         """Do that with it, if it is still worth it."""
         now = self._clock.monotonic()
-        lapsed = delivery.lost or delivery.deadline <= now
-        if isinstance(settlement, Delete) or not lapsed:
-            # The deletion of what was lost may come too late, but does no harm and may spare a second run.
-            if isinstance(settlement, Lapse):
-                self._settled(delivery, settlement, None, now)
-            else:
-                self.settler.submit(delivery, settlement)
-        elif not delivery.lost:
+        if delivery.deadline <= now and not delivery.lost:
             delivery.lost = True
             emit(Lost(delivery.facts, DEADLINE_PASSED))
+        if isinstance(settlement, Delete):
+            # Of what was lost it may come too late, but it does no harm and may spare a second run.
+            self.settler.submit(delivery, settlement)
+        elif delivery.lost:
+            pass  # it comes back by itself, to whoever asks first
+        elif isinstance(settlement, Lapse):
+            self._settled(delivery, settlement, None, now)
+        else:
+            self.settler.submit(delivery, settlement)
 
     def _settled(
         self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
@@ -104,6 +109,7 @@ class Outcomes:
     def _dead_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
         if self._dead_letters.send(delivery, letter):
             emit(DeadLettered(delivery.facts, letter.reason))
+            self._finish(delivery)
             self.carry_out(delivery, Delete())
         else:
             self.carry_out(delivery, letter.otherwise)

@@ -20,6 +20,7 @@ from celery_sqs_visibility.policy.parsers import (
     flag,
     instance_of,
     mapping,
+    one_of,
     queues,
     text,
 )
@@ -85,6 +86,12 @@ class Options:
         25.0,
         Seconds(0, VISIBILITY_HORIZON),
         "After SIGTERM, how long running tasks may go on before their messages are handed back.",
+    )
+    on_lost: str = _option(
+        "continue",
+        one_of("continue", "terminate"),
+        "What becomes of a running task whose message's visibility has lapsed, so that another worker may "
+        "run it too: it goes on, told by `self.visibility.lost`, or is ended (not in threads and solo).",
     )
     settle_window: float = _option(
         0.02,

@@ -132,6 +132,17 @@ mapping = instance_of(Mapping, "a mapping")
 text = instance_of(str, "text")
 
 
+def one_of(*choices: str) -> Parser:
+    """Take one of these words."""
+
+    def parse(name: str, value: Any) -> str:
+        if value not in choices:
+            raise OptionError(f"expected {name} to be {' or '.join(map(repr, choices))}, got {value!r}")
+        return str(value)
+
+    return parse
+
+
 def flag(name: str, value: Any) -> bool:
     """True or False, be it given as text or as 0 or 1."""
     flags = {"true": True, "1": True, "false": False, "0": False}

@@ -15,7 +15,7 @@ from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Extended, Facts, Lost, subscribe
-from celery_sqs_visibility.delivery.heartbeat import DEADLINE_PASSED, Heartbeat
+from celery_sqs_visibility.delivery.heartbeat import DEADLINE_PASSED, HORIZON_REACHED, Heartbeat
 from celery_sqs_visibility.delivery.ledger import HORIZON_MARGIN, Ledger
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
@@ -67,7 +67,7 @@ class World:
                 Facts(queue.name, message["MessageId"], 1, 0),
                 now,
                 now + self.timeout,
-                lambda _d, _s: True,
+                None,
             )
             for _ in range(0, count, 10)
             for message in self.sqs.receive(queue.url, min(10, count), 0, self.options)
@@ -189,7 +189,7 @@ def test_what_could_never_be_extended_is_lost_at_its_deadline_and_told_once(worl
         world.sqs.fail_next("ChangeMessageVisibilityBatch", Unavailable("network"))
         world.beat_after(1)
     assert one.lost
-    assert events == [Lost(one.facts, DEADLINE_PASSED)]
+    assert events == [Lost(one.facts, f"{DEADLINE_PASSED}: network")]
 
 
 def test_a_refused_handle_is_lost_at_once(world, queue, events):
@@ -266,7 +266,7 @@ def test_a_task_of_thirteen_hours_keeps_its_message_to_the_horizon_and_is_told_l
     assert last < TIMEOUT
     assert one.deadline == pytest.approx(began + VISIBILITY_HORIZON - HORIZON_MARGIN, abs=1)
     assert one.lost
-    assert events[-1] == Lost(one.facts, DEADLINE_PASSED)
+    assert events[-1] == Lost(one.facts, HORIZON_REACHED)
     assert sum(isinstance(event, Lost) for event in events) == 1
     world.clock.advance(5)
     assert len(world.visible(queue)) == 1

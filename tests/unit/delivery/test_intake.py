@@ -32,7 +32,7 @@ class World:
     def __init__(self, on_error=None, visibility_timeout=TIMEOUT):
         self.clock = FakeClock()
         self.settled = []
-        self.intake = Intake(open_message, visibility_timeout, on_error, self.clock, self.settle)
+        self.intake = Intake(open_message, visibility_timeout, on_error, self.clock, self)
 
     def settle(self, delivery, settlement):
         self.settled.append((delivery, settlement))

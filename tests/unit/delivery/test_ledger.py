@@ -26,7 +26,7 @@ number = itertools.count()
 
 def delivery(now=NOW, queue=QUEUES[0], timeout=TIMEOUT):
     handle = f"h{next(number)}"
-    return Delivery(queue, handle, Facts(queue.name, handle, 1, 0), now, now + timeout, lambda _d, _s: True)
+    return Delivery(queue, handle, Facts(queue.name, handle, 1, 0), now, now + timeout, None)
 
 
 @pytest.fixture
@@ -157,12 +157,14 @@ def test_what_could_not_be_extended_in_time_is_told_lost(ledger, held):
     assert take(ledger, NOW + TIMEOUT + 5) == ([], [held])
 
 
-def test_without_a_heartbeat_nothing_falls_due():
+def test_without_a_heartbeat_nothing_is_extended_and_what_lapses_is_lost():
     ledger = Ledger(TIMEOUT, 0)
     one = delivery()
     ledger.add([one])
-    assert ledger.next_extension() is None
-    assert ledger.take_due(NOW + 1e6) == ({}, [])
+    assert ledger.next_extension() == one.deadline
+    assert ledger.extension(one, NOW + 10) == 0
+    assert take(ledger, NOW + TIMEOUT) == ([], [one])
+    assert one.lost
     assert ledger.settle(one, Delete()) == (True, True)
 
 

@@ -70,7 +70,7 @@ class World:
                 Facts(queue.name, message["MessageId"], 1, 0, "tasks.add", "id-1"),
                 now,
                 now + TIMEOUT,
-                lambda _d, _s: True,
+                None,
             )
             for _ in range(0, count, 10)
             for message in self.sqs.receive(queue.url, min(count, 10), 0, RECEIVE)

@@ -25,7 +25,7 @@ number = itertools.count()
 
 def delivery(queue=QUEUES[0]):
     handle = f"h{next(number)}"
-    return Delivery(queue, handle, Facts(queue.name, handle, 1, 0), 1000, 1120, lambda _d, _s: True)
+    return Delivery(queue, handle, Facts(queue.name, handle, 1, 0), 1000, 1120, None)
 
 
 def filled(instants, wheel=None):

@@ -1,0 +1,185 @@
+"""What a running task can see of its lease, in whatever process it runs: a few numbers in shared memory.
+
+A pool's child gets a request once; what happens to the message afterwards only the worker's main process
+knows. So the main process keeps a board, made before the pool forks, on which each running task has a seat:
+four numbers that the main process writes and the child reads, but for one by which the child asks for more
+time. No lock is shared, and nothing is sent but a byte that says "somebody asks".
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+#: How many tasks may run at once and have a seat. Memory is taken up by those that were ever used.
+SEATS: Final = 65_536
+
+# The numbers of a seat, all floats, so that each is read and written whole.
+SERIAL, DEADLINE, LOST, WANTED = range(4)
+CELLS: Final = 4
+
+#: A seat, and which of its leases: seats are used again.
+Key = tuple[int, float]
+
+
+class Lease:
+    """A running task's lease, as seen from one process.
+
+    The main process writes `deadline` and `lost`, the child asks with `wanted`. When the delivery is settled
+    the lease is over, and reads as lost.
+    """
+
+    __slots__ = ("_board", "_cells", "_first", "key")
+
+    def __init__(self, board: LeaseBoard, key: Key) -> None:
+        self.key = key
+        self._board = board
+        self._cells = board.cells
+        self._first = key[0] * CELLS
+
+    @property
+    def over(self) -> bool:
+        """Whether the delivery was settled meanwhile."""
+        return self._cells[self._first + SERIAL] != self.key[1]
+
+    @property
+    def deadline(self) -> float:
+        """The monotonic instant at which the message's visibility lapses."""
+        return self._cells[self._first + DEADLINE]
+
+    @deadline.setter
+    def deadline(self, instant: float) -> None:
+        self._cells[self._first + DEADLINE] = instant
+
+    @property
+    def lost(self) -> bool:
+        """Whether another worker may have the message."""
+        return self.over or self._cells[self._first + LOST] != 0
+
+    @lost.setter
+    def lost(self, lost: bool) -> None:
+        self._cells[self._first + LOST] = float(lost)
+
+    @property
+    def wanted(self) -> float:
+        """The monotonic instant until which the task wants the message hidden; 0 when that was answered."""
+        return self._cells[self._first + WANTED]
+
+    def want(self, until: float) -> None:
+        """Ask for the message to be hidden until that monotonic instant. The task's process."""
+        self._cells[self._first + WANTED] = until
+        self._board.ask()
+
+    def answered(self) -> None:
+        """What could be done about the task's wish was done. The main process."""
+        self._cells[self._first + WANTED] = 0.0
+
+    def end(self) -> None:
+        """The delivery is settled: the seat is free. The main process."""
+        self._board.free(self.key)
+
+
+class LeaseBoard:
+    """The seats, and whether the worker is stopping. Made in the main process, before its pool forks."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        # The last cell says that the worker is stopping. Anonymous memory, shared with forked children.
+        self.cells = memoryview(mmap.mmap(-1, (SEATS * CELLS + 1) * 8)).cast("d")
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        # Guards everything below; the main process's alone. Reentrant: Celery's cold shutdown settles in a
+        # signal handler, on a thread that may be here just now.
+        self._lock = threading.RLock()
+        self._asked: dict[int, tuple[Lease, Callable[[float], None]]] = {}
+        self._free: list[int] = []
+        self._serial = 0.0
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker's shutdown has begun."""
+        return self.cells[-1] != 0
+
+    def stop(self, *, stopping: bool = True) -> None:
+        """Tell every running task. In a signal handler: a write to memory."""
+        self.cells[-1] = float(stopping)
+
+    def take(self, deadline: float, on_ask: Callable[[float], None]) -> Lease | None:
+        """A seat for a task that begins to run, `None` if all are taken. The main process, any thread.
+
+        Args:
+            deadline: the monotonic instant at which its message's visibility lapses.
+            on_ask: is told until when the task wants the message hidden.
+        """
+        with self._lock:
+            seat = self._free.pop() if self._free else len(self._asked)
+            if seat >= SEATS:
+                return None
+            self._serial += 1
+            lease = Lease(self, (seat, self._serial))
+            lease.deadline, lease.lost = deadline, False
+            lease.answered()
+            self.cells[seat * CELLS + SERIAL] = self._serial
+            self._asked[seat] = lease, on_ask
+            return lease
+
+    def free(self, key: Key) -> None:
+        """The seat's lease is over; harmless if it was before. The main process, any thread."""
+        seat, serial = key
+        with self._lock:
+            if self.cells[seat * CELLS + SERIAL] == serial:
+                self.cells[seat * CELLS + SERIAL] = 0.0
+                del self._asked[seat]
+                self._free.append(seat)
+
+    def lease(self, key: Key) -> Lease:
+        """The lease of that key, to be read. Any process."""
+        return Lease(self, key)
+
+    def ask(self) -> None:
+        """Somebody wants more time. The task's process, which may be the main one."""
+        if os.getpid() == self.pid:
+            self.answer()
+        else:
+            with suppress(BlockingIOError):  # a full pipe is a woken reader
+                os.write(self._pipe[1], b"\0")
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when a child has asked, for the main process's event loop."""
+        return self._pipe[0]
+
+    def on_readable(self) -> None:
+        """A child has asked. The main process's event loop."""
+        with suppress(BlockingIOError):
+            os.read(self._pipe[0], 4096)
+        self.answer()
+
+    def answer(self) -> None:
+        """Pass on what was asked. The main process, any thread."""
+        with self._lock:
+            holders = list(self._asked.values())
+        for lease, on_ask in holders:
+            if wanted := lease.wanted:
+                on_ask(wanted)
+
+
+_board: LeaseBoard | None = None
+
+
+def open_board() -> LeaseBoard:
+    """The worker's board, made if there is none. The main process, before its pool forks."""
+    global _board  # noqa: PLW0603 - what a fork hands down
+    if _board is None or _board.pid != os.getpid():
+        _board = LeaseBoard()
+    _board.stop(stopping=False)
+    return _board
+
+
+def board() -> LeaseBoard | None:
+    """The board of the worker to which this process belongs, if it belongs to one."""
+    return _board

@@ -1,0 +1,63 @@
+"""Messages that come back to the process that has them, or is done with them."""
+
+from __future__ import annotations
+
+import enum
+import threading
+
+from celery_sqs_visibility.delivery.memory import Remembered
+from celery_sqs_visibility.delivery.model import Delivery
+
+#: How many finished messages are remembered.
+REMEMBERED = 10_000
+
+#: A message: its queue's URL and its id.
+Key = tuple[str, str]
+
+
+class Met(enum.Enum):
+    """What a message that arrives is to this process."""
+
+    NEW = "not known"
+    HELD = "held here under an older handle"
+    FINISHED = "finished here before"
+
+
+class Returns:
+    """Knows which messages this process holds, and the latest that it finished. Any thread; does no I/O.
+
+    A message comes back to its holder when its visibility timeout ran out, or because standard queues deliver
+    at least once. The newest handle is the only one that counts.
+    """
+
+    def __init__(self) -> None:
+        # Guards _held. Reentrant: Celery's cold shutdown settles in a signal handler, on a thread that may be
+        # here just now.
+        self._lock = threading.RLock()
+        self._held: dict[Key, Delivery] = {}
+        self._finished: Remembered[Key] = Remembered(REMEMBERED)
+
+    def meet(self, delivery: Delivery) -> Met:
+        """It has arrived, and its ledger holds it: a delivery of what is held here takes that one's place."""
+        key = _key(delivery)
+        with self._lock:
+            held = self._held.get(key)
+            self._held[key] = delivery
+        if held is not None and held.give_way(delivery):
+            return Met.HELD
+        return Met.FINISHED if key in self._finished else Met.NEW
+
+    def finish(self, delivery: Delivery) -> None:
+        """It is done and to be deleted; told before its ledger lets go of it."""
+        self._finished.add(_key(delivery))
+
+    def let_go(self, delivery: Delivery) -> None:
+        """It was settled."""
+        key = _key(delivery)
+        with self._lock:
+            if self._held.get(key) is delivery:
+                del self._held[key]
+
+
+def _key(delivery: Delivery) -> Key:
+    return delivery.queue.url, delivery.facts.message_id

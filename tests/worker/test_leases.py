@@ -1,0 +1,195 @@
+"""What a running task knows of its message, in every pool; and what happens when its lease is lost."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.faults import error
+
+POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
+CAN_END_A_RUN = ["prefork", "gevent", "eventlet"]
+
+
+def start(site, **options):
+    return site.start("leases", **options)
+
+
+def cannot_extend(site):
+    """From now on; what is injected ends with `remove()`."""
+    return site.proxy.inject(error("AccessDenied", 403), "ChangeMessageVisibilityBatch")
+
+
+def cannot_come_back(site):
+    """From now on the worker receives nothing."""
+    return site.proxy.inject(error("InternalError", 500), "ReceiveMessage")
+
+
+def send(site, task, *args):
+    return site.app.send_task(f"leases.{task}", args)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_task_that_sees_the_shutdown_begin_gives_its_message_back(make_site, pool):
+    site = make_site(visibility_timeout=60, wait_time_seconds=1)
+    send(site, "cooperative", "a", 60)
+    worker = start(site, pool=pool, concurrency=1)
+    site.diary.wait_for("started")
+    worker.terminate()
+    site.diary.wait_for("saved", timeout=3)
+    assert worker.wait_exit(20) == 0
+    assert "orphaned" not in worker.log
+    assert site.counts() == (1, 0)
+    (entry,) = site.diary.entries("started")
+    assert not entry["stopping"]
+    start(site, pool=pool, concurrency=1)
+    again = site.diary.wait_for("started", 2)[1]
+    assert not again["stopping"]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_task_sees_its_lease_renewed(make_site, pool):
+    site = make_site(visibility_timeout=3)
+    send(site, "watching", "a", 7)
+    start(site, pool=pool)
+    (done,) = site.diary.wait_for("done")
+    (started,) = site.diary.entries("started")
+    assert 1 < started["remaining"] <= 3
+    assert 0 < done["least"] <= 2
+    assert site.diary.count("lost") == 0
+    assert site.diary.count("started") == 1
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_without_heartbeat_a_task_can_extend_its_lease_itself(make_site, pool):
+    site = make_site(visibility_timeout=2, heartbeat_interval=0)
+    send(site, "extending", "a", 8, 5)
+    workers = [start(site, pool=pool, concurrency=1) for _ in range(2)]
+    (extended,) = site.diary.wait_for("extended")
+    (done,) = site.diary.wait_for("done")
+    assert 7 < extended["remaining"] <= 8
+    assert not done["lost"]
+    assert site.changes() == [8]
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started") == 1
+    assert all(worker.running for worker in workers)
+
+
+def test_a_longer_lease_is_kept_by_the_heartbeat(make_site):
+    site = make_site(visibility_timeout=2)
+    send(site, "extending", "a", 6, 7)
+    start(site)
+    site.diary.wait_for("done")
+    assert site.changes()[0] == 6
+    assert site.diary.count("started") == 1
+
+
+def test_bad_extensions_are_refused_with_the_bound(make_site):
+    site = make_site()
+    send(site, "extending", "a", 43_201, 0)
+    start(site)
+    (entry,) = site.diary.wait_for("not extended")
+    assert "expected 0 to 43200 seconds (SQS's 12 hours), got 43201" in entry["error"]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_lost_lease_is_told_to_the_task_by_a_signal_and_in_the_log(make_site, pool):
+    site = make_site(visibility_timeout=3, wait_time_seconds=1)
+    cannot_extend(site)
+    send(site, "until_lost", "a", 1)
+    worker = start(site, pool=pool, concurrency=1)
+    site.diary.wait_for("started")
+    cannot_come_back(site)
+    site.diary.wait_for("lost")
+    (signal,) = site.diary.wait_for("signal")
+    assert signal["sender"] == "leases.until_lost"
+    assert signal["pid"] == worker.pid
+    assert "its visibility timeout ran out before it could be extended: " in signal["reason"]
+    worker.wait_for_log("message lost: another worker may run it too")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_lost_message_that_comes_back_is_not_run_beside_its_first_run(make_site, pool):
+    site = make_site(visibility_timeout=3)
+    fault = cannot_extend(site)
+    send(site, "until_lost", "a", 6)
+    worker = start(site, pool=pool, concurrency=2)
+    site.diary.wait_for("lost")
+    if pool != "solo":  # which has no room for more than it runs
+        worker.wait_for_log("message came back while held here, and is not run twice")
+    fault.remove()
+    (done,) = site.diary.wait_for("done")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started") == 1
+    assert pool == "solo" or not done["lost"]
+
+
+def test_a_finished_message_that_comes_back_is_deleted_with_its_new_handle(make_site):
+    site = make_site(visibility_timeout=2)
+    fault = site.proxy.inject(error("InternalError", 500), "DeleteMessageBatch")
+    send(site, "watching", "a", 0)
+    worker = start(site)
+    site.diary.wait_for("done")
+    worker.wait_for_log("message came back though finished here, and is deleted")
+    fault.remove()
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    handles = {
+        entry["ReceiptHandle"]
+        for call in site.proxy.calls("DeleteMessageBatch")
+        for entry in call.request["Entries"]
+    }
+    assert len(handles) >= 2
+    assert site.diary.count("started") == 1
+
+
+@pytest.mark.parametrize("pool", CAN_END_A_RUN)
+def test_a_run_is_ended_when_its_lease_is_lost_if_the_task_wants_that(make_site, pool):
+    site = make_site(visibility_timeout=3, wait_time_seconds=1)
+    fault = cannot_extend(site)
+    result = send(site, "ended_when_lost", "a", 8)
+    worker = start(site, pool=pool, concurrency=1)
+    site.diary.wait_for("started")
+    silence = cannot_come_back(site)
+    worker.wait_for_log("is ended: its message is lost")
+    fault.remove()
+    silence.remove()
+    first, second = site.diary.wait_for("started", 2)
+    site.diary.wait_for("done")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("done") == 1
+    assert second["monotonic"] - first["monotonic"] < 8
+    assert result.state == "SUCCESS"
+    assert worker.running
+
+
+def test_a_run_that_cannot_be_ended_goes_on_and_that_is_told(make_site):
+    site = make_site(visibility_timeout=3, wait_time_seconds=1, on_lost="terminate")
+    cannot_extend(site)
+    send(site, "until_lost", "a", 1)
+    worker = start(site, pool="threads", concurrency=1)
+    site.diary.wait_for("started")
+    cannot_come_back(site)
+    worker.wait_for_log("cannot be ended: its pool has no way to")
+    site.diary.wait_for("done")
+
+
+def test_it_is_too_late_to_extend_what_is_lost(make_site):
+    site = make_site(visibility_timeout=3, wait_time_seconds=1)
+    cannot_extend(site)
+    send(site, "too_late", "a")
+    start(site)
+    site.diary.wait_for("started")
+    cannot_come_back(site)
+    (entry,) = site.diary.wait_for("refused")
+    assert entry["error"] == "the message's visibility has lapsed: another worker may have it"
+
+
+def test_leases_are_kept_apart_when_children_are_replaced_after_every_task(make_site):
+    site = make_site(visibility_timeout=3)
+    for key in range(6):
+        send(site, "watching", key, 4)
+    start(site, concurrency=3, extra_args=["--max-tasks-per-child", "1"])
+    site.diary.wait_for("done", 6)
+    assert site.diary.count("lost") == 0
+    assert site.diary.count("started") == 6
+    assert json.dumps(site.diary.entries("signal")) == "[]"
