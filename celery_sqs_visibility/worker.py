@@ -21,6 +21,7 @@ from celery_sqs_visibility.channel import Message
 from celery_sqs_visibility.delivery.leases import open_board
 from celery_sqs_visibility.shutdown import drain_at_shutdown
 from celery_sqs_visibility.signals import send_signals
+from celery_sqs_visibility.start import QueuesFirst
 from celery_sqs_visibility.task import VisibilityTask
 from celery_sqs_visibility.transport import Transport
 
@@ -51,6 +52,7 @@ class Deliveries(bootsteps.StartStopStep):
         c.pool.apply_async = _watched(c.pool.apply_async, processes=processes)
         request = symbol_by_name(DELIVERY_REQUEST)
         request.pool, request.pool_has_processes = c.pool, processes
+        c.connect = QueuesFirst(c, c.connect)
         self._consumer = c
         c.on_unknown_message = self._on_unknown_message
         c.on_unknown_task = self._on_unknown_task

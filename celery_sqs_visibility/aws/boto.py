@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from celery_sqs_visibility.aws.clients import Purpose, new_client
-from celery_sqs_visibility.aws.errors import RequestRefused
+from celery_sqs_visibility.aws.clients import SHORT_WAIT, Purpose, new_client
+from celery_sqs_visibility.aws.errors import CredentialsRefused, RequestRefused, SQSError
 from celery_sqs_visibility.aws.forks import SESSIONS
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.translate import translate, translate_entry
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 #: Each API action's method on a boto3 client, and the client that is for it.
 _ACTIONS: Final = {
-    "ReceiveMessage": ("receive_message", Purpose.RECEIVE),
+    "ReceiveMessage": ("receive_message", Purpose.RECEIVE),  # or GLANCE, by its wait
     "DeleteMessageBatch": ("delete_message_batch", Purpose.SETTLE),
     "ChangeMessageVisibilityBatch": ("change_message_visibility_batch", Purpose.SETTLE),
     "SendMessage": ("send_message", Purpose.PUBLISH),
@@ -38,6 +39,10 @@ _ACTIONS: Final = {
     "PurgeQueue": ("purge_queue", Purpose.SETTLE),
     "DeleteQueue": ("delete_queue", Purpose.SETTLE),
 }
+
+#: Exceptions of a connection that gives no answer, or of a host that cannot be reached.
+_NO_ANSWER: Final = {"ReadTimeoutError", "ConnectTimeoutError"}
+_NO_SUCH_HOST: Final = {"EndpointConnectionError"}
 
 #: "There is a queue of that name with other attributes", in both protocols.
 _NAME_IS_TAKEN: Final = {"QueueAlreadyExists", "QueueNameExists"}
@@ -68,6 +73,7 @@ class BotoSQS:
         self._clock = clock
         # Written under SESSIONS; read without, a dict's look-up being one step.
         self._clients: dict[tuple[int, Purpose], SQSClient] = {}
+        self._answered = False  # whether SQS ever answered anything
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings!r})"
@@ -75,7 +81,11 @@ class BotoSQS:
     def receive(
         self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
     ) -> list[ReceivedMessage]:
-        """See `SQS.receive`. Blocks up to `wait` seconds, and 10 more when the network fails."""
+        """See `SQS.receive`. Blocks up to `wait` seconds, and 10 more when the network fails.
+
+        A poll that is cut off may still take messages at SQS, which nobody gets until their visibility
+        timeout is over: that is why its answer is waited for so long.
+        """
         params: dict[str, Any] = {"MaxNumberOfMessages": max_messages, "WaitTimeSeconds": wait}
         if options.visibility_timeout is not None:
             params["VisibilityTimeout"] = options.visibility_timeout
@@ -83,7 +93,15 @@ class BotoSQS:
             params["MessageSystemAttributeNames"] = list(options.system_attributes)
         if options.message_attributes:
             params["MessageAttributeNames"] = list(options.message_attributes)
-        return self._call("ReceiveMessage", _messages, QueueUrl=queue_url, **params)
+        purpose = Purpose.GLANCE if wait <= SHORT_WAIT else Purpose.RECEIVE
+        return self._call("ReceiveMessage", _messages, purpose, QueueUrl=queue_url, **params)
+
+    def doubt_connections(self) -> None:
+        """See `SQS.doubt_connections`: connections that idle in the pools may be dead, too."""
+        for purpose in Purpose:
+            client = self._clients.get((os.getpid(), purpose))
+            if client is not None:
+                client.close()  # its pool; it stays usable, and so does a connection in use
 
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
         """See `SQS.delete`. "Succeeded" does not prove that the handle still held the message."""
@@ -106,14 +124,14 @@ class BotoSQS:
             "MessageGroupId": message.group_id,
             "MessageDeduplicationId": message.deduplication_id,
         }
-        params = {name: value for name, value in optional.items() if value is not None}
+        params: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
         return self._call(
             "SendMessage", _field("MessageId"), QueueUrl=queue_url, MessageBody=message.body, **params
         )
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
         """See `SQS.queue_url`."""
-        params = {"QueueOwnerAWSAccountId": owner} if owner else {}
+        params: dict[str, Any] = {"QueueOwnerAWSAccountId": owner} if owner else {}
         return self._call("GetQueueUrl", _field("QueueUrl"), QueueName=name, **params)
 
     def create_queue(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
@@ -144,10 +162,13 @@ class BotoSQS:
 
     def close(self) -> None:
         """Close this process's connections, in any thread; the next call opens new ones. Idempotent."""
+        for client in self._forget_clients():
+            client.close()
+
+    def _forget_clients(self) -> list[SQSClient]:
         with SESSIONS:
             mine = [self._clients.pop((os.getpid(), purpose), None) for purpose in Purpose]
-        for client in filter(None, mine):
-            client.close()
+        return [client for client in mine if client is not None]
 
     def _batch(self, action: str, queue_url: str, entries: list[dict[str, Any]]) -> BatchResult:
         def failures(response: Mapping[str, Any]) -> BatchResult:
@@ -156,19 +177,45 @@ class BotoSQS:
 
         return self._call(action, failures, QueueUrl=queue_url, Entries=entries)
 
-    def _call(self, action: str, read: Callable[[Mapping[str, Any]], T], **params: Any) -> T:
+    def _call(
+        self,
+        action: str,
+        read: Callable[[Mapping[str, Any]], T],
+        purpose: Purpose | None = None,
+        **params: Any,
+    ) -> T:
         """Make one call and read its answer; whatever goes wrong in either comes out as an `SQSError`."""
-        method, purpose = _ACTIONS[action]
+        method, usual = _ACTIONS[action]
         started = self._clock.monotonic()
         outcome = "ok"
+        client: SQSClient | None = None
         try:
-            return read(getattr(self._client(purpose, action), method)(**params))
+            client = self._client(purpose or usual, action)
+            result = read(getattr(client, method)(**params))
+            self._answered = True
         except Exception as exc:  # noqa: BLE001 - the port's promise: an SQSError and nothing else
-            error = translate(exc, action)
+            error = self._explained(translate(exc, action), client)
             outcome = error.code
-            raise error from error.__cause__
+            raise error from error.__cause__ or exc
         finally:
             self._tell(action, self._clock.monotonic() - started, outcome)
+        return result
+
+    def _explained(self, error: SQSError, client: SQSClient | None) -> SQSError:
+        """React to an error as far as it is about the client, which may be the reason."""
+        if isinstance(error, CredentialsRefused):
+            self._look_for_credentials_anew(client)
+        elif error.code in _NO_ANSWER and client is not None:
+            client.close()  # what idles in its pool may be as dead
+        elif error.code in _NO_SUCH_HOST and client is not None and not self._answered:
+            return unknown_region(client) or error
+        return error
+
+    def _look_for_credentials_anew(self, refused: SQSClient | None) -> None:
+        """Forget the clients, which do not read rotated credentials by themselves; others make new ones."""
+        # Once for all threads that failed with the same client.
+        if self._settings.renewable and refused in self._clients.values():
+            self._forget_clients()
 
     def _client(self, purpose: Purpose, action: str) -> SQSClient:
         key = os.getpid(), purpose
@@ -196,6 +243,28 @@ class BotoSQS:
             self._on_request(action, seconds, outcome)
         except Exception:
             logger.exception("A listener to SQS requests failed.", extra={"action": action})
+
+
+def unknown_region(client: SQSClient) -> RequestRefused | None:
+    """Say so, if botocore does not know the client's region and made its endpoint up from the name.
+
+    A region may be newer than botocore, so this is worth saying only where nothing ever answered.
+    """
+    import botocore.session  # noqa: PLC0415 - see clients.new_client
+
+    region = client.meta.region_name
+    with SESSIONS:
+        session = botocore.session.get_session()
+        partitions = session.get_available_partitions()
+        known = {name for each in partitions for name in session.get_available_regions("sqs", each)}
+    if region in known or f".{region}." not in client.meta.endpoint_url:
+        return None
+    nearest = difflib.get_close_matches(region, sorted(known), n=1, cutoff=0.0)[0]
+    return RequestRefused(
+        f"{client.meta.endpoint_url} cannot be reached and botocore knows no region {region!r}. "
+        f"The nearest is {nearest!r}.",
+        code="UnknownRegionError",
+    )
 
 
 def _messages(response: Mapping[str, Any]) -> list[ReceivedMessage]:

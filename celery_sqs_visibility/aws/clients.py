@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.forks import SESSIONS
+from celery_sqs_visibility.aws.quiet import quiet_botocore
 from celery_sqs_visibility.aws.roles import assuming_session
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
@@ -27,11 +28,15 @@ DEFAULT_REGION: Final = "us-east-1"
 #: Connections a client keeps open; botocore's 10 are fewer than receivers and settlers may need at once.
 POOL_CONNECTIONS: Final = 64
 
-#: Seconds to establish a connection, whatever it is for.
-CONNECT_SECONDS: Final = 5
+#: Seconds to establish a connection, whatever it is for: time to repeat the first packet once.
+CONNECT_SECONDS: Final = 3
 
-#: Seconds a long poll's answer may be late before the connection counts as dead.
+#: Seconds a poll's answer may be late before the connection counts as dead.
 POLL_MARGIN: Final = 10
+SHORT_POLL_MARGIN: Final = 5
+
+#: Up to that many seconds a poll's wait counts as short.
+SHORT_WAIT: Final = 1
 
 
 class Purpose(Enum):
@@ -39,18 +44,25 @@ class Purpose(Enum):
 
     #: Long polls. One attempt: the receiver's loop retries, and knows the error.
     RECEIVE = "receive"
+    #: Short polls: as long ones, but one that gets no answer is soon over.
+    GLANCE = "glance"
     #: Deletes, visibility changes, look-ups. One attempt: the settler retries by entry, against the deadline.
     SETTLE = "settle"
     #: Sending and creating. botocore's standard retries: the caller is waiting for yes or no.
     PUBLISH = "publish"
 
 
-#: Seconds to wait for an answer.
+#: Seconds to wait for an answer. What settles and extends must leave time for more tries before a deadline
+#: passes; and a publisher makes six attempts at the most, botocore's three for each of kombu's two.
 READ_SECONDS: Final = {
     Purpose.RECEIVE: WAIT_TIME_SECONDS + POLL_MARGIN,
-    Purpose.SETTLE: 10,
-    Purpose.PUBLISH: 30,
+    Purpose.GLANCE: SHORT_WAIT + SHORT_POLL_MARGIN,
+    Purpose.SETTLE: 4,
+    Purpose.PUBLISH: 5,
 }
+
+#: Those that poll.
+POLLING: Final = (Purpose.RECEIVE, Purpose.GLANCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,11 @@ class ClientSettings:
     # Not in repr: `proxies` may hold a password.
     config: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
 
+    @property
+    def renewable(self) -> bool:
+        """Whether a new client could have other credentials: not if they are written here."""
+        return self.access_key_id is None or self.role_arn is not None
+
 
 def frozen_config(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Make `client-config` hashable: the form `ClientSettings.config` takes. Nested dicts are welcome."""
@@ -111,6 +128,7 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
     """
     import boto3.session  # noqa: PLC0415 - boto3 takes 0.1 s to import; most producers never get here
 
+    quiet_botocore()
     with SESSIONS:
         session = boto3.session.Session(
             aws_access_key_id=settings.access_key_id,
@@ -141,7 +159,7 @@ def _config(settings: ClientSettings, purpose: Purpose) -> Config:
     else:
         # Held: a hidden second attempt would outlast the deadline the caller retries against.
         options["retries"] = {"total_max_attempts": 1}
-    if purpose is Purpose.RECEIVE:
+    if purpose in POLLING:
         # Held: a poll cut off by the client still takes messages, and nobody gets them. `None` would
         # mean for ever, and a connection that died silently would stop the polling.
         options["read_timeout"] = max(options["read_timeout"] or 0, READ_SECONDS[purpose])

@@ -40,7 +40,11 @@ class OverLimit(SQSError):
 
 
 class CredentialsRefused(SQSError):
-    """No credentials, expired ones, or a clock too far off: refresh, then try again."""
+    """No credentials, or expired or wrong ones: look for them anew, then try again."""
+
+
+class ClockIsWrong(CredentialsRefused):
+    """This machine's clock is too far from SQS's for its signatures: try again, and say so."""
 
 
 class AccessDenied(SQSError):

@@ -98,6 +98,9 @@ class MemorySQS:
             self._changed.notify_all()
         return received
 
+    def doubt_connections(self) -> None:
+        """There are none."""
+
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
         """See `SQS.delete`."""
         with self._changed:

@@ -80,6 +80,10 @@ class SQS(Protocol):
         """ReceiveMessage: up to `max_messages` (1 to 10) messages, waiting up to `wait` seconds (0 to 20)."""
         ...
 
+    def doubt_connections(self) -> None:
+        """Answers fail to come: open new connections from now on. Makes no request; calls in flight go on."""
+        ...
+
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
         """DeleteMessageBatch: 1 to 10 receipt handles."""
         ...

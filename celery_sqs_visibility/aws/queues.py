@@ -126,6 +126,28 @@ class Queues:
                 raise
         return self._keep(self._created(name))
 
+    def ensure(self, name: str) -> Queue:
+        """As `find_or_create`, and ask whether a predefined queue is there, if we may ask that.
+
+        Raises:
+            AccessDenied: there is none, and we may not create it.
+            QueueDoesNotExist: it is not among the predefined ones, or SQS has no queue of that URL.
+            SQSError: SQS could not be asked.
+        """
+        queue = self.find_or_create(name)
+        if self._predefined:
+            try:
+                queue.sqs.queue_attributes(queue.url, ["RedrivePolicy"])
+            except AccessDenied:
+                pass  # a comfort, not a requirement: the first receive will tell
+            except QueueDoesNotExist as error:
+                raise QueueDoesNotExist(
+                    f"SQS has no queue {queue.url}, which predefined_queues gives for {name!r}: {error}",
+                    code=error.code,
+                    action=error.action,
+                ) from error
+        return queue
+
     def forget(self, name: str) -> None:
         """Ask again when that name is needed next: the queue was deleted."""
         with self._lock:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility.aws.errors import (
     AccessDenied,
+    ClockIsWrong,
     CredentialsRefused,
     HandleIsInvalid,
     OverLimit,
@@ -34,9 +35,10 @@ _CODES: Final[dict[type[SQSError], str]] = {
     "ProvisionedThroughputExceeded TransactionInProgress SlowDown KmsThrottled KmsThrottling "
     "QueueDeletedRecently PurgeQueueInProgress",
     OverLimit: "OverLimit",
-    CredentialsRefused: "ExpiredToken RequestExpired InvalidClientTokenId UnrecognizedClient AuthFailure "
+    ClockIsWrong: "RequestExpired RequestTimeTooSkewed",
+    CredentialsRefused: "ExpiredToken InvalidClientTokenId UnrecognizedClient AuthFailure "
     "SignatureDoesNotMatch InvalidSignature IncompleteSignature MissingAuthenticationToken "
-    "InvalidAccessKeyId InvalidToken InvalidIdentityToken IDPRejectedClaim RequestTimeTooSkewed",
+    "InvalidAccessKeyId InvalidToken InvalidIdentityToken IDPRejectedClaim",
     # A key that is disabled or missing needs an administrator, like a permission, and not another request.
     AccessDenied: "AccessDenied UnauthorizedOperation NotAuthorized Unauthorized OptInRequired "
     "KmsAccessDenied KmsDisabled KmsInvalidKeyUsage KmsInvalidState KmsNotFound KmsOptInRequired",
@@ -67,6 +69,9 @@ _HANDLE_IS_GONE: Final = re.compile(
     r"message does not exist|not available for visibility|receipt ?handle\b.*\b(invalid|not valid|expired)",
     re.IGNORECASE | re.DOTALL,
 )
+
+# How SQS says in its JSON protocol that a clock is off; the code is that of a wrong key.
+_CLOCK_IS_WRONG: Final = re.compile(r"signature (expired|not yet current)", re.IGNORECASE)
 
 _SERVER_ERROR: Final = 500
 _CLASS_BY_STATUS: Final[dict[int, type[SQSError]]] = {
@@ -119,7 +124,10 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
         cls = Unavailable if status >= _SERVER_ERROR else _CLASS_BY_STATUS.get(status, RequestRefused)
     code = _short(raw) or str(status)
     what = action if operation == action else f"{action} needs {operation}, which"
-    return cls(f"{what} was answered {code}: {message}", code=code, action=action)
+    told = f"{what} was answered {code}: {message}"
+    if cls is AccessDenied and operation == action and not code.startswith("Kms"):
+        told += f" (the permission is sqs:{action.removesuffix('Batch')})"
+    return cls(told, code=code, action=action)
 
 
 def _short(code: str) -> str:
@@ -132,4 +140,5 @@ def _class_of(code: str, message: str) -> type[SQSError] | None:
     name = code.removesuffix("Exception")
     if name == "InvalidParameterValue" and _HANDLE_IS_GONE.search(message):
         return HandleIsInvalid
-    return _CLASS_BY_CODE.get(name)
+    cls = _CLASS_BY_CODE.get(name)
+    return ClockIsWrong if cls is CredentialsRefused and _CLOCK_IS_WRONG.search(message) else cls

@@ -1,17 +1,24 @@
-"""Polls one queue: one thread while it is quiet, more while its batches come back full."""
+"""Polls one queue: one thread while it is quiet, more while its batches come back full.
+
+A poll may hang: its connection died silently, or the network swallows everything for a while. To cut it
+off early would be wrong, since at SQS it may take messages. So the thread that hangs is relieved: another
+polls in its place until that one hangs, too, and so on, until there is an answer.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from celery_sqs_visibility.aws.errors import OverLimit, SQSError, Throttled, Unavailable
+from celery_sqs_visibility.aws.errors import SQSError, Unavailable
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.room import CROWDED_WAIT, Reservation, Room
+from celery_sqs_visibility.delivery.trouble import Trouble
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.pauses import pause
+from celery_sqs_visibility.policy.pauses import patience, pause
 from celery_sqs_visibility.policy.polling import PollSchedule
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
@@ -23,11 +30,30 @@ MAX_PARALLEL = 6
 #: A thread that waits for room looks at the world again after that many seconds, whatever happened.
 PATIENCE = 5.0
 
-#: Errors that pass by themselves; for the others somebody has to repair something.
-HEALING = (Unavailable, Throttled, OverLimit)
+#: Where the lookout wakes up that many seconds late, this process had no time for answers either.
+OVERSLEPT = 0.5
 
 #: Takes what a poll brought: the messages, the monotonic instants before and after the call.
 Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
+
+
+@dataclass(slots=True, eq=False)
+class Poll:
+    """A request under way.
+
+    Attributes:
+        thread: whose.
+        reservation: the room for its messages.
+        overdue: the monotonic instant after which its thread is relieved.
+        given_up: whether that came to pass; its reservation is given back then.
+        answered: whether the call has returned, in whatever way.
+    """
+
+    thread: threading.Thread
+    reservation: Reservation
+    overdue: float
+    given_up: bool = False
+    answered: bool = False
 
 
 class Receiver:
@@ -63,12 +89,16 @@ class Receiver:
         self._clock = clock
         self._arrived = arrived
         self._stopped = stopped
-        self._changed = threading.Condition()  # guards everything below, and the schedule
+        self._trouble = Trouble(logger, "cannot receive from SQS", "receives from SQS", queue.name, clock)
+        lock = threading.RLock()  # guards everything below, and the schedule
+        self._changed = threading.Condition(lock)
+        self._lookout = threading.Condition(lock)  # a poll began that is overdue before the lookout wakes
+        self._lookout_wakes: float | None = None
         self._threads: set[threading.Thread] = set()
+        self._poller: threading.Thread | None = None  # the others help, or hang
+        self._in_flight: list[Poll] = []
         self._joined = False
-        self._in_flight = 0
         self._failures = 0
-        self._trouble: type[SQSError] | None = None
         self.stopping = False
 
     def start(self) -> None:
@@ -78,7 +108,10 @@ class Receiver:
                 return
             self._joined = True
             self._room.join()
-            self._spawn(self._poll_on)
+            self._poller = self._spawn(self._poll_on)
+            threading.Thread(
+                target=self._look_out, name=f"sqs-lookout-{self.queue.name}", daemon=True
+            ).start()
 
     def stop(self) -> None:
         """Poll no more. Does not wait for polls in flight; what they bring still arrives.
@@ -91,6 +124,7 @@ class Receiver:
                 return
             self.stopping = True
             self._changed.notify_all()
+            self._lookout.notify_all()
             joined = self._joined
         if joined:
             self._room.leave()
@@ -113,37 +147,101 @@ class Receiver:
     def poll(self, reservation: Reservation, *, wait: int) -> int:
         """One request and what follows from it; how many messages it brought. A polling thread."""
         messages: list[ReceivedMessage] = []
-        with self._changed:
-            if self.stopping:  # now, or who waits for the polls in flight would miss this one
-                self._room.received(reservation, 0)
-                return 0
-            self._in_flight += 1
         started = self._clock.monotonic()
+        poll = Poll(threading.current_thread(), reservation, started + wait + patience())
+        if not self._begin(poll):
+            self._room.received(reservation, 0)
+            return 0
         try:
             messages = self.queue.sqs.receive(self.queue.url, reservation.messages, wait, self._options)
         except SQSError as error:
-            self._failed(error)
+            if not poll.given_up:  # else it was told, and may be over
+                self._failed(error)
         else:
-            self._recovered([message["MessageId"] for message in messages])
+            self._recovered([message["MessageId"] for message in messages], wait)
         finally:
-            self._room.received(reservation, len(messages))
+            self._take_room(poll, len(messages))
             try:
                 if messages:
                     self._arrived(self.queue, messages, started, self._clock.monotonic())
             finally:
                 with self._changed:
-                    self._in_flight -= 1
+                    self._in_flight.remove(poll)
                     self._changed.notify_all()
         return len(messages)
 
+    def _begin(self, poll: Poll) -> bool:
+        """Whether the poll may be made."""
+        with self._changed:
+            if self.stopping:  # now, or who waits for the polls in flight would miss this one
+                return False
+            self._in_flight.append(poll)
+            if self._lookout_wakes is None or poll.overdue < self._lookout_wakes:
+                self._lookout.notify_all()
+            return True
+
+    def _take_room(self, poll: Poll, messages: int) -> None:
+        with self._changed:
+            poll.answered = True
+        if poll.given_up:
+            self._room.unexpected(messages)
+        else:
+            self._room.received(poll.reservation, messages)
+
     def _poll_on(self) -> None:
-        while not self.stopping:
+        while self._is_poller():
             try:
                 self._turn()
             except Exception:
                 logger.exception("receiving stumbled and goes on", extra={"queue": self.queue.name})
-                self._rest(pause(1, heals=True))
-        self._stopped(self.queue)
+                self._rest(pause(1))
+        if self._poller is threading.current_thread():
+            self._stopped(self.queue)
+
+    def _is_poller(self) -> bool:
+        with self._changed:
+            return not self.stopping and self._poller is threading.current_thread()
+
+    def _look_out(self) -> None:
+        """Relieve threads that hang. The lookout's thread."""
+        while not self.stopping:
+            try:
+                if overdue := self._await_overdue():
+                    self._give_up(overdue)
+            except Exception:
+                logger.exception("looking out stumbled and goes on", extra={"queue": self.queue.name})
+                self._rest(pause(1))
+
+    def _await_overdue(self) -> list[Poll]:
+        """Sleep until polls are overdue, or something has changed."""
+        with self._changed:
+            now = self._clock.monotonic()
+            waiting = [poll for poll in self._in_flight if not (poll.given_up or poll.answered)]
+            overdue = [poll for poll in waiting if poll.overdue <= now]
+            for poll in overdue:
+                poll.given_up = True
+            if not overdue and not self.stopping:
+                self._sleep_until(min((poll.overdue for poll in waiting), default=None), now)
+            return overdue
+
+    def _sleep_until(self, overdue: float | None, now: float) -> None:
+        self._lookout_wakes = overdue
+        self._lookout.wait(None if overdue is None else overdue - now)
+        self._lookout_wakes = 0.0  # awake
+        now = self._clock.monotonic()
+        if overdue is not None and now > overdue + OVERSLEPT:
+            for poll in self._in_flight:
+                poll.overdue = max(poll.overdue, now + patience())
+
+    def _give_up(self, overdue: list[Poll]) -> None:
+        """Give back the room that these polls keep, and have another thread poll in the place of one."""
+        for poll in overdue:
+            self._room.received(poll.reservation, 0)
+        self._failed(Unavailable("ReceiveMessage gets no answer", action="ReceiveMessage"))
+        self.queue.sqs.doubt_connections()
+        with self._changed:
+            if not self.stopping and any(poll.thread is self._poller for poll in overdue):
+                self._poller = self._spawn(self._poll_on)
 
     def _turn(self) -> None:
         if self._sleep():
@@ -151,12 +249,17 @@ class Receiver:
         reservation = self._room.reserve(self.queue.name, PATIENCE, lambda: self.stopping)
         if reservation is None:
             return
-        wait = min(self._wait, CROWDED_WAIT) if reservation.crowded else self._wait
-        brought = self.poll(reservation, wait=wait)
+        brought = self.poll(reservation, wait=self._wait_of(reservation))
         if self._failures:
-            self._rest(pause(self._failures, heals=issubclass(self._trouble or SQSError, HEALING)))
+            self._rest(pause(self._failures))
         elif brought == BATCH_ENTRIES:
             self._call_for_help()
+
+    def _wait_of(self, reservation: Reservation) -> int:
+        """Seconds that a poll should wait: after a failure none, to know soon whether there is an answer."""
+        if self._failures:
+            return 0
+        return min(self._wait, CROWDED_WAIT) if reservation.crowded else self._wait
 
     def _call_for_help(self) -> None:
         with self._changed:
@@ -173,7 +276,7 @@ class Receiver:
                 return
             brought = self.poll(reservation, wait=0)
 
-    def _spawn(self, target: Callable[[], None]) -> None:
+    def _spawn(self, target: Callable[[], None]) -> threading.Thread:
         def run() -> None:
             try:
                 target()
@@ -184,6 +287,7 @@ class Receiver:
         thread = threading.Thread(target=run, name=f"sqs-receive-{self.queue.name}", daemon=True)
         self._threads.add(thread)
         thread.start()
+        return thread
 
     def _sleep(self) -> bool:
         """Sleep as the schedule says, until it or a stop says otherwise; whether there was reason to."""
@@ -203,19 +307,12 @@ class Receiver:
     def _failed(self, error: SQSError) -> None:
         with self._changed:
             self._failures += 1
-            changed = self._trouble is not type(error)
-            self._trouble = type(error)
-        if changed:
-            logger.error(
-                "cannot receive from SQS and will try again: %s", error, extra={"queue": self.queue.name}
-            )
+        self._trouble.failed(error)
 
-    def _recovered(self, message_ids: Sequence[str]) -> None:
+    def _recovered(self, message_ids: Sequence[str], wait: int) -> None:
         with self._changed:
-            failures, self._failures = self._failures, 0
-            self._trouble = None
-            self._schedule.polled(self._clock.monotonic(), message_ids)
-        if failures:
-            logger.warning(
-                "receives from SQS again, after %d failures", failures, extra={"queue": self.queue.name}
-            )
+            glanced = self._failures > 0 and wait < self._wait
+            self._failures = 0
+            if message_ids or not glanced:  # else a poll that looks everywhere, and waits, comes next
+                self._schedule.polled(self._clock.monotonic(), message_ids)
+        self._trouble.worked()

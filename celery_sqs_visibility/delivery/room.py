@@ -117,6 +117,11 @@ class Room:
             if messages < reservation.messages:
                 self._changed.notify_all()
 
+    def unexpected(self, messages: int) -> None:
+        """That many came after all, when the reservation for them had been given back."""
+        with self._changed:
+            self._held += messages
+
     def gave_back(self, *, ran: bool) -> None:
         """One of the held was settled; `ran` if it was a task's run that ended."""
         with self._changed:

@@ -10,16 +10,19 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from celery_sqs_visibility.aws.errors import (
-    AccessDenied,
-    HandleIsInvalid,
-    RequestRefused,
-    SQSError,
-    Unavailable,
-)
+from celery_sqs_visibility.aws.errors import HandleIsInvalid, RequestRefused, SQSError, Unavailable
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Park, Settlement
+from celery_sqs_visibility.delivery.model import (
+    DeadLetter,
+    Delete,
+    Delivery,
+    Hide,
+    Park,
+    Release,
+    Settlement,
+)
+from celery_sqs_visibility.delivery.trouble import Trouble
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.pauses import pause
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
@@ -27,6 +30,13 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
 logger = logging.getLogger(__name__)
 
 THREADS = 3
+
+#: What the log says of each kind of request when it fails, and when it works again.
+SENTENCES: Mapping[type[Settlement], tuple[str, str]] = {
+    Delete: ("cannot delete messages", "deletes messages"),
+    DeadLetter: ("cannot send dead letters", "sends dead letters"),
+    Hide: ("cannot hide or release messages", "hides and releases messages"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,9 @@ class Lane:
         """How many jobs one request carries."""
         return 1 if self.kind is DeadLetter else BATCH_ENTRIES
 
+
+#: Errors after which nothing is tried again.
+FINAL = (HandleIsInvalid, RequestRefused)
 
 #: Told from a settler's thread that a job is over: with the error if it could not be done, and the
 #: instant from which the delay of a visibility change counts.
@@ -97,6 +110,7 @@ class Settler:
         self._started = False
         self._stopping = False
         self._threads: set[int] = set()  # the numbers of those that run
+        self._troubles: dict[Lane, Trouble] = {}
 
     def start(self) -> None:
         """Have threads from now on; harmless if there are."""
@@ -195,14 +209,27 @@ class Settler:
         except Exception as bug:
             logger.exception("settling stumbled and tries again", extra={"queue": lane.queue.name})
             failed = dict.fromkeys(range(len(batch)), Unavailable(repr(bug)))
+        failed = {i: error for i, error in failed.items() if not _was_done_before(batch[i], error)}
+        self._tell_trouble(lane, list(failed.values()), worked=len(failed) < len(batch))
         self._conclude(batch, failed)
+
+    def _tell_trouble(self, lane: Lane, errors: list[SQSError], *, worked: bool) -> None:
+        """Of what is tried again; of what SQS refuses for good, each message's own event tells."""
+        with self._work:
+            if lane not in self._troubles:
+                self._troubles[lane] = Trouble(logger, *SENTENCES[lane.kind], lane.queue.name, self._clock)
+            trouble = self._troubles[lane]
+        errors = [error for error in errors if not isinstance(error, FINAL)]
+        if errors:
+            trouble.failed(errors[0])
+        elif worked:
+            trouble.worked()
 
     def _conclude(self, batch: list[Job], failed: Mapping[int, SQSError]) -> None:
         now = self._clock.monotonic()
         # One pause for all, so that they meet again in one batch.
         failures = 1 + max((batch[position].failures for position in failed), default=0)
-        denied = any(isinstance(error, AccessDenied) for error in failed.values())
-        not_before = now + pause(failures, heals=not denied)
+        not_before = now + pause(failures)
         over = len(batch)
         try:
             for position, job in enumerate(batch):
@@ -226,7 +253,7 @@ class Settler:
 
     def _again(self, job: Job, error: SQSError, not_before: float) -> bool:
         """Whether the job is tried again."""
-        if isinstance(error, (HandleIsInvalid, RequestRefused)):
+        if isinstance(error, FINAL):
             return False
         if not_before >= job.delivery.deadline:
             return False
@@ -243,6 +270,15 @@ class Settler:
                 self._done.notify_all()
                 if self._stopping:
                     self._work.notify_all()
+
+
+def _was_done_before(job: Job, error: SQSError) -> bool:
+    """Whether SQS did it at the first try, the answer to which was lost: then the handle is good no more."""
+    return (
+        isinstance(error, HandleIsInvalid)
+        and job.failures > 0
+        and isinstance(job.settlement, (Delete, Release))
+    )
 
 
 def _kind(settlement: Settlement) -> type[Settlement]:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import random
 
-#: First pause after an error that heals by itself, and the longest: recovery is noticed within that time.
+#: First pause after an error, and the longest, whatever the error: its end is noticed within that time, be
+#: it that the network heals or that somebody restores a permission, a queue or credentials.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
 
-#: A missing permission or queue is waited for slowly.
-LONGEST_PAUSE_UNTIL_REPAIRED = 5.0
+#: An answer that is that many seconds late, at the least and at the most, may never come.
+FIRST_DOUBT = 1.5
+LAST_DOUBT = 2.5
 
 
-def pause(failures: int, *, heals: bool) -> float:
-    """Seconds to wait after that many failures in a row (1 or more), with full jitter above a floor.
-
-    Args:
-        failures: how many in a row.
-        heals: whether the error passes by itself (network, throttling) or somebody has to repair it.
-    """
-    longest = LONGEST_PAUSE if heals else LONGEST_PAUSE_UNTIL_REPAIRED
-    ceiling = min(longest, FIRST_PAUSE * 2.0 ** min(failures, 16))
+def pause(failures: int) -> float:
+    """Seconds to wait after that many failures in a row (1 or more), with full jitter above a floor."""
+    ceiling = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 16))
     return random.uniform(FIRST_PAUSE, ceiling)  # noqa: S311
+
+
+def patience() -> float:
+    """Seconds by which an answer may be late before one asks again beside it, with jitter."""
+    return random.uniform(FIRST_DOUBT, LAST_DOUBT)  # noqa: S311

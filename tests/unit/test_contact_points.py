@@ -13,8 +13,10 @@ import celery.apps.worker
 import celery.concurrency.base
 import celery.concurrency.prefork
 import celery.concurrency.thread
+import celery.worker.consumer.connection
 import celery.worker.consumer.consumer
 import celery.worker.request
+import celery.worker.state
 import celery.worker.worker
 import kombu.serialization
 import kombu.transport
@@ -127,3 +129,9 @@ def test_celerys_default_retry_delay_is_what_the_docs_say():
 @pytest.mark.parametrize("name", ["_consumers", "_tag_to_queue", "_active_queues"])
 def test_the_virtual_channel_keeps_its_consumers_where_we_look(name):
     calls(kombu.transport.virtual.Channel.__init__, name)
+
+
+def test_a_consumer_connects_before_it_consumes_and_an_exit_code_ends_the_worker():
+    calls(celery.worker.consumer.connection.Connection.start, "c.connection = c.connect()")
+    calls(celery.worker.worker.WorkController.start, "except SystemExit as exc", "exitcode=exc.code")
+    calls(celery.worker.state.maybe_shutdown, "should_stop", "should_terminate")

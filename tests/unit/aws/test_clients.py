@@ -11,7 +11,7 @@ from botocore.validate import ParamValidationDecorator
 from moto.server import ThreadedMotoServer
 
 from celery_sqs_visibility.aws import access
-from celery_sqs_visibility.aws.boto import BotoSQS
+from celery_sqs_visibility.aws.boto import BotoSQS, unknown_region
 from celery_sqs_visibility.aws.clients import ClientSettings, Purpose, frozen_config, new_client
 from celery_sqs_visibility.aws.errors import CredentialsRefused, RequestRefused
 from celery_sqs_visibility.aws.roles import renewal_times
@@ -39,13 +39,14 @@ def config_of(purpose, **options):
     ("purpose", "read_timeout", "retries"),
     [
         (Purpose.RECEIVE, 30, {"total_max_attempts": 1}),
-        (Purpose.SETTLE, 10, {"total_max_attempts": 1}),
-        (Purpose.PUBLISH, 30, {"mode": "standard"}),
+        (Purpose.GLANCE, 6, {"total_max_attempts": 1}),
+        (Purpose.SETTLE, 4, {"total_max_attempts": 1}),
+        (Purpose.PUBLISH, 5, {"mode": "standard"}),
     ],
 )
 def test_each_purpose_has_its_timeouts_and_attempts(purpose, read_timeout, retries):
     config = config_of(purpose)
-    assert (config.connect_timeout, config.read_timeout) == (5, read_timeout)
+    assert (config.connect_timeout, config.read_timeout) == (3, read_timeout)
     assert config.retries.items() >= retries.items()
 
 
@@ -251,3 +252,60 @@ def test_importing_this_floor_does_not_import_boto3():
         f"import sys, json\n{imports}print(json.dumps([m in sys.modules for m in ('boto3', 'botocore')]))"
     )
     assert output_of(script) == [False, False]
+
+
+def access_key(sqs, purpose=Purpose.SETTLE):
+    client = sqs._client(purpose, "GetQueueUrl")
+    return client._request_signer._credentials.access_key
+
+
+def write_credentials(tmp_path, key):
+    text = f"[default]\naws_access_key_id = {key}\naws_secret_access_key = hush\n"
+    (tmp_path / "credentials").write_text(text)
+
+
+def refuse(sqs, client):
+    sqs._explained(CredentialsRefused("expired"), client)
+
+
+def test_credentials_that_were_rotated_in_their_file_are_read_when_the_old_ones_are_refused(tmp_path):
+    write_credentials(tmp_path, "AKIAOLD")
+    sqs = BotoSQS(ClientSettings())
+    assert access_key(sqs) == "AKIAOLD"
+    write_credentials(tmp_path, "AKIANEW")
+    assert access_key(sqs) == "AKIAOLD", "a client keeps what it was made with"
+    refuse(sqs, sqs._client(Purpose.SETTLE, "GetQueueUrl"))
+    assert access_key(sqs) == "AKIANEW"
+
+
+def test_clients_are_made_anew_once_for_all_threads_that_failed_with_the_old_one(tmp_path):
+    write_credentials(tmp_path, "AKIAOLD")
+    sqs = BotoSQS(ClientSettings())
+    old = sqs._client(Purpose.SETTLE, "GetQueueUrl")
+    refuse(sqs, old)
+    new = sqs._client(Purpose.SETTLE, "GetQueueUrl")
+    refuse(sqs, old)
+    assert new is not old
+    assert sqs._client(Purpose.SETTLE, "GetQueueUrl") is new
+
+
+def test_credentials_in_the_settings_stay_what_they_are():
+    sqs = BotoSQS(ClientSettings(**KEYS))
+    client = sqs._client(Purpose.SETTLE, "GetQueueUrl")
+    refuse(sqs, client)
+    assert sqs._client(Purpose.SETTLE, "GetQueueUrl") is client
+
+
+@pytest.mark.parametrize("region", ["nowhere-1", "us-eats-1"])
+def test_an_unknown_region_is_named_with_the_nearest(region):
+    error = unknown_region(new_client(ClientSettings(region, **KEYS), Purpose.SETTLE))
+    assert repr(region) in str(error)
+    assert "The nearest is" in str(error)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [ClientSettings("eu-west-1", **KEYS), ClientSettings("nowhere-1", "http://127.0.0.1:1", **KEYS)],
+)
+def test_a_region_that_is_known_or_does_not_make_the_endpoint_is_not_the_reason(settings):
+    assert unknown_region(new_client(settings, Purpose.SETTLE)) is None

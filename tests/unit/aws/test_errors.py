@@ -11,6 +11,7 @@ from botocore.parsers import ResponseParserError
 
 from celery_sqs_visibility.aws.errors import (
     AccessDenied,
+    ClockIsWrong,
     CredentialsRefused,
     HandleIsInvalid,
     OverLimit,
@@ -60,13 +61,13 @@ def answer(code, message="", status=400, operation="ReceiveMessage", **error):
         ("com.amazonaws.sqs#OverLimit", OverLimit),
         ("ExpiredToken", CredentialsRefused),
         ("ExpiredTokenException", CredentialsRefused),
-        ("RequestExpired", CredentialsRefused),
+        ("RequestExpired", ClockIsWrong),
         ("InvalidClientTokenId", CredentialsRefused),
         ("UnrecognizedClientException", CredentialsRefused),
         ("SignatureDoesNotMatch", CredentialsRefused),
         ("InvalidSignatureException", CredentialsRefused),
         ("MissingAuthenticationToken", CredentialsRefused),
-        ("RequestTimeTooSkewed", CredentialsRefused),
+        ("RequestTimeTooSkewed", ClockIsWrong),
         ("AccessDenied", AccessDenied),
         ("AccessDeniedException", AccessDenied),
         ("UnauthorizedOperation", AccessDenied),
@@ -86,6 +87,20 @@ def answer(code, message="", status=400, operation="ReceiveMessage", **error):
 )
 def test_a_code_has_its_class(code, expected):
     assert type(translate(answer(code), "ReceiveMessage")) is expected
+
+
+@pytest.mark.parametrize("code", ["SignatureDoesNotMatch", "InvalidSignatureException"])
+@pytest.mark.parametrize(
+    "said", ["Signature expired: 20260101T000000Z is now earlier than", "Signature not yet current"]
+)
+def test_a_signature_out_of_time_is_a_matter_of_the_clock(code, said):
+    assert type(translate(answer(code, said), "ReceiveMessage")) is ClockIsWrong
+
+
+@pytest.mark.parametrize("action", ["ChangeMessageVisibility", "ChangeMessageVisibilityBatch"])
+def test_a_missing_permission_is_named(action):
+    error = translate(answer("AccessDeniedException", "no", operation=action), action)
+    assert str(error).endswith("(the permission is sqs:ChangeMessageVisibility)")
 
 
 @pytest.mark.parametrize(

@@ -122,3 +122,20 @@ def test_secrets_stay_out_of_repr(sqs):
     definition = PredefinedQueue("https://sqs.example/1/a", "eu-west-1", "AKIA", "hush", "token")
     assert repr(definition) == "PredefinedQueue(url='https://sqs.example/1/a', region='eu-west-1')"
     assert repr(Queue("a", "u", sqs)) == "Queue(name='a', url='u')"
+
+
+def test_ensuring_asks_whether_a_predefined_queue_is_there(sqs):
+    queues = Queues(sqs, predefined={"a": PredefinedQueue("https://sqs.example/1/gone")})
+    with pytest.raises(QueueDoesNotExist, match=r"https://sqs\.example/1/gone.*'a'"):
+        queues.ensure("a")
+
+
+def test_ensuring_does_not_insist_on_the_permission_to_ask(sqs):
+    sqs.fail_next("GetQueueAttributes", AccessDenied("no"))
+    queues = Queues(sqs, predefined={"a": PredefinedQueue("https://sqs.example/1/a")})
+    assert queues.ensure("a").url == "https://sqs.example/1/a"
+
+
+def test_ensuring_creates_a_queue_that_is_missing_and_may_be_created(sqs):
+    assert Queues(sqs).ensure("a").url
+    assert actions(sqs) == ["GetQueueUrl", "CreateQueue"]

@@ -14,7 +14,8 @@ from celery_sqs_visibility.aws.errors import AccessDenied, Throttled, Unavailabl
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receiver import MAX_PARALLEL, Receiver
+from celery_sqs_visibility.delivery import receiver as receivers
+from celery_sqs_visibility.delivery.receiver import MAX_PARALLEL, OVERSLEPT, Poll, Receiver
 from celery_sqs_visibility.delivery.room import Room
 from celery_sqs_visibility.policy.polling import PollSchedule
 
@@ -125,9 +126,9 @@ def test_trouble_is_told_once_for_each_kind_and_so_is_its_end(world, caplog):
     world.poll()
     world.poll()
     assert [record.getMessage() for record in caplog.records] == [
-        "cannot receive from SQS and will try again: slow",
-        "cannot receive from SQS and will try again: network",
-        "receives from SQS again, after 3 failures",
+        "cannot receive from SQS and will try again: slow (queue=q)",
+        "cannot receive from SQS and will try again: network (queue=q)",
+        "receives from SQS again, after 3 failures (queue=q)",
     ]
 
 
@@ -284,3 +285,100 @@ def test_stop_before_start_leaves_the_others_their_share(world):
     for _ in range(2):
         world.room.join()
     assert world.room.reserve("q", 0).messages == 5
+
+
+class Hanging:
+    """SQS, of whose calls the first so many get no answer until the test lets them."""
+
+    def __init__(self, sqs, calls):
+        self.sqs = sqs
+        self.calls = calls
+        self.hang = queues.SimpleQueue()  # the waits asked for, as calls begin to hang
+        self.let_go = threading.Event()
+        self.doubts = 0
+
+    def receive(self, url, messages, wait, options):
+        if self.calls:
+            self.calls -= 1
+            self.hang.put(wait)
+            assert self.let_go.wait(10)
+        return self.sqs.receive(url, messages, 0, options)
+
+    def doubt_connections(self):
+        self.doubts += 1
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A clock that jumps does not look as if the process had been stopped."""
+    monkeypatch.setattr(receivers, "OVERSLEPT", LONG)
+
+
+def hang(world, calls):
+    hanging = Hanging(world.sqs, calls)
+    world.receiver.queue = Queue("q", world.queue.url, hanging)
+    return hanging
+
+
+def pass_time(world, seconds):
+    """Turn the clock, and have the lookout see it."""
+    world.clock.advance(seconds)
+    with world.receiver._changed:
+        world.receiver._lookout.notify_all()
+
+
+def test_a_thread_that_hangs_is_relieved_again_and_again_until_there_is_an_answer(running, impatient, caplog):
+    world = World(prefetch_count=1)  # all the room there is hangs with it
+    hanging = hang(world, 3)
+    running(world)
+    assert hanging.hang.get(timeout=5) == 20
+    for _ in range(2):
+        pass_time(world, 30)
+        assert hanging.hang.get(timeout=5) == 0, "who relieves another asks for an answer at once"
+    world.send("a")
+    pass_time(world, 30)
+    assert world.bodies() == ["a"]
+    assert hanging.doubts == 3
+    world.send("b")
+    hanging.let_go.set()  # a late answer still counts, room or not
+    assert world.bodies() == ["b"]
+    assert world.room.held == 2
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "cannot receive from SQS and will try again: ReceiveMessage gets no answer (queue=q)",
+        "receives from SQS again, after 3 failures (queue=q)",
+    ]
+
+
+def test_who_was_relieved_ends(running, impatient):
+    world = World()
+    hanging = hang(world, 1)
+    running(world)
+    hanging.hang.get(timeout=5)
+    (relieved,) = world.receiver._threads
+    world.send("a")
+    pass_time(world, 30)
+    assert world.bodies() == ["a"]
+    hanging.let_go.set()
+    relieved.join(5)
+    assert not relieved.is_alive()
+    assert len(world.receiver._threads) == 1
+
+
+def test_an_answer_in_time_relieves_nobody(running, world):
+    hanging = hang(world, 1)
+    running(world)
+    hanging.hang.get(timeout=5)
+    pass_time(world, 20)
+    assert len(world.receiver._threads) == 1
+    hanging.let_go.set()
+    assert hanging.doubts == 0
+
+
+def test_where_the_process_itself_was_stopped_answers_have_time_to_come(world):
+    now = world.clock.monotonic()
+    poll = Poll(threading.current_thread(), world.room.reserve("q", 0), overdue=now - OVERSLEPT - 1)
+    world.receiver._in_flight.append(poll)
+    with world.receiver._changed:
+        world.receiver._sleep_until(poll.overdue, now)
+    assert poll.overdue > now

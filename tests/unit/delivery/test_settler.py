@@ -458,3 +458,40 @@ def test_a_stopped_settler_finishes_what_it_was_given():
 
 def test_stop_before_start_is_legal(world):
     world.settler.stop()
+
+
+def test_trouble_is_told_once_for_each_kind_of_request_and_so_is_its_end(world, queue, caplog):
+    deliveries = world.receive(queue, 30)
+    for action in (DELETES, CHANGES):
+        for _ in range(3):
+            world.sqs.fail_next(action, Throttled("slow"))
+    world.submit(deliveries[:15], Delete())
+    world.submit(deliveries[15:], Hide(9))
+    world.work_off()
+    told = sorted(record.getMessage() for record in caplog.records)
+    assert [text.split(":")[0].split(",")[0] for text in told] == [
+        "cannot delete messages and will try again",
+        "cannot hide or release messages and will try again",
+        "deletes messages again",
+        "hides and releases messages again",
+    ]
+
+
+@pytest.mark.parametrize("settlement", [Delete(), Release()])
+def test_what_was_done_at_the_first_try_whose_answer_was_lost_is_done(world, queue, settlement):
+    (one,) = world.receive(queue)
+    action = DELETES if isinstance(settlement, Delete) else CHANGES
+    world.sqs.fail_next(action, Unavailable("lost"))
+    world.sqs.fail_next(action, HandleIsInvalid("gone"))
+    world.submit([one], settlement)
+    world.work_off()
+    assert world.settled == [(one, settlement, None)]
+
+
+def test_a_handle_that_is_good_no_more_at_the_first_try_is_lost(world, queue):
+    (one,) = world.receive(queue)
+    gone = HandleIsInvalid("gone")
+    world.sqs.fail_next(DELETES, gone)
+    world.submit([one], Delete())
+    world.work_off()
+    assert world.settled == [(one, Delete(), gone)]

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.pauses import (
+    FIRST_DOUBT,
     FIRST_PAUSE,
+    LAST_DOUBT,
     LONGEST_PAUSE,
-    LONGEST_PAUSE_UNTIL_REPAIRED,
+    patience,
     pause,
 )
 
-
-@given(st.integers(1, 10_000), st.booleans())
-def test_a_pause_is_never_nothing_and_never_too_long(failures, heals):
-    longest = LONGEST_PAUSE if heals else LONGEST_PAUSE_UNTIL_REPAIRED
-    assert FIRST_PAUSE <= pause(failures, heals=heals) <= longest
+RECOVERY = 3  # seconds after the end of a fault in which it is to be noticed
 
 
-@given(st.booleans())
-def test_the_first_pause_is_short(heals):
-    assert pause(1, heals=heals) <= 2 * FIRST_PAUSE
+@given(st.integers(1, 10_000))
+def test_a_pause_is_never_nothing_and_never_too_long(failures):
+    assert FIRST_PAUSE <= pause(failures) <= LONGEST_PAUSE < RECOVERY
 
 
-@pytest.mark.parametrize("heals", [True, False])
-def test_pauses_are_spread_so_that_workers_do_not_come_back_together(heals):
-    assert len({pause(10, heals=heals) for _ in range(20)}) > 1
+def test_the_first_pause_is_short():
+    assert pause(1) <= 2 * FIRST_PAUSE
 
 
-def test_what_has_to_be_repaired_is_waited_for_more_slowly():
-    assert max(pause(20, heals=False) for _ in range(200)) > LONGEST_PAUSE
+def test_pauses_grow():
+    assert max(pause(20) for _ in range(200)) > 10 * FIRST_PAUSE
+
+
+def test_pauses_are_spread_so_that_workers_do_not_come_back_together():
+    assert len({pause(10) for _ in range(20)}) > 1
+    assert len({patience() for _ in range(20)}) > 1
+
+
+def test_one_asks_again_beside_a_late_answer_in_time_to_notice_the_end_of_a_fault():
+    assert FIRST_DOUBT <= patience() <= LAST_DOUBT < RECOVERY

@@ -1,0 +1,114 @@
+"""A worker's start: it waits for SQS where that may help, and ends with one clear sentence where it cannot.
+
+Celery would begin anew at once for an error that passes, some hundred times a minute, each with a traceback
+(celery/worker/consumer/consumer.py: `Consumer.start`), and end with another for those that do not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from celery.exceptions import WorkerShutdown
+from celery.utils.log import get_logger
+from celery.worker.state import maybe_shutdown
+
+from celery_sqs_visibility.aws.errors import (
+    AccessDenied,
+    ClockIsWrong,
+    CredentialsRefused,
+    OverLimit,
+    QueueDoesNotExist,
+    SQSError,
+    Throttled,
+    Unavailable,
+)
+from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.delivery.trouble import Trouble
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.pauses import pause
+
+logger = get_logger(__name__)
+
+#: What passes without a change of settings or of rights.
+PASSING = (Unavailable, Throttled, OverLimit, ClockIsWrong)
+
+#: What to do about the others; the first that fits.
+REMEDIES: tuple[tuple[type[SQSError], str], ...] = (
+    (
+        CredentialsRefused,
+        "Give the worker valid AWS credentials: environment variables, a profile, a role, or the broker_url.",
+    ),
+    (AccessDenied, "Grant the permission to the credentials that the worker uses."),
+    (QueueDoesNotExist, "Create the queue, or correct its name or URL."),
+    (SQSError, "Correct the region, the endpoint or the option that it is about."),
+)
+
+#: While it waits, the worker looks that often, in seconds, whether it is told to stop.
+GLANCE = 0.2
+
+
+class QueuesFirst:
+    """Connects a consumer once its queues are there. Main thread.
+
+    Args:
+        consumer: the worker's `celery.worker.consumer.Consumer`.
+        connect: how it connects.
+    """
+
+    def __init__(self, consumer: Any, connect: Callable[[], Any]) -> None:
+        self._app = consumer.app
+        self._connect = connect
+        self._started = False
+
+    def __call__(self) -> Any:
+        """Stand in for `Consumer.connect`.
+
+        Raises:
+            WorkerShutdown: the worker was told to stop or, at its start, a queue cannot be had.
+        """
+        with self._app.connection_for_read() as connection:
+            queues: Queues = connection.transport.broker.queues
+            for name in self._app.amqp.queues.consume_from:
+                self._await(queues, name)
+        self._started = True
+        return self._connect()
+
+    def _await(self, queues: Queues, name: str) -> None:
+        trouble = Trouble(logger, "cannot find the queue", "finds the queue", name, SYSTEM_CLOCK)
+        failures = 0
+        while True:
+            try:
+                queues.ensure(name)
+            except SQSError as error:
+                if not self._may_pass(error):
+                    self._end(name, error)
+                trouble.failed(error)
+                failures += 1
+                self._rest(pause(failures))
+            else:
+                trouble.worked()
+                return
+
+    def _may_pass(self, error: SQSError) -> bool:
+        # What has worked may be repaired; a worker that has never worked is better noticed at once.
+        if self._started:
+            return True
+        return isinstance(error, PASSING) and self._app.conf.broker_connection_retry_on_startup is not False
+
+    @staticmethod
+    def _end(name: str, error: SQSError) -> NoReturn:
+        remedy = next(text for kind, text in REMEDIES if isinstance(error, kind))
+        logger.critical(
+            "cannot start, since queue %r cannot be used: %s. %s", name, str(error).rstrip("."), remedy
+        )
+        raise WorkerShutdown(1)
+
+    @staticmethod
+    def _rest(seconds: float) -> None:
+        until = SYSTEM_CLOCK.monotonic() + seconds
+        while (left := until - SYSTEM_CLOCK.monotonic()) > 0:
+            maybe_shutdown()
+            threading.Event().wait(min(left, GLANCE))
+        maybe_shutdown()
