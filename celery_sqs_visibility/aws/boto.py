@@ -42,7 +42,7 @@ _ACTIONS: Final = {
 
 #: Exceptions of a connection that gives no answer, or of a host that cannot be reached.
 _NO_ANSWER: Final = {"ReadTimeoutError", "ConnectTimeoutError"}
-_NO_SUCH_HOST: Final = {"EndpointConnectionError"}
+_NO_SUCH_HOST: Final = {"EndpointConnectionError", "ProxyConnectionError"}
 
 #: "There is a queue of that name with other attributes", in both protocols.
 _NAME_IS_TAKEN: Final = {"QueueAlreadyExists", "QueueNameExists"}

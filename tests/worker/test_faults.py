@@ -1,0 +1,406 @@
+"""Whatever SQS and the network do: no exit, no silence, nothing lost, back at work within three seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from support.app import behind, close_app, make_app
+from support.faults import (
+    black_hole,
+    error,
+    fail_entries,
+    json_answer,
+    latency,
+    lose_response,
+    reset_connection,
+)
+
+RECOVERY = 3 + 1  # seconds, and one for a busy machine
+BEGIN, END = "cannot receive from SQS and will try again", "receives from SQS again"
+RECEIVE, DELETE, CHANGE = "ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"
+
+
+@dataclass
+class Outcome:
+    """What became of the tasks that were sent while a fault lasted."""
+
+    lost: set
+    more_than_once: set
+    seconds_to_recover: float
+    attempts: int
+
+
+class Trial:
+    """A worker that has proved to work, and a producer whose sends no fault can reach."""
+
+    def __init__(self, site, emulator, **options):
+        self.site = site
+        self.app = make_app("producer", behind(emulator.url, site.config), set_as_current=False)
+        self.worker = site.start(**{"pool": "threads", **options})
+        self.keys = []
+        self.send("warm-up")
+        site.diary.wait_for("started", key="warm-up")
+        site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+
+    def send(self, key, task="quick", *args):
+        self.keys.append(key)
+        self.app.send_task(f"work.{task}", (key, *args))
+
+    def endure(self, fault, seconds):
+        """Send tasks while the fault lasts, and a fresh one when it is over; all of them are done."""
+        site = self.site
+        with fault:
+            began = time.monotonic()
+            for number in range(4):
+                self.send(f"during {number}")
+                time.sleep(seconds / 4)
+        ended = time.monotonic()
+        self.send("fresh")
+        (fresh, *_) = site.diary.wait_for("started", key="fresh")
+        for key in self.keys:
+            site.diary.wait_for("started", key=key, timeout=60)
+        site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
+        runs = Counter(entry["key"] for entry in site.diary.entries("started"))
+        return Outcome(
+            lost={key for key in self.keys if not runs[key]},
+            more_than_once={key for key in self.keys if runs[key] > 1},
+            seconds_to_recover=fresh["monotonic"] - ended,
+            attempts=sum(began <= call.started < ended for call in site.proxy.calls(RECEIVE)),
+        )
+
+    def lines(self, text):
+        return sum(text in line for line in self.worker.log.splitlines())
+
+
+@pytest.fixture
+def make_trial(make_site, emulator):
+    trials = []
+
+    def make(settings=None, *, worker=None, **options):
+        trial = Trial(make_site(settings, **options), emulator, **(worker or {}))
+        trials.append(trial)
+        return trial
+
+    yield make
+    for trial in trials:
+        close_app(trial.app)
+
+
+@contextlib.contextmanager
+def refused(site):
+    site.proxy.refuse()
+    yield
+    site.proxy.accept()
+
+
+@contextlib.contextmanager
+def injected(site, fault, *actions, **how):
+    with site.proxy.inject(fault, *actions, **how):
+        yield
+
+
+def everywhere(fault, **how):
+    return functools.partial(injected, fault=fault, **how)
+
+
+def in_receives(fault, **how):
+    def put(site):
+        return injected(site, fault, RECEIVE, **how)
+
+    return put
+
+
+@contextlib.contextmanager
+def deleted_queue(site):
+    url = site.url
+    site.sqs.delete_queue(QueueUrl=url)
+    yield
+    site.create_queue()
+
+
+SKEWED = error(
+    "InvalidSignatureException", 403, "Signature expired: 20260101T000000Z is now earlier than ..."
+)
+FAULTS = {
+    "throttled": (everywhere(error("RequestThrottled")), 4),
+    "throttled by KMS": (in_receives(error("KmsThrottled")), 3),
+    "429": (in_receives(error("TooManyRequests", 429)), 3),
+    "over limit": (in_receives(error("OverLimit", 403)), 3),
+    "500": (everywhere(error("InternalFailure", 500)), 4),
+    "503": (everywhere(error("ServiceUnavailable", 503)), 3),
+    "an error nobody knows": (in_receives(error("SomethingNew", 400)), 3),
+    "a malformed answer": (in_receives(lambda *_: json_answer(200, {"Messages": "none"})), 3),
+    "unsigned": (everywhere(error("MissingAuthenticationToken", 403)), 3),
+    "invalid credentials": (everywhere(error("InvalidClientTokenId", 403)), 6),
+    "expired credentials": (everywhere(error("ExpiredTokenException", 403)), 3),
+    "clock skew": (everywhere(SKEWED), 3),
+    "no permission": (everywhere(error("AccessDeniedException", 403)), 12),
+    "no permission for the key": (in_receives(error("KmsAccessDenied", 403)), 3),
+    "no such queue": (everywhere(error("QueueDoesNotExist")), 3),
+    "refused": (refused, 6),
+    "reset": (everywhere(reset_connection()), 4),
+    "answers lost": (everywhere(lose_response()), 4),
+    "black hole": (everywhere(black_hole()), 8),
+    "a minute's throttling": (everywhere(error("RequestThrottled")), 60),
+    "a long black hole": (everywhere(black_hole()), 40),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS, key=lambda name: -FAULTS[name][1]))
+def test_a_fault_is_ridden_out(make_trial, name):
+    put, seconds = FAULTS[name]
+    trial = make_trial(visibility_timeout=5, wait_time_seconds=1)
+    outcome = trial.endure(put(trial.site), seconds)
+    trial.worker.wait_for_log(END)
+    assert not outcome.lost
+    assert outcome.seconds_to_recover < RECOVERY
+    assert trial.worker.running
+    assert trial.lines(BEGIN) == 1
+    assert trial.lines(END) == 1
+    assert trial.lines("will try again") <= 2, "of receiving, and of deleting what was under way"
+    assert trial.lines("Traceback") == trial.lines("botocore") == trial.lines("urllib3") == 0
+    assert outcome.attempts <= 12 + 2 * seconds, "it backs off"
+    assert outcome.attempts or name == "refused"
+    if name != "answers lost" and seconds < 10:
+        assert len(outcome.more_than_once) <= 1, "but for what was under way, nothing runs twice"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent", "eventlet"])
+def test_a_black_hole_is_ridden_out_on_every_pool(make_trial, pool):
+    concurrency = 1 if pool == "solo" else 2
+    trial = make_trial(wait_time_seconds=1, worker={"pool": pool, "concurrency": concurrency})
+    outcome = trial.endure(everywhere(black_hole())(trial.site), 5)
+    trial.worker.wait_for_log(END)
+    assert not outcome.lost
+    assert outcome.seconds_to_recover < RECOVERY
+    assert trial.worker.running
+    assert trial.lines(BEGIN) == trial.lines(END) == 1
+
+
+def test_a_queue_that_was_deleted_is_polled_when_it_is_there_again(make_trial):
+    trial = make_trial(wait_time_seconds=1)
+    with deleted_queue(trial.site):
+        trial.worker.wait_for_log(BEGIN)
+        time.sleep(6)
+    ended = time.monotonic()
+    trial.send("fresh")
+    (fresh,) = trial.site.diary.wait_for("started", key="fresh")
+    lost, more_than_once, seconds_to_recover = set(), set(), fresh["monotonic"] - ended
+    assert not lost | more_than_once
+    assert seconds_to_recover < RECOVERY
+    assert trial.lines(BEGIN) == trial.lines(END) == 1
+
+
+def write_credentials(path, key):
+    path.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = hush\n")
+
+
+def expired(key):
+    """Requests that are signed with that key are refused."""
+    refuse = error("ExpiredTokenException", 403, "The security token included in the request is expired")
+
+    def fault(request, forward, removed):
+        signed_with = request.headers.get("authorization", "")
+        return refuse(request, forward, removed) if key in signed_with else forward(request)
+
+    return fault
+
+
+def test_credentials_rotated_in_their_file_are_taken_up(make_trial, tmp_path):
+    path = tmp_path / "credentials"
+    write_credentials(path, "AKIAOLD")
+    env = {"AWS_SHARED_CREDENTIALS_FILE": str(path), "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    trial = make_trial(wait_time_seconds=1, worker={"env": env})
+
+    @contextlib.contextmanager
+    def expire_and_rotate(site):
+        site.proxy.inject(expired("AKIAOLD"))
+        yield
+        write_credentials(path, "AKIANEW")
+
+    outcome = trial.endure(expire_and_rotate(trial.site), 5)
+    trial.worker.wait_for_log(END)
+    assert not outcome.lost
+    assert outcome.seconds_to_recover < RECOVERY
+    assert trial.lines(BEGIN) == trial.lines(END) == 1
+    assert trial.lines("Found credentials") <= 1, "botocore says it once, however often we look"
+
+
+def test_trouble_at_every_second_request_is_told_once(make_trial):
+    trial = make_trial(wait_time_seconds=1)
+    outcome = trial.endure(in_receives(error("RequestThrottled"), rate=0.5)(trial.site), 9)
+    assert not outcome.lost
+    assert not outcome.more_than_once
+    assert outcome.seconds_to_recover < RECOVERY
+    assert trial.lines(BEGIN) <= 2
+
+
+def test_a_poll_whose_connection_died_is_replaced_by_another(make_trial):
+    trial = make_trial(wait_time_seconds=2)
+    site = trial.site
+    injection = site.proxy.inject(black_hole(), RECEIVE, times=1)  # which stays, and the poll in it
+    site.proxy.wait_for(lambda _: injection.hits)
+    began = time.monotonic()
+    trial.send("a")
+    (start,) = site.diary.wait_for("started", key="a")
+    lost, more_than_once, seconds_to_recover = set(), set(), start["monotonic"] - began
+    assert not lost | more_than_once
+    assert seconds_to_recover < 2 + RECOVERY, "its wait, and when its answer was late"
+    assert trial.lines(BEGIN) == trial.lines(END) == 1
+
+
+def test_answers_that_are_late_are_still_taken(make_trial):
+    trial = make_trial(wait_time_seconds=1)
+    trial.site.proxy.inject(latency(4), RECEIVE, times=3)
+    trial.send("a")
+    trial.site.diary.wait_for("started", key="a")
+    trial.site.proxy.wait_for(lambda _: trial.site.counts() == (0, 0))
+    assert trial.site.diary.count("started", key="a") == 1
+    assert trial.worker.running
+
+
+SETTLING = {
+    "throttled": error("RequestThrottled"),
+    "500": error("InternalFailure", 500),
+    "denied": error("AccessDeniedException", 403),
+    "reset": reset_connection(),
+    "black hole": black_hole(),
+    "each entry fails": fail_entries("InternalError", sender_fault=False),
+}
+
+
+@pytest.mark.parametrize("fault", SETTLING.values(), ids=SETTLING)
+def test_deletes_that_fail_for_a_while_are_told_once_and_done_after(make_trial, fault):
+    trial = make_trial(visibility_timeout=30, wait_time_seconds=1)
+    site = trial.site
+    with site.proxy.inject(fault, DELETE):
+        for number in range(10):
+            trial.send(f"during {number}")
+            time.sleep(0.4)
+    ended = time.monotonic()
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    seconds_to_recover = time.monotonic() - ended
+    runs = Counter(entry["key"] for entry in site.diary.entries("started"))
+    lost = {key for key in trial.keys if not runs[key]}
+    more_than_once = {key for key in trial.keys if runs[key] > 1}
+    assert not lost | more_than_once
+    assert seconds_to_recover < RECOVERY
+    assert trial.lines("cannot delete messages and will try again") == 1
+    assert trial.lines("deletes messages again") == 1
+    assert trial.lines("message lost") == 0
+
+
+def test_some_entries_of_a_batch_fail_and_the_others_do_not_suffer(make_trial):
+    trial = make_trial(wait_time_seconds=1, worker={"concurrency": 10})
+    site = trial.site
+    with site.proxy.inject(fail_entries("InternalError", sender_fault=False, positions={0, 3}), DELETE):
+        for number in range(20):
+            trial.send(f"during {number}")
+        site.diary.wait_for("started", 21)
+        time.sleep(1)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    lost, more_than_once = set(), {key for key in trial.keys if site.diary.count("started", key=key) > 1}
+    assert not lost | more_than_once
+
+
+def test_a_black_hole_for_extensions_does_not_lose_a_lease_of_ten_seconds(make_trial):
+    trial = make_trial(visibility_timeout=10, wait_time_seconds=1)
+    site = trial.site
+    trial.send("long", "slow", 16)
+    site.diary.wait_for("started", key="long")
+    with site.proxy.inject(black_hole(), CHANGE) as injection:
+        site.proxy.wait_for(lambda _: injection.hits)
+        time.sleep(3)
+    site.diary.wait_for("done", key="long")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started", key="long") == 1
+    assert trial.lines("cannot extend messages") <= 1
+
+
+def test_without_permission_to_change_visibility_tasks_run_and_are_deleted(make_trial):
+    trial = make_trial(visibility_timeout=6, wait_time_seconds=1)
+    site = trial.site
+    denied = error("AccessDeniedException", 403, "User is not authorized to perform this action")
+    with site.proxy.inject(denied, CHANGE):
+        trial.send("long", "slow", 5)
+        trial.send("failing", "number")
+        for number in range(5):
+            trial.send(f"during {number}")
+            time.sleep(1)
+        site.diary.wait_for("done", key="long")
+        # It could not be hidden, and is back when its visibility timeout has run out.
+        site.diary.wait_for("done", key="failing")
+        attempts = site.proxy.count(CHANGE)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert {key for key in trial.keys if not site.diary.count("started", key=key)} == set()
+    assert trial.worker.running
+    assert trial.lines("cannot extend messages and will try again") == 1
+    assert trial.lines("cannot hide or release messages and will try again") == 1
+    assert trial.lines("(the permission is sqs:ChangeMessageVisibility)") >= 2
+    assert attempts < 40, "nothing spins"
+
+
+def test_the_lost_answer_to_a_receive_costs_a_visibility_timeout(make_trial):
+    trial = make_trial(visibility_timeout=3, wait_time_seconds=1)
+    site = trial.site
+    taken = threading.Event()
+
+    def lose_messages(request, forward, removed):
+        answer = forward(request)
+        if b"MessageId" in answer.body and not taken.is_set():
+            taken.set()
+            return lose_response()(request, lambda _: answer, removed)
+        return answer
+
+    injection = site.proxy.inject(lose_messages, RECEIVE)
+    site.proxy.wait_for(lambda _: injection.hits)
+    trial.send("a")
+    site.diary.wait_for("started", key="a")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert taken.is_set()
+    assert site.diary.count("started", key="a") == 1
+
+
+@pytest.mark.parametrize("handle_is_gone", [False, True], ids=["as moto", "as a strict SQS"])
+def test_the_lost_answer_to_a_delete_does_no_harm(make_trial, handle_is_gone):
+    trial = make_trial(wait_time_seconds=1)
+    site = trial.site
+    faults = [lose_response()]
+    if handle_is_gone:
+        faults.append(fail_entries("ReceiptHandleIsInvalid"))
+
+    def one_after_the_other(*call):
+        return faults.pop(0)(*call)
+
+    site.proxy.inject(one_after_the_other, DELETE, times=len(faults))
+    trial.send("a")
+    site.proxy.wait_for_calls(DELETE, 3)  # of the warm-up, the lost one, and the one after
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started", key="a") == 1
+    assert trial.lines("message lost") == 0
+
+
+def test_the_lost_answer_to_a_hide_does_no_harm(make_trial):
+    trial = make_trial(wait_time_seconds=1)
+    site = trial.site
+    site.proxy.inject(lose_response(), CHANGE, times=1)
+    trial.send("a", "number")  # fails once, hidden for two seconds
+    site.diary.wait_for("done", key="a")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started", key="a") == 2
+    assert trial.lines("message lost") == 0
+
+
+def test_the_lost_answer_to_a_send_may_make_two_of_one(make_site):
+    site = make_site(wait_time_seconds=1)
+    site.start(pool="threads")
+    site.proxy.inject(lose_response(), "SendMessage", times=1)
+    site.send("quick", "a")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert 1 <= site.diary.count("started", key="a") <= 2
