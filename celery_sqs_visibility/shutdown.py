@@ -7,6 +7,7 @@ has not begun, and when `shutdown_timeout` is over what still runs; then the pro
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -26,14 +27,18 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 logger = get_logger(__name__)
 
+#: Tells in how many seconds after SIGTERM the SIGKILL comes, where nothing else does: in Kubernetes the pod's
+#: terminationGracePeriodSeconds, repeated as the literal value of an environment variable.
+GRACE_VARIABLE = "TERMINATION_GRACE_PERIOD_SECONDS"
+
+#: Set by Amazon ECS in every container.
+ECS_VARIABLE = "ECS_CONTAINER_METADATA_URI_V4"
+
 #: Amazon ECS sends SIGKILL this many seconds after SIGTERM, unless the task definition says otherwise.
 ECS_STOP_TIMEOUT = 30
 
 #: What handing back and ending take, at the most.
 MARGIN = 2
-
-#: Set by Amazon ECS in every container.
-ECS_VARIABLE = "ECS_CONTAINER_METADATA_URI_V4"
 
 
 class Drain:
@@ -121,12 +126,29 @@ def _end(consumer: Any) -> None:
 
 
 def _warn_if_too_long(timeout: float) -> None:
-    longest = ECS_STOP_TIMEOUT - MARGIN
-    if ECS_VARIABLE in os.environ and timeout > longest:
+    grace, reason = _grace_period()
+    longest = max(0.0, grace - MARGIN)
+    if timeout > longest:
         logger.warning(
-            "shutdown_timeout is %g s, but Amazon ECS kills %g s after SIGTERM, unless stopTimeout is "
-            "longer: set at most %g, or messages of running tasks stay hidden for a visibility timeout",
+            "shutdown_timeout is %g s, but %s: set at most %g, or messages of running tasks stay hidden "
+            "for a visibility timeout",
             timeout,
-            ECS_STOP_TIMEOUT,
+            reason,
             longest,
         )
+
+
+def _grace_period() -> tuple[float, str]:
+    """Seconds from SIGTERM to SIGKILL, infinite if nobody says, and a clause that says so."""
+    told = os.environ.get(GRACE_VARIABLE)
+    if told:
+        try:
+            return float(told), f"{GRACE_VARIABLE} says that SIGKILL comes {told} s after SIGTERM"
+        except ValueError:
+            logger.warning("expected %s to be a number of seconds, got %r", GRACE_VARIABLE, told)
+    if ECS_VARIABLE in os.environ:
+        return ECS_STOP_TIMEOUT, (
+            f"Amazon ECS kills {ECS_STOP_TIMEOUT} s after SIGTERM, unless stopTimeout is longer "
+            f"(then say so in {GRACE_VARIABLE})"
+        )
+    return math.inf, ""

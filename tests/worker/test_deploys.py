@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
 
-POOLS = ["prefork", "threads", "solo", "gevent"]
+from celery_sqs_visibility.shutdown import _warn_if_too_long as warn_if_too_long
+
+POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -75,7 +78,87 @@ def test_what_has_not_begun_and_may_expire_is_visible_again_at_once(make_site):
     site.proxy.wait_for(lambda _: site.counts() == (3, 1), timeout=5)
 
 
-def test_a_shutdown_timeout_beyond_that_of_ecs_is_warned_of(make_site):
+ECS = {"ECS_CONTAINER_METADATA_URI_V4": "http://127.0.0.1/"}
+TOLD = "TERMINATION_GRACE_PERIOD_SECONDS"
+
+
+@pytest.mark.parametrize(
+    ("environment", "warning"),
+    [
+        (ECS, "shutdown_timeout is 60 s, but Amazon ECS kills 30 s after SIGTERM"),
+        ({TOLD: "45"}, f"shutdown_timeout is 60 s, but {TOLD} says that SIGKILL comes 45 s after SIGTERM"),
+        ({TOLD: "61"}, "set at most 59,"),
+        ({TOLD: "1m"}, f"expected {TOLD} to be a number of seconds, got '1m'"),
+        ({}, None),
+        ({TOLD: "90"}, None),
+        ({**ECS, TOLD: "90"}, None),
+    ],
+)
+def test_a_shutdown_timeout_beyond_the_known_grace_period_is_warned_of(
+    caplog, monkeypatch, environment, warning
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    warn_if_too_long(60)
+    if warning is None:
+        assert caplog.messages == []
+    else:
+        (message,) = caplog.messages
+        assert warning in message
+
+
+def test_a_worker_warns_at_its_start(make_site):
     site = make_site(shutdown_timeout=60)
-    worker = site.start(env={"ECS_CONTAINER_METADATA_URI_V4": "http://127.0.0.1/"})
-    worker.wait_for_log("shutdown_timeout is 60 s, but Amazon ECS kills 30 s after SIGTERM")
+    worker = site.start(env={TOLD: "30"})
+    worker.wait_for_log("shutdown_timeout is 60 s, but")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_second_sigterm_changes_nothing(make_site, pool):
+    site = make_site(visibility_timeout=60, shutdown_timeout=4, wait_time_seconds=1)
+    site.send("slow", "a", 60)
+    worker = site.start(pool=pool)
+    site.diary.wait_for("started")
+    asked = time.monotonic()
+    worker.terminate()
+    worker.wait_for_log("no more polls")
+    time.sleep(2)
+    worker.terminate()
+    assert worker.wait_exit(20) == 0
+    assert time.monotonic() - asked < 6
+    site.proxy.wait_for(lambda _: site.counts() == (1, 0), timeout=5)
+    assert worker.children() == []
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_ctrl_c_is_a_warm_shutdown(make_site, pool):
+    site = make_site(visibility_timeout=60, wait_time_seconds=1)
+    site.send("slow", "a", 4)
+    for key in range(3):
+        site.send("slow", key, 30)
+    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=4)
+    site.diary.wait_for("started")
+    worker.process.signal_main(signal.SIGINT)
+    worker.wait_exit(20)
+    assert site.diary.count("done") == 1
+    assert site.diary.count("started") == 1
+    assert site.counts() == (3, 0)
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGQUIT], [signal.SIGTERM, signal.SIGQUIT], [signal.SIGINT] * 2])
+def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, signals):
+    site = make_site(visibility_timeout=6, wait_time_seconds=1)
+    for key in range(4):
+        site.send("slow", key, 60)
+    worker = site.start(pool="prefork", concurrency=2, prefetch_multiplier=2)
+    site.diary.wait_for("started", 2)
+    asked = time.monotonic()
+    for number in signals:
+        worker.process.signal_main(number)
+        time.sleep(0.5)
+    worker.wait_exit(20)
+    assert time.monotonic() - asked < 8
+    assert worker.children() == []
+    site.proxy.wait_for(lambda _: site.counts() == (4, 0), timeout=15)
+    assert site.diary.count("started") == 2
+    assert site.diary.count("done") == 0
