@@ -23,8 +23,40 @@ CREDENTIALS = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 # Set, they would win over what a test configures.
 CELERY_VARIABLES = ("CELERY_BROKER_URL", "CELERY_RESULT_BACKEND", "CELERY_CONFIG_MODULE")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--pool",
+        choices=POOLS,
+        default="prefork",
+        help="the pool of every worker whose test does not name one; with another than prefork, tests that "
+        "name one and tests marked prefork_only are deselected",
+    )
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "own_pool: the test names its workers' pools itself; deselected by --pool"
+    )
+    config.addinivalue_line("markers", "prefork_only(reason): needs child processes; deselected by --pool")
+
+
+def pytest_collection_modifyitems(config, items):
+    """With `--pool`, leave out what would run as it always does, and what that pool cannot do."""
+    if config.getoption("pool") == "prefork":
+        return
+    chosen = [item for item in items if not _is_about_a_pool_of_its_own(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+def _is_about_a_pool_of_its_own(item):
+    names_it = "pool" in getattr(getattr(item, "callspec", None), "params", {})
+    return names_it or any(item.iter_markers("own_pool")) or any(item.iter_markers("prefork_only"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -78,9 +110,10 @@ def diary(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def start_worker(proxy, diary, tmp_path):
+def start_worker(proxy, diary, tmp_path, pytestconfig):
     """Start `WorkerProcess`es behind the proxy: `start_worker("module", queues=[queue], ...)`.
 
+    Their pool is the one the test names, or that of `--pool`.
     Returns when the worker is ready (`ready=False`: at once). All are killed after the test.
     """
     workers = []
@@ -88,7 +121,8 @@ def start_worker(proxy, diary, tmp_path):
     def start(module, *, ready=True, config=None, **options):
         log_path = tmp_path / f"worker{len(workers) + 1}.log"
         config = behind(proxy.url, config)
-        worker = WorkerProcess(module, log_path, config=config, **{"endpoint": proxy.url, **options})
+        defaults = {"endpoint": proxy.url, "pool": pytestconfig.getoption("pool")}
+        worker = WorkerProcess(module, log_path, config=config, **{**defaults, **options})
         workers.append(worker)
         worker.start()
         return worker.wait_ready() if ready else worker

@@ -37,6 +37,7 @@ def test_sqsd_case_3_an_error_with_error_visibility_timeout_hides_it_that_long(m
     assert site.changes() == [2]
 
 
+@pytest.mark.prefork_only("Celery has both time limits only where there are processes")
 def test_sqsd_case_4_no_end_in_time_is_treated_as_an_error(make_site):
     site = make_site()
     site.start()
@@ -128,6 +129,7 @@ def test_only_the_last_attempt_fails(make_site):
     assert site.changes() == [1, 1]
 
 
+@pytest.mark.prefork_only("only a process can be lost")
 def test_a_lost_child_is_an_error_like_any_other(make_site):
     site = make_site()
     site.start()
@@ -214,6 +216,7 @@ def test_a_failure_before_the_run_and_a_call_of_the_users_own_come_back_too(make
     assert site.changes() == [1, 1]
 
 
+@pytest.mark.prefork_only("only a process can be lost")
 def test_the_last_lost_run_fails_whatever_the_task_says_of_lost_workers(make_site):
     site = make_site()
     site.start()

@@ -29,6 +29,7 @@ def test_buffered_and_reserved_messages_are_extended_too(make_site):
     assert site.diary.count("started") == 8
 
 
+@pytest.mark.own_pool
 def test_extensions_share_requests_ten_at_a_time(make_site):
     site = make_site(visibility_timeout=3)
     for key in range(20):

@@ -97,6 +97,7 @@ def test_what_failed_for_good_is_kept_where_the_redrive_policy_cannot_be_read(ma
     assert worker.log.count("allow sqs:GetQueueAttributes") == 1
 
 
+@pytest.mark.own_pool
 def test_a_task_that_kills_every_worker_ends_as_a_failure(make_site):
     site = make_site(visibility_timeout=2, wait_time_seconds=1)
     result = site.send("hopeless_killer", "a")
@@ -139,6 +140,7 @@ def test_an_exit_in_a_task_is_a_failure_like_any_other_where_there_are_no_childr
     assert worker.running
 
 
+@pytest.mark.own_pool
 def test_what_celery_leaves_unacknowledged_comes_back(make_site):
     site = make_site(visibility_timeout=3)
     site.start(pool="threads")  # in prefork, Celery ends the worker for want of memory
@@ -146,6 +148,7 @@ def test_what_celery_leaves_unacknowledged_comes_back(make_site):
     site.diary.wait_for("done", key="a")
 
 
+@pytest.mark.own_pool
 def test_a_consumer_in_a_task_leaves_the_workers_alone(make_site):
     site = make_site(wait_time_seconds=1)
     worker = site.start(pool="threads")

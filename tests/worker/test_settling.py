@@ -23,6 +23,7 @@ def test_short_tasks_cost_a_fifth_of_a_request_each(make_site):
     assert site.proxy.count("ChangeMessageVisibilityBatch") == 0
 
 
+@pytest.mark.own_pool
 def test_messages_are_handed_over_in_order(make_site):
     site = make_site(wait_time_seconds=1)
     for key in range(30):
