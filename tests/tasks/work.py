@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 import time
 
 from celery import Task
@@ -309,3 +311,69 @@ def slow_with_a_request_of_its_own(self, key, seconds):
     note("started", key=key)
     time.sleep(seconds)
     note("done", key=key)
+
+
+def call_itself():
+    return call_itself()
+
+
+def press_ctrl_c():
+    raise KeyboardInterrupt
+
+
+def end_a_generator():
+    raise GeneratorExit
+
+
+def run_out_of_memory():
+    raise MemoryError
+
+
+#: Ways for a run to end badly, of which no exception handler knows.
+CRASHES = {
+    "os._exit": lambda: os._exit(1),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SystemExit": sys.exit,
+    "KeyboardInterrupt": press_ctrl_c,
+    "GeneratorExit": end_a_generator,
+    "MemoryError": run_out_of_memory,
+    "RecursionError": call_itself,
+}
+
+
+@app.task(bind=True, error_visibility_timeout=1, max_retries=2)
+def crashing(self, key, times=1):
+    """`key` says how."""
+    started(self, key)
+    if self.request.retries < times:
+        note("failing", key=key)
+        CRASHES[key]()
+    note("done", key=key)
+
+
+@app.task(bind=True, base=Task, acks_late=True)
+def stock_crashing(self, key):
+    note("started", key=key)
+    CRASHES[key]()
+
+
+@app.task(bind=True, base=Task, acks_late=True, reject_on_worker_lost=True)
+def stock_crashing_once(self, key):
+    note("started", key=key)
+    if not self.request.delivery_info["redelivered"]:
+        CRASHES[key]()
+    note("done", key=key)
+
+
+@app.task(bind=True)
+def looking_around(self, key):
+    """What this process has of the worker's."""
+    started(self, key)
+    threads = [thread.name for thread in threading.enumerate()]
+    note("looked", key=key, threads=threads, parent=os.getppid())
+
+
+@app.task(bind=True)
+def publishing(self, key):
+    started(self, key)
+    quick.delay(f"published by {key}")

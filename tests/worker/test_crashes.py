@@ -1,0 +1,144 @@
+"""However a run, a child or a whole worker ends: the message comes back, and a crash loop has an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import psutil
+import pytest
+from support.processes import wait_until
+
+ENDS_THE_PROCESS = ["os._exit", "SIGKILL"]
+EXITS = ["SystemExit", "KeyboardInterrupt", "GeneratorExit"]
+ERRORS = ["MemoryError", "RecursionError"]
+WITHOUT_PROCESSES = ["threads", "solo", "gevent", "eventlet"]
+
+
+def with_dead_letters(site, most_receives):
+    """Create the queue with a dead-letter queue; that one's URL."""
+    url = site.sqs.create_queue(QueueName=f"{site.queue}-dead")["QueueUrl"]
+    arn = site.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    policy = {"deadLetterTargetArn": arn, "maxReceiveCount": most_receives}
+    site.create_queue(RedrivePolicy=json.dumps(policy))
+    return url
+
+
+def attempts(site, key):
+    return [entry["retries"] for entry in site.diary.entries("started", key=key)]
+
+
+@pytest.mark.parametrize(
+    ("pool", "ways"),
+    [("prefork", ENDS_THE_PROCESS + EXITS + ERRORS)] + [(pool, EXITS + ERRORS) for pool in WITHOUT_PROCESSES],
+)
+def test_whatever_ends_a_run_is_an_error_like_any_other(make_site, pool, ways):
+    site = make_site(visibility_timeout=60)
+    worker = site.start(pool=pool)
+    results = {way: site.send("crashing", way) for way in ways}
+    for way in ways:
+        site.diary.wait_for("done", key=way)
+        assert attempts(site, way) == [0, 1], way
+        (gap,) = site.gaps(way)
+        assert 1 <= gap < 15, way  # not the visibility timeout's 60 seconds; billiard notices a loss late
+    for result in results.values():
+        assert result.get(timeout=5) is None
+    assert site.changes() == [1] * len(ways)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert worker.running
+
+
+@pytest.mark.own_pool
+@pytest.mark.parametrize("way", ["os._exit", "SystemExit", "MemoryError"])
+def test_a_crash_loop_ends_at_the_last_attempt_in_the_dead_letters(make_site, way):
+    site = make_site(visibility_timeout=4)
+    dead = with_dead_letters(site, most_receives=10)
+    result = site.send("crashing", way, 1000)
+    worker = site.start(pool="prefork")
+    site.diary.wait_for("started", 3, timeout=60, key=way)
+    if way == "MemoryError":  # Celery ends a worker that is told of it
+        worker.wait_exit()
+        site.start(pool="prefork")
+    site.proxy.wait_for(lambda _: site.counts(dead) == (1, 0), timeout=30)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert result.state == "FAILURE"
+    assert attempts(site, way) == [0, 1, 2]
+    (letter,) = site.sqs.receive_message(QueueUrl=dead, MessageAttributeNames=["All"])["Messages"]
+    assert letter["MessageAttributes"]["reason"]["StringValue"] == "failed at its last attempt"
+
+
+@pytest.mark.own_pool
+def test_a_crash_loop_ends_at_the_queues_max_receive_count_whatever_the_task_allows(make_site):
+    site = make_site()
+    dead = with_dead_letters(site, most_receives=2)
+    result = site.send("crashing", "os._exit", 1000)
+    site.start(pool="prefork")
+    site.proxy.wait_for(lambda _: site.counts(dead) == (1, 0), timeout=60)
+    assert result.state == "FAILURE"
+    assert attempts(site, "os._exit") == [0, 1]
+
+
+@pytest.mark.parametrize("pool", WITHOUT_PROCESSES)
+def test_a_run_that_ends_its_whole_worker_comes_back_on_another(make_site, pool):
+    site = make_site(visibility_timeout=3, wait_time_seconds=1)
+    doomed = site.start(pool=pool)
+    site.send("crashing", "os._exit")
+    assert doomed.wait_exit() == 1
+    site.start(pool=pool)
+    site.diary.wait_for("done", key="os._exit")
+    assert attempts(site, "os._exit") == [0, 1]
+    (gap,) = site.gaps("os._exit")
+    assert gap > 2
+
+
+@pytest.mark.own_pool
+def test_a_stock_task_whose_child_is_lost_keeps_stock_behaviour(make_site):
+    site = make_site(visibility_timeout=4, error_visibility_timeout=1)
+    worker = site.start(pool="prefork")
+    failed = [site.send("stock_crashing", way) for way in ENDS_THE_PROCESS + EXITS]
+    site.send("stock_crashing_once", "os._exit")
+    site.diary.wait_for("done", key="os._exit")
+    site.proxy.wait_for(lambda _: [result.state for result in failed] == ["FAILURE"] * len(failed))
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    for way in ENDS_THE_PROCESS[1:] + EXITS:
+        assert site.diary.count("started", key=way) == 1, way
+    assert site.diary.count("started", key="os._exit") == 3
+    assert worker.running
+
+
+@pytest.mark.own_pool
+def test_a_child_killed_while_it_runs_a_task_is_an_error_and_one_killed_while_idle_is_none(make_site):
+    site = make_site(visibility_timeout=60, error_visibility_timeout=1)
+    worker = site.start(pool="prefork", concurrency=2)
+    site.send("slow", "a", 5)
+    (start,) = site.diary.wait_for("started", key="a")
+    for child in worker.children():
+        os.kill(child, signal.SIGKILL)
+    site.diary.wait_for("done", key="a")
+    assert attempts(site, "a") == [0, 1]
+    assert site.changes() == [1]
+    for key in range(4):
+        site.send("quick", key)
+    site.diary.wait_for("started", 4, task="work.quick")
+    assert start["pid"] not in worker.children()
+    assert len(worker.children()) == 2
+
+
+@pytest.mark.own_pool
+def test_a_killed_main_process_takes_its_children_along_and_its_message_runs_elsewhere(make_site):
+    site = make_site(visibility_timeout=4, wait_time_seconds=1)
+    doomed = site.start(pool="prefork")
+    site.send("slow", "a", 20)
+    site.diary.wait_for("started", key="a")
+    children = [psutil.Process(child) for child in doomed.children()]
+    os.kill(doomed.pid, signal.SIGKILL)
+    wait_until(lambda: not any(alive(child) for child in children), 3, "the children to end")
+    site.start(pool="prefork")
+    site.diary.wait_for("started", 2, key="a")
+    site.diary.wait_for("done", key="a", timeout=40)
+    assert attempts(site, "a") == [0, 1]
+
+
+def alive(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

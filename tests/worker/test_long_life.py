@@ -1,0 +1,75 @@
+"""Children come and go, and use nothing of their worker's: no lock, no client, no thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+
+import pytest
+
+pytestmark = pytest.mark.prefork_only("there are no children")
+
+A_WORKERS_OWN = {
+    "GetQueueUrl",
+    "CreateQueue",
+    "GetQueueAttributes",
+    "ReceiveMessage",
+    "DeleteMessageBatch",
+    "ChangeMessageVisibilityBatch",
+}
+
+
+@pytest.mark.timeout(240)  # a child that leaves takes a second for it (billiard/pool.py: `_do_exit`)
+def test_a_child_for_every_task_under_load_runs_each_once(make_site):
+    site = make_site(visibility_timeout=5)
+    tasks = 200
+    for key in range(tasks):
+        site.send("quick", key)
+    site.proxy.clear()
+    worker = site.start(concurrency=2, extra_args=["--max-tasks-per-child=1"])
+    started = site.diary.wait_for("started", tasks, timeout=200)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert Counter(entry["key"] for entry in started) == dict.fromkeys(range(tasks), 1)
+    assert len({entry["pid"] for entry in started}) == tasks
+    assert {call.action for call in site.proxy.calls()} <= A_WORKERS_OWN
+    assert {call.status for call in site.proxy.calls()} == {200}
+    worker.terminate()
+    assert worker.wait_exit(30) == 0
+    assert "Traceback" not in worker.log
+
+
+def test_children_that_publish_have_clients_of_their_own_whatever_was_held_when_they_were_forked(make_site):
+    # Three receivers, the heartbeat and the settlers are busy in the parent while it forks.
+    site = make_site(visibility_timeout=2, wait_time_seconds=0, settle_window=0)
+    tasks = 30
+    for key in range(tasks):
+        site.send("publishing", key)
+    queues = [site.queue, f"{site.queue}-idle", f"{site.queue}-idle-too"]
+    worker = site.start(concurrency=2, queues=queues, extra_args=["--max-tasks-per-child=1"])
+    for key in range(tasks):
+        site.diary.wait_for("started", timeout=100, key=f"published by {key}")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started") == 2 * tasks
+    assert {call.status for call in site.proxy.calls("SendMessage")} == {200}
+    assert site.proxy.count("SendMessage") == 2 * tasks
+    assert worker.running
+
+
+def test_a_child_has_no_thread_of_ours_and_asks_sqs_for_nothing(make_site):
+    site = make_site(visibility_timeout=60, wait_time_seconds=0, polling_interval=0.2)
+    worker = site.start(concurrency=1, extra_args=["--max-tasks-per-child=1"])
+    for key in range(2):  # the second child is forked when all threads of the worker run
+        site.send("looking_around", key)
+    looked = site.diary.wait_for("looked", 2)
+    assert [entry["threads"] for entry in looked] == [["MainThread"]] * 2
+    site.send("slow", "alone", 3)
+    site.diary.wait_for("started", key="alone")
+    os.kill(worker.pid, signal.SIGSTOP)
+    frozen = time.monotonic() + 0.3  # what the stopped process had sent may still be arriving
+    site.diary.wait_for("done", key="alone")
+    assert [call.action for call in site.proxy.calls() if call.started > frozen] == []
+    os.kill(worker.pid, signal.SIGCONT)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started", key="alone") == 1
