@@ -5,10 +5,10 @@ INSTALLED := $(VENV)/.installed
 BIN := $(CURDIR)/$(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean
+.PHONY: help demo test test-pools soak check clean
 
 help: ## Show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
 
 demo: $(INSTALLED) ## Watch a worker, an SQS of its own and eleven tasks, for half a minute
 	@cd examples && $(BIN)/python -m demo
@@ -16,6 +16,14 @@ demo: $(INSTALLED) ## Watch a worker, an SQS of its own and eleven tasks, for ha
 # Most of the time the tests wait for real workers: four at once are no burden to two cores.
 test: $(INSTALLED) ## Run every test
 	@$(BIN)/python -m pytest -n 4 --dist worksteal
+
+test-pools: $(INSTALLED) ## Run the worker tests on the pools without processes too
+	@for pool in threads gevent eventlet; do \
+		$(BIN)/python -m pytest -n 4 --dist worksteal tests/worker --pool $$pool || exit 1; \
+	done
+
+soak: $(INSTALLED) ## Watch a worker at full load for ten minutes, or MINUTES=n
+	@$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10)
 
 check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/ruff check
