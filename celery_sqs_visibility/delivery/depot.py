@@ -29,6 +29,7 @@ from celery_sqs_visibility.delivery.outcomes import Outcomes
 from celery_sqs_visibility.delivery.receiver import Receiver
 from celery_sqs_visibility.delivery.returns import Met, Returns
 from celery_sqs_visibility.delivery.room import Room
+from celery_sqs_visibility.delivery.watchdog import Ward, Watchdog
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.polling import PollSchedule
@@ -78,6 +79,7 @@ class Depot:
         self._clock = clock
         self._outcomes = Outcomes(options.settle_window, clock, redrive, returns.finish, self._expect)
         self._heartbeat = Heartbeat(self.ledger, clock, self._outcomes.carry_out)
+        self._watchdog = Watchdog(self._wards, clock)
         self._intake = Intake(
             open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self
         )
@@ -291,14 +293,20 @@ class Depot:
         listen()
         self._outcomes.settler.start()
         self._heartbeat.start()
+        self._watchdog.start()
 
     def _stop(self) -> None:
         with self._lock:
             if not self._running or self._receivers:
                 return
             self._running = False
+            self._watchdog.stop()
         self._heartbeat.stop()
         self._outcomes.settler.stop()
+
+    def _wards(self) -> list[Ward]:
+        receivers = [receiver for receiver, _ in list(self._receivers.values())]
+        return [*receivers, self._heartbeat, self._outcomes.settler]
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float

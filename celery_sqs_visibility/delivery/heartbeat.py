@@ -12,6 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Extended, Lost, emit
 from celery_sqs_visibility.delivery.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery, Settlement
+from celery_sqs_visibility.delivery.watchdog import HANGS
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
 
@@ -37,10 +38,12 @@ class Heartbeat:
         self._ledger = ledger
         self._clock = clock
         self._resume = resume
-        self._changed = threading.Condition()  # guards _wakes_at, _stopping, _thread
+        self._changed = threading.Condition()  # guards everything below
         self._wakes_at: float | None = None
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._calling_since: float | None = None
+        self._in_hand: dict[Delivery, None] = {}  # what the beat has taken out and not put back
         self._trouble: dict[str, SQSError] = {}  # by queue; the heartbeat's thread alone
 
     def start(self) -> None:
@@ -48,8 +51,11 @@ class Heartbeat:
         with self._changed:
             self._stopping = False
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sqs-heartbeat", daemon=True)
-                self._thread.start()
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="sqs-heartbeat", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """End the thread after its present call; harmless if it does not run. Does not wait."""
@@ -64,9 +70,26 @@ class Heartbeat:
             if due is not None and (self._wakes_at is None or due < self._wakes_at):
                 self._changed.notify_all()
 
+    def look_after(self, now: float) -> None:
+        """See `watchdog.Ward.look_after`."""
+        with self._changed:
+            thread, since = self._thread, self._calling_since
+            if thread is None or self._stopping:
+                return
+            dead = not thread.is_alive()
+            if not dead and (since is None or now - since < HANGS):
+                return
+            abandoned, self._in_hand, self._calling_since = self._in_hand, {}, None
+            self._start_thread()
+        logger.error("the heartbeat's thread %s: another has taken its place", "died" if dead else "hangs")
+        for delivery in abandoned:
+            self._after(delivery, self._ledger.not_extended(delivery, now))
+
     def beat(self) -> None:
         """Extend what is due. Called by the heartbeat's thread."""
         due, lost = self._ledger.take_due(self._clock.monotonic())
+        with self._changed:
+            self._in_hand = {delivery: None for batch in due.values() for delivery in batch}
         for delivery in lost:
             self._tell_lost(delivery, self._why_lapsed(delivery))
         for queue, batch in _batches(due):
@@ -84,6 +107,8 @@ class Heartbeat:
     def _ended(self) -> bool:
         """Whether to end; then the next `start` makes a new thread."""
         with self._changed:
+            if self._thread is not threading.current_thread():
+                return True  # another has taken its place
             if self._stopping:
                 self._thread = None
             return self._stopping
@@ -107,18 +132,31 @@ class Heartbeat:
         extensions: list[tuple[Delivery, int]] = []
         for delivery in batch:
             seconds = self._ledger.extension(delivery, now)
-            if delivery.deadline <= now:  # it lapsed while an earlier batch took its time
-                self._lose(delivery, self._why_lapsed(delivery))
-            elif seconds > 0:
+            if delivery.deadline > now and seconds > 0:
                 extensions.append((delivery, seconds))
-            else:
-                self._after(delivery, self._ledger.not_extensible(delivery))
-        if not extensions:
-            return
-        failed = self._send(queue, extensions).failed
-        self._tell_trouble(queue, next(iter(failed.values()), None))
-        for position, (delivery, seconds) in enumerate(extensions):
-            self._note(delivery, seconds, now + seconds, failed.get(position))
+            elif self._put_down([delivery]):
+                self._not_worth_it(delivery, now)
+        failed = self._send(queue, extensions).failed if extensions else {}
+        if extensions and self._put_down([delivery for delivery, _ in extensions]):
+            self._tell_trouble(queue, next(iter(failed.values()), None))
+            for position, (delivery, seconds) in enumerate(extensions):
+                self._note(delivery, seconds, now + seconds, failed.get(position))
+
+    def _put_down(self, batch: list[Delivery]) -> bool:
+        """Whether it is still this thread's to say what became of them: it may have been replaced."""
+        with self._changed:
+            self._calling_since = None
+            if batch[0] not in self._in_hand:
+                return False
+            for delivery in batch:
+                del self._in_hand[delivery]
+            return True
+
+    def _not_worth_it(self, delivery: Delivery, now: float) -> None:
+        if delivery.deadline <= now:  # it lapsed while an earlier batch took its time
+            self._lose(delivery, self._why_lapsed(delivery))
+        else:
+            self._after(delivery, self._ledger.not_extensible(delivery))
 
     def _tell_trouble(self, queue: Queue, error: SQSError | None) -> None:
         """One line when extending begins to fail, or fails otherwise, and one when it works again."""
@@ -134,6 +172,8 @@ class Heartbeat:
 
     def _send(self, queue: Queue, extensions: list[tuple[Delivery, int]]) -> BatchResult:
         error: SQSError
+        with self._changed:
+            self._calling_since = self._clock.monotonic()
         try:
             return queue.sqs.change_visibility(queue.url, [(d.handle, seconds) for d, seconds in extensions])
         except SQSError as refusal:

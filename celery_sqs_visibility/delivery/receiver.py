@@ -17,6 +17,7 @@ from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.room import CROWDED_WAIT, Reservation, Room
 from celery_sqs_visibility.delivery.trouble import Trouble
+from celery_sqs_visibility.delivery.watchdog import HANGS
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.pauses import patience, pause
 from celery_sqs_visibility.policy.polling import PollSchedule
@@ -30,9 +31,6 @@ MAX_PARALLEL = 6
 #: A thread that waits for room looks at the world again after that many seconds, whatever happened.
 PATIENCE = 5.0
 
-#: Where the lookout wakes up that many seconds late, this process had no time for answers either.
-OVERSLEPT = 0.5
-
 #: Takes what a poll brought: the messages, the monotonic instants before and after the call.
 Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
 
@@ -45,7 +43,7 @@ class Poll:
         thread: whose.
         reservation: the room for its messages.
         overdue: the monotonic instant after which its thread is relieved.
-        given_up: whether that came to pass; its reservation is given back then.
+        given_up: whether that came to pass; the reservation of a call under way is given back then.
         answered: whether the call has returned, in whatever way.
     """
 
@@ -90,10 +88,7 @@ class Receiver:
         self._arrived = arrived
         self._stopped = stopped
         self._trouble = Trouble(logger, "cannot receive from SQS", "receives from SQS", queue.name, clock)
-        lock = threading.RLock()  # guards everything below, and the schedule
-        self._changed = threading.Condition(lock)
-        self._lookout = threading.Condition(lock)  # a poll began that is overdue before the lookout wakes
-        self._lookout_wakes: float | None = None
+        self._changed = threading.Condition()  # guards everything below, and the schedule
         self._threads: set[threading.Thread] = set()
         self._poller: threading.Thread | None = None  # the others help, or hang
         self._in_flight: list[Poll] = []
@@ -109,9 +104,6 @@ class Receiver:
             self._joined = True
             self._room.join()
             self._poller = self._spawn(self._poll_on)
-            threading.Thread(
-                target=self._look_out, name=f"sqs-lookout-{self.queue.name}", daemon=True
-            ).start()
 
     def stop(self) -> None:
         """Poll no more. Does not wait for polls in flight; what they bring still arrives.
@@ -124,7 +116,6 @@ class Receiver:
                 return
             self.stopping = True
             self._changed.notify_all()
-            self._lookout.notify_all()
             joined = self._joined
         if joined:
             self._room.leave()
@@ -176,14 +167,14 @@ class Receiver:
             if self.stopping:  # now, or who waits for the polls in flight would miss this one
                 return False
             self._in_flight.append(poll)
-            if self._lookout_wakes is None or poll.overdue < self._lookout_wakes:
-                self._lookout.notify_all()
             return True
 
     def _take_room(self, poll: Poll, messages: int) -> None:
         with self._changed:
             poll.answered = True
-        if poll.given_up:
+            given_up, poll.given_up = poll.given_up, False
+            poll.overdue = self._clock.monotonic() + HANGS  # from now on something else would hang
+        if given_up:
             self._room.unexpected(messages)
         else:
             self._room.received(poll.reservation, messages)
@@ -202,45 +193,27 @@ class Receiver:
         with self._changed:
             return not self.stopping and self._poller is threading.current_thread()
 
-    def _look_out(self) -> None:
-        """Relieve threads that hang. The lookout's thread."""
-        while not self.stopping:
-            try:
-                if overdue := self._await_overdue():
-                    self._give_up(overdue)
-            except Exception:
-                logger.exception("looking out stumbled and goes on", extra={"queue": self.queue.name})
-                self._rest(pause(1))
-
-    def _await_overdue(self) -> list[Poll]:
-        """Sleep until polls are overdue, or something has changed."""
+    def look_after(self, now: float) -> None:
+        """See `watchdog.Ward.look_after`. What a relieved thread brings is taken all the same."""
         with self._changed:
-            now = self._clock.monotonic()
-            waiting = [poll for poll in self._in_flight if not (poll.given_up or poll.answered)]
-            overdue = [poll for poll in waiting if poll.overdue <= now]
+            if self._poller is None or self.stopping:
+                return
+            overdue = [poll for poll in self._in_flight if poll.overdue <= now and not poll.given_up]
+            unanswered = [poll for poll in overdue if not poll.answered]
             for poll in overdue:
                 poll.given_up = True
-            if not overdue and not self.stopping:
-                self._sleep_until(min((poll.overdue for poll in waiting), default=None), now)
-            return overdue
-
-    def _sleep_until(self, overdue: float | None, now: float) -> None:
-        self._lookout_wakes = overdue
-        self._lookout.wait(None if overdue is None else overdue - now)
-        self._lookout_wakes = 0.0  # awake
-        now = self._clock.monotonic()
-        if overdue is not None and now > overdue + OVERSLEPT:
-            for poll in self._in_flight:
-                poll.overdue = max(poll.overdue, now + patience())
-
-    def _give_up(self, overdue: list[Poll]) -> None:
-        """Give back the room that these polls keep, and have another thread poll in the place of one."""
-        for poll in overdue:
+            died = not self._poller.is_alive()
+            relieved = died or any(poll.thread is self._poller for poll in overdue)
+        for poll in unanswered:
             self._room.received(poll.reservation, 0)
-        self._failed(Unavailable("ReceiveMessage gets no answer", action="ReceiveMessage"))
-        self.queue.sqs.doubt_connections()
+        if unanswered:
+            self._failed(Unavailable("ReceiveMessage gets no answer", action="ReceiveMessage"))
+            self.queue.sqs.doubt_connections()
+        elif relieved:
+            what = "died" if died else "hangs"
+            logger.error("a thread that polls %r %s: another takes its place", self.queue.name, what)
         with self._changed:
-            if not self.stopping and any(poll.thread is self._poller for poll in overdue):
+            if relieved and not self.stopping:
                 self._poller = self._spawn(self._poll_on)
 
     def _turn(self) -> None:

@@ -23,6 +23,7 @@ from celery_sqs_visibility.delivery.model import (
     Settlement,
 )
 from celery_sqs_visibility.delivery.trouble import Trouble
+from celery_sqs_visibility.delivery.watchdog import HANGS
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.pauses import pause
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
@@ -69,6 +70,15 @@ class Lane:
         return 1 if self.kind is DeadLetter else BATCH_ENTRIES
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Hand:
+    """A batch that a thread is sending, since that monotonic instant."""
+
+    lane: Lane
+    batch: list[Job]
+    since: float
+
+
 #: Errors after which nothing is tried again.
 FINAL = (HandleIsInvalid, RequestRefused)
 
@@ -109,7 +119,8 @@ class Settler:
         self._hurried = 0  # flushes under way: nothing waits for company then
         self._started = False
         self._stopping = False
-        self._threads: set[int] = set()  # the numbers of those that run
+        self._threads: dict[int, threading.Thread] = {}  # those that run, by number
+        self._in_hand: dict[threading.Thread, Hand] = {}
         self._troubles: dict[Lane, Trouble] = {}
 
     def start(self) -> None:
@@ -142,36 +153,57 @@ class Settler:
             finally:
                 self._hurried -= 1
 
+    def look_after(self, now: float) -> None:
+        """See `watchdog.Ward.look_after`. What was in their hands is tried again."""
+        with self._work:
+            unwell = {n: thread for n, thread in self._threads.items() if self._is_unwell(thread, now)}
+            hands = [self._in_hand.pop(thread) for thread in unwell.values() if thread in self._in_hand]
+            for number in unwell:
+                self._start_thread(number)
+        for thread in unwell.values():
+            what = "hangs" if thread.is_alive() else "died"
+            logger.error("a thread that settles messages %s: another has taken its place", what)
+        for hand in hands:
+            self._conclude(hand.batch, dict.fromkeys(range(len(hand.batch)), Unavailable("no answer")))
+
+    def _is_unwell(self, thread: threading.Thread, now: float) -> bool:
+        hand = self._in_hand.get(thread)
+        return not thread.is_alive() or (hand is not None and now - hand.since > HANGS)
+
     def _wake_threads(self) -> None:
         self._stopping = False
-        for number in set(range(THREADS)) - self._threads:
-            name = f"sqs-settler-{number}"
-            threading.Thread(target=self._run, args=(number,), name=name, daemon=True).start()
-            self._threads.add(number)
+        for number in set(range(THREADS)) - self._threads.keys():
+            self._start_thread(number)
+
+    def _start_thread(self, number: int) -> None:
+        thread = threading.Thread(target=self._run, args=(number,), name=f"sqs-settler-{number}", daemon=True)
+        self._threads[number] = thread
+        thread.start()
 
     def _run(self, number: int) -> None:
-        while (work := self._next(number)) is not None:
-            lane, batch = work
+        while (hand := self._next(number)) is not None:
             try:
-                self._carry_out(lane, batch)
+                self._carry_out(hand)
             except Exception:
                 logger.exception("settling stumbled and goes on")
 
-    def _next(self, number: int) -> tuple[Lane, list[Job]] | None:
+    def _next(self, number: int) -> Hand | None:
+        thread = threading.current_thread()
         with self._work:
-            while True:
+            while self._threads.get(number) is thread:
                 now = self._clock.monotonic()
-                work = self._take_batch(now)
-                if work is not None:
+                hand = self._take_in_hand(now)
+                if hand is not None:
                     if self._lanes or self._later:  # somebody else has to watch the time of what is left
                         self._work.notify()
-                    return work
+                    return hand
                 if self._stopping and not self._unfinished:
-                    self._threads.discard(number)
+                    del self._threads[number]
                     return None
                 self._work.wait(self._sleep(now))
+            return None  # another has taken its place
 
-    def _take_batch(self, now: float) -> tuple[Lane, list[Job]] | None:
+    def _take_in_hand(self, now: float) -> Hand | None:
         """A full batch, or one whose first job has waited long enough."""
         while self._later and self._later[0][0] <= now:
             self._enqueue(heapq.heappop(self._later)[2])
@@ -182,7 +214,8 @@ class Settler:
                 del self._lanes[lane]
                 if jobs:
                     self._lanes[lane] = jobs
-                return lane, batch
+                hand = self._in_hand[threading.current_thread()] = Hand(lane, batch, since=now)
+                return hand
         return None
 
     def _sleep(self, now: float) -> float | None:
@@ -198,9 +231,9 @@ class Settler:
         if len(jobs) == 1 or len(jobs) % lane.batch == 0:
             self._work.notify()
 
-    def _carry_out(self, lane: Lane, batch: list[Job]) -> None:
-        started = self._clock.monotonic()
-        batch = [replace(job, settlement=_clamped(job, started)) for job in batch]
+    def _carry_out(self, hand: Hand) -> None:
+        lane = hand.lane
+        batch = [replace(job, settlement=_clamped(job, hand.since)) for job in hand.batch]
         failed: Mapping[int, SQSError]
         try:
             failed = self._send(lane, batch).failed
@@ -209,6 +242,9 @@ class Settler:
         except Exception as bug:
             logger.exception("settling stumbled and tries again", extra={"queue": lane.queue.name})
             failed = dict.fromkeys(range(len(batch)), Unavailable(repr(bug)))
+        with self._work:
+            if self._in_hand.pop(threading.current_thread(), None) is not hand:
+                return  # another has taken its place
         failed = {i: error for i, error in failed.items() if not _was_done_before(batch[i], error)}
         self._tell_trouble(lane, list(failed.values()), worked=len(failed) < len(batch))
         self._conclude(batch, failed)

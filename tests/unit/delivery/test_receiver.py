@@ -14,9 +14,9 @@ from celery_sqs_visibility.aws.errors import AccessDenied, Throttled, Unavailabl
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery import receiver as receivers
-from celery_sqs_visibility.delivery.receiver import MAX_PARALLEL, OVERSLEPT, Poll, Receiver
+from celery_sqs_visibility.delivery.receiver import MAX_PARALLEL, Receiver
 from celery_sqs_visibility.delivery.room import Room
+from celery_sqs_visibility.delivery.watchdog import HANGS
 from celery_sqs_visibility.policy.polling import PollSchedule
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
@@ -308,12 +308,6 @@ class Hanging:
         self.doubts += 1
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    """A clock that jumps does not look as if the process had been stopped."""
-    monkeypatch.setattr(receivers, "OVERSLEPT", LONG)
-
-
 def hang(world, calls):
     hanging = Hanging(world.sqs, calls)
     world.receiver.queue = Queue("q", world.queue.url, hanging)
@@ -321,13 +315,12 @@ def hang(world, calls):
 
 
 def pass_time(world, seconds):
-    """Turn the clock, and have the lookout see it."""
+    """Turn the clock, and have the watchdog look."""
     world.clock.advance(seconds)
-    with world.receiver._changed:
-        world.receiver._lookout.notify_all()
+    world.receiver.look_after(world.clock.monotonic())
 
 
-def test_a_thread_that_hangs_is_relieved_again_and_again_until_there_is_an_answer(running, impatient, caplog):
+def test_a_thread_that_hangs_is_relieved_again_and_again_until_there_is_an_answer(running, caplog):
     world = World(prefetch_count=1)  # all the room there is hangs with it
     hanging = hang(world, 3)
     running(world)
@@ -350,7 +343,7 @@ def test_a_thread_that_hangs_is_relieved_again_and_again_until_there_is_an_answe
     ]
 
 
-def test_who_was_relieved_ends(running, impatient):
+def test_who_was_relieved_ends(running):
     world = World()
     hanging = hang(world, 1)
     running(world)
@@ -375,10 +368,53 @@ def test_an_answer_in_time_relieves_nobody(running, world):
     assert hanging.doubts == 0
 
 
-def test_where_the_process_itself_was_stopped_answers_have_time_to_come(world):
-    now = world.clock.monotonic()
-    poll = Poll(threading.current_thread(), world.room.reserve("q", 0), overdue=now - OVERSLEPT - 1)
-    world.receiver._in_flight.append(poll)
-    with world.receiver._changed:
-        world.receiver._sleep_until(poll.overdue, now)
-    assert poll.overdue > now
+#: pytest says so where a thread ends with an exception.
+DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@DIES
+def test_a_thread_that_died_is_replaced(running, caplog):
+    world = World()
+    died = threading.Event()
+
+    def die(*_):
+        died.set()
+        raise SystemExit
+
+    world.receiver._arrived = die
+    running(world)
+    (before,) = world.receiver._threads
+    world.send("a")
+    assert died.wait(5)
+    before.join(5)
+    world.receiver.look_after(world.clock.monotonic())
+    (after,) = world.receiver._threads
+    assert after is not before
+    assert [record.getMessage() for record in caplog.records] == [
+        "a thread that polls 'q' died: another takes its place"
+    ]
+
+
+def test_a_thread_that_hangs_with_what_it_brought_is_replaced(running, caplog):
+    world = World()
+    hangs, let_go = threading.Event(), threading.Event()
+
+    def hang_once(*_):
+        if not hangs.is_set():
+            hangs.set()
+            assert let_go.wait(10)
+
+    world.receiver._arrived = hang_once
+    running(world)
+    world.send("a")
+    assert hangs.wait(5)
+    held = world.room.held
+    world.receiver.look_after(world.clock.monotonic())
+    assert len(world.receiver._threads) == 1
+    pass_time(world, HANGS + 1)
+    assert len(world.receiver._threads) == 2
+    assert world.room.held == held
+    let_go.set()
+    assert [record.getMessage() for record in caplog.records] == [
+        "a thread that polls 'q' hangs: another takes its place"
+    ]

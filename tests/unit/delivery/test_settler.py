@@ -83,10 +83,10 @@ class World:
     def turn(self):
         """What a thread does that finds the time as it is; whether there was anything to do."""
         with self.settler._work:
-            work = self.settler._take_batch(self.clock.monotonic())
-        if work is not None:
-            self.settler._carry_out(*work)
-        return work is not None
+            hand = self.settler._take_in_hand(self.clock.monotonic())
+        if hand is not None:
+            self.settler._carry_out(hand)
+        return hand is not None
 
     def work_off(self, step=STEP):
         """Turn the clock until nothing is left to do."""
@@ -172,8 +172,8 @@ def test_without_a_window_everything_goes_at_once():
 
 def test_a_thread_takes_what_is_ready_without_waiting(world, queue):
     world.submit(world.receive(queue, 10), Delete())
-    lane, batch = world.settler._next(0)
-    assert (lane.queue, lane.kind, len(batch)) == (queue, Delete, 10)
+    hand = world.settler._take_in_hand(world.clock.monotonic())
+    assert (hand.lane.queue, hand.lane.kind, len(hand.batch)) == (queue, Delete, 10)
 
 
 def test_everything_that_sets_the_visibility_shares_requests(world, queue):

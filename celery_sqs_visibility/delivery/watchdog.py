@@ -1,0 +1,71 @@
+"""Looks after the threads that look after the messages: what died or hangs is replaced, and that is said."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from celery_sqs_visibility.policy.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+#: Seconds from one look to the next.
+INTERVAL: Final = 0.5
+
+#: Seconds after which a request that should be over counts as hanging. Its client gives up on SQS well
+#: before, so it waits for something that has no timeout: a host name to be resolved, credentials, a lock.
+HANGS: Final = 20.0
+
+
+class Ward(Protocol):
+    """Something that has threads."""
+
+    def look_after(self, now: float) -> None:
+        """Replace those that are dead or hang, at that monotonic instant. The watchdog's thread."""
+        ...
+
+
+class Watchdog:
+    """One thread that looks after all wards of a depot.
+
+    Args:
+        wards: tells who there is to look after.
+        clock: the monotonic clock; where it shows that this process was stopped for a while, nobody hangs.
+    """
+
+    def __init__(self, wards: Callable[[], Iterable[Ward]], clock: Clock) -> None:
+        self._wards = wards
+        self._clock = clock
+        self._stopped: threading.Event | None = None  # the running thread's own
+
+    def start(self) -> None:
+        """Start the thread; harmless if it runs. Not thread-safe: the depot locks."""
+        if self._stopped is None:
+            self._stopped = threading.Event()
+            threading.Thread(
+                target=self._run, args=(self._stopped,), name="sqs-watchdog", daemon=True
+            ).start()
+
+    def stop(self) -> None:
+        """End the thread; harmless if it does not run. Does not wait. Not thread-safe: the depot locks."""
+        if self._stopped is not None:
+            self._stopped.set()
+            self._stopped = None
+
+    def look(self, now: float) -> None:
+        """Look after everybody once."""
+        for ward in self._wards():
+            try:
+                ward.look_after(now)
+            except Exception:
+                logger.exception("watchdog stumbled and goes on")
+
+    def _run(self, stopped: threading.Event) -> None:
+        looked = self._clock.monotonic()
+        while not stopped.wait(INTERVAL):
+            before, looked = looked, self._clock.monotonic()
+            # After a SIGSTOP or a sleep of the machine all calls look old; their answers are read first.
+            if looked - before < 4 * INTERVAL:
+                self.look(looked)
