@@ -21,18 +21,26 @@ A_WORKERS_OWN = {
 }
 
 
+def deliveries(site):
+    """How often SQS handed out each message: to polls that overlap, moto now and then gives one twice."""
+    polls = site.proxy.calls("ReceiveMessage", queue=site.queue)
+    return Counter(message["MessageId"] for poll in polls for message in poll.response.get("Messages", []))
+
+
 @pytest.mark.timeout(240)  # a child that leaves takes a second for it (billiard/pool.py: `_do_exit`)
-def test_a_child_for_every_task_under_load_runs_each_once(make_site):
+def test_a_child_for_every_task_under_load_runs_each_delivery_once(make_site):
     site = make_site(visibility_timeout=5)
     tasks = 200
     for key in range(tasks):
         site.send("quick", key)
     site.proxy.clear()
     worker = site.start(concurrency=2, extra_args=["--max-tasks-per-child=1"])
-    started = site.diary.wait_for("started", tasks, timeout=200)
+    site.diary.wait_for("started", tasks, timeout=200)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert Counter(entry["key"] for entry in started) == dict.fromkeys(range(tasks), 1)
-    assert len({entry["pid"] for entry in started}) == tasks
+    started = site.diary.entries("started")
+    assert {entry["key"] for entry in started} == set(range(tasks))
+    assert Counter(entry["sqs"]["message_id"] for entry in started) == deliveries(site)
+    assert len({entry["pid"] for entry in started}) == len(started)
     assert {call.action for call in site.proxy.calls()} <= A_WORKERS_OWN
     assert {call.status for call in site.proxy.calls()} == {200}
     worker.terminate()
@@ -51,9 +59,9 @@ def test_children_that_publish_have_clients_of_their_own_whatever_was_held_when_
     for key in range(tasks):
         site.diary.wait_for("started", timeout=100, key=f"published by {key}")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert site.diary.count("started") == 2 * tasks
+    starts = Counter(entry["sqs"]["message_id"] for entry in site.diary.entries("started"))
+    assert starts == deliveries(site)
     assert {call.status for call in site.proxy.calls("SendMessage")} == {200}
-    assert site.proxy.count("SendMessage") == 2 * tasks
     assert worker.running
 
 
