@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery_sqs_visibility.aws.errors import QueueDoesNotExist, RequestRefused, SQSError
 from celery_sqs_visibility.aws.memory_queue import MemoryQueue, Message, Now
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage, ReceivedMessage, ReceiveOptions
+from celery_sqs_visibility.policy.attributes import legal, size
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
 from celery_sqs_visibility.policy.quotas import (
     BATCH_ENTRIES,
@@ -233,7 +234,11 @@ def _check_outgoing(queue: MemoryQueue, message: OutgoingMessage) -> None:
     action = "SendMessage"
     if not message.body:
         raise _refused(action, "The request must contain the parameter MessageBody.", "MissingParameter")
-    if len(message.body.encode()) > MESSAGE_BYTES:
+    texts = {n: value["StringValue"] for n, value in message.attributes.items() if "StringValue" in value}
+    for name, text in texts.items():
+        if not text or legal(text) != text:
+            raise _refused(action, f"The message attribute {name!r} is empty, or not all of it is XML.")
+    if len(message.body.encode()) + sum(size(*item) for item in texts.items()) > MESSAGE_BYTES:
         raise _refused(
             action, f"One or more parameters are invalid. A message has {MESSAGE_BYTES} bytes at most."
         )

@@ -1,0 +1,64 @@
+"""Texts as message attributes: what SQS takes, how much room they need, what goes where there is none.
+
+Source: "Amazon SQS message metadata" (names, types and values count towards the message's size; none may be
+empty) and API_SendMessage (the characters of XML 1.0).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+#: The only data type we send.
+DATA_TYPE = "String"
+
+_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def legal(text: str) -> str:
+    r"""The text with what SQS refuses written out, as in a Python literal: `\x00`, `\ud800`."""
+    return _ILLEGAL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def beginning(text: str, most: int) -> str:
+    """The first characters, at most that many."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def last_lines(text: str, most: int, line_length: int) -> str:
+    """The last whole lines, at most that many characters; longer lines than `line_length` are cut.
+
+    So of a traceback that ends with a very long message something is left to read.
+    """
+    kept: list[str] = []
+    for line in reversed(text.splitlines()):
+        kept.append(beginning(line, line_length))
+        most -= len(kept[-1]) + 1
+        if most < 0:
+            kept.pop()
+            break
+    return "\n".join(reversed(kept))
+
+
+def size(name: str, text: str) -> int:
+    """Bytes that an attribute adds to a message."""
+    return len(name.encode()) + len(DATA_TYPE) + len(text.encode())
+
+
+def fitting(texts: Mapping[str, str], room: int, expendable: str) -> dict[str, str]:
+    """As many of the attributes as go into `room` bytes, in their order.
+
+    Args:
+        texts: by name.
+        room: what the body leaves of the message.
+        expendable: the first to go. Then the shortest stay.
+    """
+    if sum(size(*item) for item in texts.items()) <= room:
+        return dict(texts)
+    kept = set()
+    for name in sorted(texts.keys() - {expendable}, key=lambda name: size(name, texts[name])):
+        room -= size(name, texts[name])
+        if room < 0:
+            break
+        kept.add(name)
+    return {name: text for name, text in texts.items() if name in kept}
