@@ -18,7 +18,7 @@ from kombu.utils.json import dumps, loads
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.intake import Opened, UnreadableError
-from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
+from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, MESSAGE_BYTES
 
 #: What we, as kombu, put into `delivery_info` of what was received, and take out of what is sent again.
 OURS = ("sqs_message", "sqs_queue", "redelivered")
@@ -81,11 +81,16 @@ def open_message(queue: Queue, message: ReceivedMessage) -> Opened:
 
 
 def seal_again(payload: Mapping[str, Any]) -> str:
-    """The body of a message as it was before `open_message`, but for details that nobody reads."""
+    """The body of a message as it was before `open_message`, but for details that nobody reads.
+
+    What base64 would make too large, since those details grew, is left as JSON: all understand both.
+    """
     properties = dict(payload["properties"])
     info = properties.get("delivery_info", {})
     properties["delivery_info"] = {key: value for key, value in info.items() if key not in OURS}
-    return base64.b64encode(dumps({**payload, "properties": properties}).encode()).decode()
+    text = dumps({**payload, "properties": properties})
+    body = base64.b64encode(text.encode()).decode()
+    return body if len(body) <= MESSAGE_BYTES else text
 
 
 def eta_of(headers: Mapping[str, Any]) -> float | None:

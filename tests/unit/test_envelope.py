@@ -20,6 +20,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.intake import UnreadableError
 from celery_sqs_visibility.envelope import eta_of, open_message, seal, seal_again
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 stock = pytest.importorskip("kombu.transport.SQS", reason="kombu's own SQS transport", exc_type=ImportError)
 
@@ -165,6 +166,15 @@ def test_what_is_sent_to_the_dead_letters_can_be_read_again(message):
     first = open_message(QUEUE, received(seal(message, QUEUE, base64_encoded=True).body)).payload
     again = seal_again(first)
     assert "sqs_message" not in base64.b64decode(again).decode() or "sqs_message" in str(message)
+    assert without_sqs(open_message(QUEUE, received(again)).payload) == without_sqs(first)
+    assert without_sqs(StockChannel().read(again)) == without_sqs(first)
+
+
+def test_what_base64_would_make_too_large_for_the_dead_letters_is_left_as_json():
+    message = {"body": "x" * (MESSAGE_BYTES * 4 // 5), "properties": {}, "headers": {}}
+    first = open_message(QUEUE, received(json.dumps(message))).payload
+    again = seal_again(first)
+    assert len(again) <= MESSAGE_BYTES
     assert without_sqs(open_message(QUEUE, received(again)).payload) == without_sqs(first)
     assert without_sqs(StockChannel().read(again)) == without_sqs(first)
 
