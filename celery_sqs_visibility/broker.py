@@ -19,8 +19,8 @@ from celery_sqs_visibility.delivery.returns import Returns
 from celery_sqs_visibility.envelope import open_message
 from celery_sqs_visibility.policy.options import Options
 
-#: What every receive asks for: how often it was received before, and when first.
-SYSTEM_ATTRIBUTES = ("ApproximateFirstReceiveTimestamp", "ApproximateReceiveCount")
+#: What every receive asks for: how often it was received before, when first, and its group.
+SYSTEM_ATTRIBUTES = ("ApproximateFirstReceiveTimestamp", "ApproximateReceiveCount", "MessageGroupId")
 
 #: What kombu fills in where the URL names no host: nobody's endpoint.
 NO_HOST = "localhost"
@@ -40,8 +40,9 @@ class Broker:
         self.options = options
         self.queues = _queues(client, options)
         self.receive_options = receive_options(options)
-        self.redrive = RedriveBook()
         self._returns = Returns()
+        letters = options.dead_letter_queue
+        self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
         #: Those in use, of channels that were closed too, as long as something of theirs still runs.
         self.depots: WeakSet[Depot] = WeakSet()
 

@@ -33,10 +33,12 @@ class Message(virtual.Message):
         super().__init__(payload, channel=channel, **kwargs)
         self.delivery: Delivery | None = channel.delivery(self.delivery_tag)
 
-    def give_up(self, reason: str, **attributes: str) -> None:
-        """Its task failed for good: to the dead letters if the queue has any, then deleted. Any thread."""
+    def give_up(self, reason: str, on_exhausted: str | None = None, **attributes: str) -> None:
+        """Its task failed for good: see `Depot.give_up`. Any thread."""
         if self.delivery is not None and self.channel is not None:
-            self.channel.depot.give_up(self.delivery, reason, lambda: seal_again(self._raw), **attributes)
+            self.channel.depot.give_up(
+                self.delivery, reason, lambda: seal_again(self._raw), on_exhausted, **attributes
+            )
 
     def refuse(self, reason: str, *, others_may: bool = False) -> None:
         """No task of this worker can be made of it: see `Depot.refuse`. Never deleted."""

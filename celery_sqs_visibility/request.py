@@ -168,7 +168,7 @@ class DeliveryRequest(Request):
     def give_up(self, reason: str, **attributes: str) -> None:
         """To the dead letters, if there are any, then deleted."""
         self.acknowledged = True
-        self.message.give_up(reason, **attributes)
+        self.message.give_up(reason, getattr(self.task, "on_exhausted", None), **attributes)
 
     def _tell_lease(self) -> None:
         """Give the task the key to its lease, before a pool with processes pickles the request."""

@@ -101,6 +101,8 @@ class VisibilityTask(Task):
             to `retry_backoff`, `default_retry_delay` and the transport option of this name.
         autoretry_for: which exceptions come back; every one by default. Time limits and lost pool children
             come back in any case, unless `dont_autoretry_for` names them.
+        on_exhausted: what becomes of the message after the last attempt where there is no dead-letter queue:
+            "delete" or "keep". `None` is the transport option of this name.
         max_retries: as in Celery. `None` leaves the end to the queue's redrive policy.
         on_lost: "continue" or "terminate": whether a run goes on whose message another worker may have.
             `None` leaves it to the transport option of this name.
@@ -112,6 +114,7 @@ class VisibilityTask(Task):
     autoretry_for: ClassVar[tuple[type[BaseException], ...]] = EVERY_EXCEPTION
     dont_autoretry_for: ClassVar[tuple[type[BaseException], ...]] = ()
     error_visibility_timeout: Any = None
+    on_exhausted: ClassVar[str | None] = None
     on_lost: ClassVar[str | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG004 - a task class may take some
@@ -140,6 +143,7 @@ class VisibilityTask(Task):
         cls.acks_on_failure_or_timeout = cls.acks_on_failure = cls.acks_on_timeout = True
         cls.reject_on_worker_lost = cls.retry_on_worker_lost = False
         cls._delay_rule()
+        _check_choice(cls, "on_exhausted")
         _check_choice(cls, "on_lost")
         if cls.__call__ is not Task.__call__ and not hasattr(cls.__call__, "turns_failures"):
             cls.__call__ = _turning_failures_of_call(cls.__call__)

@@ -6,15 +6,16 @@ the main process hears, and decides with the same methods of the task.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.log import get_logger
-from celery.utils.text import truncate
+from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker import state
 from kombu.utils.encoding import safe_repr, safe_str
 
@@ -24,7 +25,7 @@ from celery_sqs_visibility.delivery.model import Delivery, Hide, Lapse
 from celery_sqs_visibility.policy.delays import whole_seconds
 from celery_sqs_visibility.policy.retrying import attempts_made
 from celery_sqs_visibility.request import DeliveryRequest, exception_of
-from celery_sqs_visibility.task import VisibilityRetry
+from celery_sqs_visibility.task import EVERY_EXCEPTION, VisibilityRetry
 
 logger = get_logger(__name__)
 
@@ -32,15 +33,14 @@ logger = get_logger(__name__)
 #: at the least, so that two runs cannot overlap.
 KILLED_BY_THEN = 1
 
-#: Characters of an exception that a dead letter tells.
-ERROR_LENGTH = 1000
-
-
 #: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and what
 #: was only released is not to fail without ever having run.
 RELEASES_FORGIVEN = 3
 
-#: Message ids that failed for good in this process.
+#: Seconds by which the clocks of a worker and of SQS may differ.
+CLOCK_SKEW = 5
+
+#: Ids of the messages that this process gave up.
 _given_up: Remembered[str] = Remembered(10_000)
 
 
@@ -69,7 +69,7 @@ class VisibilityRequest(DeliveryRequest):
             decided = return_ok and not exc_info.internal
             if not decided and self._lost_run_comes_back(exc, exc_info):
                 return None
-            with self._given_up_after(exc):
+            with self._given_up_after(exc, exc_info):
                 return super().on_failure(exc_info, send_failed_event, return_ok)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
@@ -92,16 +92,21 @@ class VisibilityRequest(DeliveryRequest):
             if self._failed_for_good:
                 self._tell_handlers(exc, einfo)
 
+    def give_up(self, reason: str, **attributes: str) -> None:
+        """To the dead letters or deleted; if it comes back all the same, it is not run."""
+        if self.delivery is not None:
+            _given_up.add(self.delivery.facts.message_id)
+        super().give_up(reason, **attributes)
+
     def revoked(self) -> bool:
-        """Whether not to run it: as any other, or because it failed for good before, or kills its workers."""
-        may_not = self._may_not_run()
+        """Whether not to run it: as any other, or because it was given up before, or kills its workers."""
         try:
-            if may_not:
-                self._fail_unrun()
+            may_not = self._given_up_unrun()
         except Exception:
             # Raised from here it would cost the pool a slot.
             logger.exception("Task %s[%s] could not be failed, and comes back", self.name, self.id)
             self.come_back_later()
+            may_not = True
         if may_not:
             state.task_ready(self)
         return may_not or super().revoked()
@@ -154,7 +159,7 @@ class VisibilityRequest(DeliveryRequest):
         self.settle(Lapse() if delay is None else Hide(whole_seconds(delay)))
 
     @contextmanager
-    def _given_up_after(self, exc: BaseException) -> Iterator[None]:
+    def _given_up_after(self, exc: BaseException, exc_info: ExceptionInfo) -> Iterator[None]:
         """Give the message up once the failure is stored; if it could not be, have the message come back."""
         self._failed_for_good = True
         self._tell_failure(safe_repr(exc), None, last=True)
@@ -166,40 +171,67 @@ class VisibilityRequest(DeliveryRequest):
             self.come_back_later()
             raise
         if not settled:
-            self._give_up_failed(exc)
+            last = self.task.is_last_attempt(self._context, self.task.retry_limit)
+            self.give_up(
+                "failed at its last attempt" if last else "failed, and is not to be retried",
+                exception=_described(exc),
+                traceback=safe_str(exc_info.traceback),
+                attempts=str(self._request_dict["retries"] + 1),
+            )
 
-    def _give_up_failed(self, exc: BaseException) -> None:
-        if self.delivery is not None:
-            _given_up.add(self.delivery.facts.message_id)
-        last = self.task.is_last_attempt(self._context, self.task.retry_limit)
-        reason = "failed at its last attempt" if last else "failed, and is not to be retried"
-        self.give_up(reason, exception=truncate(safe_repr(exc), ERROR_LENGTH))
+    def _given_up_unrun(self) -> bool:
+        """Give up what was given up before, or has used up its attempts; whether it did."""
+        if self.delivery is None or self.acknowledged:
+            return False
+        failure = self._failure_before(self.delivery)
+        if failure is not None:
+            error = failure.get("result")
+            self.give_up(
+                "was given up before",
+                exception=_described(error) if isinstance(error, BaseException) else "",
+                traceback=safe_str(failure.get("traceback") or ""),
+            )
+        elif self._attempts_beyond() > RELEASES_FORGIVEN:
+            self._fail_unrun()
+        else:
+            return False
+        return True
 
     def _fail_unrun(self) -> None:
-        """Give up what has used up its attempts, and tell so if nobody has."""
+        """Fail what has used up its attempts, none of which could tell of its end."""
         try:
             raise WorkerLostError("No attempts left: the runs before were lost, with their workers.")  # noqa: TRY301
-        except WorkerLostError as exc:
-            if self._failed_before():
-                self._give_up_failed(exc)
-            else:
-                self.on_failure(ExceptionInfo())
+        except WorkerLostError:
+            self.on_failure(ExceptionInfo())
 
-    def _may_not_run(self) -> bool:
+    def _attempts_beyond(self) -> int:
+        """How many receives there were since that of the last attempt."""
         limit = self.task.retry_limit
-        if self.delivery is None or self.acknowledged or limit is None:
-            return False
-        beyond = self._request_dict["retries"] - limit
-        return beyond > 0 and (beyond > RELEASES_FORGIVEN or self._failed_before())
+        return 0 if limit is None else max(0, self._request_dict["retries"] - limit)
 
-    def _failed_before(self) -> bool:
-        """Whether it is known to have failed for good; its message was kept for want of permissions."""
-        if self.delivery is not None and self.delivery.facts.message_id in _given_up:
-            return True
+    def _failure_before(self, delivery: Delivery) -> Mapping[str, Any] | None:
+        """What the result backend has of its failure for good; empty if only we know that it was given up.
+
+        Such a message comes back where it could not be moved or deleted, or was kept on purpose.
+        """
+        remembered = delivery.facts.message_id in _given_up
+        if not remembered and not self._may_have_failed():
+            return None
         try:
-            return bool(self.task.backend.get_state(self.id) == states.FAILURE)
-        except Exception:  # noqa: BLE001 - no result backend, or none that answers: then nobody knows
+            stored = self.task.backend.get_task_meta(self.id, cache=False)
+            if stored["status"] == states.FAILURE and _is_since(delivery.facts.first_received, stored):
+                return dict(stored)
+        except Exception:  # noqa: BLE001, S110 - no result backend, or none that answers: then nobody knows
+            pass
+        return {} if remembered else None
+
+    def _may_have_failed(self) -> bool:
+        """Whether the result backend is worth a question, which costs the main thread a moment."""
+        task = self.task
+        if not (self._delivery_info["redelivered"] and self.store_errors and task.backend.persistent):
             return False
+        every = task.autoretry_for is EVERY_EXCEPTION and not task.dont_autoretry_for
+        return self._attempts_beyond() > 0 or task.retry_limit is None or not every
 
     def _tell_handlers(self, exc: Exception, einfo: ExceptionInfo) -> None:
         """Call the task's handlers for a run that was cut off, as Celery 5.7 does in `on_timeout`."""
@@ -210,3 +242,29 @@ class VisibilityRequest(DeliveryRequest):
         if self.delivery is not None:
             attempt = self._request_dict["retries"] + 1
             emit(Failed(self.delivery.facts, attempt=attempt, error=error, delay=delay, last=last))
+
+
+def _described(exc: BaseException) -> str:
+    """An exception's type and message, as at the end of a traceback."""
+    if isinstance(exc, UnpickleableExceptionWrapper):
+        module, name, message = exc.exc_module, exc.exc_cls_name, ", ".join(map(str, exc.exc_args))
+    else:
+        module, name = type(exc).__module__, type(exc).__qualname__
+        try:
+            message = str(exc)
+        except Exception:  # noqa: BLE001 - a user's __str__
+            message = safe_repr(exc)
+    return f"{name if module == 'builtins' else f'{module}.{name}'}: {message}"
+
+
+def _is_since(first_received: float, stored: Mapping[str, Any]) -> bool:
+    """Whether a stored outcome is this message's, and not that of one moved here from a dead-letter queue.
+
+    Such a message has the task id of the one that failed, whose outcome is older. Without a time it is ours.
+    """
+    done = stored.get("date_done")
+    if isinstance(done, str):
+        done = datetime.fromisoformat(done.replace("Z", "+00:00"))
+    if not isinstance(done, datetime) or done.tzinfo is None:
+        return True
+    return done.timestamp() >= first_received - CLOCK_SKEW

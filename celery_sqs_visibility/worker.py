@@ -18,6 +18,7 @@ from celery.exceptions import TaskRevokedError
 from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.channel import Message
+from celery_sqs_visibility.delivery.deadletters import DeadLetters
 from celery_sqs_visibility.delivery.leases import open_board
 from celery_sqs_visibility.shutdown import drain_at_shutdown
 from celery_sqs_visibility.signals import send_signals
@@ -53,6 +54,7 @@ class Deliveries(bootsteps.StartStopStep):
         request = symbol_by_name(DELIVERY_REQUEST)
         request.pool, request.pool_has_processes = c.pool, processes
         c.connect = QueuesFirst(c, c.connect)
+        DeadLetters.worker = c.hostname
         self._consumer = c
         c.on_unknown_message = self._on_unknown_message
         c.on_unknown_task = self._on_unknown_task

@@ -1,4 +1,4 @@
-"""What a queue's redrive policy says, asked seldom and never insisted on."""
+"""Where a queue's dead letters go: what its redrive policy says, asked seldom and never insisted on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.forks import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +41,13 @@ class RedriveBook:
     """Remembers queues' redrive policies. Usable from any thread; requests are made outside its lock.
 
     Needs the permission sqs:GetQueueAttributes and does without: unknown is `None`, as "no policy" is.
+
+    Args:
+        plain: finds the dead-letter queue for queues whose policy names none, as far as we know.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plain: Callable[[], Queue] | None = None) -> None:
+        self._plain = plain
         self._lock = ProcessLock()  # guards _asked, _known and _dead_letter_queues
         self._asked: dict[str, float] = {}
         self._known: dict[str, Redrive | None] = {}
@@ -78,9 +82,12 @@ class RedriveBook:
                 self._asked[queue.url] = now - REDRIVE_SECONDS + AGAIN_SECONDS
         elif not self.knows(queue):
             logger.warning(
-                "cannot read the redrive policy of queue %r, so messages that fail for good are kept, to "
-                "come back until SQS moves or expires them; allow sqs:GetQueueAttributes: %s",
+                "cannot read the redrive policy of queue %r, so messages that fail for good %s; "
+                "allow sqs:GetQueueAttributes: %s",
                 queue.name,
+                "go to the dead_letter_queue of the transport options"
+                if self._plain
+                else "are kept, to come back until SQS moves or expires them",
                 error,
             )
 
@@ -94,27 +101,59 @@ class RedriveBook:
         with self._lock:
             return self._known.get(queue.url)
 
-    def dead_letter_queue(self, queue: Queue) -> Queue | None:
-        """Return the queue that the last known policy names, `None` if there is no policy or it is unknown.
+    def has_dead_letter_queue(self, queue: Queue) -> bool:
+        """Return whether a queue is named for its dead letters, as far as we know. No request is made."""
+        return self._plain is not None or self.peek(queue) is not None
 
-        Asks SQS for its URL once; used with the credentials of `queue`. Call `get` first, to know.
+    def find_dead_letter_queue(self, queue: Queue) -> None:
+        """Make sure that the plain dead-letter queue exists, if `queue` needs it. Call `get` first.
 
         Raises:
-            SQSError: the URL could not be had, for one because it needs sqs:GetQueueUrl on that queue.
+            SQSError: it does not, and may not be created; or SQS could not be asked.
+        """
+        if self.peek(queue) is not None:
+            return
+        try:
+            self.dead_letter_queue(queue)
+        except SQSError as error:
+            sentence = f"The queue of the transport option dead_letter_queue cannot be used: {error}"
+            raise type(error)(sentence, code=error.code, action=error.action) from error
+
+    def dead_letter_queue(self, queue: Queue) -> Queue | None:
+        """Return the queue that the last known policy names, or the plain one; `None` if there is neither.
+
+        A queue is not its own. Asks SQS for the URL once; used with the credentials of `queue`. Call `get`
+        first, to know.
+
+        Raises:
+            SQSError: the queue could not be found.
         """
         policy = self.peek(queue)
-        if policy is None:
-            return None
+        if policy is not None:
+            return self._named_by(policy, queue)
+        plain = self._plain() if self._plain else None
+        return None if plain is None or plain.url == queue.url else plain
+
+    def _named_by(self, policy: Redrive, queue: Queue) -> Queue:
         key = queue.url, policy.dead_letter_arn
         with self._lock:
             found = self._dead_letter_queues.get(key)
         if found is None:
             # arn:aws:sqs:region:account:name
             account, name = policy.dead_letter_arn.split(":")[-2:]
-            found = Queue(name, queue.sqs.queue_url(name, account), queue.sqs)
+            found = Queue(name, _url(queue, name, account), queue.sqs)
             with self._lock:
                 found = self._dead_letter_queues.setdefault(key, found)
         return found
+
+
+def _url(queue: Queue, name: str, account: str) -> str:
+    """The URL of a dead-letter queue, which SQS has in the region of its source."""
+    try:
+        return queue.sqs.queue_url(name, account)
+    except AccessDenied:
+        # Who may send there need not be allowed sqs:GetQueueUrl as well.
+        return f"{queue.url.rsplit('/', 2)[0]}/{account}/{name}"
 
 
 def parse_redrive_policy(attributes: Mapping[str, str]) -> Redrive | None:

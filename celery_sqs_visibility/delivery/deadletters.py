@@ -3,24 +3,64 @@
 from __future__ import annotations
 
 import logging
+import threading
+from datetime import datetime, timezone
+from typing import ClassVar
 
 from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist, RequestRefused
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.model import DeadLetter, Delivery
+from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Lapse, Release
+from celery_sqs_visibility.policy.attributes import DATA_TYPE, beginning, fitting, last_lines, legal
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES, VISIBILITY_HORIZON
 
 logger = logging.getLogger(__name__)
 
-#: A FIFO dead-letter queue needs a group, and the original's is not known any more.
+#: The value of the option `on_exhausted` that is not "keep".
+DELETE = "delete"
+
+#: Seconds that a message which nobody may delete stays hidden each time: each return costs two requests.
+KEPT = 3600
+
+#: What a dead letter tells, the most telling first: SQS takes ten attributes. Of a failed task these are the
+#: ten before `message_id`; where no task could be made of the message there is room for all that is known.
+ATTRIBUTES = (
+    "reason",
+    "exception",
+    "traceback",
+    "attempts",
+    "task",
+    "task_id",
+    "worker",
+    "first_received",
+    "last_received",
+    "source_queue",
+    "message_id",
+    "receive_count",
+)
+
+#: Characters of one attribute, of a traceback, and of one of its lines.
+TEXT_LENGTH = 1000
+TRACEBACK_LENGTH = 4000
+LINE_LENGTH = 400
+
+#: The group of a message without one, in a FIFO dead-letter queue.
 FIFO_GROUP = "dead-letters"
 
 
 class DeadLetters:
-    """Sends copies to the dead-letter queues that the queues' redrive policies name."""
+    """Sends copies to the queues' dead-letter queues."""
 
-    def __init__(self, redrive: RedriveBook) -> None:
+    #: Celery's name of this node; told by the worker's bootstep.
+    worker: ClassVar[str | None] = None
+
+    def __init__(self, redrive: RedriveBook, clock: Clock = SYSTEM_CLOCK) -> None:
         self._redrive = redrive
+        self._clock = clock
+        self._lock = threading.Lock()  # guards _refused
+        self._refused: set[str] = set()  # the queues whose trouble was told
 
     def send(self, delivery: Delivery, letter: DeadLetter) -> bool:
         """Send the copy; whether there is a dead-letter queue and it took it. A settler's thread.
@@ -28,33 +68,98 @@ class DeadLetters:
         Raises:
             SQSError: it could not be sent now; try again.
         """
+        queue = delivery.queue
         try:
-            target = self._redrive.dead_letter_queue(delivery.queue)
+            target = self._redrive.dead_letter_queue(queue)
             if target is None:
                 return False
-            target.sqs.send(target.url, _copy(target, delivery, letter))
+            target.sqs.send(target.url, self._copy(target, delivery, letter))
         except (AccessDenied, QueueDoesNotExist, RequestRefused) as error:
-            logger.warning("cannot send to the dead-letter queue of %r: %s", delivery.queue.name, error)
+            with self._lock:
+                told = queue.url in self._refused
+                self._refused.add(queue.url)
+            if not told:
+                logger.warning(
+                    "cannot send to the dead-letter queue of %r, so messages that are given up stay, to be "
+                    "moved by SQS if the queue has a redrive policy: %s",
+                    queue.name,
+                    error,
+                )
             return False
+        with self._lock:
+            self._refused.discard(queue.url)
         return True
 
+    def _copy(self, target: Queue, delivery: Delivery, letter: DeadLetter) -> OutgoingMessage:
+        texts = self._texts(delivery, letter)
+        room = MESSAGE_BYTES - len(letter.body.encode("utf-8", "surrogatepass"))
+        return OutgoingMessage(
+            body=letter.body,
+            attributes={
+                name: {"DataType": DATA_TYPE, "StringValue": text}
+                for name, text in fitting(texts, room, expendable="traceback").items()
+            },
+            group_id=(delivery.facts.group or FIFO_GROUP) if target.fifo else None,
+            deduplication_id=delivery.facts.message_id if target.fifo else None,
+        )
 
-def _copy(target: Queue, delivery: Delivery, letter: DeadLetter) -> OutgoingMessage:
-    facts = delivery.facts
-    texts = {
-        "reason": letter.reason,
-        "source_queue": facts.queue,
-        "message_id": facts.message_id,
-        "receive_count": str(facts.receive_count),
-        "task": facts.task,
-        "task_id": facts.task_id,
-        **letter.attributes,
-    }
-    return OutgoingMessage(
-        body=letter.body,
-        attributes={
-            name: {"DataType": "String", "StringValue": text} for name, text in texts.items() if text
-        },
-        group_id=FIFO_GROUP if target.fifo else None,
-        deduplication_id=facts.message_id if target.fifo else None,
-    )
+    def _texts(self, delivery: Delivery, letter: DeadLetter) -> dict[str, str]:
+        facts = delivery.facts
+        told: dict[str, str | None] = {
+            "reason": letter.reason,
+            "task": facts.task,
+            "task_id": facts.task_id,
+            "worker": self.worker,
+            "first_received": _iso(facts.first_received),
+            "last_received": _iso(self._received(delivery)),
+            "source_queue": facts.queue,
+            "message_id": facts.message_id,
+            "receive_count": str(facts.receive_count),
+            **letter.attributes,
+        }
+        texts = {name: _fair(name, text) for name in ATTRIBUTES if (text := told.get(name))}
+        return dict(list(texts.items())[:MESSAGE_ATTRIBUTES])
+
+    def _received(self, delivery: Delivery) -> float:
+        """When this delivery was received, in seconds since the epoch."""
+        received = delivery.horizon - VISIBILITY_HORIZON
+        return self._clock.wall() - (self._clock.monotonic() - received)
+
+
+def without_dead_letters(redrive: RedriveBook, queue: Queue, on_exhausted: str) -> Delete | Hide | Lapse:
+    """What becomes of a message that is given up where there is no dead-letter queue, as far as we know."""
+    if on_exhausted == DELETE and redrive.knows(queue):
+        return Delete()
+    return kept(redrive, queue)
+
+
+def not_taken(redrive: RedriveBook, delivery: Delivery) -> Hide | Lapse | Release:
+    """What becomes of a message that is given up where its dead-letter queue does not take it.
+
+    It is visible at once as often as SQS's redrive policy hands it out, and moved by it then. What comes
+    back after that, since the dead-letter queue is gone for one, is kept.
+    """
+    policy = redrive.peek(delivery.queue)
+    if policy is not None and delivery.facts.receive_count <= policy.max_receive_count:
+        return Release()
+    return kept(redrive, delivery.queue)
+
+
+def kept(redrive: RedriveBook, queue: Queue) -> Hide | Lapse:
+    """Come back seldom, not to be run; where there may be a redrive policy, as often as without us."""
+    return Hide(KEPT) if redrive.knows(queue) else Lapse()
+
+
+def _fair(name: str, text: str) -> str:
+    """A text as SQS takes it, cut."""
+    text = legal(text)
+    if name == "traceback":
+        return last_lines(text, TRACEBACK_LENGTH, LINE_LENGTH)
+    return beginning(text, TEXT_LENGTH)
+
+
+def _iso(seconds: float) -> str | None:
+    """Seconds since the epoch as ISO 8601, UTC; `None` for 0, which is unknown."""
+    if not seconds:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")

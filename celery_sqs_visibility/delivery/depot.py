@@ -10,6 +10,7 @@ from typing import Any
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.deadletters import not_taken, without_dead_letters
 from celery_sqs_visibility.delivery.events import Adopted, FinishedBefore, Started, emit
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.inbox import Inbox, Parcel
@@ -94,6 +95,7 @@ class Depot:
         self._start()
         # Known before the first message is, since it says which attempt is the last.
         self.redrive.get(queue, self._clock.monotonic())
+        self.redrive.find_dead_letter_queue(queue)
         options = self.options
         schedule = PollSchedule(options.polling_interval, options.polling_interval_max)
         receiver = Receiver(
@@ -173,20 +175,28 @@ class Depot:
         self.settle(delivery, Lapse())
         return True
 
-    def give_up(self, delivery: Delivery, reason: str, body: Callable[[], str], **attributes: str) -> None:
+    def give_up(
+        self,
+        delivery: Delivery,
+        reason: str,
+        body: Callable[[], str],
+        on_exhausted: str | None = None,
+        **attributes: str,
+    ) -> None:
         """Its task failed for good: to the queue's dead-letter queue if it has one, then deleted. Any thread.
 
         Args:
             delivery: what is given up.
             reason: for whoever reads the dead letters.
             body: makes the message's body, which is not kept.
+            on_exhausted: what to do without a dead-letter queue, if not as the option says.
             attributes: what else to tell.
         """
-        if self.redrive.peek(delivery.queue):
-            # Where we may not send there, SQS's own redrive policy moves it, sooner or later.
-            delivery.settle(DeadLetter(reason, body(), otherwise=Release(), attributes=attributes))
+        if self.redrive.has_dead_letter_queue(delivery.queue):
+            otherwise = not_taken(self.redrive, delivery)
+            delivery.settle(DeadLetter(reason, body(), otherwise, attributes))
         else:
-            delivery.settle(self._without_dead_letters(delivery.queue))
+            delivery.settle(self._without_dead_letters(delivery.queue, on_exhausted))
 
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
         """Give it back at once, or give it up. Any thread.
@@ -196,7 +206,7 @@ class Depot:
         """
         if requeue:
             delivery.settle(Release())
-        elif self.redrive.peek(delivery.queue):
+        elif self.redrive.has_dead_letter_queue(delivery.queue):
             delivery.settle(Lapse())
         else:
             delivery.settle(self._without_dead_letters(delivery.queue))
@@ -280,9 +290,8 @@ class Depot:
     def _give_back(deliveries: Iterable[Delivery]) -> int:
         return sum(delivery.settle(Release()) for delivery in deliveries)
 
-    def _without_dead_letters(self, queue: Queue) -> Delete | Lapse:
-        """Delete what was given up, as Celery would, if we know that the queue has no redrive policy."""
-        return Delete() if self.redrive.knows(queue) else Lapse()
+    def _without_dead_letters(self, queue: Queue, on_exhausted: str | None = None) -> Settlement:
+        return without_dead_letters(self.redrive, queue, on_exhausted or self.options.on_exhausted)
 
     def _start(self) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ class Facts:
         first_received: seconds since the epoch.
         task: the task's name, as far as the message tells.
         task_id: its id, likewise.
+        group: its message group, if it has one.
     """
 
     queue: str
@@ -29,6 +30,7 @@ class Facts:
     first_received: float
     task: str | None = None
     task_id: str | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

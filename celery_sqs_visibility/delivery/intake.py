@@ -148,4 +148,5 @@ def _facts(queue: Queue, message: ReceivedMessage, content: Opened | UnreadableE
         first_received=int(attributes.get("ApproximateFirstReceiveTimestamp", 0)) / 1000,
         task=content.task if isinstance(content, Opened) else None,
         task_id=content.task_id if isinstance(content, Opened) else None,
+        group=attributes.get("MessageGroupId"),
     )

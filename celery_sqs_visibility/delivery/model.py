@@ -45,7 +45,7 @@ class Release:
 class DeadLetter:
     """Given up: to the dead-letter queue as `body` with `attributes`, then delete.
 
-    Without a dead-letter queue, or without leave to send there, `otherwise` is done instead.
+    Without a dead-letter queue, or where it does not take the copy, `otherwise` is done instead.
     """
 
     reason: str

@@ -56,8 +56,8 @@ class Outcomes:
     ) -> None:
         self.settler = Settler(window, clock, self._settled, self._dead_letter)
         self._clock = clock
-        self._dead_letters = DeadLetters(redrive)
         self._finish = finish
+        self._dead_letters = DeadLetters(redrive, clock)
         self._expect_at = expect
 
     def carry_out(self, delivery: Delivery, settlement: Settlement) -> None:

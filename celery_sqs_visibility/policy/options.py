@@ -20,7 +20,9 @@ from celery_sqs_visibility.policy.parsers import (
     flag,
     instance_of,
     mapping,
-    one_of,
+    on_exhausted,
+    on_lost,
+    queue_name,
     queues,
     text,
 )
@@ -89,7 +91,7 @@ class Options:
     )
     on_lost: str = _option(
         "continue",
-        one_of("continue", "terminate"),
+        on_lost,
         "What becomes of a running task whose message's visibility has lapsed, so that another worker may "
         "run it too: it goes on, told by `self.visibility.lost`, or is ended (not in threads and solo).",
     )
@@ -102,6 +104,19 @@ class Options:
         1.0,
         Seconds(0, 60),
         "How many seconds of work, at the measured pace, are held beyond what runs; 0 holds nothing more.",
+    )
+    dead_letter_queue: str | None = _option(
+        None,
+        queue_name,
+        "A queue, by Celery's name for it, for what is given up in queues whose redrive policy names none; "
+        "looked up, or created, when a consumer starts. A redrive policy's own queue goes first.",
+    )
+    on_exhausted: str = _option(
+        "delete",
+        on_exhausted,
+        "What becomes of a message after its last attempt where there is no dead-letter queue. Kept, it "
+        "comes back every hour, not to be run, until its retention ends; in a FIFO queue its group waits "
+        "behind it. A task's `on_exhausted` goes first.",
     )
     region: str | None = _option(None, text, "The AWS region; otherwise the profile's or the environment's.")
     is_secure: bool = _option(

@@ -59,6 +59,24 @@ class Seconds:
         return int(seconds)
 
 
+@dataclass(frozen=True)
+class OneOf:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    @property
+    def bounds(self) -> str:
+        """For the reference."""
+        return " or ".join(f"`{word!r}`" for word in self.words)
+
+    def __call__(self, name: str, value: Any) -> str:
+        """The word."""
+        if value not in self.words:
+            raise OptionError(f"expected {name} to be {' or '.join(map(repr, self.words))}, got {value!r}")
+        return str(value)
+
+
 def number(name: str, value: Any) -> float:
     """A finite number, be it given as text; never a bool."""
     if not isinstance(value, bool):
@@ -132,15 +150,18 @@ mapping = instance_of(Mapping, "a mapping")
 text = instance_of(str, "text")
 
 
-def one_of(*choices: str) -> Parser:
-    """Take one of these words."""
+on_exhausted = OneOf(("delete", "keep"))
+on_lost = OneOf(("continue", "terminate"))
 
-    def parse(name: str, value: Any) -> str:
-        if value not in choices:
-            raise OptionError(f"expected {name} to be {' or '.join(map(repr, choices))}, got {value!r}")
-        return str(value)
 
-    return parse
+def queue_name(name: str, value: Any) -> str:
+    """The name of a queue as Celery knows it, which an ARN or a URL is not."""
+    if any(mark in text(name, value) for mark in ":/"):
+        raise OptionError(
+            f"expected {name} to be the name of a queue, not an ARN or a URL, got {value!r}; "
+            "predefined_queues gives URLs names"
+        )
+    return str(value)
 
 
 def flag(name: str, value: Any) -> bool:

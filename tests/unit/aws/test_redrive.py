@@ -97,6 +97,45 @@ def test_a_dead_letter_queue_that_is_gone_is_an_error(sqs, queue, graves, book):
         book.dead_letter_queue(queue)
 
 
+def test_who_may_not_look_for_the_dead_letter_queue_makes_up_its_url(sqs, queue, graves, book):
+    book.get(queue, 0)
+    sqs.fail_next("GetQueueUrl", AccessDenied("no"))
+    assert book.dead_letter_queue(queue).url == graves
+
+
+def test_a_plain_queue_is_for_queues_whose_policy_names_none(sqs, queue, graves):
+    plain, other = (Queues(sqs).find_or_create(name) for name in ("plain", "other"))
+    book = RedriveBook(lambda: plain)
+    assert book.has_dead_letter_queue(other)
+    assert book.dead_letter_queue(other) is plain
+    assert book.dead_letter_queue(queue) is plain  # as far as we know
+    book.get(queue, 0)
+    assert book.dead_letter_queue(queue).url == graves
+
+
+def test_a_queue_is_not_its_own_dead_letter_queue(sqs):
+    plain = Queues(sqs).find_or_create("plain")
+    assert RedriveBook(lambda: plain).dead_letter_queue(plain) is None
+
+
+def test_a_plain_queue_that_cannot_be_had_is_told_by_the_name_of_its_option(sqs, queue):
+    book = RedriveBook(lambda: Queues(sqs).find("nowhere"))
+    other = Queues(sqs).find_or_create("other")
+    with pytest.raises(QueueDoesNotExist, match="option dead_letter_queue cannot be used: SQS has no queue"):
+        book.find_dead_letter_queue(other)
+    book.get(queue, 0)
+    book.find_dead_letter_queue(queue)  # has no need of it
+
+
+@pytest.mark.parametrize(
+    ("plain", "told"), [(None, "are kept"), (lambda: None, "go to the dead_letter_queue")]
+)
+def test_it_is_told_what_becomes_of_messages_where_the_policy_cannot_be_read(sqs, queue, caplog, plain, told):
+    sqs.fail_next("GetQueueAttributes", AccessDenied("no"))
+    RedriveBook(plain).get(queue, 0)
+    assert told in caplog.text
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -9,6 +9,7 @@ import threading
 import pytest
 from support.clock import FakeClock
 
+from celery_sqs_visibility.aws.errors import AccessDenied
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
@@ -441,3 +442,21 @@ def test_the_main_thread_hands_over_for_a_moment_only_and_is_woken_for_the_rest(
     assert world.inbox.hand_over(world.clock) == 1
     assert loop == world.inbox.fileno()
     assert world.inbox.hand_over(world.clock) == 1
+
+
+def test_what_failed_for_good_is_kept_where_the_option_or_the_task_says_so(make, events):
+    world = make(on_exhausted="keep")
+    queue = world.queue()
+    kept, deleted = world.deliveries(queue, "a", "b")
+    world.depot.give_up(kept, "failed", lambda: pytest.fail("nobody needs the body"))
+    world.depot.give_up(deleted, "failed", lambda: pytest.fail("nor here"), "delete")
+    assert events.wait(Hidden) == [Hidden(kept.facts, 3600)]
+    assert events.wait(Deleted) == [Deleted(deleted.facts)]
+
+
+def test_what_failed_for_good_is_released_where_only_sqs_may_move_it(world, mortal, events):
+    (one,) = world.deliveries(mortal, "a")
+    world.sqs.fail_next("SendMessage", AccessDenied("no"))
+    world.depot.give_up(one, "failed", lambda: "the body")
+    events.wait(Released)
+    assert world.left(mortal) == 1

@@ -104,6 +104,11 @@ def test_a_number_too_large_for_a_float_is_an_option_error_too(name):
         ("error_visibility_timeout", "celery_sqs_visibility.policy.delays.no_such"),
         ("error_visibility_timeout", "word"),
         ("error_visibility_timeout", ".relative.path"),
+        ("on_exhausted", "Keep"),
+        ("on_exhausted", ["keep"]),
+        ("dead_letter_queue", "arn:aws:sqs:eu-west-1:123456789012:dead"),
+        ("dead_letter_queue", "https://sqs.eu-west-1.amazonaws.com/123456789012/dead"),
+        ("dead_letter_queue", 7),
     ],
 )
 def test_a_bad_value_is_refused_by_the_name_of_its_option(name, value):
@@ -201,6 +206,16 @@ def test_the_error_visibility_timeout_takes_every_shape(value, monkeypatch):
     rule = Options.parse({"error_visibility_timeout": value}).error_visibility_timeout
     assert rule is not None
     assert rule.delay(0, ValueError()) == 30
+
+
+def test_what_is_exhausted_is_deleted_unless_it_is_to_be_kept():
+    assert Options.parse({}).on_exhausted == "delete"
+    assert Options.parse({"on_exhausted": "keep"}).on_exhausted == "keep"
+
+
+def test_a_dead_letter_queue_is_called_as_celery_calls_it():
+    assert Options.parse({}).dead_letter_queue is None
+    assert Options.parse({"dead_letter_queue": "my.dead.fifo"}).dead_letter_queue == "my.dead.fifo"
 
 
 def test_what_a_dotted_path_names_is_checked_at_start():

@@ -1,0 +1,84 @@
+"""Tasks that fail for good; `test_dead_letters.py` reads what becomes of their messages."""
+
+from __future__ import annotations
+
+import time
+
+from celery.exceptions import Reject
+from support.app import make_app
+from support.diary import note
+
+from celery_sqs_visibility import VisibilityTask
+
+app = make_app("letters", task_cls=VisibilityTask)
+
+
+class Trouble(Exception):
+    """What the tasks fail with."""
+
+
+class Unpicklable(Exception):
+    """Fails to travel from the child to the main process."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+        self.lock = __import__("threading").Lock()
+
+
+def started(task, key):
+    note("started", key=key, retries=task.request.retries)
+
+
+@app.task
+def on_error(request, exc, traceback):
+    note("errback", exc=repr(exc))
+
+
+@app.task(bind=True, max_retries=1, error_visibility_timeout=1)
+def twice(self, key, text="in vain"):
+    started(self, key)
+    raise Trouble(text)
+
+
+@app.task(bind=True, dont_autoretry_for=(Trouble,))
+def once(self, key, seconds=0):
+    started(self, key)
+    time.sleep(seconds)
+    raise Trouble(key)
+
+
+@app.task(bind=True, max_retries=0)
+def unpicklable(self, key):
+    started(self, key)
+    raise Unpicklable("one", "two")
+
+
+def even(depth, text):
+    if not depth:
+        raise Trouble(text)
+    odd(depth - 1, text)
+
+
+def odd(depth, text):
+    if not depth:
+        raise Trouble(text)
+    even(depth - 1, text)
+
+
+@app.task(bind=True, max_retries=0)
+def deep(self, key):
+    """A traceback of many lines, and a message that SQS would refuse."""
+    started(self, key)
+    even(300, "bad \x00\x0b\ud800\uffff " + "x" * 20_000)
+
+
+@app.task(bind=True, max_retries=1, error_visibility_timeout=1, on_exhausted="keep")
+def precious(self, key):
+    started(self, key)
+    raise Trouble(key)
+
+
+@app.task(bind=True)
+def rejecting(self, key):
+    started(self, key)
+    raise Reject("not for me", requeue=False)

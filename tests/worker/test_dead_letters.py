@@ -1,0 +1,350 @@
+"""What failed for good is moved to the dead letters with all there is to know, or kept; never run again."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+
+import pytest
+from support.faults import error, lose_response
+
+MEBIBYTE = 1024 * 1024
+
+POOLS = pytest.mark.parametrize("pool", ["prefork", "threads"])
+
+
+class Graves:
+    """A dead-letter queue as the test sees it."""
+
+    def __init__(self, sqs, name, **attributes):
+        self.sqs = sqs
+        self.name = name
+        self.url = sqs.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+
+    def policy(self, max_receive_count):
+        attributes = self.sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])
+        arn = attributes["Attributes"]["QueueArn"]
+        return json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": max_receive_count})
+
+    def letters(self, count, proxy, timeout=40):
+        """The letters in their order, once there are so many."""
+        found = []
+
+        def read(_):
+            found.extend(
+                self.sqs.receive_message(
+                    QueueUrl=self.url,
+                    MaxNumberOfMessages=10,
+                    MessageAttributeNames=["All"],
+                    MessageSystemAttributeNames=["All"],
+                ).get("Messages", [])
+            )
+            return len(found) >= count
+
+        proxy.wait_for(read, timeout)
+        assert len(found) == count
+        return found
+
+
+@pytest.fixture
+def graves(sqs, queue):
+    return Graves(sqs, f"{queue}-dead")
+
+
+def send(site, task, *args, **options):
+    return site.app.send_task(f"letters.{task}", args, **options)
+
+
+def texts(letter):
+    attributes = letter.get("MessageAttributes", {})
+    assert all(value["DataType"] == "String" for value in attributes.values())
+    return {name: value["StringValue"] for name, value in attributes.items()}
+
+
+def comes_back(site):
+    """Have the hidden message come back now, as its time would."""
+    received = [m for call in site.proxy.calls("ReceiveMessage") for m in call.response.get("Messages", [])]
+    site.sqs.change_message_visibility(
+        QueueUrl=site.url, ReceiptHandle=received[-1]["ReceiptHandle"], VisibilityTimeout=0
+    )
+
+
+def receives(site):
+    return sum(len(call.response.get("Messages", [])) for call in site.proxy.calls("ReceiveMessage"))
+
+
+@POOLS
+def test_a_dead_letter_tells_all_there_is_to_know(make_site, graves, pool):
+    site = make_site()
+    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.start("letters", pool=pool)
+    before = datetime.now(timezone.utc)
+    result = send(site, "twice", "a")
+    (letter,) = graves.letters(1, site.proxy)
+    told = texts(letter)
+    assert told.pop("traceback").splitlines()[-1] == "letters.Trouble: in vain"
+    first, last = (datetime.fromisoformat(told.pop(f"{which}_received")) for which in ("first", "last"))
+    assert before.timestamp() - 1 <= first.timestamp() < last.timestamp() - 0.9
+    assert last <= datetime.now(timezone.utc)
+    assert told.pop("worker").startswith("worker1@")
+    assert told == {
+        "reason": "failed at its last attempt",
+        "exception": "letters.Trouble: in vain",
+        "attempts": "2",
+        "task": "letters.twice",
+        "task_id": result.id,
+        "source_queue": site.queue,
+    }
+    assert result.state == "FAILURE"
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    (copied,) = site.proxy.calls("SendMessage", queue=graves.name)
+    (deleted,) = site.proxy.calls("DeleteMessageBatch", queue=site.queue)
+    assert copied.finished <= deleted.started
+
+
+def test_a_dead_letter_can_be_sent_back_and_run(make_site, graves):
+    site = make_site()
+    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.start("letters")
+    send(site, "twice", "a")
+    (letter,) = graves.letters(1, site.proxy)
+    site.sqs.send_message(QueueUrl=site.url, MessageBody=letter["Body"])
+    graves.letters(1, site.proxy)
+    # The FAILURE that the result backend has of it is the old one.
+    assert [entry["retries"] for entry in site.diary.entries("started", key="a")] == [0, 1, 0, 1]
+
+
+@POOLS
+def test_what_sqs_would_refuse_is_written_out_or_cut(make_site, graves, pool):
+    site = make_site()
+    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.start("letters", pool=pool)
+    send(site, "deep", "a")
+    send(site, "unpicklable", "b")
+    told = {texts(letter)["task"]: texts(letter) for letter in graves.letters(2, site.proxy)}
+    deep = told["letters.deep"]
+    assert len(deep) == 10
+    assert deep["exception"].startswith(r"letters.Trouble: bad \x00\x0b\ud800\uffff xxx")
+    assert len(deep["exception"]) == 1000
+    assert 3000 < len(deep["traceback"]) <= 4000
+    assert deep["traceback"].splitlines()[-1].startswith(r"letters.Trouble: bad \x00\x0b\ud800\uffff xxx")
+    assert "raise Trouble(text)" in deep["traceback"]
+    assert told["letters.unpicklable"]["exception"] == "letters.Unpicklable: one and two"
+
+
+@pytest.mark.parametrize("spare", [0, 2500])
+def test_a_message_as_large_as_may_be_is_moved_too(make_site, graves, spare):
+    site = make_site()
+    site.create_queue(RedrivePolicy=graves.policy(10))
+    # base64 makes four characters of three, twice.
+    left = MEBIBYTE - spare - len(sent_body(site, "x" * 9000))
+    result = send(site, "twice", "a", "x" * (9000 + left * 9 // 16 - 16))
+    body = site.proxy.calls("SendMessage", queue=site.queue)[-1].request["MessageBody"]
+    assert MEBIBYTE - spare - 100 < len(body) <= MEBIBYTE - spare
+    site.start("letters")
+    told = texts(graves.letters(1, site.proxy)[0])
+    assert told["task_id"] == result.id
+    # base64 left no room for anything, so it is JSON; or room for all but a traceback.
+    assert len(told) == (9 if spare else 10)
+    assert ("traceback" in told) is not bool(spare)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+
+
+def sent_body(site, text):
+    send(site, "twice", "a", text)
+    body = site.proxy.calls("SendMessage", queue=site.queue)[-1].request["MessageBody"]
+    message = site.sqs.receive_message(QueueUrl=site.url)["Messages"][0]
+    site.sqs.delete_message(QueueUrl=site.url, ReceiptHandle=message["ReceiptHandle"])
+    return body
+
+
+def test_a_lost_answer_makes_a_second_copy_and_never_none(make_site, graves):
+    site = make_site()
+    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.proxy.inject(lose_response(), "SendMessage", queue=graves.name, times=1)
+    site.start("letters")
+    send(site, "twice", "a")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0) and site.proxy.count("DeleteMessageBatch"))
+    assert {texts(letter)["task"] for letter in graves.letters(2, site.proxy)} == {"letters.twice"}
+
+
+@POOLS
+@pytest.mark.parametrize(("task", "runs"), [("twice", 2), ("once", 1)])
+def test_where_nobody_may_send_there_sqs_moves_it_and_it_is_not_run_again(
+    make_site, graves, pool, task, runs
+):
+    site = make_site()
+    site.create_queue(RedrivePolicy=graves.policy(6))
+    site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=graves.name)
+    worker = site.start("letters", pool=pool)
+    result = send(site, task, "a", link_error=site.app.signature("letters.on_error"))
+    (letter,) = graves.letters(1, site.proxy)
+    assert texts(letter) == {}
+    assert site.diary.count("started", key="a") == runs
+    assert site.diary.count("errback") == 1
+    assert result.state == "FAILURE"
+    assert worker.log.count("cannot send to the dead-letter queue") == 1
+
+
+def test_nor_is_what_a_task_rejected(make_site, graves):
+    site = make_site()
+    site.create_queue(RedrivePolicy=graves.policy(4))
+    denied = site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=graves.name)
+    site.start("letters")
+    send(site, "rejecting", "a")
+    graves.letters(1, site.proxy)
+    assert denied.hits == 4
+    assert site.diary.count("started", key="a") == 1
+
+
+def test_another_worker_does_not_run_what_could_not_be_moved(make_site, graves):
+    site = make_site()
+    site.create_queue(RedrivePolicy=graves.policy(6))
+    denied = site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=graves.name)
+    for _ in range(2):
+        site.start("letters", concurrency=1, prefetch_multiplier=1)
+    send(site, "once", "a", link_error=site.app.signature("letters.on_error"))
+    graves.letters(1, site.proxy)
+    assert denied.hits == 6
+    assert site.diary.count("started", key="a") == 1
+    assert site.diary.count("errback") == 1
+
+
+@POOLS
+def test_a_queue_without_a_policy_has_the_one_of_the_options(make_site, graves, pool):
+    site = make_site(dead_letter_queue=graves.name)
+    site.create_queue()
+    site.start("letters", pool=pool)
+    send(site, "twice", "a")
+    send(site, "rejecting", "b")
+    site.sqs.send_message(QueueUrl=site.url, MessageBody='{"foreign": true}')
+    told = {texts(letter)["reason"]: texts(letter) for letter in graves.letters(3, site.proxy)}
+    assert set(told["failed at its last attempt"]) >= {"exception", "traceback", "attempts"}
+    assert told["rejected by the task"]["task"] == "letters.rejecting"
+    foreign = told["its body is JSON, but not kombu's: it has no 'properties'"]
+    assert foreign.keys() == {
+        "reason",
+        "worker",
+        "first_received",
+        "last_received",
+        "source_queue",
+        "message_id",
+        "receive_count",
+    }
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+
+
+def test_the_policys_queue_goes_before_that_of_the_options(make_site, graves, sqs):
+    plain = Graves(sqs, f"{graves.name}-2")
+    site = make_site(dead_letter_queue=plain.name)
+    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.start("letters")
+    send(site, "twice", "a")
+    graves.letters(1, site.proxy)
+    assert site.counts(plain.url) == (0, 0)
+
+
+def test_a_plain_dead_letter_queue_is_created_at_start(make_site, queue):
+    site = make_site(dead_letter_queue=f"{queue}.dead")
+    site.start("letters")
+    assert site.sqs.get_queue_url(QueueName=f"{queue}-dead")
+
+
+def test_a_plain_dead_letter_queue_that_cannot_be_had_ends_the_worker_at_start(make_site, queue):
+    site = make_site(dead_letter_queue=f"{queue}-dead")
+    site.create_queue()
+    site.proxy.inject(error("AccessDenied", 403), "CreateQueue")
+    worker = site.start("letters", ready=False)
+    worker.wait_exit()
+    assert worker.returncode
+    assert (
+        "The queue of the transport option dead_letter_queue cannot be used: SQS has no queue" in worker.log
+    )
+
+
+@POOLS
+def test_what_the_plain_queue_refuses_is_kept(make_site, graves, pool):
+    site = make_site(dead_letter_queue=graves.name)
+    site.create_queue()
+    denied = site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=graves.name)
+    site.start("letters", pool=pool)
+    send(site, "once", "a")
+    site.proxy.wait_for(lambda _: site.changes() == [3600])
+    denied.remove()
+    comes_back(site)
+    told = texts(graves.letters(1, site.proxy)[0])
+    assert told["reason"] == "was given up before"
+    assert told["exception"] == "letters.Trouble: a"
+    assert "raise Trouble(key)" in told["traceback"]
+    assert site.diary.count("started", key="a") == 1
+
+
+def test_a_letter_that_fails_again_in_its_dead_letter_queue_stays_there(make_site, queue):
+    site = make_site(dead_letter_queue=queue)
+    site.start("letters")
+    send(site, "once", "a")
+    site.proxy.wait_for(lambda _: site.changes() == [3600])
+    assert site.counts() == (0, 1)
+
+
+@POOLS
+def test_what_is_to_be_kept_is_kept_and_not_run_again(make_site, pool):
+    site = make_site(on_exhausted="keep")
+    site.start("letters", pool=pool)
+    result = send(site, "twice", "a", link_error=site.app.signature("letters.on_error"))
+    site.proxy.wait_for(lambda _: site.changes() == [1, 3600])
+    assert result.state == "FAILURE"
+    for times in (2, 3):
+        comes_back(site)
+        site.proxy.wait_for(lambda _, times=times: site.changes() == [1, *[3600] * times])
+    assert site.diary.count("started", key="a") == 2
+    assert site.diary.count("errback") == 1
+    assert site.counts() == (0, 1)
+
+
+def test_a_task_may_be_kept_where_others_are_deleted(make_site):
+    site = make_site()
+    site.start("letters")
+    send(site, "twice", "deleted")
+    send(site, "precious", "kept")
+    site.diary.wait_for("started", 2, key="deleted")
+    site.diary.wait_for("started", 2, key="kept")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 1) and 3600 in site.changes())
+
+
+@pytest.mark.parametrize(("backend", "runs"), [(True, 2), (False, 3)])
+def test_it_is_kept_across_a_restart(make_site, backend, runs):
+    # Without a result backend the next worker cannot know: what was only released must not fail unrun.
+    site = make_site({} if backend else {"result_backend": None}, on_exhausted="keep", wait_time_seconds=1)
+    worker = site.start("letters")
+    send(site, "twice", "a")
+    site.proxy.wait_for(lambda _: site.changes() == [1, 3600])
+    worker.terminate()
+    worker.wait_exit()
+    site.start("letters")
+    for times in (2, 3):
+        comes_back(site)
+        site.proxy.wait_for(lambda _, times=times: site.changes() == [1, *[3600] * times])
+    assert site.diary.count("started", key="a") == runs
+    assert site.counts() == (0, 1)
+    assert site.proxy.count("DeleteMessageBatch") == 0
+
+
+def test_the_dead_letters_of_a_fifo_queue_keep_their_group_and_its_order(make_site, sqs, queue):
+    name = f"{queue}.fifo"
+    graves = Graves(sqs, f"{queue}-dead.fifo", FifoQueue="true")
+    site = make_site({"task_default_queue": name})
+    site.queue = name
+    site.create_queue(FifoQueue="true", RedrivePolicy=graves.policy(10))
+    for key, group in (("a", "one"), ("b", "one"), ("c", "two")):
+        send(site, "once", key, 0.3, MessageGroupId=group)
+    site.start("letters", pool="solo")
+    site.diary.wait_for("started", 3)
+    site.proxy.wait_for(lambda _: site.counts(graves.url) == (3, 0))
+    # Of a group, SQS hands out one after the other.
+    found = [
+        (letter["Attributes"]["MessageGroupId"], texts(letter)["exception"][-1])
+        for letter in graves.letters(3, site.proxy)
+    ]
+    assert sorted(found) == [("one", "a"), ("one", "b"), ("two", "c")]
+    assert found.index(("one", "a")) < found.index(("one", "b"))
