@@ -69,6 +69,11 @@ class Lane:
         """How many jobs one request carries."""
         return 1 if self.kind is DeadLetter else BATCH_ENTRIES
 
+    @property
+    def in_order(self) -> bool:
+        """Whether one request waits for the other: copies in a FIFO queue stay in the order they arrive."""
+        return self.kind is DeadLetter and self.queue.fifo
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hand:
@@ -207,7 +212,7 @@ class Settler:
         """A full batch, or one whose first job has waited long enough."""
         while self._later and self._later[0][0] <= now:
             self._enqueue(heapq.heappop(self._later)[2])
-        for lane, jobs in self._lanes.items():
+        for lane, jobs in self._free_lanes():
             if len(jobs) >= lane.batch or self._hurried or now >= jobs[0].since + self._window:
                 batch = [jobs.popleft() for _ in range(min(lane.batch, len(jobs)))]
                 # Last in line from now on, so that one busy queue does not keep the others waiting.
@@ -219,9 +224,14 @@ class Settler:
         return None
 
     def _sleep(self, now: float) -> float | None:
-        instants = [jobs[0].since + self._window for jobs in self._lanes.values()]
+        instants = [jobs[0].since + self._window for _, jobs in self._free_lanes()]
         instants += [not_before for not_before, _, _ in self._later[:1]]
         return max(0.0, min(instants) - now) if instants else None
+
+    def _free_lanes(self) -> list[tuple[Lane, deque[Job]]]:
+        """Those that may be sent now: where order counts, not those of which a batch is under way."""
+        busy = {hand.lane for hand in self._in_hand.values() if hand.lane.in_order}
+        return [(lane, jobs) for lane, jobs in self._lanes.items() if lane not in busy]
 
     def _enqueue(self, job: Job) -> None:
         lane = Lane(job.delivery.queue, _kind(job.settlement))
@@ -245,6 +255,8 @@ class Settler:
         with self._work:
             if self._in_hand.pop(threading.current_thread(), None) is not hand:
                 return  # another has taken its place
+            if lane.in_order:
+                self._work.notify()
         failed = {i: error for i, error in failed.items() if not _was_done_before(batch[i], error)}
         self._tell_trouble(lane, list(failed.values()), worked=len(failed) < len(batch))
         self._conclude(batch, failed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from celery.exceptions import Reject
 from support.app import make_app
 from support.diary import note
@@ -41,9 +39,8 @@ def twice(self, key, text="in vain"):
 
 
 @app.task(bind=True, dont_autoretry_for=(Trouble,))
-def once(self, key, seconds=0):
+def once(self, key):
     started(self, key)
-    time.sleep(seconds)
     raise Trouble(key)
 
 

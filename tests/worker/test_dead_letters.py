@@ -337,7 +337,7 @@ def test_the_dead_letters_of_a_fifo_queue_keep_their_group_and_its_order(make_si
     site.queue = name
     site.create_queue(FifoQueue="true", RedrivePolicy=graves.policy(10))
     for key, group in (("a", "one"), ("b", "one"), ("c", "two")):
-        send(site, "once", key, 0.3, MessageGroupId=group)
+        send(site, "once", key, MessageGroupId=group)
     site.start("letters", pool="solo")
     site.diary.wait_for("started", 3)
     site.proxy.wait_for(lambda _: site.counts(graves.url) == (3, 0))

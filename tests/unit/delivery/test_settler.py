@@ -386,6 +386,26 @@ def test_a_dead_letter_of_a_fifo_queue_has_a_group_and_is_sent_once(world):
     assert world.left(graves) == 1
 
 
+def test_the_dead_letters_of_a_fifo_queue_go_one_after_the_other(world):
+    queue = world.queue("q.fifo", {"FifoQueue": "true"})
+    world.submit(world.receive(queue, 2), LETTER)
+    now = world.clock.monotonic()
+    first = world.settler._take_in_hand(now)
+    assert world.settler._take_in_hand(now) is None  # what another thread finds meanwhile
+    assert world.settler._sleep(now) is None
+    world.settler._carry_out(first)
+    second = world.settler._take_in_hand(now)
+    ids = [job.delivery.facts.message_id for hand in (first, second) for job in hand.batch]
+    assert len(set(ids)) == 2
+
+
+def test_other_dead_letters_do_not_wait_for_each_other(world, mortal):
+    world.submit(world.receive(mortal, 2), LETTER)
+    now = world.clock.monotonic()
+    assert world.settler._take_in_hand(now)
+    assert world.settler._take_in_hand(now)
+
+
 def test_without_a_dead_letter_queue_nothing_is_deleted(world, queue):
     (one,) = world.receive(queue)
     world.submit([one], LETTER)
