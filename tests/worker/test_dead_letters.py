@@ -234,6 +234,16 @@ def test_a_queue_without_a_policy_has_the_one_of_the_options(make_site, graves, 
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
 
 
+def test_it_serves_where_the_redrive_policy_cannot_be_read(make_site, graves):
+    site = make_site(dead_letter_queue=graves.name)
+    site.create_queue()
+    site.proxy.inject(error("AccessDenied", 403), "GetQueueAttributes")
+    site.start("letters")
+    send(site, "twice", "a")
+    graves.letters(1, site.proxy)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+
+
 def test_the_policys_queue_goes_before_that_of_the_options(make_site, graves, sqs):
     plain = Graves(sqs, f"{graves.name}-2")
     site = make_site(dead_letter_queue=plain.name)
