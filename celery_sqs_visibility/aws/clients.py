@@ -7,6 +7,7 @@ package in processes that may never send anything.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -30,6 +31,10 @@ POOL_CONNECTIONS: Final = 64
 
 #: Seconds to establish a connection, whatever it is for: time to repeat the first packet once.
 CONNECT_SECONDS: Final = 3
+
+#: When the kernel asks a silent peer whether it is there, how often (both in seconds), and how often in vain
+#: until the connection is dead.
+KEEPALIVE: Final = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
 
 #: Seconds a poll's answer may be late before the connection counts as dead.
 POLL_MARGIN: Final = 10
@@ -60,9 +65,6 @@ READ_SECONDS: Final = {
     Purpose.SETTLE: 4,
     Purpose.PUBLISH: 5,
 }
-
-#: Those that poll.
-POLLING: Final = (Purpose.RECEIVE, Purpose.GLANCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +140,31 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
         region = settings.region or session.region_name or os.environ.get("AWS_REGION") or DEFAULT_REGION
         if settings.role_arn:
             session = assuming_session(session, settings, region)
-        return session.client(
+        client = session.client(
             "sqs",
             region_name=region,
             endpoint_url=settings.endpoint_url,
             use_ssl=settings.use_ssl,
             config=_config(settings, purpose),
         )
+        _notice_dead_peers(client)
+        return client
+
+
+def _notice_dead_peers(client: SQSClient) -> None:
+    """Have the kernel ask whether the other end is still there while a long poll waits in silence.
+
+    botocore's `tcp_keepalive` does so after two hours, and has no setting for less. Where the system or a
+    later botocore does not know what we set here, a dead connection is noticed when the answer is overdue.
+    """
+    session = getattr(getattr(client, "_endpoint", None), "http_session", None)
+    options = getattr(session, "_socket_options", None)
+    if isinstance(options, list):
+        options += [
+            (socket.IPPROTO_TCP, getattr(socket, name), value)
+            for name, value in KEEPALIVE.items()
+            if hasattr(socket, name)
+        ]
 
 
 def _config(settings: ClientSettings, purpose: Purpose) -> Config:
@@ -159,10 +179,13 @@ def _config(settings: ClientSettings, purpose: Purpose) -> Config:
     else:
         # Held: a hidden second attempt would outlast the deadline the caller retries against.
         options["retries"] = {"total_max_attempts": 1}
-    if purpose in POLLING:
+    if purpose is Purpose.RECEIVE:
         # Held: a poll cut off by the client still takes messages, and nobody gets them. `None` would
-        # mean for ever, and a connection that died silently would stop the polling.
+        # mean for ever, and threads would hang on for ever to connections that died silently.
         options["read_timeout"] = max(options["read_timeout"] or 0, READ_SECONDS[purpose])
+    if purpose is Purpose.GLANCE:
+        # Held: while nothing answers, threads that hang accumulate for as long.
+        options["read_timeout"] = READ_SECONDS[purpose]
     options["max_pool_connections"] = max(options.get("max_pool_connections") or 0, POOL_CONNECTIONS)
     options["tcp_keepalive"] = True
     options["parameter_validation"] = False  # costs CPU on every call, and our calls have few shapes

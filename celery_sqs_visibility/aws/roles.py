@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 #: Seconds before their end at which every request waits for new credentials; a renewal takes less.
 RENEWAL_SECONDS: Final = 60
 
-#: Seconds to connect to STS, and to wait for its answer.
-STS_SECONDS: Final = 5, 10
+#: Seconds to connect to STS, and to wait for its answer. One attempt: requests to SQS wait meanwhile, and who
+#: makes them tries again.
+STS_SECONDS: Final = 3, 3
 
 #: How AssumeRole names us in CloudTrail; kombu's SQS transport uses the same name.
 SESSION_NAME: Final = "Celery"
@@ -81,7 +82,7 @@ def _sts_creator(region: str) -> Any:
 
     core = botocore.session.get_session()
     connect, read = STS_SECONDS
-    config = Config(connect_timeout=connect, read_timeout=read)
+    config = Config(connect_timeout=connect, read_timeout=read, retries={"total_max_attempts": 1})
 
     def create(service: str, **credentials: Any) -> Any:
         with SESSIONS:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 from support.app import behind, close_app, make_app
 from support.faults import (
+    Disconnected,
     black_hole,
     error,
     fail_entries,
@@ -181,6 +182,40 @@ def test_a_black_hole_is_ridden_out_on_every_pool(make_trial, pool):
     assert outcome.seconds_to_recover < RECOVERY
     assert trial.worker.running
     assert trial.lines(BEGIN) == trial.lines(END) == 1
+
+
+@contextlib.contextmanager
+def hole_that_keeps_what_fell_in(site, over):
+    """Afterwards new requests are answered; those it took are not, and their connections stay open."""
+
+    def fault(request, forward, removed):
+        over.wait()
+        raise Disconnected("a black hole")
+
+    with site.proxy.inject(fault):
+        yield
+
+
+def test_what_fell_into_a_black_hole_is_not_waited_for(make_trial):
+    trial = make_trial(wait_time_seconds=1)
+    over = threading.Event()
+    try:
+        outcome = trial.endure(hole_that_keeps_what_fell_in(trial.site, over), 8)
+        trial.worker.wait_for_log(END)
+        time.sleep(3)  # the first poll of it gives up only now, and that is no news
+        assert not outcome.lost
+        assert outcome.seconds_to_recover < RECOVERY
+        assert trial.lines(BEGIN) == trial.lines(END) == 1
+    finally:
+        over.set()
+
+
+def test_a_black_hole_under_long_polls_is_ridden_out(make_trial):
+    trial = make_trial(wait_time_seconds=20)
+    outcome = trial.endure(everywhere(black_hole())(trial.site), 8)
+    assert not outcome.lost
+    assert outcome.seconds_to_recover < RECOVERY
+    assert trial.worker.running
 
 
 def test_a_queue_that_was_deleted_is_polled_when_it_is_there_again(make_trial):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from moto.server import ThreadedMotoServer
 
 from celery_sqs_visibility.aws import access
 from celery_sqs_visibility.aws.boto import BotoSQS, unknown_region
-from celery_sqs_visibility.aws.clients import ClientSettings, Purpose, frozen_config, new_client
+from celery_sqs_visibility.aws.clients import KEEPALIVE, ClientSettings, Purpose, frozen_config, new_client
 from celery_sqs_visibility.aws.errors import CredentialsRefused, RequestRefused
 from celery_sqs_visibility.aws.roles import renewal_times
 
@@ -80,6 +81,21 @@ def test_the_users_options_win_where_they_may():
 @pytest.mark.parametrize(("given", "used"), [(5, 30), (60, 60), (None, 30)])
 def test_a_long_poll_is_never_cut_off_and_never_endless(given, used):
     assert config_of(Purpose.RECEIVE, read_timeout=given).read_timeout == used
+
+
+@pytest.mark.parametrize("given", [1, 60, None])
+def test_a_short_poll_that_gets_no_answer_is_soon_over(given):
+    assert config_of(Purpose.GLANCE, read_timeout=given).read_timeout == 6
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_the_kernel_asks_whether_a_silent_peer_is_there(purpose):
+    client = new_client(ClientSettings(**KEYS), purpose)
+    options = client._endpoint.http_session._manager.connection_pool_kw["socket_options"]
+    assert (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1) in options
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):  # Linux has them all
+            assert (socket.IPPROTO_TCP, getattr(socket, name), value) in options
 
 
 def test_settings_with_nested_options_are_hashable_and_equal_by_value():
@@ -309,3 +325,10 @@ def test_an_unknown_region_is_named_with_the_nearest(region):
 )
 def test_a_region_that_is_known_or_does_not_make_the_endpoint_is_not_the_reason(settings):
     assert unknown_region(new_client(settings, Purpose.SETTLE)) is None
+
+
+def test_credentials_of_a_role_are_fetched_anew_when_they_are_refused():
+    sqs = BotoSQS(ClientSettings(**KEYS, role_arn=ROLE))
+    client = sqs._client(Purpose.SETTLE, "GetQueueUrl")
+    refuse(sqs, client)
+    assert sqs._client(Purpose.SETTLE, "GetQueueUrl") is not client
