@@ -6,6 +6,7 @@ that matters differs. Settling does no I/O here: acknowledging is a note to the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from queue import Empty
 from typing import Any
@@ -20,6 +21,7 @@ from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.intake import UnreadableError
 from celery_sqs_visibility.delivery.model import Delete, Delivery
 from celery_sqs_visibility.envelope import open_message, seal, seal_again
+from celery_sqs_visibility.inflate import inflate
 
 
 class Message(virtual.Message):
@@ -30,7 +32,18 @@ class Message(virtual.Message):
     """
 
     def __init__(self, payload: dict[str, Any], channel: Channel, **kwargs: Any) -> None:
-        super().__init__(payload, channel=channel, **kwargs)
+        headers = payload.get("headers") or {}
+        # Without its compression, since kombu would decompress it to the end.
+        bare = {**payload, "headers": {k: v for k, v in headers.items() if k != "compression"}}
+        try:
+            super().__init__(bare, channel=channel, **kwargs)
+            if headers.get("compression"):
+                self.body = inflate(self.body, headers["compression"])
+        except Exception:  # noqa: BLE001 - kombu keeps such for its consumer, which tells `on_decode_error`
+            super().__init__({**bare, "body": None}, channel=channel, **kwargs)
+            self.errors = [sys.exc_info()]
+        self._raw = payload
+        self.headers = headers
         self.delivery: Delivery | None = channel.delivery(self.delivery_tag)
 
     def give_up(self, reason: str, on_exhausted: str | None = None, **attributes: str) -> None:

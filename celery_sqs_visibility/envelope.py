@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import uuid
 from collections.abc import Mapping
 from datetime import datetime
@@ -17,7 +18,8 @@ from kombu.utils.json import dumps, loads
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.intake import Opened, UnreadableError
+from celery_sqs_visibility.delivery.intake import ILLEGIBLE, Opened, UnreadableError, legible
+from celery_sqs_visibility.foreign import what_it_is
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, MESSAGE_BYTES
 
 #: What we, as kombu, put into `delivery_info` of what was received, and take out of what is sent again.
@@ -25,6 +27,17 @@ OURS = ("sqs_message", "sqs_queue", "redelivered")
 
 #: The group of a FIFO queue's messages that name none, as in kombu.
 DEFAULT_GROUP = "default"
+
+#: Levels of lists and objects in an envelope: kombu's has four, and some hundreds cannot be copied.
+DEEPEST = 100
+
+#: Encodings of bodies that are no text, or that take forever to decode what somebody meant to.
+NO_ENCODINGS = ("idna", "punycode")
+#: What kombu does not decode (kombu/serialization.py: `SKIP_DECODE`).
+NOT_DECODED = ("binary", "ascii-8bit")
+
+#: Bytes left to a dead letter's attributes.
+ATTRIBUTE_BYTES = 4096
 
 
 def seal(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> OutgoingMessage:
@@ -60,22 +73,17 @@ def open_message(queue: Queue, message: ReceivedMessage) -> Opened:
         UnreadableError: it is not kombu's.
     """
     payload = _parse(_text(message["Body"]))
+    headers = _checked(payload)
     properties = payload["properties"]
     properties["delivery_tag"] = message["ReceiptHandle"]
-    info = properties.setdefault("delivery_info", {})
-    if not isinstance(info, dict):
-        raise UnreadableError("its properties.delivery_info is not a JSON object")
+    info = properties["delivery_info"]
     # Users read these; the body is left out, since prefork pickles all of it once more for the child.
     info["sqs_message"] = {key: value for key, value in message.items() if key != "Body"}
     info["sqs_queue"] = queue.url
-    headers = payload.get("headers")
-    if headers is not None and not isinstance(headers, dict):
-        raise UnreadableError("its headers are not a JSON object")
-    headers = headers or {}
     return Opened(
         payload,
-        task=_text_or_none(headers.get("task")),
-        task_id=_text_or_none(headers.get("id")),
+        task=_name_or_none(headers.get("task")),
+        task_id=_name_or_none(headers.get("id")),
         eta=eta_of(headers),
     )
 
@@ -83,14 +91,21 @@ def open_message(queue: Queue, message: ReceivedMessage) -> Opened:
 def seal_again(payload: Mapping[str, Any]) -> str:
     """The body of a message as it was before `open_message`, but for details that nobody reads.
 
-    What base64 would make too large, since those details grew, is left as JSON: all understand both.
+    In base64, which any character survives, if that fits into a message; else as compact as it may be.
     """
     properties = dict(payload["properties"])
     info = properties.get("delivery_info", {})
     properties["delivery_info"] = {key: value for key, value in info.items() if key not in OURS}
-    text = dumps({**payload, "properties": properties})
-    body = base64.b64encode(text.encode()).decode()
-    return body if len(body) <= MESSAGE_BYTES else text
+    message = {**payload, "properties": properties}
+    text = dumps(message)
+    room = MESSAGE_BYTES - ATTRIBUTE_BYTES
+    if 4 * len(text) // 3 + 4 <= room:
+        return base64.b64encode(text.encode()).decode()
+    text = dumps(message, separators=(",", ":"))
+    if len(text) <= room:
+        return text
+    plain = dumps(message, separators=(",", ":"), ensure_ascii=False)
+    return text if ILLEGIBLE.search(plain) else plain
 
 
 def eta_of(headers: Mapping[str, Any]) -> float | None:
@@ -113,7 +128,7 @@ def _text(body: str) -> str:
     try:
         return base64.b64decode(body, validate=True).decode()
     except (binascii.Error, ValueError):
-        raise UnreadableError("its body is neither JSON nor base64 of it") from None
+        raise UnreadableError("its body is neither a JSON object nor base64 of one") from None
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -121,9 +136,60 @@ def _parse(text: str) -> dict[str, Any]:
         payload = loads(text)
     except Exception as error:  # noqa: BLE001 - kombu's decoders of typed values may raise anything
         raise UnreadableError(f"its body is not JSON: {error!r}") from None
+    if (foreign := what_it_is(payload)) is not None:
+        raise UnreadableError(f"its body is {foreign}, not a Celery message")
     if not isinstance(payload, dict) or not isinstance(payload.get("properties"), dict):
         raise UnreadableError("its body is JSON, but not kombu's: it has no 'properties'")
+    if text.count("{") + text.count("[") > DEEPEST and _deeper_than(DEEPEST, payload):
+        raise UnreadableError(f"its body is nested more than {DEEPEST} levels deep")
     return payload
+
+
+def _checked(payload: dict[str, Any]) -> dict[str, Any]:
+    """The headers, if what kombu takes for text and objects is."""
+    for name, value, kind in (
+        ("headers", payload.get("headers"), dict),
+        ("properties.body_encoding", payload["properties"].get("body_encoding"), str),
+        ("content-type", payload.get("content-type"), str),
+        ("content-encoding", payload.get("content-encoding"), str),
+        ("body", payload.get("body"), str),
+    ):
+        if value is not None and not isinstance(value, kind):
+            what = "a JSON object" if kind is dict else "text"
+            raise UnreadableError(f"its {name} should be {what}, and is of type {type(value).__name__}")
+    if not isinstance(payload["properties"].setdefault("delivery_info", {}), dict):
+        raise UnreadableError("its properties.delivery_info should be a JSON object")
+    encoding = payload.get("content-encoding")
+    if encoding and not _is_of_text(encoding):
+        raise UnreadableError(f"its content-encoding {encoding[:50]!r} is not one of text")
+    return payload.get("headers") or {}
+
+
+def _is_of_text(encoding: str) -> bool:
+    """Whether decoding makes text of bytes: Python's "zlib" and "bz2" would inflate a bomb."""
+    encoding = encoding.lower()
+    if encoding in NOT_DECODED:
+        return True
+    try:
+        codec = codecs.lookup(encoding)
+    except (LookupError, ValueError):  # ValueError: it holds a NUL
+        return False
+    return codec._is_text_encoding and codec.name not in NO_ENCODINGS  # noqa: SLF001 - as bytes.decode() does
+
+
+def _deeper_than(levels: int, value: Any) -> bool:
+    """Whether lists and objects are nested that deep."""
+    level = [value]
+    for _ in range(levels):
+        level = [inner for outer in level for inner in _inner(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _inner(value: Any) -> list[Any]:
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [inner for inner in values if isinstance(inner, (dict, list))]
 
 
 def _delay_seconds(properties: Mapping[str, Any]) -> int | None:
@@ -139,5 +205,6 @@ def _delay_seconds(properties: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+def _name_or_none(value: Any) -> str | None:
+    """A name as it may be logged, and sent along with a dead letter."""
+    return legible(value) if isinstance(value, str) else None

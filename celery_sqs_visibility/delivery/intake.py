@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,12 @@ LONGEST_TRANSIT = 1.0
 
 #: How many unreadable messages are remembered, so that each is told of once.
 REMEMBERED = 10_000
+
+#: Characters that SQS takes in no text (API_SendMessage: those of XML 1.0), and no terminal likes.
+ILLEGIBLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffe\\uffff]")
+
+#: Characters of a reason or a name that are told; SQS counts a dead letter's attributes as part of it.
+LONGEST_TEXT = 500
 
 
 class UnreadableError(Exception):
@@ -111,7 +118,8 @@ class Intake:
         except UnreadableError as error:
             return error
         except Exception as error:
-            logger.exception("opening a message stumbled", extra={"queue": queue.name})
+            if message.get("MessageId", "") not in self._told:
+                logger.exception("opening a message stumbled", extra={"queue": queue.name})
             return UnreadableError(f"it could not be opened: {error!r}")
 
     def parking(self, opened: Opened) -> Park | None:
@@ -123,6 +131,7 @@ class Intake:
 
     def refuse(self, delivery: Delivery, reason: str, body: str, *, wait: bool = False) -> None:
         """No task can be made of it: a dead letter, or else (or if to `wait`) hidden as after an error."""
+        reason = legible(reason)
         if self._told.add(delivery.facts.message_id):
             emit(Unreadable(delivery.facts, reason))
         hidden = self.as_after_an_error(delivery)
@@ -137,6 +146,12 @@ class Intake:
             logger.exception("error_visibility_timeout failed; the message comes back at its own time")
             delay = None
         return Lapse() if delay is None else Hide(whole_seconds(delay))
+
+
+def legible(text: str) -> str:
+    """Text of a message's own making as it may be logged, and sent as an attribute of a dead letter."""
+    shown = text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
+    return ILLEGIBLE.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 
 def _facts(queue: Queue, message: ReceivedMessage, content: Opened | UnreadableError) -> Facts:
