@@ -14,7 +14,8 @@ from typing import Any
 from billiard.einfo import ExceptionInfo
 from celery import bootsteps, signals
 from celery.app.task import Task
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import InvalidTaskError, TaskRevokedError
+from kombu.exceptions import ContentDisallowed
 from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.channel import Message
@@ -25,6 +26,7 @@ from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.start import QueuesFirst
 from celery_sqs_visibility.task import VisibilityTask
 from celery_sqs_visibility.transport import Transport
+from celery_sqs_visibility.vetting import vet
 
 __all__ = ["Deliveries", "Transport"]
 
@@ -39,7 +41,7 @@ class Deliveries(bootsteps.StartStopStep):
     Tasks with Celery's own Request class get one that settles straight (`request.DeliveryRequest`), with the
     same behaviour. Messages that Celery's consumer cannot make a task of are kept, where Celery deletes them
     (celery/worker/consumer/consumer.py: `on_unknown_message`, `on_unknown_task`, `on_invalid_task`,
-    `on_decode_error`).
+    `on_decode_error`); and those that would harm it are not given to it (`create_task_handler`).
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -50,7 +52,7 @@ class Deliveries(bootsteps.StartStopStep):
             _give_request_class(task)
         # Prefork alone has a semaphore, and processes.
         processes = bool(c.pool.uses_semaphore)
-        c.pool.apply_async = _watched(c.pool.apply_async, processes=processes)
+        c.pool.apply_async = _watched(c.pool, processes=processes)
         request = symbol_by_name(DELIVERY_REQUEST)
         request.pool, request.pool_has_processes = c.pool, processes
         c.connect = QueuesFirst(c, c.connect)
@@ -60,6 +62,7 @@ class Deliveries(bootsteps.StartStopStep):
         c.on_unknown_task = self._on_unknown_task
         c.on_invalid_task = self._on_invalid_task
         c.on_decode_error = self._on_decode_error
+        c.create_task_handler = self._vetting(c.create_task_handler)
 
     def start(self, c: Any) -> None:
         """Be ready for the end, and for children that want more time."""
@@ -67,6 +70,30 @@ class Deliveries(bootsteps.StartStopStep):
         if c.hub is not None:
             seats = open_board()
             c.hub.add_reader(seats.fileno(), seats.on_readable)
+
+    def _vetting(self, create_task_handler: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(create_task_handler)
+        def create_vetting(*args: Any, **kwargs: Any) -> Callable[[Message], object]:
+            handle = create_task_handler(*args, **kwargs)
+
+            def on_task_received(message: Message) -> object:
+                return handle(message) if self._is_fit(message) else None
+
+            return on_task_received
+
+        return create_vetting
+
+    def _is_fit(self, message: Message) -> bool:
+        """Whether Celery may have it; otherwise it is refused. Main thread."""
+        try:
+            vet(message, self._consumer.strategies)
+        except (InvalidTaskError, ContentDisallowed) as exc:
+            self._on_invalid_task(None, message, exc)
+        except Exception as exc:  # noqa: BLE001 - decoders may raise anything
+            self._on_decode_error(message, exc)
+        else:
+            return True
+        return False
 
     def _on_unknown_message(self, body: Any, message: Message) -> None:  # noqa: ARG002 - Celery's signature
         message.refuse("its headers name no task")
@@ -99,21 +126,24 @@ def _give_request_class(task: Task) -> None:
         task.Request = type(theirs.__name__, (theirs, ours), {})
 
 
-def _watched(apply_async: Callable[..., Any], *, processes: bool) -> Callable[..., Any]:
+def _watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
     """A pool's `apply_async` that keeps a run from beginning too late, and from ending unheard of.
 
     Pools without processes lose a run that raises out of Celery's tracer, and hand one that ended with a
     BaseException to the callback for successes, which cannot take it (celery/concurrency/base.py:
-    `apply_target`): the message would never be settled, and be extended for 12 hours.
+    `apply_target`): the message would never be settled, and be extended for 12 hours. A pool with processes
+    loses a slot by a run that it cannot send to them.
     """
     ours = symbol_by_name(DELIVERY_REQUEST)
+    apply_async = pool.apply_async
 
     @wraps(apply_async)
     def watched(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         on_success = options.get("callback")
         on_error = options.get("error_callback")
         request = getattr(options.get("accept_callback"), "__self__", None)
-        if processes and isinstance(request, ours) and not request.dispatch():
+        request = request if isinstance(request, ours) else None
+        if processes and request is not None and not request.dispatch():
             raise TaskRevokedError(request.id)
 
         def on_result(result: Any, *more: Any, **named: Any) -> Any:
@@ -121,11 +151,27 @@ def _watched(apply_async: Callable[..., Any], *, processes: bool) -> Callable[..
                 return on_error(result)
             return on_success(result, *more, **named) if on_success is not None else None
 
-        if processes:
+        if not processes:
+            return apply_async(_heard(target), args, kwargs or {}, **{**options, "callback": on_result})
+        try:
             return apply_async(target, args, kwargs or {}, **options)
-        return apply_async(_heard(target), args, kwargs or {}, **{**options, "callback": on_result})
+        except Exception as exc:
+            if request is None:
+                raise
+            _not_sent(pool, request, exc)
+            raise TaskRevokedError(request.id) from exc  # has Celery free the slot
 
     return watched
+
+
+def _not_sent(pool: Any, request: Any, exc: Exception) -> None:
+    """A run could not be sent to the pool's processes: arguments nested too deep to be pickled, for one."""
+    for job in list(pool._pool._cache.values()):  # noqa: SLF001 - billiard would wait for it at the end
+        if getattr(job, "_callback", None) == request.on_success and not job._accepted:  # noqa: SLF001
+            job.discard()
+    symbol_by_name("celery.worker.state:task_ready")(request)
+    # Another worker's pool may be of another kind.
+    request.message.refuse(f"it cannot be sent to a pool process: {exc!r}", others_may=True)
 
 
 def _heard(target: Callable[..., Any]) -> Callable[..., Any]:
