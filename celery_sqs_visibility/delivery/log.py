@@ -29,6 +29,7 @@ from celery_sqs_visibility.delivery.events import (
     subscribe,
     subscribed,
 )
+from celery_sqs_visibility.delivery.memory import Remembered
 
 logger = logging.getLogger("celery_sqs_visibility")
 
@@ -49,6 +50,9 @@ _SENTENCES: dict[type[Event], tuple[int, str]] = {
     Lost: (logging.WARNING, "message lost: another worker may run it too (%s)"),
 }
 
+#: Message ids that were told to be no task; that they are hidden once more is not told again.
+_unreadable = Remembered(10_000)
+
 
 class Fields(dict[str, object]):
     """Facts that print as `key=value`, so that a plain log shows them and a structured one can pick them."""
@@ -60,6 +64,10 @@ class Fields(dict[str, object]):
 def log_event(event: Event) -> None:
     """Write one event to the logger `celery_sqs_visibility`; the fields are also the record's `sqs`."""
     level, sentence = _SENTENCES[type(event)]
+    if isinstance(event, Unreadable):
+        _unreadable.add(event.delivery.message_id)
+    elif isinstance(event, Hidden) and event.delivery.message_id in _unreadable:
+        level = logging.DEBUG
     if logger.isEnabledFor(level):
         facts = fields_of(event)
         logger.log(level, sentence, facts, extra={"sqs": facts})
