@@ -1,0 +1,319 @@
+"""What is no task neither harms the worker, nor is in the way of tasks, nor is lost."""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import json
+import lzma
+import time
+import zlib
+from collections import Counter
+
+import pytest
+from support import badmessages
+from support.badmessages import BAD, body_of, encoded, envelope, generated, nested, old_body
+from support.processes import wait_until
+
+from celery_sqs_visibility.inflate import LARGEST_BODY
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+
+BAD_MESSAGES = 5000
+#: moto's receive takes a millisecond for each message in the queue, so there are never many.
+WAVE = 100
+#: Good ones in a wave, spread over it.
+GOOD = 5
+
+
+def with_dead_letters(site, sqs, receives):
+    """Create the queue with a dead-letter queue; the latter's URL."""
+    url = sqs.create_queue(QueueName=f"{site.queue}-dead")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    policy = {"deadLetterTargetArn": arn, "maxReceiveCount": receives}
+    site.create_queue(RedrivePolicy=json.dumps(policy))
+    return url
+
+
+def send(sqs, url, bodies):
+    """Send them all in batches; the ids that SQS gave them."""
+    ids = []
+    for start in range(0, len(bodies), 10):
+        entries = [{"Id": str(i), "MessageBody": body} for i, body in enumerate(bodies[start : start + 10])]
+        answer = sqs.send_message_batch(QueueUrl=url, Entries=entries)
+        assert not answer.get("Failed")
+        ids += [entry["MessageId"] for entry in sorted(answer["Successful"], key=lambda e: int(e["Id"]))]
+    return ids
+
+
+def good(key):
+    return encoded(envelope(body_of([key]), headers={"id": f"good-{key}"}))
+
+
+def take(sqs, url):
+    """Take the letters out of a dead-letter queue: message id to reason, and to body."""
+    reasons, bodies = {}, {}
+    while messages := sqs.receive_message(
+        QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], WaitTimeSeconds=0
+    ).get("Messages"):
+        for message in messages:
+            said = {
+                name: value["StringValue"] for name, value in message.get("MessageAttributes", {}).items()
+            }
+            assert said.get("message_id") not in reasons, "moved twice"
+            reasons[said.get("message_id", "moved by SQS")] = said.get("reason")
+            bodies[said.get("message_id")] = message["Body"]
+        sqs.delete_message_batch(
+            QueueUrl=url,
+            Entries=[{"Id": str(i), "ReceiptHandle": m["ReceiptHandle"]} for i, m in enumerate(messages)],
+        )
+    return reasons, bodies
+
+
+def waves(bodies):
+    for start in range(0, len(bodies), WAVE):
+        keys = [f"{start}-{n}" for n in range(GOOD)]
+        part = bodies[start : start + WAVE]
+        gap = len(part) // GOOD
+        mixed = []
+        for n, key in enumerate(keys):
+            mixed += [*part[n * gap : (n + 1) * gap], good(key)]
+        yield keys, [*mixed, *part[GOOD * gap :]]
+
+
+@pytest.mark.timeout(300)
+def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once(make_site, sqs):
+    site = make_site(visibility_timeout=60)
+    dead_url = with_dead_letters(site, sqs, receives=1)
+    worker = site.start()
+    children = sorted(worker.children())
+    sent, moved, kinds = set(), Counter(), Counter()
+    for keys, bodies in waves(generated(BAD, BAD_MESSAGES)):
+        ids = send(sqs, site.url, bodies)
+        tasks = set(map(good, keys))
+        sent |= {i for i, body in zip(ids, bodies, strict=True) if body not in tasks}
+        # Asked of the proxy first: moto is the bottleneck.
+        site.proxy.wait_for_calls("SendMessage", len(ids) - GOOD, timeout=60)
+        site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
+        reasons, _ = take(sqs, dead_url)
+        assert all(reasons.values())
+        moved.update(list(reasons))
+        kinds.update(reasons.values())
+        site.proxy.clear()
+    runs = Counter(entry["key"] for entry in site.diary.entries("started") if entry["id"].startswith("good-"))
+    assert len(runs) == GOOD * BAD_MESSAGES / WAVE
+    assert set(runs.values()) == {1}
+    assert len(sent) == BAD_MESSAGES
+    assert moved == Counter(sent)
+    assert worker.running
+    assert sorted(worker.children()) == children
+    # Each told once, but for those that were tasks, and failed.
+    failed = kinds["failed at its last attempt"]
+    assert worker.log.count("message is no task for this worker") == BAD_MESSAGES - failed
+    assert 0 < failed < BAD_MESSAGES / 5
+
+
+def test_without_a_dead_letter_queue_hundreds_are_hidden_told_once_and_kept(make_site, sqs):
+    site = make_site(visibility_timeout=60, error_visibility_timeout=8, wait_time_seconds=2)
+    url = site.create_queue()
+    # What is a task but fails is deleted when it has failed for good, as in Celery.
+    bodies = [body for body in generated(badmessages.NO_TASKS, 300) if body.strip()]
+    worker = site.start()
+    children = sorted(worker.children())
+    ids = send(sqs, url, [*bodies, good("after")])[:-1]
+    site.diary.wait_for("started", key="after")
+    received = Counter()
+
+    def all_came_back(calls):
+        received.clear()
+        for call in calls:
+            if call.action == "ReceiveMessage":
+                received.update(m["MessageId"] for m in (call.response or {}).get("Messages", []))
+        return all(received[message] >= 2 for message in ids)
+
+    site.proxy.wait_for(all_came_back, timeout=90)
+    site.proxy.wait_for(lambda _: site.counts() == (0, len(ids)))
+    assert site.proxy.count("SendMessage") == 0
+    assert set(site.changes()) <= {8}
+    for message in ids:
+        assert sum(message in line for line in worker.log.splitlines()) == 1
+    assert site.diary.count("started") == 1
+    assert max(received.values()) <= 1 + seconds_since_the_first(site) / 8
+    assert worker.running
+    assert sorted(worker.children()) == children
+
+
+def seconds_since_the_first(site):
+    """From the first receive that brought something until now."""
+    return time.monotonic() - next(
+        call.started for call in site.proxy.calls("ReceiveMessage") if call.response.get("Messages")
+    )
+
+
+PADDING = "x" * (MESSAGE_BYTES - len('{"a":""}'))
+EACH = {
+    "not base64": ("§ no base64 §", "neither a JSON object nor base64 of one"),
+    "base64 of something": (
+        base64.b64encode(b"\xff\x00\xfe").decode(),
+        "neither a JSON object nor base64 of one",
+    ),
+    "not JSON": ("{not JSON}", "its body is not JSON"),
+    "not JSON in base64": (base64.b64encode(b"not JSON").decode(), "its body is not JSON"),
+    "JSON of somebody": ('{"a": 1}', "has no 'properties'"),
+    "S3": (json.dumps(badmessages.S3), "its body is an S3 event notification, not a Celery message"),
+    "S3's test": (json.dumps(badmessages.S3_TEST), "its body is an S3 test event"),
+    "SNS": (json.dumps(badmessages.SNS), "its body is an SNS message (raw message delivery is off)"),
+    "EventBridge": (json.dumps(badmessages.EVENTBRIDGE), "its body is an EventBridge event"),
+    "no headers": (encoded(badmessages.without("headers")), "its headers name no task"),
+    "no id": (encoded(badmessages.without("headers", "id")), "'id' is missing"),
+    "headers of a wrong type": (
+        encoded({**envelope(body_of()), "headers": [1]}),
+        "its headers should be a JSON object",
+    ),
+    "unknown task": (
+        encoded(envelope(body_of(), headers={"task": "no.such"})),
+        "task 'no.such' is not registered",
+    ),
+    "content not accepted": (
+        encoded({**envelope(body_of()), "content-type": "application/x-python-serialize"}),
+        "Refusing to deserialize untrusted content of type pickle",
+    ),
+    "content of no type": (
+        encoded({**envelope(body_of()), "content-type": 5}),
+        "its content-type should be text",
+    ),
+    "retries": (encoded(envelope(body_of(), headers={"retries": "abc"})), "'retries' should be a number"),
+    "time limit": (encoded(envelope(body_of(), headers={"timelimit": ["1", 2]})), "'timelimit' should be"),
+    "one time limit": (encoded(envelope(body_of(), headers={"timelimit": [1]})), "'timelimit' should be"),
+    "eta": (encoded(envelope(body_of(), headers={"eta": "soon"})), "'eta' should be a time"),
+    "expires": (encoded(envelope(body_of(), headers={"expires": [1]})), "'expires' should be a time"),
+    "id": (encoded(envelope(body_of(), headers={"id": {"a": 1}})), "'id' should be text"),
+    "stamps": (
+        encoded(envelope(body_of(), headers={"stamped_headers": [[1]]})),
+        "'stamped_headers' should be",
+    ),
+    "method": (encoded(envelope(body_of(), headers={"get": 5})), "'get' cannot be a header"),
+    "args": (encoded(envelope(["args", {}, {}])), "'args' should be a list"),
+    "kwargs": (encoded(envelope([[], [1], {}])), "'kwargs' should be an object"),
+    "chain": (
+        encoded(envelope(body_of(embedded={"chain": [{"task": 5}]}))),
+        "'chain' should be a list of signatures",
+    ),
+    "body": (encoded(envelope(b"\xff\xfe")), "its content cannot be decoded"),
+    "body_encoding": (
+        encoded(envelope(body_of(), properties={"body_encoding": "base65"})),
+        "cannot be decoded",
+    ),
+    "deep headers": (
+        '{"properties": {}, "headers": {"x": ' + nested(700) + "}}",
+        "nested more than 100 levels deep",
+    ),
+    "deep arguments": (
+        encoded(envelope(f'[["k", {nested(5000)}], {{}}, {{}}]'.encode())),
+        "cannot be decoded",
+    ),
+    "protocol 1": (encoded(envelope(old_body(timelimit="ab"), protocol=1)), "'timelimit' should be"),
+    "protocol 1 without an id": (encoded(envelope(old_body(id=None), protocol=1)), "'id' is missing"),
+    "gzip bomb": (
+        encoded(envelope(zlib.compress(bytes(5 * LARGEST_BODY), 9), headers={"compression": "gzip"})),
+        "larger than 67108864 bytes when decompressed",
+    ),
+    "bzip2 bomb": (
+        encoded(envelope(bz2.compress(bytes(LARGEST_BODY + 1)), headers={"compression": "bzip2"})),
+        "larger than 67108864 bytes when decompressed",
+    ),
+    "xz bomb": (
+        encoded(envelope(lzma.compress(bytes(LARGEST_BODY + 1), preset=0), headers={"compression": "xz"})),
+        "larger than 67108864 bytes when decompressed",
+    ),
+    "bomb of an encoding": (
+        encoded(
+            {
+                **envelope(zlib.compress(bytes(10**6))),
+                "content-type": "application/data",
+                "content-encoding": "zlib",
+            }
+        ),
+        "its content-encoding 'zlib' is not one of text",
+    ),
+    "compression of no kind": (
+        encoded(envelope(body_of(), headers={"compression": "zap"})),
+        "cannot be decoded: KeyError('zap')",
+    ),
+    "arguments of another task": (
+        encoded(envelope(body_of(kwargs={"colour": "red"}))),
+        "failed at its last attempt",
+    ),
+}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_each_kind_is_a_dead_letter_with_a_reason_that_helps(make_site, sqs, pool):
+    site = make_site(error_visibility_timeout=1)
+    dead_url = with_dead_letters(site, sqs, receives=2)
+    worker = site.start(pool=pool)
+    bodies = [body for body, _ in EACH.values()]
+    ids = dict(
+        zip(send(sqs, site.url, bodies[:20]) + send_one_by_one(sqs, site.url, bodies[20:]), EACH, strict=True)
+    )
+    send(sqs, site.url, [good("after")])
+    site.diary.wait_for("started", key="after")
+    wait_until(lambda: site.counts(dead_url)[0] == len(EACH), 60, lambda: worker.log[-5000:])
+    reasons, _ = take(sqs, dead_url)
+    told = {ids[message]: reason for message, reason in reasons.items()}
+    assert {name: told[name] for name, (_, reason) in EACH.items() if reason not in told[name]} == {}
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert worker.running
+
+
+def send_one_by_one(sqs, url, bodies):
+    return [sqs.send_message(QueueUrl=url, MessageBody=body)["MessageId"] for body in bodies]
+
+
+def test_a_body_at_the_size_limit_is_kept_as_it_is(make_site, sqs):
+    site = make_site(error_visibility_timeout=60)
+    site.create_queue()
+    worker = site.start()
+    send_one_by_one(sqs, site.url, ['{"a":"' + PADDING + '"}', "x" * MESSAGE_BYTES])
+    send(sqs, site.url, [good("after")])
+    site.diary.wait_for("started", key="after")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 2))
+    assert worker.log.count("message is no task for this worker") == 2
+
+
+def test_a_task_of_another_worker_at_the_size_limit_is_a_dead_letter_with_the_reason(make_site, sqs):
+    site = make_site()
+    dead_url = with_dead_letters(site, sqs, receives=1)
+    site.start()
+    message = envelope(body_of(), headers={"task": "no.such"})
+    message["body"] = "x" * (MESSAGE_BYTES - len(json.dumps(message)) - 10_000)
+    del message["properties"]["body_encoding"]
+    send_one_by_one(sqs, site.url, [json.dumps(message)])
+    site.proxy.wait_for(lambda _: site.counts(dead_url) == (1, 0))
+    reasons, bodies = take(sqs, dead_url)
+    assert list(reasons.values()) == ["task 'no.such' is not registered"]
+    (body,) = bodies.values()
+    assert len(body) <= MESSAGE_BYTES
+    assert json.loads(body)["body"] == message["body"]
+
+
+@pytest.mark.parametrize("method", ["gzip", "bzip2", "lzma"])
+def test_compressed_tasks_run(make_site, method):
+    site = make_site(settings={"task_compression": method})
+    site.start()
+    result = site.send("number", "k" * 10_000, 1)  # it fails once, and comes back
+    site.diary.wait_for("done", key="k" * 10_000, timeout=60)
+    wait_until(lambda: result.state == "SUCCESS", 30, "the result")
+
+
+def test_arguments_too_deep_for_a_pools_process_cost_it_no_slot(make_site, sqs):
+    site = make_site(error_visibility_timeout=60)
+    site.create_queue()
+    worker = site.start(concurrency=1)
+    deep = encoded(envelope(f'[["key", {nested(700)}], {{}}, {{}}]'.encode()))
+    send(sqs, site.url, [deep] * 5)
+    send(sqs, site.url, [good("after")])
+    site.diary.wait_for("started", key="after")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 5))
+    assert worker.log.count("it cannot be sent to a pool process: RecursionError") == 5
+    worker.terminate()
+    assert worker.wait_exit(30) == 0
