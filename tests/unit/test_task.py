@@ -31,7 +31,7 @@ def failing():
         ({"error_visibility_timeout": []}, "expected error_visibility_timeout to hold at least one number"),
         ({"error_visibility_timeout": [1, "2"]}, r"expected error_visibility_timeout\[1\] to be seconds"),
         ({"error_visibility_timeout": lambda retries: 1}, "to take two arguments"),
-        ({"on_exhausted": "kept"}, "on_exhausted='kept': expected 'delete' or 'keep', or None for the"),
+        ({"on_exhausted": "kept"}, "expected on_exhausted to be 'delete' or 'keep', got 'kept'"),
     ],
 )
 def test_bad_settings_are_refused_with_the_tasks_name(app, options, sentence):
