@@ -121,11 +121,11 @@ def test_a_second_sigterm_changes_nothing(make_site, pool):
     site.diary.wait_for("started")
     asked = time.monotonic()
     worker.terminate()
-    worker.wait_for_log("no more polls")
-    time.sleep(2)
+    worker.wait_for_log("messages given back that had not begun")
+    time.sleep(3)
     worker.terminate()
     assert worker.wait_exit(20) == 0
-    assert time.monotonic() - asked < 6
+    assert time.monotonic() - asked < 4 + 2 + 2  # the timeout, the end, and what a busy machine takes
     site.proxy.wait_for(lambda _: site.counts() == (1, 0), timeout=5)
     assert worker.children() == []
 
@@ -152,6 +152,7 @@ def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, si
         site.send("slow", key, 60)
     worker = site.start(pool="prefork", concurrency=2, prefetch_multiplier=2)
     site.diary.wait_for("started", 2)
+    time.sleep(0.5)  # Celery ends what it knows to run, and hears of a start a moment later
     asked = time.monotonic()
     for number in signals:
         worker.process.signal_main(number)
