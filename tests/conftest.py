@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import uuid
@@ -12,6 +13,7 @@ from support.app import behind, close_app, make_app
 from support.diary import DIARY_VARIABLE, Diary
 from support.emulator import MotoServer
 from support.proxy import FaultProxy
+from support.reliability import Table, report
 from support.worker import WorkerProcess
 
 CREDENTIALS = {
@@ -36,9 +38,12 @@ def pytest_addoption(parser):
         help="the pool of every worker whose test does not name one; with another than prefork, tests that "
         "name one and tests marked prefork_only are deselected",
     )
+    parser.addoption("--reliability", metavar="FILE", help="write what the tests of faults saw into its table")
 
 
 def pytest_configure(config):
+    if table := config.getoption("reliability"):
+        config.pluginmanager.register(Table(table))
     config.addinivalue_line(
         "markers", "own_pool: the test names its workers' pools itself; deselected by --pool"
     )
@@ -145,3 +150,9 @@ def producer(proxy):
     yield make
     for app in apps:
         close_app(app)
+
+
+@pytest.fixture
+def reliability(request, diary):
+    """Tell what a fault did, for docs/reliability.md; fails if a task was lost: see `support.reliability`."""
+    return functools.partial(report, request.node, diary)
