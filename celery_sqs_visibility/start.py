@@ -34,8 +34,9 @@ logger = get_logger(__name__)
 #: What passes without a change of settings or of rights.
 PASSING = (Unavailable, Throttled, OverLimit, ClockIsWrong)
 
-#: What to do about the others; the first that fits.
-REMEDIES: tuple[tuple[type[SQSError], str], ...] = (
+#: What to do where it is not waited for; the first that fits.
+REMEDIES: tuple[tuple[type[SQSError] | tuple[type[SQSError], ...], str], ...] = (
+    (PASSING, "With broker_connection_retry_on_startup it would be waited for."),
     (
         CredentialsRefused,
         "Give the worker valid AWS credentials: environment variables, a profile, a role, or the broker_url.",

@@ -108,6 +108,13 @@ def test_what_passes_is_waited_for(make_site, name):
     assert "Traceback" not in worker.log
 
 
+def test_what_passes_is_not_waited_for_where_celery_is_told_not_to(make_site):
+    site = make_site({"broker_connection_retry_on_startup": False})
+    site.proxy.inject(error("InternalFailure", 500))
+    sentence = refusal(site.start(pool="solo", ready=False))
+    assert "With broker_connection_retry_on_startup it would be waited for." in sentence
+
+
 def test_a_worker_that_waits_can_be_told_to_stop(make_site):
     site = make_site()
     site.proxy.inject(error("InternalFailure", 500))
