@@ -86,7 +86,10 @@ class DeliveryRequest(Request):
         """It ended with an exception."""
         self._rejected_on_purpose = isinstance(exception_of(exc_info), Reject)
         with self._settled_if_it_raises():
-            return super().on_failure(exc_info, send_failed_event, return_ok)
+            result = super().on_failure(exc_info, send_failed_event, return_ok)
+        if self._already_cancelled and not self.acknowledged:
+            self.settle(Release())  # its run is over, and through no fault of its own
+        return result
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
         """It ended with a `Retry`."""
@@ -99,11 +102,14 @@ class DeliveryRequest(Request):
             super().on_timeout(soft, timeout)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: FBT001, FBT002
-        """End the run, as Celery does after it lost its connection; the message is to come back.
+        """End the run, as Celery does in a cold shutdown or without a connection; its message comes back.
 
-        That is settled first: green pools call the end of a run that they killed a success.
+        Where there are no processes that is settled first: green pools call the end of a run that they killed
+        a success. A process may have ended already, well or not, unheard of: then that counts, and
+        `on_failure` has the message come back otherwise.
         """
-        self.come_back_later()
+        if not self.pool_has_processes:
+            self.come_back_later()
         super().cancel(pool, signal, emit_retry)
 
     def end_lost_run(self) -> None:

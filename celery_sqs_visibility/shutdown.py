@@ -62,8 +62,9 @@ class Drain:
 
     def ask(self) -> None:
         """Begin. In a signal handler: no I/O, and no lock but the event's own."""
-        self._asked_at = SYSTEM_CLOCK.monotonic()
-        self._asked.set()
+        if not self._asked.is_set():  # a second signal gives no more time
+            self._asked_at = SYSTEM_CLOCK.monotonic()
+            self._asked.set()
 
     def _run(self) -> None:
         self._asked.wait()

@@ -38,7 +38,7 @@ def pytest_addoption(parser):
         help="the pool of every worker whose test does not name one; with another than prefork, tests that "
         "name one and tests marked prefork_only are deselected",
     )
-    parser.addoption("--reliability", metavar="FILE", help="write what the tests of faults saw into its table")
+    parser.addoption("--reliability", metavar="FILE", help="write what tests of faults saw into its table")
 
 
 def pytest_configure(config):

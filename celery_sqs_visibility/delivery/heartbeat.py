@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from celery_sqs_visibility.aws.errors import HandleIsInvalid, SQSError, Unavailable
 from celery_sqs_visibility.aws.port import BatchResult
@@ -12,6 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Extended, Lost, emit
 from celery_sqs_visibility.delivery.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery, Settlement
+from celery_sqs_visibility.delivery.trouble import Trouble
 from celery_sqs_visibility.delivery.watchdog import HANGS
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
@@ -44,7 +45,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
         self._calling_since: float | None = None
         self._in_hand: dict[Delivery, None] = {}  # what the beat has taken out and not put back
-        self._trouble: dict[str, SQSError] = {}  # by queue; the heartbeat's thread alone
+        self._troubles: dict[str, Trouble] = {}  # by queue; the heartbeat's thread alone
 
     def start(self) -> None:
         """Start the thread; harmless if it runs."""
@@ -138,7 +139,7 @@ class Heartbeat:
                 self._not_worth_it(delivery, now)
         failed = self._send(queue, extensions).failed if extensions else {}
         if extensions and self._put_down([delivery for delivery, _ in extensions]):
-            self._tell_trouble(queue, next(iter(failed.values()), None))
+            self._tell_trouble(queue, failed.values())
             for position, (delivery, seconds) in enumerate(extensions):
                 self._note(delivery, seconds, now + seconds, failed.get(position))
 
@@ -158,17 +159,18 @@ class Heartbeat:
         else:
             self._after(delivery, self._ledger.not_extensible(delivery))
 
-    def _tell_trouble(self, queue: Queue, error: SQSError | None) -> None:
-        """One line when extending begins to fail, or fails otherwise, and one when it works again."""
-        before = self._trouble.get(queue.name)
-        if error is not None and not isinstance(error, HandleIsInvalid):
-            self._trouble[queue.name] = error
-            if type(before) is not type(error):
-                sentence = "cannot extend messages and will try again: %s"
-                logger.error(sentence, error, extra={"queue": queue.name})
-        elif error is None and before is not None:
-            del self._trouble[queue.name]
-            logger.warning("extends messages again", extra={"queue": queue.name})
+    def _tell_trouble(self, queue: Queue, errors: Iterable[SQSError]) -> None:
+        """One line when extending begins to fail, and one when it works again."""
+        trouble = self._troubles.get(queue.name)
+        if trouble is None:
+            trouble = Trouble(logger, "cannot extend messages", "extends messages", queue.name, self._clock)
+            self._troubles[queue.name] = trouble
+        # Of a handle that was refused the message's own event tells.
+        error = next((error for error in errors if not isinstance(error, HandleIsInvalid)), None)
+        if error is None:
+            trouble.worked()
+        else:
+            trouble.failed(error)
 
     def _send(self, queue: Queue, extensions: list[tuple[Delivery, int]]) -> BatchResult:
         error: SQSError
@@ -202,8 +204,8 @@ class Heartbeat:
     def _why_lapsed(self, delivery: Delivery) -> str:
         if delivery.deadline >= delivery.horizon - HORIZON_MARGIN - 1:
             return HORIZON_REACHED
-        trouble = self._trouble.get(delivery.queue.name)
-        return f"{DEADLINE_PASSED}: {trouble}" if trouble else DEADLINE_PASSED
+        trouble = self._troubles.get(delivery.queue.name)
+        return f"{DEADLINE_PASSED}: {trouble.error}" if trouble and trouble.error else DEADLINE_PASSED
 
     def _tell_lost(self, delivery: Delivery, reason: str) -> None:
         emit(Lost(delivery.facts, reason))

@@ -51,7 +51,7 @@ _SENTENCES: dict[type[Event], tuple[int, str]] = {
 }
 
 #: Message ids that were told to be no task; that they are hidden once more is not told again.
-_unreadable = Remembered(10_000)
+_unreadable: Remembered[str] = Remembered(10_000)
 
 
 class Fields(dict[str, object]):

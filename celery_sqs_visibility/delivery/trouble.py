@@ -33,6 +33,7 @@ class Trouble:
         self._clock = clock
         self._lock = threading.Lock()  # guards everything below
         self._kinds: set[type[SQSError]] = set()  # told since it began; empty: no trouble
+        self.error: SQSError | None = None  # the latest, while there is trouble; for who tells of its results
         self._failures = 0
         self._failed_at = 0.0
         self._over_at: float | None = None
@@ -45,6 +46,7 @@ class Trouble:
             if not self._kinds:
                 self._relapse = self._over_at is not None and now - self._over_at < STEADY
             self._failures += 1
+            self.error = error
             self._failed_at = now
             news = type(error) not in self._kinds
             self._kinds.add(type(error))
@@ -63,6 +65,7 @@ class Trouble:
                 return
             failures, self._failures = self._failures, 0
             self._kinds.clear()
+            self.error = None
             self._over_at = now
         self._logger.warning(
             "%s again, after %d failures (%s)", self._works, failures, self._extra["sqs"], extra=self._extra

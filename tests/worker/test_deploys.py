@@ -147,7 +147,7 @@ def test_ctrl_c_is_a_warm_shutdown(make_site, pool):
 
 @pytest.mark.parametrize("signals", [[signal.SIGQUIT], [signal.SIGTERM, signal.SIGQUIT], [signal.SIGINT] * 2])
 def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, signals):
-    site = make_site(visibility_timeout=6, wait_time_seconds=1)
+    site = make_site(visibility_timeout=60, wait_time_seconds=1)
     for key in range(4):
         site.send("slow", key, 60)
     worker = site.start(pool="prefork", concurrency=2, prefetch_multiplier=2)
@@ -160,6 +160,45 @@ def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, si
     worker.wait_exit(20)
     assert time.monotonic() - asked < 8
     assert worker.children() == []
-    site.proxy.wait_for(lambda _: site.counts() == (4, 0), timeout=15)
+    site.proxy.wait_for(lambda _: site.counts() == (4, 0), timeout=5)
     assert site.diary.count("started") == 2
     assert site.diary.count("done") == 0
+
+
+def test_a_soft_shutdown_lets_what_runs_end_in_time(make_site):
+    site = make_site({"worker_soft_shutdown_timeout": 5}, visibility_timeout=2, wait_time_seconds=1)
+    site.send("slow", "short", 3)
+    worker = site.start(pool="prefork")
+    site.diary.wait_for("started")
+    worker.process.signal_main(signal.SIGQUIT)
+    worker.wait_exit(30)
+    assert site.diary.count("done") == 1
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=5)
+
+
+def test_a_second_sigterm_while_the_last_polls_are_waited_for_gives_no_more_time(make_site):
+    site = make_site(visibility_timeout=60, shutdown_timeout=6)
+    site.send("slow", "a", 60)
+    worker = site.start(pool="threads", concurrency=2)
+    site.diary.wait_for("started")
+    site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))  # a long poll of 20 seconds
+    asked = time.monotonic()
+    worker.terminate()
+    time.sleep(4)
+    worker.terminate()
+    assert worker.wait_exit(20) == 0
+    assert time.monotonic() - asked < 6 + 3
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_a_cold_shutdown_of_green_pools_loses_nothing(make_site, pool):
+    site = make_site(visibility_timeout=10, wait_time_seconds=1)
+    for key in range(3):
+        site.send("slow", key, 30)
+    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=3)
+    site.diary.wait_for("started")
+    time.sleep(0.5)
+    worker.process.signal_main(signal.SIGQUIT)
+    worker.wait_exit(30)
+    assert site.diary.count("done") == 0
+    assert sum(site.counts()) == 3
