@@ -46,7 +46,8 @@ class DeliveryRequest(Request):
 
     def __init__(self, message: Message, **options: Any) -> None:
         super().__init__(message, **options)
-        self.delivery: Delivery | None = getattr(message, "delivery", None)
+        delivery: Delivery | None = getattr(message, "delivery", None)
+        self.delivery = None if delivery is None else delivery.current
         self._rejected_on_purpose = False
         if self.delivery is not None:
             self._describe(self.delivery)
@@ -142,7 +143,7 @@ class DeliveryRequest(Request):
         if self.delivery is None:
             super().acknowledge()
         elif not self.acknowledged:
-            if self.delivery.started:
+            if self.delivery.current.started:
                 emit(Finished(self.delivery.facts))
             self.settle(Delete())
 

@@ -49,7 +49,7 @@ class Visibility:
     @property
     def lost(self) -> bool:
         """Whether the visibility has lapsed: another worker may run the task too, by now or soon."""
-        return self._lease is not None and (self._lease.lost or self._remaining(self._lease) <= 0)
+        return self.remaining() <= 0
 
     def remaining(self) -> float:
         """Seconds until the message becomes visible to others, unless it is extended; 0 if it has.
@@ -58,7 +58,8 @@ class Visibility:
         """
         if self._lease is None:
             return math.inf
-        return 0.0 if self._lease.lost else max(0.0, self._remaining(self._lease))
+        seconds = self._lease.deadline - SYSTEM_CLOCK.monotonic()
+        return 0.0 if self._lease.lost else max(0.0, seconds)
 
     def extend(self, seconds: float) -> float:
         """Keep the message hidden for that many seconds from now, at least: never shortens.
@@ -82,7 +83,7 @@ class Visibility:
         if not self.lost and lease.deadline < now + seconds:
             lease.want(now + seconds)
             pause = threading.Event()
-            while lease.wanted and not lease.over:
+            while lease.wanted and not self.lost:
                 if SYSTEM_CLOCK.monotonic() > now + EXTEND_TIMEOUT:
                     raise TimeoutError(
                         f"SQS has not confirmed within {EXTEND_TIMEOUT:g} s that the message is hidden for "
@@ -103,7 +104,3 @@ class Visibility:
             Reject: always; let it pass. It is Celery's own, with `requeue=True`.
         """
         raise Reject("released", requeue=True)
-
-    @staticmethod
-    def _remaining(lease: Lease) -> float:
-        return lease.deadline - SYSTEM_CLOCK.monotonic()

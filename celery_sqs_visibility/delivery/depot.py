@@ -126,7 +126,7 @@ class Depot:
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """Settle a delivery; whether it was still ours to settle. Any thread; does no I/O."""
-        if isinstance(settlement, Delete):
+        if isinstance(settlement, Delete) and self.ledger.holds(delivery):
             self._returns.finish(delivery)
         held, now = self.ledger.settle(delivery, settlement)
         if held:
@@ -151,16 +151,19 @@ class Depot:
         """It goes to a pool that cannot be kept from running it; whether it may, as for `start`."""
         return not self._lapsed(delivery) and self.ledger.dispatch(delivery)
 
-    def extend(self, delivery: Delivery, until: float) -> None:
-        """Its task wants it hidden until that monotonic instant. Any thread."""
-        self.ledger.want(delivery, until, self._clock.monotonic())
+    def extend(self, delivery: Delivery, until: float) -> bool:
+        """Its task wants it hidden until that monotonic instant; whether it is held. Any thread."""
+        held = self.ledger.want(delivery, until, self._clock.monotonic())
         self._heartbeat.notice()
+        return held
 
     def give_way(self, delivery: Delivery, successor: Delivery) -> bool:
         """A newer delivery of the message, in this depot or another, takes its place. A receiver's thread."""
         if not self.ledger.give_way(delivery, successor):
             return False
         self._let_go(ran=False)
+        if wanted := successor.current.wanted:  # its task still waits for that
+            successor.extend(wanted)
         return True
 
     def _let_go(self, *, ran: bool) -> None:
@@ -172,7 +175,7 @@ class Depot:
         """Whether another worker has it by now, or will; then we let it go."""
         if not (delivery.lost or delivery.deadline <= self._clock.monotonic()):
             return False
-        self.settle(delivery, Lapse())
+        delivery.keeper.settle(delivery, Lapse())
         return True
 
     def give_up(
@@ -246,8 +249,10 @@ class Depot:
                 self._polls_end = self._clock.monotonic() + POLLS_IN_FLIGHT
         for receiver, _ in list(self._receivers.values()):
             receiver.settle_down(self._polls_end)
-        self._inbox.take(lambda parcel: parcel.delivery.keeper is self)
-        return self._give_back(self.ledger.unstarted())
+        waiting = self._inbox.take(lambda parcel: parcel.delivery.keeper is self)
+        released = self._give_back(self.ledger.unstarted())
+        # What came back to another depot while it waited here is not among them.
+        return released + self._give_back(parcel.delivery for parcel in waiting)
 
     def drain(self, timeout: float) -> list[Delivery]:
         """After `give_back_unstarted`: let what runs go on for `timeout` seconds, then hand it back.

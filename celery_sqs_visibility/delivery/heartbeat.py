@@ -15,7 +15,7 @@ from celery_sqs_visibility.delivery.model import Delivery, Settlement
 from celery_sqs_visibility.delivery.trouble import Trouble
 from celery_sqs_visibility.delivery.watchdog import HANGS
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Heartbeat:
         if delivery.deadline <= now:  # it lapsed while an earlier batch took its time
             self._lose(delivery, self._why_lapsed(delivery))
         else:
-            self._after(delivery, self._ledger.not_extensible(delivery))
+            self._after(delivery, self._ledger.not_extensible(delivery, now))
 
     def _tell_trouble(self, queue: Queue, errors: Iterable[SQSError]) -> None:
         """One line when extending begins to fail, and one when it works again."""
@@ -198,11 +198,12 @@ class Heartbeat:
 
     def _lose(self, delivery: Delivery, reason: str) -> None:
         waiting = self._ledger.refused(delivery)
-        self._tell_lost(delivery, reason)
+        if delivery.successor is None:  # otherwise it is the old handle that is lost, and not the message
+            self._tell_lost(delivery, reason)
         self._after(delivery, waiting)
 
     def _why_lapsed(self, delivery: Delivery) -> str:
-        if delivery.deadline >= delivery.horizon - HORIZON_MARGIN - 1:
+        if delivery.at_horizon:
             return HORIZON_REACHED
         trouble = self._troubles.get(delivery.queue.name)
         return f"{DEADLINE_PASSED}: {trouble.error}" if trouble and trouble.error else DEADLINE_PASSED

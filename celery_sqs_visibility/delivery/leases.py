@@ -8,9 +8,9 @@ time. No lock is shared, and nothing is sent but a byte that says "somebody asks
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -30,7 +30,8 @@ class Lease:
     """A running task's lease, as seen from one process.
 
     The main process writes `deadline` and `lost`, the child asks with `wanted`. When the delivery is settled
-    the lease is over, and reads as lost.
+    the lease is over, and reads as lost. Its seat may be another's by then: what was read counts only if the
+    lease is not over after it was read.
     """
 
     __slots__ = ("_board", "_cells", "_first", "key")
@@ -58,7 +59,7 @@ class Lease:
     @property
     def lost(self) -> bool:
         """Whether another worker may have the message."""
-        return self.over or self._cells[self._first + LOST] != 0
+        return self._cells[self._first + LOST] != 0 or self.over
 
     @lost.setter
     def lost(self, lost: bool) -> None:
@@ -69,14 +70,21 @@ class Lease:
         """The monotonic instant until which the task wants the message hidden; 0 when that was answered."""
         return self._cells[self._first + WANTED]
 
+    def begin(self, deadline: float) -> None:
+        """The seat is ours from now on. The main process."""
+        self.deadline, self.lost = deadline, False
+        self._cells[self._first + WANTED] = 0.0
+        self._cells[self._first + SERIAL] = self.key[1]  # last: until then it is nobody's
+
     def want(self, until: float) -> None:
         """Ask for the message to be hidden until that monotonic instant. The task's process."""
         self._cells[self._first + WANTED] = until
         self._board.ask()
 
-    def answered(self) -> None:
-        """What could be done about the task's wish was done. The main process."""
-        self._cells[self._first + WANTED] = 0.0
+    def answered(self, wanted: float) -> None:
+        """What could be done about that wish was done. The main process."""
+        if self.wanted == wanted:  # and the task has not wished for more meanwhile
+            self._cells[self._first + WANTED] = 0.0
 
     def end(self) -> None:
         """The delivery is settled: the seat is free. The main process."""
@@ -93,12 +101,12 @@ class LeaseBoard:
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
-        # Guards everything below; the main process's alone. Reentrant: Celery's cold shutdown settles in a
-        # signal handler, on a thread that may be here just now.
-        self._lock = threading.RLock()
-        self._asked: dict[int, tuple[Lease, Callable[[float], None]]] = {}
+        # The main process's alone. No lock guards them: Celery's cold shutdown settles, and so ends leases,
+        # in a signal handler, on a thread that may be here just now. What is done to them is atomic.
+        self._taken: dict[Key, tuple[Lease, Callable[[float], None]]] = {}
         self._free: list[int] = []
-        self._serial = 0.0
+        self._unused = iter(range(SEATS))
+        self._serials = itertools.count(1.0)
 
     @property
     def stopping(self) -> bool:
@@ -116,26 +124,26 @@ class LeaseBoard:
             deadline: the monotonic instant at which its message's visibility lapses.
             on_ask: is told until when the task wants the message hidden.
         """
-        with self._lock:
-            seat = self._free.pop() if self._free else len(self._asked)
-            if seat >= SEATS:
-                return None
-            self._serial += 1
-            lease = Lease(self, (seat, self._serial))
-            lease.deadline, lease.lost = deadline, False
-            lease.answered()
-            self.cells[seat * CELLS + SERIAL] = self._serial
-            self._asked[seat] = lease, on_ask
-            return lease
+        seat = self._seat()
+        if seat is None:
+            return None
+        lease = Lease(self, (seat, next(self._serials)))
+        lease.begin(deadline)
+        self._taken[lease.key] = lease, on_ask
+        return lease
+
+    def _seat(self) -> int | None:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return next(self._unused, None)
 
     def free(self, key: Key) -> None:
         """The seat's lease is over; harmless if it was before. The main process, any thread."""
-        seat, serial = key
-        with self._lock:
-            if self.cells[seat * CELLS + SERIAL] == serial:
-                self.cells[seat * CELLS + SERIAL] = 0.0
-                del self._asked[seat]
-                self._free.append(seat)
+        if self._taken.pop(key, None) is not None:
+            seat, _ = key
+            self.cells[seat * CELLS + SERIAL] = 0.0
+            self._free.append(seat)
 
     def lease(self, key: Key) -> Lease:
         """The lease of that key, to be read. Any process."""
@@ -161,9 +169,7 @@ class LeaseBoard:
 
     def answer(self) -> None:
         """Pass on what was asked. The main process, any thread."""
-        with self._lock:
-            holders = list(self._asked.values())
-        for lease, on_ask in holders:
+        for lease, on_ask in list(self._taken.values()):
             if wanted := lease.wanted:
                 on_ask(wanted)
 

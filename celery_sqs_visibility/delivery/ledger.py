@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable
+from weakref import WeakValueDictionary
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.leases import board
@@ -43,6 +44,8 @@ class Ledger:
         self._lock = threading.RLock()
         self._resumed = threading.Condition(self._lock)  # an extension returned, or nothing is held any more
         self._held: dict[str, Delivery] = {}
+        # What gave way, for as long as anybody knows it by its old handle: kombu's delivery tag.
+        self._replaced: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
         self._waiting = 0  # settlements that wait for an extension in flight
         # Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
         apart = min(heartbeat_interval, visibility_timeout - heartbeat_interval)
@@ -52,8 +55,12 @@ class Ledger:
         return len(self._held)
 
     def get(self, handle: str) -> Delivery | None:
-        """The delivery of that receipt handle, if it is held and not settled."""
-        return self._held.get(handle)
+        """The delivery of that receipt handle, if it is held, or was replaced by a newer one."""
+        return self._held.get(handle) or self._replaced.get(handle)
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether it is held, and neither settled nor replaced."""
+        return self._held.get(delivery.handle) is delivery
 
     def add(self, deliveries: Iterable[Delivery]) -> None:
         """They were received."""
@@ -73,7 +80,9 @@ class Ledger:
             if not self._remove(delivery):
                 return False, False
             if delivery.lease is not None:
+                # An extension in flight may not write to the seat, which is somebody else's by then.
                 delivery.lease.end()
+                delivery.lease = None
             if delivery.extending:
                 delivery.waiting = settlement
                 self._waiting += 1
@@ -83,7 +92,7 @@ class Ledger:
     def start(self, delivery: Delivery) -> bool:
         """A pool begins to run it; `False` if it is not held any more."""
         with self._lock:
-            delivery.started = self._holds(delivery)
+            delivery.started = self.holds(delivery)
             if delivery.started:
                 self._give_lease(delivery)
             return delivery.started
@@ -91,7 +100,7 @@ class Ledger:
     def dispatch(self, delivery: Delivery) -> bool:
         """It goes to a pool that cannot be kept from running it; `False` if it is not held any more."""
         with self._lock:
-            delivery.dispatched = self._holds(delivery)
+            delivery.dispatched = self.holds(delivery)
             if delivery.dispatched:
                 self._give_lease(delivery)
             return delivery.dispatched
@@ -99,27 +108,38 @@ class Ledger:
     def give_way(self, delivery: Delivery, successor: Delivery) -> bool:
         """Its successor takes its place, with all that it was to others; `False` if it was settled.
 
-        The successor is in its ledger already, so that what settles the old one finds it there.
+        The successor is in its ledger already, so that what settles the old one finds it there. An extension
+        of the old one that is in flight has nothing to tell any more, neither to the task nor to others.
         """
         with self._lock:
             if not self._remove(delivery):
                 return False
-            successor.started, successor.dispatched = delivery.started, delivery.dispatched
-            successor.on_lost = delivery.on_lost
-            successor.lease = delivery.lease
-            if successor.lease is not None:
-                successor.lease.deadline, successor.lease.lost = successor.deadline, False
+            newest = successor.current  # it may have given way itself, if two came back at once
+            newest.started, newest.dispatched = delivery.started, delivery.dispatched
+            newest.on_lost, delivery.on_lost = delivery.on_lost, None
+            newest.wanted, delivery.wanted = delivery.wanted, 0.0
+            newest.lease, delivery.lease = delivery.lease, None
+            if newest.lease is not None:
+                newest.lease.deadline, newest.lease.lost = newest.deadline, False
             delivery.successor = successor
+            self._replaced[delivery.handle] = delivery
             return True
 
-    def want(self, delivery: Delivery, until: float, now: float) -> None:
-        """Its task wants it hidden until that monotonic instant: the next beat sees to it."""
+    def want(self, delivery: Delivery, until: float, now: float) -> bool:
+        """Its task wants it hidden until that monotonic instant: the next beat sees to it.
+
+        Returns:
+            Whether it is held. What is lost is not extended, which its lease tells.
+        """
         with self._lock:
-            if self._holds(delivery) and not delivery.lost:
+            if not self.holds(delivery):
+                return False
+            if not delivery.lost:
                 delivery.wanted = until
                 if not delivery.extending:
                     self._wheel.remove(delivery)
                     self._wheel.add(delivery, now)
+            return True
 
     def unstarted(self) -> list[Delivery]:
         """What is held and not run, in the order of arrival; what was dispatched may be, by now."""
@@ -162,7 +182,9 @@ class Ledger:
             return {queue: deliveries for queue, deliveries in due.items() if deliveries}, lost
 
     def extension(self, delivery: Delivery, now: float) -> int:
-        """Seconds to ask for, clamped to the horizon; 0 if that would not lengthen its lease."""
+        """Seconds to ask for, clamped to the horizon; 0 if that would not lengthen its lease by a second."""
+        if delivery.at_horizon:
+            return 0
         seconds = max(self._visibility_timeout if self._interval else 0, math.ceil(delivery.wanted - now))
         seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN - now))
         return seconds if now + seconds > delivery.deadline else 0
@@ -173,7 +195,7 @@ class Ledger:
             delivery.deadline = deadline
             if delivery.lease is not None:
                 delivery.lease.deadline = deadline
-            if delivery.wanted <= deadline:
+            if delivery.wanted <= deadline or delivery.at_horizon:
                 self._answered(delivery)
             return self._extension_returned(delivery, AT_ONCE if delivery.wanted else None)
 
@@ -183,9 +205,11 @@ class Ledger:
             pause = max((delivery.deadline - now) / RETRY_FRACTION, RETRY_FLOOR)
             return self._extension_returned(delivery, min(now + pause, delivery.deadline))
 
-    def not_extensible(self, delivery: Delivery) -> Settlement | None:
+    def not_extensible(self, delivery: Delivery, now: float) -> Settlement | None:
         """Its horizon is reached, or nobody wants more: nothing is done until it is lost, at the deadline."""
         with self._lock:
+            if self.extension(delivery, now) > 0:  # its task has asked just now
+                return self._extension_returned(delivery, AT_ONCE)
             self._answered(delivery)
             return self._extension_returned(delivery, delivery.deadline)
 
@@ -201,15 +225,12 @@ class Ledger:
         if waiting is not None:
             self._waiting -= 1
             self._resumed.notify_all()
-        elif self._holds(delivery) and not delivery.lost:
+        elif self.holds(delivery) and not delivery.lost:
             self._schedule(delivery, again_at)
         return waiting
 
-    def _holds(self, delivery: Delivery) -> bool:
-        return self._held.get(delivery.handle) is delivery
-
     def _remove(self, delivery: Delivery) -> bool:
-        if not self._holds(delivery):
+        if not self.holds(delivery):
             return False
         del self._held[delivery.handle]
         if not self._held:
@@ -221,6 +242,8 @@ class Ledger:
         seats = board()
         if seats is not None and delivery.lease is None:
             delivery.lease = seats.take(delivery.deadline, delivery.extend)
+            if delivery.lease is not None and delivery.lost:  # just now, or it would not begin
+                delivery.lease.lost = True
 
     def _lose(self, delivery: Delivery) -> None:
         delivery.lost = True
@@ -231,10 +254,9 @@ class Ledger:
     @staticmethod
     def _answered(delivery: Delivery) -> None:
         """What its task wanted is done, or cannot be done."""
-        if delivery.wanted:
-            delivery.wanted = 0.0
-            if delivery.lease is not None:
-                delivery.lease.answered()
+        if delivery.wanted and delivery.lease is not None:
+            delivery.lease.answered(delivery.wanted)
+        delivery.wanted = 0.0
 
     def _schedule(self, delivery: Delivery, not_before: float | None = None) -> None:
         if not_before is None and self._interval:

@@ -9,7 +9,7 @@ from typing import Protocol
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Facts
 from celery_sqs_visibility.delivery.leases import Key, Lease
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN, VISIBILITY_HORIZON
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class Keeper(Protocol):
         """It goes to a pool that cannot be kept from running it; whether it may."""
         ...
 
-    def extend(self, delivery: Delivery, until: float) -> None:
-        """Its task wants it hidden until that monotonic instant."""
+    def extend(self, delivery: Delivery, until: float) -> bool:
+        """Its task wants it hidden until that monotonic instant; whether it is held."""
         ...
 
     def give_way(self, delivery: Delivery, successor: Delivery) -> bool:
@@ -155,6 +155,11 @@ class Delivery:
         self.on_lost: Callable[[], None] | None = None
 
     @property
+    def at_horizon(self) -> bool:
+        """Whether it is hidden for as long as SQS allows, to the second."""
+        return self.deadline >= self.horizon - HORIZON_MARGIN - 1
+
+    @property
     def current(self) -> Delivery:
         """The newest delivery of this message to this process, whose handle is the one that counts."""
         delivery = self
@@ -180,8 +185,7 @@ class Delivery:
 
     def extend(self, until: float) -> None:
         """Its task wants it hidden until that monotonic instant; its lease tells the answer."""
-        delivery = self.current
-        delivery.keeper.extend(delivery, until)
+        self._do(lambda delivery: delivery.keeper.extend(delivery, until))
 
     def give_way(self, successor: Delivery) -> bool:
         """A newer delivery of the message, held already, takes its place; `False` if it was settled."""

@@ -9,15 +9,17 @@ import threading
 import pytest
 from support.clock import FakeClock
 
-from celery_sqs_visibility.aws.errors import AccessDenied
+from celery_sqs_visibility.aws.errors import AccessDenied, HandleIsInvalid
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.events import (
+    Adopted,
     DeadLettered,
     Deleted,
+    FinishedBefore,
     Hidden,
     Lost,
     Parked,
@@ -99,14 +101,24 @@ class World:
         given = {"polling_interval": 3600, "settle_window": 0, "prefetch_seconds": 0, **options}
         self.inbox = Inbox()
         self.returns = Returns()
-        self.depot = self.new_depot(given)
-        self.depot.room.prefetch_count = 10
+        self.options = Options.parse(given)
+        self.depots = []
+        self.depot = self.new_depot()
 
-    def new_depot(self, options):
+    def new_depot(self):
         """Another in the same process, as after a lost connection."""
-        given = Options.parse(options)
-        open_message = opened(self.clock)
-        return Depot(given, RECEIVE, open_message, RedriveBook(), self.returns, self.inbox, self.clock)
+        depot = Depot(
+            self.options,
+            RECEIVE,
+            opened(self.clock),
+            RedriveBook(),
+            self.returns,
+            self.inbox,
+            self.clock,
+        )
+        depot.room.prefetch_count = 10
+        self.depots.append(depot)
+        return depot
 
     def queue(self, name="q", attributes=None):
         return Queue(name, self.sqs.create_queue(name, attributes or {}, {}), self.sqs)
@@ -124,7 +136,11 @@ class World:
         self.consume(queue, *bodies)
         assert self.inbox.wait(5)
         self.inbox.hand_over(self.clock)
-        return [self.depot.ledger.get(payload["handle"]) for payload in self.handed]
+        return [self.delivery(payload) for payload in self.handed]
+
+    def delivery(self, payload):
+        """As kombu's message looks it up."""
+        return self.depot.ledger.get(payload["handle"])
 
     def visible(self, queue):
         return [message["Body"] for message in self.sqs.receive(queue.url, 10, 0, RECEIVE)]
@@ -141,10 +157,27 @@ class World:
     def count(self, action):
         return sum(name == action for name, _ in self.sqs.calls)
 
+    def come_back(self, queue, depot=None):
+        """The messages' visibility ran out, and the receiver, whose part the test plays, polls again."""
+        depot = depot or self.depot
+        self.clock.advance(TIMEOUT)
+        now = self.clock.monotonic()
+        messages = self.sqs.receive(queue.url, 10, 0, RECEIVE)
+        for _ in messages:
+            depot.room.received(depot.room.reserve(queue.name, 5), 1)
+        depot._arrived(queue, messages, now, now)
+        return [depot.ledger.get(message["ReceiptHandle"]) for message in messages]
+
+    def handles(self, action):
+        """Of the batches of that action, in order."""
+        batches = [arguments for name, arguments in self.sqs.calls if name == action]
+        return [entry for batch in batches for entry in (batch.get("handles") or batch["changes"])]
+
     def close(self):
-        for delivery in list(self.depot.ledger._held.values()):
-            delivery.settle(Lapse())
-        self.depot.close()
+        for depot in self.depots:
+            for delivery in depot.ledger.all():
+                delivery.settle(Lapse())
+            depot.close()
         self.inbox.close()
 
 
@@ -460,3 +493,193 @@ def test_what_failed_for_good_is_released_where_only_sqs_may_move_it(world, mort
     world.depot.give_up(one, "failed", lambda: "the body")
     events.wait(Released)
     assert world.left(mortal) == 1
+
+
+class TestComingBack:
+    """A message comes back to the process that has it; the newest handle is the only one that counts."""
+
+    @pytest.fixture
+    def world(self, make):
+        return make(heartbeat_interval=0)
+
+    def test_in_the_inbox_it_waits_on_and_is_handed_over_once(self, world, queue, events):
+        handed = []
+        world.consume(queue, "a", hand_over=lambda payload: handed.append(world.delivery(payload)))
+        assert world.inbox.wait(5)
+        (back,) = world.come_back(queue)
+        assert world.inbox.hand_over(world.clock) == 1
+        assert [one.current for one in handed] == [back]
+        assert world.delivery({"handle": handed[0].handle}) is handed[0], (
+            "kombu acknowledges by the old handle"
+        )
+        assert events.of(Adopted) == [Adopted(back.facts)]
+        assert events.of(Lost) == []
+        assert world.depot.room.held == len(world.depot.ledger) == 1
+
+    def test_in_the_inbox_it_may_lapse_again_and_is_let_go(self, world, queue, events):
+        world.consume(queue, "a")
+        assert world.inbox.wait(5)
+        world.come_back(queue)
+        world.clock.advance(TIMEOUT)
+        world.inbox.hand_over(world.clock)
+        assert world.handed == []
+        assert world.depot.room.held == len(world.depot.ledger) == 0
+
+    @pytest.mark.parametrize("begin", ["start", "dispatch"])
+    def test_what_was_handed_over_is_begun_as_the_newest(self, world, queue, events, begin):
+        (one,) = world.deliveries(queue, "a")
+        (back,) = world.come_back(queue)
+        assert getattr(one, begin)()
+        assert (back.started, back.dispatched) == (begin == "start", begin == "dispatch")
+        assert world.depot.ledger.unstarted() == []
+
+    @pytest.mark.parametrize("begin", ["start", "dispatch"])
+    def test_what_runs_is_not_run_twice_and_settled_with_its_newest_handle(self, world, queue, events, begin):
+        (one,) = world.deliveries(queue, "a")
+        getattr(one, begin)()
+        (back,) = world.come_back(queue)
+        assert len(world.inbox) == 0
+        assert (back.started, back.dispatched) == (begin == "start", begin == "dispatch")
+        assert world.depot.room.held == 1
+        assert one.settle(Delete())
+        events.wait(Deleted)
+        assert world.handles("DeleteMessageBatch") == [back.handle]
+        assert (world.depot.room.held, len(world.depot.ledger), world.left(queue)) == (0, 0, 0)
+
+    def test_a_second_settlement_does_nothing_whichever_delivery_is_in_hand(self, world, queue, events):
+        (one,) = world.deliveries(queue, "a")
+        one.start()
+        (back,) = world.come_back(queue)
+        assert one.settle(Hide(30))
+        assert not one.settle(Delete())
+        assert not back.settle(Delete())
+        events.wait(Hidden)
+        assert world.handles("ChangeMessageVisibilityBatch") == [(back.handle, 30)]
+        assert world.left(queue) == 1
+
+    def test_what_hid_and_was_then_deleted_by_mistake_is_run_when_it_comes_back(self, world, queue, events):
+        (one,) = world.deliveries(queue, "a")
+        one.settle(Hide(30))
+        one.settle(Delete())
+        events.wait(Hidden)
+        world.come_back(queue)
+        assert len(world.inbox) == 1
+        assert events.of(FinishedBefore) == []
+
+    def test_what_was_told_lost_is_no_longer_when_it_came_back_here(self, world, queue, events):
+        (one,) = world.deliveries(queue, "a")
+        one.start()
+        world.clock.advance(TIMEOUT)
+        world.depot._heartbeat.beat()
+        assert one.lost
+        (back,) = world.come_back(queue)
+        assert one.current is back
+        assert not back.lost
+        one.settle(Hide(30))
+        assert events.wait(Hidden) == [Hidden(back.facts, 30)]
+
+    def test_an_extension_of_the_old_handle_that_is_refused_then_is_no_loss(self, make, events):
+        world = make()
+        queue = world.queue()
+        (one,) = world.deliveries(queue, "a")
+        one.start()
+        one.on_lost = lambda: pytest.fail("it is held")
+        came = []
+
+        def come_back():
+            world.sqs.meanwhile = lambda: None
+            came.extend(world.come_back(queue))
+            raise HandleIsInvalid("stale")
+
+        world.sqs.meanwhile = come_back
+        world.extend()
+        assert one.current is came[0]
+        assert events.of(Lost) == []
+        assert not one.current.lost
+
+    def test_a_wish_is_heard_although_its_message_comes_back(self, world, queue, events):
+        (one,) = world.deliveries(queue, "a")
+        one.start()
+        one.keeper.ledger.want(one, world.clock.monotonic() + TIMEOUT + 300, world.clock.monotonic())
+        (back,) = world.come_back(queue)
+        world.depot._heartbeat.beat()
+        assert world.handles("ChangeMessageVisibilityBatch") == [(back.handle, 300)]
+
+    def test_what_was_finished_is_deleted_with_the_new_handle(self, world, queue, events):
+        (one,) = world.deliveries(queue, "a")
+        world.sqs.fail_next("DeleteMessageBatch", HandleIsInvalid("stale"))
+        one.settle(Delete())
+        events.wait(Lost)
+        world.come_back(queue)
+        assert len(events.wait(FinishedBefore)) == 1
+        events.wait(Deleted)
+        assert len(world.inbox) == 0
+        assert (world.depot.room.held, len(world.depot.ledger), world.left(queue)) == (0, 0, 0)
+
+    def test_it_may_be_finished_while_it_comes_back(self, world, queue, events):
+        (one,) = world.deliveries(queue, "a")
+        one.start()
+        meet = world.returns.meet
+
+        def finish_first(delivery):
+            one.settle(Delete())
+            return meet(delivery)
+
+        world.returns.meet = finish_first
+        world.come_back(queue)
+        events.wait(Deleted, 2)
+        assert len(world.inbox) == 0
+        assert (world.depot.room.held, len(world.depot.ledger), world.left(queue)) == (0, 0, 0)
+
+    def test_it_may_be_hidden_while_it_comes_back_and_then_is_run_again(self, world, queue, events):
+        (one,) = world.deliveries(queue, "a")
+        one.start()
+        meet = world.returns.meet
+
+        def hide_first(delivery):
+            one.settle(Hide(30))
+            return meet(delivery)
+
+        world.returns.meet = hide_first
+        (back,) = world.come_back(queue)
+        assert len(world.inbox) == 1
+        assert world.depot.ledger.all() == [back]
+        assert world.depot.room.held == 1
+
+    def test_to_another_depot_of_the_process_it_moves(self, world, queue, events):
+        (one,) = world.deliveries(queue, "a")
+        one.start()
+        world.depot.close()
+        other = world.new_depot()
+        other.consume(world.queue("elsewhere"), world.handed.append)
+        (back,) = world.come_back(queue, other)
+        assert events.of(Adopted) == [Adopted(back.facts)]
+        assert (world.depot.room.held, len(world.depot.ledger)) == (0, 0)
+        assert (other.room.held, other.ledger.all()) == (1, [back])
+        one.settle(Delete())
+        events.wait(Deleted)
+        assert world.handles("DeleteMessageBatch") == [back.handle]
+        assert (other.room.held, world.left(queue)) == (0, 0)
+
+    def test_what_waits_in_the_inbox_of_a_depot_that_closes_is_given_back_by_the_other(
+        self, world, queue, events
+    ):
+        world.consume(queue, "a")
+        assert world.inbox.wait(5)
+        other = world.new_depot()
+        other.consume(world.queue("elsewhere"), world.handed.append)
+        (back,) = world.come_back(queue, other)
+        world.depot.close()
+        assert events.wait(Released) == [Released(back.facts)]
+        assert (other.room.held, len(other.ledger), len(world.inbox)) == (0, 0, 0)
+
+    def test_what_lapsed_in_the_inbox_is_let_go_by_the_depot_that_has_it(self, world, queue, events):
+        world.consume(queue, "a")
+        assert world.inbox.wait(5)
+        other = world.new_depot()
+        other.consume(world.queue("elsewhere"), world.handed.append)
+        world.come_back(queue, other)
+        world.clock.advance(TIMEOUT)
+        world.inbox.hand_over(world.clock)
+        assert world.handed == []
+        assert (other.room.held, len(other.ledger)) == (0, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery import ledger as ledgers
 from celery_sqs_visibility.delivery.events import Facts
+from celery_sqs_visibility.delivery.leases import WANTED, LeaseBoard
 from celery_sqs_visibility.delivery.ledger import RETRY_FLOOR, Ledger
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN, VISIBILITY_HORIZON
 
 NOW = 1000.0
 TIMEOUT = 120
@@ -39,6 +43,34 @@ def held(ledger):
     one = delivery()
     ledger.add([one])
     return one
+
+
+@pytest.fixture
+def seats(monkeypatch):
+    """The board that running tasks see."""
+    seats = LeaseBoard()
+    monkeypatch.setattr(ledgers, "board", lambda: seats)
+    yield seats
+    for end in seats._pipe:
+        os.close(end)
+
+
+@pytest.fixture
+def running(seats):
+    """`running(interval=40)`: a ledger, and what runs in it."""
+
+    def running(interval=INTERVAL):
+        ledger, one = Ledger(TIMEOUT, interval), delivery()
+        ledger.add([one])
+        ledger.start(one)
+        return ledger, one
+
+    return running
+
+
+def wish(one, until):
+    """As the task writes it down, before anybody passes it on."""
+    one.lease._cells[one.lease._first + WANTED] = until
 
 
 def take(ledger, now):
@@ -188,6 +220,268 @@ def test_what_did_not_start_is_told_in_the_order_of_arrival(ledger):
     ledger.start(deliveries[1])
     ledger.settle(deliveries[2], Delete())
     assert ledger.unstarted() == [deliveries[0], deliveries[3]]
+
+
+class TestWishes:
+    """A task asks for its message to stay hidden until some instant."""
+
+    def test_a_wish_is_due_at_once(self, running):
+        ledger, one = running()
+        assert ledger.want(one, NOW + 600, NOW + 10)
+        assert take(ledger, NOW + 10) == ([one], [])
+        assert ledger.extension(one, NOW + 10) == 590
+
+    def test_a_wish_that_is_less_than_the_visibility_timeout_gets_that(self, running):
+        ledger, one = running()
+        ledger.want(one, NOW + 125, NOW + 10)
+        assert ledger.extension(one, NOW + 10) == TIMEOUT
+
+    def test_without_a_heartbeat_it_gets_what_it_asks_for(self, running):
+        ledger, one = running(interval=0)
+        ledger.want(one, NOW + 125.5, NOW + 10)
+        assert take(ledger, NOW + 10) == ([one], [])
+        assert ledger.extension(one, NOW + 10) == 116
+
+    def test_without_a_heartbeat_what_is_hidden_for_longer_is_left_alone_and_answered(self, running):
+        ledger, one = running(interval=0)
+        wish(one, NOW + 60)
+        ledger.want(one, NOW + 60, NOW + 10)
+        take(ledger, NOW + 10)
+        assert ledger.extension(one, NOW + 10) == 0
+        ledger.not_extensible(one, NOW + 10)
+        assert one.lease.wanted == 0
+        assert ledger.next_extension() == one.deadline
+
+    def test_a_wish_is_answered_when_it_is_granted(self, running):
+        ledger, one = running()
+        wish(one, NOW + 600)
+        ledger.want(one, NOW + 600, NOW + 10)
+        take(ledger, NOW + 10)
+        ledger.extended(one, NOW + 600)
+        assert (one.lease.wanted, one.lease.deadline) == (0, NOW + 600)
+        assert ledger.next_extension() > NOW + 500
+
+    def test_a_wish_waits_for_the_extension_in_flight_and_is_due_after_it(self, running):
+        ledger, one = running()
+        take(ledger, NOW + 80)
+        wish(one, NOW + 600)
+        ledger.want(one, NOW + 600, NOW + 80)
+        assert take(ledger, NOW + 81) == ([], [])
+        ledger.extended(one, NOW + 200)
+        assert one.lease.wanted == NOW + 600
+        assert take(ledger, NOW + 81) == ([one], [])
+        assert ledger.extension(one, NOW + 81) == 519
+
+    def test_a_wish_that_came_while_nothing_was_to_be_extended_is_due_after_all(self, running):
+        ledger, one = running(interval=0)
+        ledger.want(one, NOW + 20, NOW)
+        take(ledger, NOW)
+        assert ledger.extension(one, NOW) == 0
+        ledger.want(one, NOW + 600, NOW)
+        ledger.not_extensible(one, NOW)
+        assert take(ledger, NOW) == ([one], [])
+
+    def test_a_wish_is_tried_again_while_it_fails(self, running):
+        ledger, one = running()
+        wish(one, NOW + 600)
+        ledger.want(one, NOW + 600, NOW + 10)
+        take(ledger, NOW + 10)
+        ledger.not_extended(one, NOW + 11)
+        assert one.lease.wanted == NOW + 600
+        assert NOW + 11 < ledger.next_extension() < one.deadline
+        assert take(ledger, ledger.next_extension()) == ([one], [])
+        assert ledger.extension(one, NOW + 50) == 550
+
+    @pytest.mark.parametrize("ending", ["refused", "lapsed"])
+    def test_a_wish_is_answered_by_the_loss(self, running, ending):
+        ledger, one = running()
+        wish(one, NOW + 600)
+        ledger.want(one, NOW + 600, NOW + 10)
+        if ending == "refused":
+            take(ledger, NOW + 10)
+            ledger.refused(one)
+        else:
+            take(ledger, NOW + TIMEOUT)
+        assert one.lease.wanted == 0
+        assert one.lease.lost
+
+    @given(st.floats(0, VISIBILITY_HORIZON - HORIZON_MARGIN - 2), st.floats(0, 2 * VISIBILITY_HORIZON))
+    def test_a_wish_beyond_the_horizon_is_answered_with_what_there_is(self, elapsed, seconds):
+        ledger, now = Ledger(TIMEOUT, 0), NOW + elapsed
+        one = delivery()
+        one.deadline = max(one.deadline, now + 1)
+        ledger.add([one])
+        ledger.want(one, now + seconds, now)
+        requests = 0
+        while one in take(ledger, now)[0]:
+            extension = ledger.extension(one, now)
+            if extension == 0:
+                ledger.not_extensible(one, now)
+                break
+            requests += 1
+            ledger.extended(one, now + extension)
+            now += 0.05
+        assert requests <= 1
+        assert one.wanted == 0
+        assert one.deadline <= one.horizon - HORIZON_MARGIN
+
+    def test_what_is_lost_is_not_extended(self, running):
+        ledger, one = running()
+        take(ledger, NOW + TIMEOUT)
+        assert ledger.want(one, NOW + 600, NOW + TIMEOUT)
+        assert ledger.next_extension() is None
+
+    def test_nor_is_what_was_settled(self, running):
+        ledger, one = running()
+        ledger.settle(one, Delete())
+        assert not ledger.want(one, NOW + 600, NOW)
+
+
+@given(st.floats(0, 30))
+def test_what_is_hidden_up_to_the_horizon_is_not_extended_again(seconds):
+    ledger, one = Ledger(TIMEOUT, INTERVAL), delivery()
+    now = one.horizon - HORIZON_MARGIN - 60
+    one.deadline = now + 20
+    ledger.add([one])
+    ledger.take_due(now)
+    ledger.extended(one, now + ledger.extension(one, now))
+    assert ledger.extension(one, now + seconds) == 0
+
+
+class TestLeases:
+    """What a task can see of it."""
+
+    def test_what_does_not_run_has_no_lease(self, seats, ledger, held):
+        assert held.lease is None
+
+    @pytest.mark.parametrize("begin", ["start", "dispatch"])
+    def test_what_begins_to_run_has_one(self, seats, ledger, held, begin):
+        assert getattr(ledger, begin)(held)
+        assert held.lease.deadline == held.deadline
+        assert held.lease_key == held.lease.key
+
+    def test_what_was_dispatched_keeps_it_when_it_starts(self, running):
+        ledger, one = running()
+        key = one.lease_key
+        ledger.dispatch(one)
+        assert one.lease_key == key
+
+    def test_what_was_settled_gets_none(self, seats, ledger, held):
+        ledger.settle(held, Release())
+        assert not ledger.start(held)
+        assert held.lease_key is None
+        assert seats._taken == {}
+
+    def test_where_no_worker_opened_a_board_there_is_none(self, ledger, held, monkeypatch):
+        monkeypatch.setattr(ledgers, "board", lambda: None)
+        assert ledger.start(held)
+        assert held.lease_key is None
+
+    def test_on_a_full_board_it_runs_without(self, seats, ledger, held, monkeypatch):
+        monkeypatch.setattr(seats, "take", lambda *_: None)
+        assert ledger.start(held)
+        take(ledger, NOW + 80)
+        ledger.extended(held, NOW + 200)
+        assert ledger.settle(held, Delete()) == (True, True)
+
+    def test_it_is_told_of_an_extension(self, running):
+        ledger, one = running()
+        take(ledger, NOW + 80)
+        ledger.extended(one, NOW + 200)
+        assert one.lease.deadline == NOW + 200
+
+    def test_it_is_told_of_the_loss(self, running):
+        ledger, one = running()
+        take(ledger, NOW + TIMEOUT)
+        assert one.lease.lost
+
+    def test_it_is_over_when_the_delivery_is_settled(self, running, seats):
+        ledger, one = running()
+        lease = one.lease
+        ledger.settle(one, Delete())
+        assert lease.over
+        assert seats._taken == {}
+
+    @pytest.mark.parametrize("ending", ["extended", "refused"])
+    def test_an_extension_that_returns_late_tells_the_next_on_the_seat_nothing(self, running, ending):
+        ledger, one = running()
+        take(ledger, NOW + 80)
+        ledger.settle(one, Hide(5))
+        next_one = delivery(NOW + 80)
+        ledger.add([next_one])
+        ledger.start(next_one)
+        assert next_one.lease.key[0] == 0
+        getattr(ledger, ending)(one, *([NOW + 999] if ending == "extended" else []))
+        assert (next_one.lease.deadline, next_one.lease.lost) == (next_one.deadline, False)
+
+
+class TestGivingWay:
+    """A message came back: its new delivery takes the place of the old."""
+
+    @pytest.fixture
+    def successor(self, ledger):
+        one = delivery(NOW + TIMEOUT)
+        ledger.add([one])
+        return one
+
+    def test_the_successor_is_held_and_is_what_the_old_one_was(self, seats, ledger, held, successor):
+        ledger.start(held)
+        ledger.dispatch(held)
+        lease = held.lease
+        take(ledger, NOW + TIMEOUT)
+        assert lease.lost
+        held.on_lost = on_lost = object()
+        assert ledger.give_way(held, successor)
+        assert ledger.all() == [successor]
+        assert (successor.started, successor.dispatched, successor.on_lost) == (True, True, on_lost)
+        assert held.lease_key == lease.key
+        assert (lease.deadline, lease.lost) == (successor.deadline, False)
+
+    def test_the_old_handle_leads_to_it(self, ledger, held, successor):
+        ledger.give_way(held, successor)
+        assert ledger.get(held.handle).current is successor
+
+    def test_old_handles_are_forgotten_with_their_deliveries(self, ledger, successor):
+        one = delivery()
+        handle = one.handle
+        ledger.add([one])
+        ledger.give_way(one, successor)
+        del one
+        gc.collect()
+        assert ledger.get(handle) is None
+
+    def test_what_was_settled_does_not_give_way(self, ledger, held, successor):
+        ledger.settle(held, Hide(5))
+        assert not ledger.give_way(held, successor)
+        assert held.current is held
+
+    def test_a_settlement_that_waits_is_not_overtaken(self, ledger, held, successor):
+        take(ledger, NOW + 80)
+        ledger.settle(held, Hide(5))
+        assert not ledger.give_way(held, successor)
+        assert ledger.extended(held, NOW + 200) == Hide(5)
+
+    @pytest.mark.parametrize("ending", ["extended", "not_extended", "not_extensible", "refused"])
+    def test_an_extension_of_the_old_handle_in_flight_changes_nothing(
+        self, seats, ledger, held, successor, ending
+    ):
+        ledger.start(held)
+        assert held in take(ledger, NOW + 80)[0]
+        ledger.extended(successor, successor.deadline)
+        ledger.give_way(held, successor)
+        arguments = () if ending == "refused" else (NOW + 85,)
+        assert getattr(ledger, ending)(held, *arguments) is None
+        assert (successor.lease.deadline, successor.lease.lost) == (successor.deadline, False)
+        assert not successor.lost
+        assert take(ledger, successor.deadline - 1) == ([successor], [])
+
+    def test_a_wish_is_handed_on(self, seats, ledger, held, successor):
+        ledger.start(held)
+        wish(held, NOW + 600)
+        ledger.want(held, NOW + 600, NOW)
+        ledger.give_way(held, successor)
+        assert (held.wanted, successor.wanted) == (0, NOW + 600)
+        assert successor.lease.wanted == NOW + 600
 
 
 class Holding(RuleBasedStateMachine):

@@ -1,0 +1,302 @@
+"""Messages that come back to the process that holds them, or is done with them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.clock import FakeClock
+
+from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery import ledger as ledgers
+from celery_sqs_visibility.delivery.events import Facts
+from celery_sqs_visibility.delivery.leases import LeaseBoard
+from celery_sqs_visibility.delivery.ledger import Ledger
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
+from celery_sqs_visibility.delivery.returns import REMEMBERED, Met, Returns
+from celery_sqs_visibility.delivery.room import Room
+
+TIMEOUT = 120
+INTERVAL = 40.0
+SQS = MemorySQS()
+QUEUE = Queue("q", SQS.create_queue("q", {}, {}), SQS)
+OTHER = Queue("other", SQS.create_queue("other", {}, {}), SQS)
+handles = itertools.count()
+
+
+class Keeper:
+    """Does as a depot does, without threads; counts room, and writes down what was settled."""
+
+    def __init__(self, returns, clock):
+        self.ledger = Ledger(TIMEOUT, INTERVAL)
+        self.room = Room(0, clock)
+        self.settled = []
+        self._returns = returns
+        self._clock = clock
+
+    def receive(self, message_id, queue=QUEUE):
+        """What the message is to the process, and its delivery."""
+        now = self._clock.monotonic()
+        facts = Facts(queue.name, message_id, 1, 0)
+        delivery = Delivery(queue, f"h{next(handles)}", facts, now, now + TIMEOUT, self)
+        self.room.received(self.room.reserve(queue.name, 0), 1)
+        self.ledger.add([delivery])
+        met = self._returns.meet(delivery)
+        if met is Met.FINISHED:
+            delivery.settle(Delete())
+        return met, delivery
+
+    def settle(self, delivery, settlement):
+        if isinstance(settlement, Delete) and self.ledger.holds(delivery):
+            self._returns.finish(delivery)
+        held, now = self.ledger.settle(delivery, settlement)
+        if held:
+            self._returns.let_go(delivery)
+            self.room.gave_back(ran=delivery.started)
+        if now:
+            self.settled.append((delivery, settlement))
+        return held
+
+    def start(self, delivery):
+        return self.ledger.start(delivery)
+
+    def dispatch(self, delivery):
+        return self.ledger.dispatch(delivery)
+
+    def extend(self, delivery, until):
+        return self.ledger.want(delivery, until, self._clock.monotonic())
+
+    def give_way(self, delivery, successor):
+        if not self.ledger.give_way(delivery, successor):
+            return False
+        self.room.gave_back(ran=False)
+        return True
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def returns():
+    return Returns()
+
+
+@pytest.fixture
+def keeper(returns, clock):
+    return Keeper(returns, clock)
+
+
+def test_a_message_is_new_the_first_time(keeper):
+    assert keeper.receive("m")[0] is Met.NEW
+    assert keeper.receive("n")[0] is Met.NEW
+
+
+def test_what_is_held_gives_way_to_its_newer_delivery(keeper):
+    _, first = keeper.receive("m")
+    met, second = keeper.receive("m")
+    assert met is Met.HELD
+    assert first.current is second
+    assert keeper.ledger.all() == [second]
+
+
+def test_messages_of_other_queues_are_others(keeper):
+    keeper.receive("m")
+    assert keeper.receive("m", OTHER)[0] is Met.NEW
+
+
+def test_what_came_back_twice_is_settled_by_its_newest_handle(keeper):
+    _, first = keeper.receive("m")
+    keeper.receive("m")
+    _, third = keeper.receive("m")
+    assert first.settle(Hide(5))
+    assert keeper.settled == [(third, Hide(5))]
+    assert not third.settle(Delete())
+
+
+def test_what_was_finished_is_finished_when_it_comes_back(keeper):
+    _, first = keeper.receive("m")
+    first.settle(Delete())
+    met, second = keeper.receive("m")
+    assert met is Met.FINISHED
+    assert keeper.settled == [(first, Delete()), (second, Delete())]
+
+
+@pytest.mark.parametrize("settlement", [Hide(5), Release()])
+def test_what_failed_or_was_given_back_is_new_when_it_comes_back(keeper, settlement):
+    _, first = keeper.receive("m")
+    first.settle(settlement)
+    assert keeper.receive("m")[0] is Met.NEW
+
+
+def test_a_deletion_that_came_after_another_settlement_finishes_nothing(keeper):
+    _, first = keeper.receive("m")
+    first.settle(Hide(5))
+    assert not first.settle(Delete())
+    assert keeper.receive("m")[0] is Met.NEW
+
+
+def test_a_message_that_comes_back_before_its_settlement_was_noted_is_not_adopted(keeper, returns):
+    _, first = keeper.receive("m")
+    keeper.ledger.settle(first, Hide(5))
+    met, second = keeper.receive("m")
+    assert met is Met.NEW
+    returns.let_go(first)  # too late to matter: the second is held
+    assert keeper.receive("m")[0] is Met.HELD
+    assert second.successor is not None
+
+
+def test_the_oldest_of_what_was_finished_is_forgotten(keeper):
+    for number in range(REMEMBERED + 1):
+        keeper.receive(f"m{number}")[1].settle(Delete())
+    assert keeper.receive("m0")[0] is Met.NEW
+    assert keeper.receive(f"m{REMEMBERED}")[0] is Met.FINISHED
+
+
+def test_what_is_held_is_known_across_keepers(keeper, returns, clock):
+    _, first = keeper.receive("m")
+    first.start()
+    other = Keeper(returns, clock)
+    met, second = other.receive("m")
+    assert met is Met.HELD
+    assert second.started
+    assert keeper.ledger.all() == []
+    assert keeper.room.held == 0
+    first.settle(Delete())
+    assert other.settled == [(second, Delete())]
+    assert other.room.held == 0
+
+
+def test_two_that_come_back_at_once_may_be_met_in_any_order(keeper, returns, clock):
+    """The third is met while the second has not yet taken the place of the first."""
+    _, first = keeper.receive("m")
+    first.start()
+    nested = []
+
+    def give_way(delivery, successor, original=keeper.give_way):
+        if not nested:
+            nested.append(True)
+            nested.append(keeper.receive("m"))
+        return original(delivery, successor)
+
+    keeper.give_way = give_way
+    keeper.receive("m")
+    met, third = nested[1]
+    assert met is Met.HELD
+    assert keeper.ledger.all() == [third]
+    assert first.current is third
+    assert third.started
+    assert keeper.room.held == 1
+
+
+class ComingBack(RuleBasedStateMachine):
+    """Messages are received, run, extended, lost and settled, in any order, and come back at any time."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock = FakeClock()
+        self.seats = LeaseBoard()
+        self.keeper = Keeper(Returns(), self.clock)
+        self.held = {}  # message: the delivery that a task has in hand
+        self.newest = {}  # message: the latest delivery of it
+        self.finished = set()
+        self.expected = []
+        self.extending = []
+        self.board, ledgers.board = ledgers.board, lambda: self.seats
+
+    def teardown(self):
+        ledgers.board = self.board
+        for end in self.seats._pipe:
+            os.close(end)
+
+    @rule(message=st.sampled_from("abcde"))
+    def receive(self, message):
+        met, delivery = self.keeper.receive(message)
+        if message in self.held:
+            assert met is Met.HELD
+        elif message in self.finished:
+            assert met is Met.FINISHED
+            self.expected.append((delivery, Delete()))
+            return
+        else:
+            assert met is Met.NEW
+            self.held[message] = delivery
+        self.newest[message] = delivery
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), how=st.sampled_from(["start", "dispatch"]))
+    def run(self, data, how):
+        message = data.draw(st.sampled_from(sorted(self.held)))
+        assert getattr(self.held[message], how)()
+        assert self.held[message].lease_key is not None
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), settlement=st.sampled_from([Delete(), Hide(7), Release()]))
+    def settle(self, data, settlement):
+        message = data.draw(st.sampled_from(sorted(self.held)))
+        delivery = self.held.pop(message)
+        newest = self.newest.pop(message)
+        assert delivery.settle(settlement)
+        assert not delivery.settle(Delete())
+        if newest in self.extending:
+            assert newest.waiting == settlement
+        else:
+            self.expected.append((newest, settlement))
+        if settlement == Delete():
+            self.finished.add(message)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), seconds=st.integers(1, 600))
+    def want(self, data, seconds):
+        message = data.draw(st.sampled_from(sorted(self.held)))
+        self.held[message].extend(self.clock.monotonic() + seconds)
+
+    @rule(seconds=st.floats(0, 60))
+    def time_passes(self, seconds):
+        self.clock.advance(seconds)
+        due, _ = self.keeper.ledger.take_due(self.clock.monotonic())
+        self.extending += itertools.chain(*due.values())
+
+    @precondition(lambda self: self.extending)
+    @rule(data=st.data(), ending=st.sampled_from(["extended", "not_extended", "not_extensible", "refused"]))
+    def extension_returns(self, data, ending):
+        delivery = data.draw(st.sampled_from(self.extending))
+        self.extending.remove(delivery)
+        now = self.clock.monotonic()
+        arguments = {"extended": [now + TIMEOUT], "refused": []}.get(ending, [now])
+        waiting = getattr(self.keeper.ledger, ending)(delivery, *arguments)
+        if waiting is not None:
+            self.keeper.settled.append((delivery, waiting))
+            self.expected.append((delivery, waiting))
+
+    @invariant()
+    def each_message_is_held_once_by_its_newest_handle(self):
+        assert set(self.keeper.ledger.all()) == set(self.newest.values())
+        for message, delivery in self.held.items():
+            assert delivery.current is self.newest[message]
+
+    @invariant()
+    def each_settlement_is_carried_out_once_on_the_newest_handle(self):
+        assert self.keeper.settled == self.expected
+
+    @invariant()
+    def room_counts_each_message_once(self):
+        assert self.keeper.room.held == len(self.held)
+
+    @invariant()
+    def each_run_has_its_seat_and_no_other_has(self):
+        ran = [one for one in self.newest.values() if one.started or one.dispatched]
+        assert {one.lease.key for one in ran} == set(self.seats._taken)
+        for one in ran:
+            assert (one.lease.deadline, one.lease.lost) == (one.deadline, one.lost)
+        assert all(one.lease is None for one in self.newest.values() if one not in ran)
+
+
+TestComingBack = ComingBack.TestCase
+TestComingBack.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
