@@ -20,7 +20,8 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
     object TEXT PRIMARY KEY,
     state TEXT NOT NULL CHECK (state IN ('unprocessed', 'processing', 'processed')),
-    touched_at REAL NOT NULL
+    touched_at REAL NOT NULL,
+    place INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS orders (
     object TEXT NOT NULL, line INTEGER NOT NULL, number TEXT NOT NULL, cents INTEGER NOT NULL,
@@ -50,7 +51,7 @@ class Records:
     def claim(self, name: str) -> Claim:
         """Begin to process an object, unless it is done, or somebody alive is at it."""
         with self._transaction() as database:
-            state, touched_at = self._record(database, name)
+            state, touched_at, _ = self._record(database, name)
             if state == "processed":
                 return Claim.PROCESSED
             if state == "processing" and self._now() - touched_at < PROCESS_TIMEOUT:
@@ -58,19 +59,30 @@ class Records:
             self._set(database, name, "processing")
             return Claim.OURS
 
-    def keep(self, name: str, orders: Iterable[Order]) -> None:
-        """Store some orders, and tell the others that we are alive. The same orders twice are stored once."""
+    def keep(self, name: str, orders: Iterable[Order], place: int) -> None:
+        """Store the orders up to that line, and tell the others that we are alive.
+
+        The same orders twice are stored once.
+        """
         with self._transaction() as database:
             rows = [(name, *order) for order in orders]
             database.executemany("INSERT OR REPLACE INTO orders VALUES (?, ?, ?, ?)", rows)
-            self._set(database, name, "processing")
+            self._set(database, name, "processing", place)
+
+    def kept(self, name: str) -> tuple[int, int]:
+        """How many orders were stored so far, and our place: the last line that need not be read again."""
+        with self._transaction() as database:
+            query = "SELECT count(*) FROM orders WHERE object = ?"
+            (orders,) = database.execute(query, (name,)).fetchone()
+            _, _, place = self._record(database, name)
+            return orders, place
 
     def finish(self, name: str) -> None:
         with self._transaction() as database:
             self._set(database, name, "processed")
 
     def give_back(self, name: str) -> None:
-        """Have the next delivery begin anew, without waiting for us to be taken for dead."""
+        """Have the next delivery go on from its place, without waiting for us to be taken for dead."""
         with self._transaction() as database:
             self._set(database, name, "unprocessed")
 
@@ -84,12 +96,16 @@ class Records:
                 "SELECT line, number, cents FROM orders WHERE object = ? ORDER BY line", (name,)
             ).fetchall()
 
-    def _record(self, database: sqlite3.Connection, name: str) -> tuple[str, float]:
-        row = database.execute("SELECT state, touched_at FROM records WHERE object = ?", (name,)).fetchone()
-        return row or ("unprocessed", 0.0)
+    def _record(self, database: sqlite3.Connection, name: str) -> tuple[str, float, int]:
+        query = "SELECT state, touched_at, place FROM records WHERE object = ?"
+        return database.execute(query, (name,)).fetchone() or ("unprocessed", 0.0, 0)
 
-    def _set(self, database: sqlite3.Connection, name: str, state: str) -> None:
-        database.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (name, state, self._now()))
+    def _set(self, database: sqlite3.Connection, name: str, state: str, place: int = 0) -> None:
+        database.execute(
+            "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (object) DO UPDATE SET "
+            "state = excluded.state, touched_at = excluded.touched_at, place = max(place, excluded.place)",
+            (name, state, self._now(), place),
+        )
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

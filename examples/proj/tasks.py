@@ -11,6 +11,7 @@ from pathlib import Path
 
 from celery.utils.log import get_task_logger
 
+from celery_sqs_visibility import VisibilityTask
 from proj.celery import app
 from proj.records import Claim, Order, Records
 
@@ -27,8 +28,8 @@ class TakenError(Exception):
     """Another worker is importing the object. It may yet die, so the message must come back."""
 
 
-@app.task(error_visibility_timeout=[10, 60, 300], max_retries=5)
-def import_object(bucket: str, key: str) -> str:
+@app.task(bind=True, error_visibility_timeout=[10, 60, 300], max_retries=5)
+def import_object(self: VisibilityTask, bucket: str, key: str) -> str:
     """Import the orders of an object: CSV, an order number and an amount per line."""
     records = Records(app.conf.proj_database)
     name = f"{bucket}/{key}"
@@ -39,22 +40,27 @@ def import_object(bucket: str, key: str) -> str:
     if claim is Claim.TAKEN:
         raise TakenError(name)
     try:
-        return _import_lines(records, name, download(bucket, key))
+        return _import_lines(self, records, name, download(bucket, key))
     except BaseException:
-        # Also when a time limit ends us. An error never deletes: it propagates, and the message comes back.
+        # Also when a time limit ends us, or the shutdown. An error never deletes: it propagates, and the
+        # message comes back.
         records.give_back(name)
         raise
 
 
-def _import_lines(records: Records, name: str, lines: Iterable[bytes]) -> str:
-    imported = skipped = 0
-    numbered = enumerate(lines, start=1)
+def _import_lines(task: VisibilityTask, records: Records, name: str, lines: Iterable[bytes]) -> str:
+    imported, place = records.kept(name)  # by a run before this one
+    numbered = islice(enumerate(lines, start=1), place, None)
     while some := list(islice(numbered, LINES_AT_A_TIME)):
+        if task.visibility.stopping:
+            # Our place is saved: whoever gets the message next, which is at once, goes on from there.
+            task.visibility.release()
         orders = list(valid_orders(name, some))
-        records.keep(name, orders)
+        place, _ = some[-1]
+        records.keep(name, orders, place)
         imported += len(orders)
-        skipped += len(some) - len(orders)
     records.finish(name)
+    skipped = place - imported
     return f"{imported} orders, {skipped} skipped" if skipped else f"{imported} orders"
 
 

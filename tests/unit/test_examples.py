@@ -6,11 +6,14 @@ import pickle
 
 import pytest
 from celery import _state
+from celery.exceptions import Reject
 from demo.plan import Plan
 from demo.story import Story
 from proj.celery import app
 from proj.records import PROCESS_TIMEOUT, Claim, Records
 from proj.tasks import RefusedError, TakenError, WebhookError, import_object, parse_order
+
+from celery_sqs_visibility.visibility import Visibility
 
 # Importing proj made its app the current one of this process, in which other tests have theirs.
 _state._set_current_app(None)
@@ -47,6 +50,17 @@ def put(tmp_path, monkeypatch):
     return (tmp_path / "shop" / "day.csv").write_bytes
 
 
+@pytest.fixture
+def stopping(monkeypatch):
+    """What the task sees of the shutdown, each time it looks."""
+
+    def answer(*answers):
+        looks = iter(answers)
+        monkeypatch.setattr(Visibility, "stopping", property(lambda _: next(looks)))
+
+    return answer
+
+
 class TestRecords:
     def test_an_object_is_claimed_once(self, records):
         assert records.claim(NAME) is Claim.OURS
@@ -66,7 +80,7 @@ class TestRecords:
     def test_a_worker_that_makes_progress_is_not_dead(self, records, wall):
         records.claim(NAME)
         wall.now += PROCESS_TIMEOUT - 1
-        records.keep(NAME, [])
+        records.keep(NAME, [], 1)
         wall.now += PROCESS_TIMEOUT - 1
         assert records.claim(NAME) is Claim.TAKEN
 
@@ -75,14 +89,28 @@ class TestRecords:
         records.give_back(NAME)
         assert records.claim(NAME) is Claim.OURS
 
+    def test_the_place_is_kept_whatever_becomes_of_the_object(self, records, wall):
+        records.claim(NAME)
+        assert records.kept(NAME) == (0, 0)
+        records.keep(NAME, [(1, "a", 100)], 2)
+        records.give_back(NAME)
+        records.claim(NAME)
+        assert records.kept(NAME) == (1, 2)
+
+    def test_the_place_never_goes_back(self, records):
+        records.keep(NAME, [(3, "c", 300)], 3)
+        records.keep(NAME, [(1, "a", 100)], 1)
+        assert records.kept(NAME) == (2, 3)
+
     def test_the_same_orders_twice_are_stored_once(self, records):
-        records.keep(NAME, [(1, "a", 100), (2, "b", 200)])
-        records.keep(NAME, [(2, "b", 200), (3, "c", 300)])
+        records.keep(NAME, [(1, "a", 100), (2, "b", 200)], 2)
+        records.keep(NAME, [(2, "b", 200), (3, "c", 300)], 3)
         assert records.orders(NAME) == [(1, "a", 100), (2, "b", 200), (3, "c", 300)]
 
     def test_objects_do_not_mix(self, records):
-        records.keep(NAME, [(1, "a", 100)])
+        records.keep(NAME, [(1, "a", 100)], 1)
         assert records.orders("shop/other.csv") == []
+        assert records.kept("shop/other.csv") == (0, 0)
         assert records.state("shop/other.csv") == "unprocessed"
 
 
@@ -114,6 +142,28 @@ class TestImport:
         assert records.state(NAME) == "unprocessed"
         put(b"a,1.00\n")
         assert import_object("shop", "day.csv") == "1 orders"
+
+    def test_at_a_shutdown_it_saves_its_place_and_gives_the_object_and_the_message_back(
+        self, put, records, stopping, monkeypatch
+    ):
+        monkeypatch.setattr("proj.tasks.LINES_AT_A_TIME", 2)
+        put(b"a,1\nb,two\nc,3\nd,4\ne,5\n")
+        stopping(False, True)
+        with pytest.raises(Reject) as raised:
+            import_object("shop", "day.csv")
+        assert raised.value.requeue
+        assert records.state(NAME) == "unprocessed"
+        assert records.orders(NAME) == [(1, "a", 100)]
+        put(b"never read\nagain\nc,3\nd,4\ne,5\n")
+        stopping(False, False)
+        assert import_object("shop", "day.csv") == "4 orders, 1 skipped"
+        assert [cents for _, _, cents in records.orders(NAME)] == [100, 300, 400, 500]
+
+    def test_a_shutdown_after_the_last_line_costs_no_second_run(self, put, records, stopping):
+        put(b"a,1\n")
+        stopping(False)
+        assert import_object("shop", "day.csv") == "1 orders"
+        assert records.state(NAME) == "processed"
 
     def test_what_another_worker_imports_is_an_error_so_that_the_message_comes_back(self, put, tmp_path):
         put(b"a,1.00\n")
