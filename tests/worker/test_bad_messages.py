@@ -6,6 +6,7 @@ import base64
 import bz2
 import json
 import lzma
+import re
 import time
 import zlib
 from collections import Counter
@@ -23,6 +24,8 @@ BAD_MESSAGES = 5000
 WAVE = 100
 #: Good ones in a wave, spread over it.
 GOOD = 5
+#: How a failed task's dead letter is called.
+FAILED = "failed task "
 
 
 def with_dead_letters(site, sqs, receives):
@@ -50,7 +53,10 @@ def good(key):
 
 
 def take(sqs, url):
-    """Take the letters out of a dead-letter queue: message id to reason, and to body."""
+    """Take the letters out of a dead-letter queue: message id to reason, and to body.
+
+    What was a task, and failed, has so much to tell that there is no room for its message id: it is numbered.
+    """
     reasons, bodies = {}, {}
     while messages := sqs.receive_message(
         QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], WaitTimeSeconds=0
@@ -59,9 +65,10 @@ def take(sqs, url):
             said = {
                 name: value["StringValue"] for name, value in message.get("MessageAttributes", {}).items()
             }
-            assert said.get("message_id") not in reasons, "moved twice"
-            reasons[said.get("message_id", "moved by SQS")] = said.get("reason")
-            bodies[said.get("message_id")] = message["Body"]
+            name = said.get("message_id", f"{FAILED}{len(reasons)}")
+            assert name not in reasons, "moved twice"
+            reasons[name] = said.get("reason")
+            bodies[name] = message["Body"]
         sqs.delete_message_batch(
             QueueUrl=url,
             Entries=[{"Id": str(i), "ReceiptHandle": m["ReceiptHandle"]} for i, m in enumerate(messages)],
@@ -86,7 +93,7 @@ def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once
     dead_url = with_dead_letters(site, sqs, receives=1)
     worker = site.start()
     children = sorted(worker.children())
-    sent, moved, kinds = set(), Counter(), Counter()
+    sent, moved, tasks_moved = set(), Counter(), 0
     for keys, bodies in waves(generated(BAD, BAD_MESSAGES)):
         ids = send(sqs, site.url, bodies)
         tasks = set(map(good, keys))
@@ -96,27 +103,29 @@ def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once
         site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
         reasons, _ = take(sqs, dead_url)
         assert all(reasons.values())
-        moved.update(list(reasons))
-        kinds.update(reasons.values())
+        moved.update(name for name in reasons if not name.startswith(FAILED))
+        tasks_moved += sum(name.startswith(FAILED) for name in reasons)
         site.proxy.clear()
     runs = Counter(entry["key"] for entry in site.diary.entries("started") if entry["id"].startswith("good-"))
     assert len(runs) == GOOD * BAD_MESSAGES / WAVE
     assert set(runs.values()) == {1}
     assert len(sent) == BAD_MESSAGES
-    assert moved == Counter(sent)
+    failed = set(re.findall(r"task failed \(.* message_id=(\S+) .*last=True", worker.log))
+    assert moved + Counter(failed) == Counter(sent)
+    assert tasks_moved == len(failed)
     assert worker.running
     assert sorted(worker.children()) == children
     # Each told once, but for those that were tasks, and failed.
-    failed = kinds["failed at its last attempt"]
-    assert worker.log.count("message is no task for this worker") == BAD_MESSAGES - failed
-    assert 0 < failed < BAD_MESSAGES / 5
+    assert worker.log.count("message is no task for this worker") == BAD_MESSAGES - len(failed)
+    assert 0 < len(failed) < BAD_MESSAGES / 5
 
 
 def test_without_a_dead_letter_queue_hundreds_are_hidden_told_once_and_kept(make_site, sqs):
-    site = make_site(visibility_timeout=60, error_visibility_timeout=8, wait_time_seconds=2)
+    # Long enough for a slow moto to hand out all of them before the first is back.
+    site = make_site(visibility_timeout=60, error_visibility_timeout=20, wait_time_seconds=2)
     url = site.create_queue()
     # What is a task but fails is deleted when it has failed for good, as in Celery.
-    bodies = [body for body in generated(badmessages.NO_TASKS, 300) if body.strip()]
+    bodies = [body for body in generated(badmessages.NO_TASKS, 200) if body.strip()]
     worker = site.start()
     children = sorted(worker.children())
     ids = send(sqs, url, [*bodies, good("after")])[:-1]
@@ -133,11 +142,11 @@ def test_without_a_dead_letter_queue_hundreds_are_hidden_told_once_and_kept(make
     site.proxy.wait_for(all_came_back, timeout=90)
     site.proxy.wait_for(lambda _: site.counts() == (0, len(ids)))
     assert site.proxy.count("SendMessage") == 0
-    assert set(site.changes()) <= {8}
+    assert set(site.changes()) <= {20}
     for message in ids:
         assert sum(message in line for line in worker.log.splitlines()) == 1
     assert site.diary.count("started") == 1
-    assert max(received.values()) <= 1 + seconds_since_the_first(site) / 8
+    assert max(received.values()) <= 1 + seconds_since_the_first(site) / 20
     assert worker.running
     assert sorted(worker.children()) == children
 
@@ -149,6 +158,8 @@ def seconds_since_the_first(site):
     )
 
 
+#: The one that is a task, and fails.
+TASK = "arguments of another task"
 PADDING = "x" * (MESSAGE_BYTES - len('{"a":""}'))
 EACH = {
     "not base64": ("§ no base64 §", "neither a JSON object nor base64 of one"),
@@ -239,7 +250,7 @@ EACH = {
         encoded(envelope(body_of(), headers={"compression": "zap"})),
         "cannot be decoded: KeyError('zap')",
     ),
-    "arguments of another task": (
+    TASK: (
         encoded(envelope(body_of(kwargs={"colour": "red"}))),
         "failed at its last attempt",
     ),
@@ -259,7 +270,7 @@ def test_each_kind_is_a_dead_letter_with_a_reason_that_helps(make_site, sqs, poo
     site.diary.wait_for("started", key="after")
     wait_until(lambda: site.counts(dead_url)[0] == len(EACH), 60, lambda: worker.log[-5000:])
     reasons, _ = take(sqs, dead_url)
-    told = {ids[message]: reason for message, reason in reasons.items()}
+    told = {ids.get(message, TASK): reason for message, reason in reasons.items()}
     assert {name: told[name] for name, (_, reason) in EACH.items() if reason not in told[name]} == {}
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert worker.running
