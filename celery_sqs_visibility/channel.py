@@ -96,7 +96,7 @@ class Channel(virtual.Channel):
         return self._depot
 
     def delivery(self, delivery_tag: str) -> Delivery | None:
-        """The delivery of that tag, if it is held. Any thread."""
+        """The delivery of that tag, if anybody has it in hand. Any thread."""
         return self._depot.ledger.get(delivery_tag) if self._depot else None
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002

@@ -169,7 +169,7 @@ class LeaseBoard:
 
     def answer(self) -> None:
         """Pass on what was asked. The main process, any thread."""
-        for lease, on_ask in list(self._taken.values()):
+        for lease, on_ask in self._taken.copy().values():
             if wanted := lease.wanted:
                 on_ask(wanted)
 

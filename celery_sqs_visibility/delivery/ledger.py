@@ -44,8 +44,8 @@ class Ledger:
         self._lock = threading.RLock()
         self._resumed = threading.Condition(self._lock)  # an extension returned, or nothing is held any more
         self._held: dict[str, Delivery] = {}
-        # What gave way, for as long as anybody knows it by its old handle: kombu's delivery tag.
-        self._replaced: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
+        # What was settled or gave way too, for as long as anybody has it in hand.
+        self._known: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
         self._waiting = 0  # settlements that wait for an extension in flight
         # Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
         apart = min(heartbeat_interval, visibility_timeout - heartbeat_interval)
@@ -55,8 +55,13 @@ class Ledger:
         return len(self._held)
 
     def get(self, handle: str) -> Delivery | None:
-        """The delivery of that receipt handle, if it is held, or was replaced by a newer one."""
-        return self._held.get(handle) or self._replaced.get(handle)
+        """The delivery of that receipt handle, if anybody has it in hand.
+
+        It may be settled meanwhile, and then cannot be started; or replaced by a newer one, which is then
+        settled in its place. So whoever hands a message over by its handle (kombu's delivery tag) holds on to
+        the delivery until the other side has looked it up.
+        """
+        return self._known.get(handle)
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether it is held, and neither settled nor replaced."""
@@ -66,7 +71,7 @@ class Ledger:
         """They were received."""
         with self._lock:
             for delivery in deliveries:
-                self._held[delivery.handle] = delivery
+                self._held[delivery.handle] = self._known[delivery.handle] = delivery
                 self._schedule(delivery)
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> tuple[bool, bool]:
@@ -122,7 +127,6 @@ class Ledger:
             if newest.lease is not None:
                 newest.lease.deadline, newest.lease.lost = newest.deadline, False
             delivery.successor = successor
-            self._replaced[delivery.handle] = delivery
             return True
 
     def want(self, delivery: Delivery, until: float, now: float) -> bool:

@@ -124,6 +124,19 @@ def test_a_lost_message_that_comes_back_is_not_run_beside_its_first_run(make_sit
     assert pool == "solo" or not done["lost"]
 
 
+def test_a_message_that_comes_back_while_it_waits_for_the_main_thread_is_run_once(make_site):
+    site = make_site(visibility_timeout=3)
+    fault = cannot_extend(site)
+    send(site, "until_lost", "first", 3)
+    send(site, "watching", "second", 0)
+    worker = start(site, pool="solo", prefetch_multiplier=20)
+    worker.wait_for_log("message came back while held here, and is not run twice")
+    fault.remove()
+    site.diary.wait_for("done", 2)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert [entry["key"] for entry in site.diary.entries("started")] == ["first", "second"]
+
+
 def test_a_finished_message_that_comes_back_is_deleted_with_its_new_handle(make_site):
     site = make_site(visibility_timeout=2)
     fault = site.proxy.inject(error("InternalError", 500), "DeleteMessageBatch")

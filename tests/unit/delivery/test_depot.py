@@ -425,6 +425,22 @@ def test_a_cancelled_queue_gives_back_what_nobody_has_seen(world, queue, events)
     assert [payload["body"] for payload in world.handed] == ["b"]
 
 
+def test_what_is_given_back_while_it_is_handed_over_is_not_run(world, queue, events):
+    handed = []
+
+    def hand_over(payload):
+        world.depot.stop_polling()
+        world.depot.give_back_unstarted()
+        handed.append(world.delivery(payload))
+
+    world.consume(queue, "a", hand_over=hand_over)
+    assert world.inbox.wait(5)
+    world.inbox.hand_over(world.clock)
+    assert events.wait(Released) == [Released(handed[0].facts)]
+    assert not handed[0].start()
+    assert not handed[0].settle(Delete())
+
+
 def test_cancelling_what_is_not_consumed_is_harmless(world):
     world.depot.cancel("nothing")
 

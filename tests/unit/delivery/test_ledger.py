@@ -85,9 +85,27 @@ def test_what_is_held_is_known_by_its_handle(ledger, held):
 
 
 def test_what_is_settled_is_no_longer_held(ledger, held):
+    assert ledger.holds(held)
     assert ledger.settle(held, Delete()) == (True, True)
-    assert ledger.get(held.handle) is None
+    assert not ledger.holds(held)
     assert len(ledger) == 0
+
+
+def test_what_was_settled_is_known_to_whoever_has_it_in_hand_and_does_not_start(ledger, held):
+    ledger.settle(held, Release())
+    assert ledger.get(held.handle) is held
+    assert not ledger.start(held)
+
+
+@pytest.mark.parametrize("end", ["settled", "replaced"])
+def test_handles_are_forgotten_with_their_deliveries(ledger, held, end):
+    one = delivery()
+    handle = one.handle
+    ledger.add([one])
+    assert ledger.settle(one, Release()) if end == "settled" else ledger.give_way(one, held)
+    del one
+    gc.collect()
+    assert ledger.get(handle) is None
 
 
 def test_a_second_settlement_does_nothing(ledger, held):
@@ -440,15 +458,6 @@ class TestGivingWay:
     def test_the_old_handle_leads_to_it(self, ledger, held, successor):
         ledger.give_way(held, successor)
         assert ledger.get(held.handle).current is successor
-
-    def test_old_handles_are_forgotten_with_their_deliveries(self, ledger, successor):
-        one = delivery()
-        handle = one.handle
-        ledger.add([one])
-        ledger.give_way(one, successor)
-        del one
-        gc.collect()
-        assert ledger.get(handle) is None
 
     def test_what_was_settled_does_not_give_way(self, ledger, held, successor):
         ledger.settle(held, Hide(5))
