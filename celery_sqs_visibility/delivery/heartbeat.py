@@ -90,7 +90,7 @@ class Heartbeat:
         """Extend what is due. Called by the heartbeat's thread."""
         due, lost = self._ledger.take_due(self._clock.monotonic())
         with self._changed:
-            self._in_hand = {delivery: None for batch in due.values() for delivery in batch}
+            self._in_hand.update({delivery: None for batch in due.values() for delivery in batch})
         for delivery in lost:
             self._tell_lost(delivery, self._why_lapsed(delivery))
         for queue, batch in _batches(due):

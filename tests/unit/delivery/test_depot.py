@@ -307,12 +307,12 @@ def test_a_settlement_that_waits_for_an_extension_survives_the_closing(world, qu
     def close():
         world.sqs.meanwhile = lambda: None
         world.depot.close()
-        for thread in world.depot._settler._threads:
+        for thread in list(world.depot._outcomes.settler._threads.values()):
             thread.join(0.1)  # whoever means to end has ended
 
     world.sqs.meanwhile = close
     world.extend()
-    events.wait(Released, timeout=1)
+    events.wait(Released)
     assert world.visible(queue) == ["a"]
 
 
