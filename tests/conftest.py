@@ -13,7 +13,7 @@ from support.app import behind, close_app, make_app
 from support.diary import DIARY_VARIABLE, Diary
 from support.emulator import MotoServer
 from support.proxy import FaultProxy
-from support.reliability import Table, report
+from support.reliability import FIXTURE, Table, report
 from support.worker import WorkerProcess
 
 CREDENTIALS = {
@@ -38,12 +38,18 @@ def pytest_addoption(parser):
         help="the pool of every worker whose test does not name one; with another than prefork, tests that "
         "name one and tests marked prefork_only are deselected",
     )
-    parser.addoption("--reliability", metavar="FILE", help="write what tests of faults saw into its table")
+    parser.addoption(
+        "--reliability",
+        metavar="FILE",
+        help="run the tests that tell what a fault did; write it into its table",
+    )
 
 
 def pytest_configure(config):
-    if table := config.getoption("reliability"):
-        config.pluginmanager.register(Table(table))
+    path = config.getoption("reliability")
+    # Of several processes that test, the one that hears of all writes.
+    if path and not config.option.collectonly and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Table(path))
     config.addinivalue_line(
         "markers", "own_pool: the test names its workers' pools itself; deselected by --pool"
     )
@@ -51,12 +57,19 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """With `--pool`, leave out what would run as it always does, and what that pool cannot do."""
-    if config.getoption("pool") == "prefork":
-        return
-    chosen = [item for item in items if not _is_about_a_pool_of_its_own(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = chosen
+    """With `--pool`, leave out what would run as it always does, and what that pool cannot do.
+
+    With `--reliability`, leave out what would write no row.
+    """
+    if config.getoption("pool") != "prefork":
+        _keep(config, items, lambda item: not _is_about_a_pool_of_its_own(item))
+    if config.getoption("reliability"):
+        _keep(config, items, lambda item: FIXTURE in getattr(item, "fixturenames", ()))
+
+
+def _keep(config, items, wanted):
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = filter(wanted, items)
 
 
 def _is_about_a_pool_of_its_own(item):
@@ -115,13 +128,21 @@ def diary(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def start_worker(proxy, diary, tmp_path, pytestconfig):
+def workers(proxy):
+    """Those that `start_worker` has started; killed after the test."""
+    workers = []
+    yield workers
+    for worker in workers:
+        worker.stop()
+
+
+@pytest.fixture
+def start_worker(workers, proxy, diary, tmp_path, pytestconfig):
     """Start `WorkerProcess`es behind the proxy: `start_worker("module", queues=[queue], ...)`.
 
     Their pool is the one the test names, or that of `--pool`.
     Returns when the worker is ready (`ready=False`: at once). All are killed after the test.
     """
-    workers = []
 
     def start(module, *, ready=True, config=None, **options):
         log_path = tmp_path / f"worker{len(workers) + 1}.log"
@@ -132,9 +153,7 @@ def start_worker(proxy, diary, tmp_path, pytestconfig):
         worker.start()
         return worker.wait_ready() if ready else worker
 
-    yield start
-    for worker in workers:
-        worker.stop()
+    return start
 
 
 @pytest.fixture
@@ -153,6 +172,6 @@ def producer(proxy):
 
 
 @pytest.fixture
-def reliability(request, diary):
-    """Tell what a fault did, for docs/reliability.md; fails if a task was lost: see `support.reliability`."""
-    return functools.partial(report, request.node, diary)
+def reliability(request, diary, workers):
+    """Tell what a fault did, for docs/reliability.md: `support.reliability.report`."""
+    return functools.partial(report, request.node, diary, workers)

@@ -1,79 +1,137 @@
 """The table of docs/reliability.md: each row is what a test saw.
 
-A test that puts a fault in the way says so with the fixture `reliability`. `pytest --reliability FILE` writes
-the rows into that file's table.
+A test that puts a fault in the way says so with the fixture `reliability`. `pytest --reliability FILE` runs
+those tests, and writes their rows into that file's table.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from support.diary import Diary
+    from support.worker import WorkerProcess
 
-PROPERTY = "reliability"
+FIXTURE = "reliability"
 BEGIN, END = "<!-- rows: pytest --reliability -->", "<!-- end of rows -->"
 HEAD = """\
-| fault | what was done | tasks | lost | run more than once | recovered in, s | test |
-|---|---|---|---|---|---|---|"""
+| fault | what was done | pools | messages | lost | run more than once | recovered in, s | test |
+|---|---|---|---|---|---|---|---|"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one test saw of one fault.
+    """What one test saw of one fault, or several that differ in nothing but parameters.
 
     Attributes:
-        tasks: how many were sent.
-        lost: how many never ended as they should.
-        repeated: how many were begun more often than the test's own failures asked for.
-        seconds: from the fault's end until work went on; `None` where there is nothing to recover from.
+        pools: of the workers.
+        messages: how many were sent.
+        lost: how many neither ended as they should nor are in a queue.
+        repeated: how many were begun more often than the task's own failures ask for.
+        seconds: from the fault's end until work went on, at the worst; `None` where it never stopped.
+        tests: ids of the tests, without their directory.
     """
 
     fault: str
     done: str
-    tasks: int
+    pools: frozenset[str]
+    messages: int
     lost: int
     repeated: int
     seconds: float | None
-    test: str
+    tests: frozenset[str]
+
+    def __add__(self, other: Row) -> Row:
+        times = [row.seconds for row in (self, other) if row.seconds is not None]
+        return dataclasses.replace(
+            self,
+            pools=self.pools | other.pools,
+            messages=self.messages + other.messages,
+            lost=self.lost + other.lost,
+            repeated=self.repeated + other.repeated,
+            seconds=max(times, default=None),
+            tests=self.tests | other.tests,
+        )
+
+    @property
+    def test(self) -> str:
+        """The test's id, without its parameters if there were several."""
+        return next(iter(self.tests)) if len(self.tests) == 1 else self.function
+
+    @property
+    def function(self) -> str:
+        return next(iter(self.tests)).partition("[")[0]
 
     def __str__(self) -> str:
-        seconds = "-" if self.seconds is None else f"{self.seconds:.1f}"
-        cells = [self.fault, self.done, self.tasks, self.lost, self.repeated, seconds, f"`{self.test}`"]
-        return f"| {' | '.join(map(str, cells))} |"
+        seconds = "-" if self.seconds is None else f"{max(0.0, self.seconds):.1f}"
+        pools = ", ".join(sorted(self.pools))
+        cells = [self.fault, self.done, pools, self.messages, self.lost, self.repeated, seconds]
+        return f"| {' | '.join(map(str, cells))} | `{self.test}` |"
 
 
 def report(
     node: Any,
     diary: Diary,
+    workers: Iterable[WorkerProcess],
     fault: str,
     done: str,
     keys: Iterable[Any],
     *,
     seconds: float | None = None,
     ended: str = "done",
+    kept: int = 0,
+    runs: int = 1,
 ) -> None:
-    """Add a row, and fail the test if a task was lost.
+    """Add a row, and fail the test if a message was lost.
 
     Args:
         node: the test's.
         diary: where the tasks note `started` and `ended`, with their `key`.
+        workers: those the test started.
         fault: what happened.
         done: what was done about it.
-        keys: of the tasks that were sent.
+        keys: of the messages that were sent.
         seconds: from the fault's end until work went on.
-        ended: what a task that was not lost notes.
+        ended: what a task that is done notes.
+        kept: how many of those that are not done a queue still has, or a dead-letter queue.
+        runs: how often a task may begin because it fails; those that note `failing` need not be told of.
     """
-    sent = list(keys)
-    lost = [key for key in sent if not diary.count(ended, key=key)]
-    repeated = [key for key in sent if diary.count("started", key=key) > 1]
-    row = Row(fault, done, len(sent), len(lost), len(repeated), seconds, node.nodeid.split("/")[-1])
-    node.user_properties.append((PROPERTY, dataclasses.asdict(row)))
-    assert not lost
+    sent = [repr(key) for key in keys]
+    noted = {event: _count(diary, event) for event in ("started", "failing", ended)}
+    undone = [key for key in sent if not noted[ended][key]]
+    row = Row(
+        fault,
+        done,
+        pools=frozenset(worker.pool for worker in workers),
+        messages=len(sent),
+        lost=max(0, len(undone) - kept),
+        repeated=sum(noted["started"][key] - noted["failing"][key] > runs for key in sent),
+        seconds=seconds,
+        tests=frozenset({f"{node.path.name}::{node.name}"}),
+    )
+    node.user_properties.append((FIXTURE, _as_plain(row)))
+    assert not row.lost, f"of {undone}, {kept} are in a queue"
+
+
+def _count(diary: Diary, event: str) -> Counter[str]:
+    """How often tasks noted it, by their key's `repr`."""
+    return Counter(repr(entry.get("key")) for entry in diary.entries(event))
+
+
+def _as_plain(row: Row) -> dict[str, Any]:
+    """What pytest-xdist can send."""
+    return {**dataclasses.asdict(row), "pools": sorted(row.pools), "tests": sorted(row.tests)}
+
+
+def _of_plain(row: dict[str, Any]) -> Row:
+    return Row(**{**row, "pools": frozenset(row["pools"]), "tests": frozenset(row["tests"])})
 
 
 class Table:
@@ -85,20 +143,24 @@ class Table:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" and report.passed:
-            self._rows += [Row(**row) for name, row in report.user_properties if name == PROPERTY]
+            self._rows += [_of_plain(row) for name, row in report.user_properties if name == FIXTURE]
 
     def pytest_sessionfinish(self) -> None:
-        text = self._path.read_text()
-        before, _, rest = text.partition(BEGIN)
+        before, _, rest = self._path.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)
-        rows = sorted(self._rows, key=lambda row: (row.test, row.fault))
-        table = "\n".join([HEAD, *map(str, rows)])
+        table = "\n".join([HEAD, *map(str, merged(self._rows))])
         self._path.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
 
 
-def rows_of(text: str) -> Mapping[str, str]:
-    """The rows of a written table, by test."""
-    _, _, rest = text.partition(BEGIN)
-    table, _, _ = rest.partition(END)
-    lines = table.strip().splitlines()[2:]
-    return {line.rsplit("`", 2)[1]: line for line in lines}
+def merged(rows: Iterable[Row]) -> list[Row]:
+    """One row for a fault and what was done about it in a test, whatever the test's parameters; sorted."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in sorted(rows, key=attrgetter("function", "fault", "done")):
+        found.setdefault((row.function, row.fault, row.done), []).append(row)
+    return [functools.reduce(Row.__add__, same) for same in found.values()]
+
+
+def ids_of(text: str) -> set[str]:
+    """The ids in the last column of a written table."""
+    table = text.partition(BEGIN)[2].partition(END)[0]
+    return {line.rsplit("`", 2)[1] for line in table.strip().splitlines()[2:]}

@@ -60,6 +60,7 @@ class WorkerProcess:
         env: Mapping[str, str] | None = None,
         import_paths: Sequence[Path] = (),
     ) -> None:
+        self.pool = pool
         name = name or Path(log_path).stem
         command = [sys.executable, "-m", "celery", "-A", module, "worker", "-n", f"{name}@%h"]
         command += ["-P", pool, "-c", str(concurrency), "-l", loglevel]

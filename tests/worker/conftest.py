@@ -47,6 +47,11 @@ class Site:
         ]
         return tuple(int(attributes[name]) for name in names)
 
+    @property
+    def kept(self):
+        """How many messages the queue has, hidden ones included."""
+        return sum(self.counts())
+
     def gaps(self, key):
         """Seconds from each failure to the start after it."""
         failures = [entry["monotonic"] for entry in self.diary.entries("failing", key=key)]

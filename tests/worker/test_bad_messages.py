@@ -88,13 +88,14 @@ def waves(bodies):
 
 
 @pytest.mark.timeout(300)
-def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once(make_site, sqs):
+def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once(make_site, sqs, reliability):
     site = make_site(visibility_timeout=60)
     dead_url = with_dead_letters(site, sqs, receives=1)
     worker = site.start()
     children = sorted(worker.children())
-    sent, moved, tasks_moved = set(), Counter(), 0
+    sent, moved, tasks_moved, keys_of_good = set(), Counter(), 0, []
     for keys, bodies in waves(generated(BAD, BAD_MESSAGES)):
+        keys_of_good += keys
         ids = send(sqs, site.url, bodies)
         tasks = set(map(good, keys))
         sent |= {i for i, body in zip(ids, bodies, strict=True) if body not in tasks}
@@ -118,9 +119,13 @@ def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once
     # Each told once, but for those that were tasks, and failed.
     assert worker.log.count("message is no task for this worker") == BAD_MESSAGES - len(failed)
     assert 0 < len(failed) < BAD_MESSAGES / 5
+    reliability(
+        "bad messages, with a redrive policy", "in waves of 100", sent, kept=sum(moved.values()) + tasks_moved
+    )
+    reliability("bad messages: the good ones", "5 in a wave of 100", keys_of_good, ended="started")
 
 
-def test_without_a_dead_letter_queue_hundreds_are_hidden_told_once_and_kept(make_site, sqs):
+def test_without_a_dead_letter_queue_hundreds_are_hidden_told_once_and_kept(make_site, sqs, reliability):
     # Long enough for a slow moto to hand out all of them before the first is back.
     site = make_site(visibility_timeout=60, error_visibility_timeout=20, wait_time_seconds=2)
     url = site.create_queue()
@@ -149,6 +154,7 @@ def test_without_a_dead_letter_queue_hundreds_are_hidden_told_once_and_kept(make
     assert max(received.values()) <= 1 + seconds_since_the_first(site) / 20
     assert worker.running
     assert sorted(worker.children()) == children
+    reliability("bad messages, no redrive policy", "hidden for 20 s at a time", ids, kept=site.kept)
 
 
 def seconds_since_the_first(site):
@@ -258,7 +264,7 @@ EACH = {
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_each_kind_is_a_dead_letter_with_a_reason_that_helps(make_site, sqs, pool):
+def test_each_kind_is_a_dead_letter_with_a_reason_that_helps(make_site, sqs, pool, reliability):
     site = make_site(error_visibility_timeout=1)
     dead_url = with_dead_letters(site, sqs, receives=2)
     worker = site.start(pool=pool)
@@ -274,13 +280,14 @@ def test_each_kind_is_a_dead_letter_with_a_reason_that_helps(make_site, sqs, poo
     assert {name: told[name] for name, (_, reason) in EACH.items() if reason not in told[name]} == {}
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert worker.running
+    reliability("each kind of bad message", "one of each", ids, kept=len(reasons))
 
 
 def send_one_by_one(sqs, url, bodies):
     return [sqs.send_message(QueueUrl=url, MessageBody=body)["MessageId"] for body in bodies]
 
 
-def test_a_body_at_the_size_limit_is_kept_as_it_is(make_site, sqs):
+def test_a_body_at_the_size_limit_is_kept_as_it_is(make_site, sqs, reliability):
     site = make_site(error_visibility_timeout=60)
     site.create_queue()
     worker = site.start()
@@ -289,6 +296,7 @@ def test_a_body_at_the_size_limit_is_kept_as_it_is(make_site, sqs):
     site.diary.wait_for("started", key="after")
     site.proxy.wait_for(lambda _: site.counts() == (0, 2))
     assert worker.log.count("message is no task for this worker") == 2
+    reliability("bad messages of 1 MiB", "no redrive policy", range(2), kept=site.kept)
 
 
 def test_a_task_of_another_worker_at_the_size_limit_is_a_dead_letter_with_the_reason(make_site, sqs):
@@ -316,7 +324,7 @@ def test_compressed_tasks_run(make_site, method):
     wait_until(lambda: result.state == "SUCCESS", 30, "the result")
 
 
-def test_arguments_too_deep_for_a_pools_process_cost_it_no_slot(make_site, sqs):
+def test_arguments_too_deep_for_a_pools_process_cost_it_no_slot(make_site, sqs, reliability):
     site = make_site(error_visibility_timeout=60)
     site.create_queue()
     worker = site.start(concurrency=1)
@@ -328,3 +336,4 @@ def test_arguments_too_deep_for_a_pools_process_cost_it_no_slot(make_site, sqs):
     assert worker.log.count("it cannot be sent to a pool process: RecursionError") == 5
     worker.terminate()
     assert worker.wait_exit(30) == 0
+    reliability("arguments nested too deep", "5, with one slot", range(5), kept=site.kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 
 import psutil
 import pytest
@@ -13,6 +14,11 @@ from support.processes import wait_until
 ENDS_THE_PROCESS = ["os._exit", "SIGKILL"]
 EXITS = ["SystemExit", "KeyboardInterrupt", "GeneratorExit"]
 ERRORS = ["MemoryError", "RecursionError"]
+KINDS = {
+    "a run ends its child": ENDS_THE_PROCESS,
+    "a run exits": EXITS,
+    "a run is out of memory, or of stack": ERRORS,
+}
 WITHOUT_PROCESSES = ["threads", "solo", "gevent", "eventlet"]
 
 
@@ -33,7 +39,7 @@ def attempts(site, key):
     ("pool", "ways"),
     [("prefork", ENDS_THE_PROCESS + EXITS + ERRORS)] + [(pool, EXITS + ERRORS) for pool in WITHOUT_PROCESSES],
 )
-def test_whatever_ends_a_run_is_an_error_like_any_other(make_site, pool, ways):
+def test_whatever_ends_a_run_is_an_error_like_any_other(make_site, pool, ways, reliability):
     site = make_site(visibility_timeout=60)
     worker = site.start(pool=pool)
     results = {way: site.send("crashing", way) for way in ways}
@@ -47,11 +53,15 @@ def test_whatever_ends_a_run_is_an_error_like_any_other(make_site, pool, ways):
     assert site.changes() == [1] * len(ways)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert worker.running
+    for fault, its_ways in KINDS.items():
+        if sent := [way for way in ways if way in its_ways]:
+            gap = max(site.gaps(way)[0] for way in sent)
+            reliability(fault, f"{', '.join(its_ways)}; comes back in 1 s", sent, seconds=gap)
 
 
 @pytest.mark.own_pool
 @pytest.mark.parametrize("way", ["os._exit", "SystemExit", "MemoryError"])
-def test_a_crash_loop_ends_at_the_last_attempt_in_the_dead_letters(make_site, way):
+def test_a_crash_loop_ends_at_the_last_attempt_in_the_dead_letters(make_site, way, reliability):
     site = make_site(visibility_timeout=4)
     dead = with_dead_letters(site, most_receives=10)
     result = site.send("crashing", way, 1000)
@@ -68,10 +78,12 @@ def test_a_crash_loop_ends_at_the_last_attempt_in_the_dead_letters(make_site, wa
     # The worker that Celery ended had stored the failure, and no more.
     reason = "was given up before" if way == "MemoryError" else "failed at its last attempt"
     assert letter["MessageAttributes"]["reason"]["StringValue"] == reason
+    told = "os._exit, SystemExit or MemoryError at each run; `max_retries=2`"
+    reliability("crash loop", told, [way], kept=sum(site.counts(dead)))
 
 
 @pytest.mark.own_pool
-def test_a_crash_loop_ends_at_the_queues_max_receive_count_whatever_the_task_allows(make_site):
+def test_a_crash_loop_ends_at_the_queues_max_receive_count_whatever_the_task_allows(make_site, reliability):
     site = make_site()
     dead = with_dead_letters(site, most_receives=2)
     result = site.send("crashing", "os._exit", 1000)
@@ -79,10 +91,11 @@ def test_a_crash_loop_ends_at_the_queues_max_receive_count_whatever_the_task_all
     site.proxy.wait_for(lambda _: site.counts(dead) == (1, 0), timeout=60)
     assert result.state == "FAILURE"
     assert attempts(site, "os._exit") == [0, 1]
+    reliability("crash loop", "os._exit; `maxReceiveCount` 2", ["os._exit"], kept=sum(site.counts(dead)))
 
 
 @pytest.mark.parametrize("pool", WITHOUT_PROCESSES)
-def test_a_run_that_ends_its_whole_worker_comes_back_on_another(make_site, pool):
+def test_a_run_that_ends_its_whole_worker_comes_back_on_another(make_site, pool, reliability):
     site = make_site(visibility_timeout=3, wait_time_seconds=1)
     doomed = site.start(pool=pool)
     site.send("crashing", "os._exit")
@@ -92,6 +105,7 @@ def test_a_run_that_ends_its_whole_worker_comes_back_on_another(make_site, pool)
     assert attempts(site, "os._exit") == [0, 1]
     (gap,) = site.gaps("os._exit")
     assert gap > 2
+    reliability("a run ends its worker", "a lease of 3 s; another worker", ["os._exit"], seconds=gap)
 
 
 @pytest.mark.own_pool
@@ -110,14 +124,18 @@ def test_a_stock_task_whose_child_is_lost_keeps_stock_behaviour(make_site):
 
 
 @pytest.mark.own_pool
-def test_a_child_killed_while_it_runs_a_task_is_an_error_and_one_killed_while_idle_is_none(make_site):
+def test_a_child_killed_while_it_runs_a_task_is_an_error_and_one_killed_while_idle_is_none(
+    make_site, reliability
+):
     site = make_site(visibility_timeout=60, error_visibility_timeout=1)
     worker = site.start(pool="prefork", concurrency=2)
     site.send("slow", "a", 5)
     (start,) = site.diary.wait_for("started", key="a")
     for child in worker.children():
         os.kill(child, signal.SIGKILL)
+    killed = time.monotonic()
     site.diary.wait_for("done", key="a")
+    seconds = site.diary.entries("started", key="a")[1]["monotonic"] - killed
     assert attempts(site, "a") == [0, 1]
     assert site.changes() == [1]
     for key in range(4):
@@ -125,21 +143,26 @@ def test_a_child_killed_while_it_runs_a_task_is_an_error_and_one_killed_while_id
     site.diary.wait_for("started", 4, task="work.quick")
     assert start["pid"] not in worker.children()
     assert len(worker.children()) == 2
+    reliability("children killed", "SIGKILL, one idle and one at work", ["a"], seconds=seconds)
 
 
 @pytest.mark.own_pool
-def test_a_killed_main_process_takes_its_children_along_and_its_message_runs_elsewhere(make_site):
+def test_a_killed_main_process_takes_its_children_along_and_its_message_runs_elsewhere(
+    make_site, reliability
+):
     site = make_site(visibility_timeout=4, wait_time_seconds=1)
     doomed = site.start(pool="prefork")
     site.send("slow", "a", 20)
     site.diary.wait_for("started", key="a")
     children = [psutil.Process(child) for child in doomed.children()]
     os.kill(doomed.pid, signal.SIGKILL)
+    killed = time.monotonic()
     wait_until(lambda: not any(alive(child) for child in children), 3, "the children to end")
     site.start(pool="prefork")
-    site.diary.wait_for("started", 2, key="a")
+    seconds = site.diary.wait_for("started", 2, key="a")[1]["monotonic"] - killed
     site.diary.wait_for("done", key="a", timeout=40)
     assert attempts(site, "a") == [0, 1]
+    reliability("worker killed", "SIGKILL; a lease of 4 s; another worker", ["a"], seconds=seconds)
 
 
 def alive(process):

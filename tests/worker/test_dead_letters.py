@@ -26,6 +26,13 @@ class Graves:
         arn = attributes["Attributes"]["QueueArn"]
         return json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": max_receive_count})
 
+    @property
+    def kept(self):
+        """How many letters there are, hidden ones included."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        answer = self.sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)
+        return sum(map(int, answer["Attributes"].values()))
+
     def letters(self, count, proxy, timeout=40):
         """The letters in their order, once there are so many."""
         found = []
@@ -74,7 +81,7 @@ def receives(site):
 
 
 @POOLS
-def test_a_dead_letter_tells_all_there_is_to_know(make_site, graves, pool):
+def test_a_dead_letter_tells_all_there_is_to_know(make_site, graves, pool, reliability):
     site = make_site()
     site.create_queue(RedrivePolicy=graves.policy(10))
     site.start("letters", pool=pool)
@@ -98,8 +105,9 @@ def test_a_dead_letter_tells_all_there_is_to_know(make_site, graves, pool):
     assert result.state == "FAILURE"
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     (copied,) = site.proxy.calls("SendMessage", queue=graves.name)
-    (deleted,) = site.proxy.calls("DeleteMessageBatch", queue=site.queue)
+    (deleted,) = site.proxy.wait_for_calls("DeleteMessageBatch", queue=site.queue)
     assert copied.finished <= deleted.started
+    reliability("a task fails for good", "at its second attempt", ["a"], kept=graves.kept, runs=2)
 
 
 def test_a_dead_letter_can_be_sent_back_and_run(make_site, graves):
@@ -132,7 +140,7 @@ def test_what_sqs_would_refuse_is_written_out_or_cut(make_site, graves, pool):
     assert told["letters.unpicklable"]["exception"] == "letters.Unpicklable: one and two"
 
 
-def test_a_message_as_large_as_may_be_is_moved_too(make_site, graves):
+def test_a_message_as_large_as_may_be_is_moved_too(make_site, graves, reliability):
     site = make_site()
     site.create_queue(RedrivePolicy=graves.policy(10))
     # base64 makes four characters of three, twice.
@@ -145,6 +153,7 @@ def test_a_message_as_large_as_may_be_is_moved_too(make_site, graves):
     assert told["task_id"] == result.id
     assert len(told) == 10  # base64 left no room for anything, so it is JSON
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    reliability("one of 1 MiB fails for good", "no room for attributes", ["a"], kept=graves.kept, runs=2)
 
 
 def sent_body(site, text):
@@ -155,7 +164,7 @@ def sent_body(site, text):
     return body
 
 
-def test_a_lost_answer_makes_a_second_copy_and_never_none(make_site, graves):
+def test_a_lost_answer_makes_a_second_copy_and_never_none(make_site, graves, reliability):
     site = make_site()
     site.create_queue(RedrivePolicy=graves.policy(10))
     site.proxy.inject(lose_response(), "SendMessage", queue=graves.name, times=1)
@@ -163,12 +172,13 @@ def test_a_lost_answer_makes_a_second_copy_and_never_none(make_site, graves):
     send(site, "twice", "a")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0) and site.proxy.count("DeleteMessageBatch"))
     assert {texts(letter)["task"] for letter in graves.letters(2, site.proxy)} == {"letters.twice"}
+    reliability("the answer to a dead letter is lost", "so there are two", ["a"], kept=graves.kept, runs=2)
 
 
 @POOLS
 @pytest.mark.parametrize(("task", "runs"), [("twice", 2), ("once", 1)])
 def test_where_nobody_may_send_there_sqs_moves_it_and_it_is_not_run_again(
-    make_site, graves, pool, task, runs
+    make_site, graves, pool, task, runs, reliability
 ):
     site = make_site()
     site.create_queue(RedrivePolicy=graves.policy(6))
@@ -181,6 +191,9 @@ def test_where_nobody_may_send_there_sqs_moves_it_and_it_is_not_run_again(
     assert site.diary.count("errback") == 1
     assert result.state == "FAILURE"
     assert worker.log.count("cannot send to the dead-letter queue") == 1
+    reliability(
+        "no `sqs:SendMessage` to dead letters", "SQS moves it itself", ["a"], kept=graves.kept, runs=runs
+    )
 
 
 def test_nor_is_what_a_task_rejected(make_site, graves):
@@ -231,7 +244,7 @@ def test_a_queue_without_a_policy_has_the_one_of_the_options(make_site, graves, 
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
 
 
-def test_it_serves_where_the_redrive_policy_cannot_be_read(make_site, graves):
+def test_it_serves_where_the_redrive_policy_cannot_be_read(make_site, graves, reliability):
     site = make_site(dead_letter_queue=graves.name)
     site.create_queue()
     site.proxy.inject(error("AccessDenied", 403), "GetQueueAttributes")
@@ -239,6 +252,7 @@ def test_it_serves_where_the_redrive_policy_cannot_be_read(make_site, graves):
     send(site, "twice", "a")
     graves.letters(1, site.proxy)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    reliability("no `sqs:GetQueueAttributes`", "with `dead_letter_queue`", ["a"], kept=graves.kept, runs=2)
 
 
 def test_the_policys_queue_goes_before_that_of_the_options(make_site, graves, sqs):
@@ -270,7 +284,7 @@ def test_a_plain_dead_letter_queue_that_cannot_be_had_ends_the_worker_at_start(m
 
 
 @POOLS
-def test_what_the_plain_queue_refuses_is_kept(make_site, graves, pool):
+def test_what_the_plain_queue_refuses_is_kept(make_site, graves, pool, reliability):
     site = make_site(dead_letter_queue=graves.name)
     site.create_queue()
     denied = site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=graves.name)
@@ -284,6 +298,7 @@ def test_what_the_plain_queue_refuses_is_kept(make_site, graves, pool):
     assert told["exception"] == "letters.Trouble: a"
     assert "raise Trouble(key)" in told["traceback"]
     assert site.diary.count("started", key="a") == 1
+    reliability("`dead_letter_queue` refuses", "an hour's wait cut short", ["a"], kept=graves.kept)
 
 
 def test_a_letter_that_fails_again_in_its_dead_letter_queue_stays_there(make_site, queue):
@@ -320,7 +335,7 @@ def test_a_task_may_be_kept_where_others_are_deleted(make_site):
 
 
 @pytest.mark.parametrize(("backend", "runs"), [(True, 2), (False, 3)])
-def test_it_is_kept_across_a_restart(make_site, backend, runs):
+def test_it_is_kept_across_a_restart(make_site, backend, runs, reliability):
     # Without a result backend the next worker cannot know: what was only released must not fail unrun.
     site = make_site({} if backend else {"result_backend": None}, on_exhausted="keep", wait_time_seconds=1)
     worker = site.start("letters")
@@ -335,9 +350,11 @@ def test_it_is_kept_across_a_restart(make_site, backend, runs):
     assert site.diary.count("started", key="a") == runs
     assert site.counts() == (0, 1)
     assert site.proxy.count("DeleteMessageBatch") == 0
+    known = "with a result backend" if backend else "without a result backend: run once more"
+    reliability("`on_exhausted='keep'` and a restart", known, ["a"], kept=site.kept, runs=2)
 
 
-def test_the_dead_letters_of_a_fifo_queue_keep_their_group_and_its_order(make_site, sqs, queue):
+def test_the_dead_letters_of_a_fifo_queue_keep_their_group_and_its_order(make_site, sqs, queue, reliability):
     name = f"{queue}.fifo"
     graves = Graves(sqs, f"{queue}-dead.fifo", FifoQueue="true")
     site = make_site({"task_default_queue": name})
@@ -355,3 +372,4 @@ def test_the_dead_letters_of_a_fifo_queue_keep_their_group_and_its_order(make_si
     ]
     assert sorted(found) == [("one", "a"), ("one", "b"), ("two", "c")]
     assert found.index(("one", "a")) < found.index(("one", "b"))
+    reliability("tasks of a FIFO queue fail for good", "in two groups", "abc", kept=graves.kept)

@@ -31,10 +31,15 @@ RECEIVE, DELETE, CHANGE = "ReceiveMessage", "DeleteMessageBatch", "ChangeMessage
 class Outcome:
     """What became of the tasks that were sent while a fault lasted."""
 
+    keys: list
     lost: set
     more_than_once: set
     seconds_to_recover: float
     attempts: int
+
+    @property
+    def row(self):
+        return {"keys": self.keys, "seconds": self.seconds_to_recover, "ended": "started"}
 
 
 class Trial:
@@ -69,6 +74,7 @@ class Trial:
         site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
         runs = Counter(entry["key"] for entry in site.diary.entries("started"))
         return Outcome(
+            keys=list(self.keys),
             lost={key for key in self.keys if not runs[key]},
             more_than_once={key for key in self.keys if runs[key] > 1},
             seconds_to_recover=fresh["monotonic"] - ended,
@@ -129,33 +135,61 @@ SKEWED = error(
     "InvalidSignatureException", 403, "Signature expired: 20260101T000000Z is now earlier than ..."
 )
 FAULTS = {
-    "throttled": (everywhere(error("RequestThrottled")), 4),
-    "throttled by KMS": (in_receives(error("KmsThrottled")), 3),
-    "429": (in_receives(error("TooManyRequests", 429)), 3),
-    "over limit": (in_receives(error("OverLimit", 403)), 3),
-    "500": (everywhere(error("InternalFailure", 500)), 4),
-    "503": (everywhere(error("ServiceUnavailable", 503)), 3),
-    "an error nobody knows": (in_receives(error("SomethingNew", 400)), 3),
-    "a malformed answer": (in_receives(lambda *_: json_answer(200, {"Messages": "none"})), 3),
-    "unsigned": (everywhere(error("MissingAuthenticationToken", 403)), 3),
-    "invalid credentials": (everywhere(error("InvalidClientTokenId", 403)), 6),
-    "expired credentials": (everywhere(error("ExpiredTokenException", 403)), 3),
-    "clock skew": (everywhere(SKEWED), 3),
-    "no permission": (everywhere(error("AccessDeniedException", 403)), 12),
-    "no permission for the key": (in_receives(error("KmsAccessDenied", 403)), 3),
-    "no such queue": (everywhere(error("QueueDoesNotExist")), 3),
-    "refused": (refused, 6),
-    "reset": (everywhere(reset_connection()), 4),
-    "answers lost": (everywhere(lose_response()), 4),
-    "black hole": (everywhere(black_hole()), 8),
-    "a minute's throttling": (everywhere(error("RequestThrottled")), 60),
-    "a long black hole": (everywhere(black_hole()), 40),
+    "throttled": (everywhere(error("RequestThrottled")), 4, "`RequestThrottled` to every request"),
+    "throttled by KMS": (in_receives(error("KmsThrottled")), 3, "`KmsThrottled` to every receive"),
+    "429": (in_receives(error("TooManyRequests", 429)), 3, "429 `TooManyRequests` to every receive"),
+    "over limit": (in_receives(error("OverLimit", 403)), 3, "`OverLimit` to every receive"),
+    "500": (everywhere(error("InternalFailure", 500)), 4, "500 `InternalFailure` to every request"),
+    "503": (everywhere(error("ServiceUnavailable", 503)), 3, "503 `ServiceUnavailable` to every request"),
+    "an error nobody knows": (in_receives(error("SomethingNew", 400)), 3, "`SomethingNew` to every receive"),
+    "a malformed answer": (
+        in_receives(lambda *_: json_answer(200, {"Messages": "none"})),
+        3,
+        "text where a list of messages should be",
+    ),
+    "unsigned": (
+        everywhere(error("MissingAuthenticationToken", 403)),
+        3,
+        "`MissingAuthenticationToken` to every request",
+    ),
+    "invalid credentials": (
+        everywhere(error("InvalidClientTokenId", 403)),
+        6,
+        "`InvalidClientTokenId` to every request",
+    ),
+    "expired credentials": (
+        everywhere(error("ExpiredTokenException", 403)),
+        3,
+        "`ExpiredTokenException` to every request",
+    ),
+    "clock skew": (everywhere(SKEWED), 3, "`InvalidSignatureException` to every request"),
+    "no permission": (
+        everywhere(error("AccessDeniedException", 403)),
+        12,
+        "`AccessDeniedException` to every request",
+    ),
+    "no permission for the key": (
+        in_receives(error("KmsAccessDenied", 403)),
+        3,
+        "`KmsAccessDenied` to every receive",
+    ),
+    "no such queue": (everywhere(error("QueueDoesNotExist")), 3, "`QueueDoesNotExist` to every request"),
+    "refused": (refused, 6, "every connection refused"),
+    "reset": (everywhere(reset_connection()), 4, "every connection reset before the request is read"),
+    "answers lost": (everywhere(lose_response()), 4, "every request carried out, its answer lost"),
+    "black hole": (everywhere(black_hole()), 8, "no request answered"),
+    "a minute's throttling": (
+        everywhere(error("RequestThrottled")),
+        60,
+        "`RequestThrottled` to every request",
+    ),
+    "a long black hole": (everywhere(black_hole()), 40, "no request answered"),
 }
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS, key=lambda name: -FAULTS[name][1]))
-def test_a_fault_is_ridden_out(make_trial, name):
-    put, seconds = FAULTS[name]
+def test_a_fault_is_ridden_out(make_trial, name, reliability):
+    put, seconds, told = FAULTS[name]
     trial = make_trial(visibility_timeout=5, wait_time_seconds=1)
     outcome = trial.endure(put(trial.site), seconds)
     trial.worker.wait_for_log(END)
@@ -170,10 +204,11 @@ def test_a_fault_is_ridden_out(make_trial, name):
     assert outcome.attempts or name == "refused"
     if name != "answers lost" and seconds < 10:
         assert len(outcome.more_than_once) <= 1, "but for what was under way, nothing runs twice"
+    reliability(name, f"{told}, {seconds} s", **outcome.row)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo", "gevent", "eventlet"])
-def test_a_black_hole_is_ridden_out_on_every_pool(make_trial, pool):
+def test_a_black_hole_is_ridden_out_on_every_pool(make_trial, pool, reliability):
     concurrency = 1 if pool == "solo" else 2
     trial = make_trial(wait_time_seconds=1, worker={"pool": pool, "concurrency": concurrency})
     outcome = trial.endure(everywhere(black_hole())(trial.site), 5)
@@ -182,6 +217,7 @@ def test_a_black_hole_is_ridden_out_on_every_pool(make_trial, pool):
     assert outcome.seconds_to_recover < RECOVERY
     assert trial.worker.running
     assert trial.lines(BEGIN) == trial.lines(END) == 1
+    reliability("black hole, on every pool", "no request answered, 5 s", **outcome.row)
 
 
 @contextlib.contextmanager
@@ -196,7 +232,7 @@ def hole_that_keeps_what_fell_in(site, over):
         yield
 
 
-def test_what_fell_into_a_black_hole_is_not_waited_for(make_trial):
+def test_what_fell_into_a_black_hole_is_not_waited_for(make_trial, reliability):
     trial = make_trial(wait_time_seconds=1)
     over = threading.Event()
     try:
@@ -206,19 +242,22 @@ def test_what_fell_into_a_black_hole_is_not_waited_for(make_trial):
         assert not outcome.lost
         assert outcome.seconds_to_recover < RECOVERY
         assert trial.lines(BEGIN) == trial.lines(END) == 1
+        told = "what was asked within 8 s is never answered, its connections stay"
+        reliability("black hole that keeps what fell in", told, **outcome.row)
     finally:
         over.set()
 
 
-def test_a_black_hole_under_long_polls_is_ridden_out(make_trial):
+def test_a_black_hole_under_long_polls_is_ridden_out(make_trial, reliability):
     trial = make_trial(wait_time_seconds=20)
     outcome = trial.endure(everywhere(black_hole())(trial.site), 8)
     assert not outcome.lost
     assert outcome.seconds_to_recover < RECOVERY
     assert trial.worker.running
+    reliability("black hole under long polls", "no request answered, 8 s; polls wait 20 s", **outcome.row)
 
 
-def test_a_queue_that_was_deleted_is_polled_when_it_is_there_again(make_trial):
+def test_a_queue_that_was_deleted_is_polled_when_it_is_there_again(make_trial, reliability):
     trial = make_trial(wait_time_seconds=1)
     with deleted_queue(trial.site):
         trial.worker.wait_for_log(BEGIN)
@@ -226,10 +265,10 @@ def test_a_queue_that_was_deleted_is_polled_when_it_is_there_again(make_trial):
     ended = time.monotonic()
     trial.send("fresh")
     (fresh,) = trial.site.diary.wait_for("started", key="fresh")
-    lost, more_than_once, seconds_to_recover = set(), set(), fresh["monotonic"] - ended
-    assert not lost | more_than_once
-    assert seconds_to_recover < RECOVERY
+    seconds = fresh["monotonic"] - ended
+    assert seconds < RECOVERY
     assert trial.lines(BEGIN) == trial.lines(END) == 1
+    reliability("queue deleted", "and created again 6 s later", ["fresh"], seconds=seconds, ended="started")
 
 
 def write_credentials(path, key):
@@ -247,7 +286,7 @@ def expired(key):
     return fault
 
 
-def test_credentials_rotated_in_their_file_are_taken_up(make_trial, tmp_path):
+def test_credentials_rotated_in_their_file_are_taken_up(make_trial, tmp_path, reliability):
     path = tmp_path / "credentials"
     write_credentials(path, "AKIAOLD")
     env = {"AWS_SHARED_CREDENTIALS_FILE": str(path), "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
@@ -265,18 +304,20 @@ def test_credentials_rotated_in_their_file_are_taken_up(make_trial, tmp_path):
     assert outcome.seconds_to_recover < RECOVERY
     assert trial.lines(BEGIN) == trial.lines(END) == 1
     assert trial.lines("Found credentials") <= 1, "botocore says it once, however often we look"
+    reliability("credentials expire", "new ones in their file 5 s later", **outcome.row)
 
 
-def test_trouble_at_every_second_request_is_told_once(make_trial):
+def test_trouble_at_every_second_request_is_told_once(make_trial, reliability):
     trial = make_trial(wait_time_seconds=1)
     outcome = trial.endure(in_receives(error("RequestThrottled"), rate=0.5)(trial.site), 9)
     assert not outcome.lost
     assert not outcome.more_than_once
     assert outcome.seconds_to_recover < RECOVERY
     assert trial.lines(BEGIN) <= 2
+    reliability("flapping", "`RequestThrottled` to every second receive, 9 s", **outcome.row)
 
 
-def test_a_poll_whose_connection_died_is_replaced_by_another(make_trial):
+def test_a_poll_whose_connection_died_is_replaced_by_another(make_trial, reliability):
     trial = make_trial(wait_time_seconds=2)
     site = trial.site
     injection = site.proxy.inject(black_hole(), RECEIVE, times=1)  # which stays, and the poll in it
@@ -284,13 +325,13 @@ def test_a_poll_whose_connection_died_is_replaced_by_another(make_trial):
     began = time.monotonic()
     trial.send("a")
     (start,) = site.diary.wait_for("started", key="a")
-    lost, more_than_once, seconds_to_recover = set(), set(), start["monotonic"] - began
-    assert not lost | more_than_once
-    assert seconds_to_recover < 2 + RECOVERY, "its wait, and when its answer was late"
+    seconds = start["monotonic"] - began
+    assert seconds < 2 + RECOVERY, "its wait, and when its answer was late"
     assert trial.lines(BEGIN) == trial.lines(END) == 1
+    reliability("one poll dies silently", "of 2 s, never answered", ["a"], seconds=seconds, ended="started")
 
 
-def test_answers_that_are_late_are_still_taken(make_trial):
+def test_answers_that_are_late_are_still_taken(make_trial, reliability):
     trial = make_trial(wait_time_seconds=1)
     trial.site.proxy.inject(latency(4), RECEIVE, times=3)
     trial.send("a")
@@ -298,6 +339,7 @@ def test_answers_that_are_late_are_still_taken(make_trial):
     trial.site.proxy.wait_for(lambda _: trial.site.counts() == (0, 0))
     assert trial.site.diary.count("started", key="a") == 1
     assert trial.worker.running
+    reliability("late answers", "those of three receives, by 4 s", trial.keys, ended="started")
 
 
 SETTLING = {
@@ -310,28 +352,29 @@ SETTLING = {
 }
 
 
-@pytest.mark.parametrize("fault", SETTLING.values(), ids=SETTLING)
-def test_deletes_that_fail_for_a_while_are_told_once_and_done_after(make_trial, fault):
+@pytest.mark.parametrize("name", SETTLING)
+def test_deletes_that_fail_for_a_while_are_told_once_and_done_after(make_trial, name, reliability):
     trial = make_trial(visibility_timeout=30, wait_time_seconds=1)
     site = trial.site
-    with site.proxy.inject(fault, DELETE):
+    with site.proxy.inject(SETTLING[name], DELETE):
         for number in range(10):
             trial.send(f"during {number}")
             time.sleep(0.4)
     ended = time.monotonic()
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    seconds_to_recover = time.monotonic() - ended
+    seconds = time.monotonic() - ended
     runs = Counter(entry["key"] for entry in site.diary.entries("started"))
     lost = {key for key in trial.keys if not runs[key]}
     more_than_once = {key for key in trial.keys if runs[key] > 1}
     assert not lost | more_than_once
-    assert seconds_to_recover < RECOVERY
+    assert seconds < RECOVERY
     assert trial.lines("cannot delete messages and will try again") == 1
     assert trial.lines("deletes messages again") == 1
     assert trial.lines("message lost") == 0
+    reliability(f"deletes: {name}", "every delete, 4 s", trial.keys, seconds=seconds, ended="started")
 
 
-def test_some_entries_of_a_batch_fail_and_the_others_do_not_suffer(make_trial):
+def test_some_entries_of_a_batch_fail_and_the_others_do_not_suffer(make_trial, reliability):
     trial = make_trial(wait_time_seconds=1, worker={"concurrency": 10})
     site = trial.site
     with site.proxy.inject(fail_entries("InternalError", sender_fault=False, positions={0, 3}), DELETE):
@@ -342,9 +385,10 @@ def test_some_entries_of_a_batch_fail_and_the_others_do_not_suffer(make_trial):
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     lost, more_than_once = set(), {key for key in trial.keys if site.diary.count("started", key=key) > 1}
     assert not lost | more_than_once
+    reliability("deletes: some entries fail", "two of each batch", trial.keys, ended="started")
 
 
-def test_a_black_hole_for_extensions_does_not_lose_a_lease_of_ten_seconds(make_trial):
+def test_a_black_hole_for_extensions_does_not_lose_a_lease_of_ten_seconds(make_trial, reliability):
     trial = make_trial(visibility_timeout=10, wait_time_seconds=1)
     site = trial.site
     trial.send("long", "slow", 16)
@@ -356,9 +400,10 @@ def test_a_black_hole_for_extensions_does_not_lose_a_lease_of_ten_seconds(make_t
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("started", key="long") == 1
     assert trial.lines("cannot extend messages") <= 1
+    reliability("extensions: black hole", "none answered, 3 s and more; a lease of 10 s", ["long"])
 
 
-def test_without_permission_to_change_visibility_tasks_run_and_are_deleted(make_trial):
+def test_without_permission_to_change_visibility_tasks_run_and_are_deleted(make_trial, reliability):
     trial = make_trial(visibility_timeout=6, wait_time_seconds=1)
     site = trial.site
     denied = error("AccessDeniedException", 403, "User is not authorized to perform this action")
@@ -379,9 +424,10 @@ def test_without_permission_to_change_visibility_tasks_run_and_are_deleted(make_
     assert trial.lines("cannot hide or release messages and will try again") == 1
     assert trial.lines("(the permission is sqs:ChangeMessageVisibility)") >= 2
     assert attempts < 40, "nothing spins"
+    reliability("no `sqs:ChangeMessageVisibility`", "a lease of 6 s", trial.keys, ended="started")
 
 
-def test_the_lost_answer_to_a_receive_costs_a_visibility_timeout(make_trial):
+def test_the_lost_answer_to_a_receive_costs_a_visibility_timeout(make_trial, reliability):
     trial = make_trial(visibility_timeout=3, wait_time_seconds=1)
     site = trial.site
     taken = threading.Event()
@@ -400,10 +446,11 @@ def test_the_lost_answer_to_a_receive_costs_a_visibility_timeout(make_trial):
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert taken.is_set()
     assert site.diary.count("started", key="a") == 1
+    reliability("the answer to a receive is lost", "the one that has the message", ["a"], ended="started")
 
 
 @pytest.mark.parametrize("handle_is_gone", [False, True], ids=["as moto", "as a strict SQS"])
-def test_the_lost_answer_to_a_delete_does_no_harm(make_trial, handle_is_gone):
+def test_the_lost_answer_to_a_delete_does_no_harm(make_trial, handle_is_gone, reliability):
     trial = make_trial(wait_time_seconds=1)
     site = trial.site
     faults = [lose_response()]
@@ -419,9 +466,10 @@ def test_the_lost_answer_to_a_delete_does_no_harm(make_trial, handle_is_gone):
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("started", key="a") == 1
     assert trial.lines("message lost") == 0
+    reliability("the answer to a delete is lost", "once", ["a"], ended="started")
 
 
-def test_the_lost_answer_to_a_hide_does_no_harm(make_trial):
+def test_the_lost_answer_to_a_hide_does_no_harm(make_trial, reliability):
     trial = make_trial(wait_time_seconds=1)
     site = trial.site
     site.proxy.inject(lose_response(), CHANGE, times=1)
@@ -430,12 +478,14 @@ def test_the_lost_answer_to_a_hide_does_no_harm(make_trial):
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("started", key="a") == 2
     assert trial.lines("message lost") == 0
+    reliability("the answer to a hide is lost", "once; the task fails once", ["a"])
 
 
-def test_the_lost_answer_to_a_send_may_make_two_of_one(make_site):
+def test_the_lost_answer_to_a_send_may_make_two_of_one(make_site, reliability):
     site = make_site(wait_time_seconds=1)
     site.start(pool="threads")
     site.proxy.inject(lose_response(), "SendMessage", times=1)
     site.send("quick", "a")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert 1 <= site.diary.count("started", key="a") <= 2
+    reliability("the answer to a send is lost", "the producer sends once more", ["a"], ended="started")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from support.faults import error
@@ -30,13 +31,14 @@ def send(site, task, *args):
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_task_that_sees_the_shutdown_begin_gives_its_message_back(make_site, pool):
+def test_a_task_that_sees_the_shutdown_begin_gives_its_message_back(make_site, pool, reliability):
     site = make_site(visibility_timeout=60, wait_time_seconds=1)
     send(site, "cooperative", "a", 60)
     worker = start(site, pool=pool, concurrency=1)
     site.diary.wait_for("started")
+    asked = time.monotonic()
     worker.terminate()
-    site.diary.wait_for("saved", timeout=3)
+    seconds = site.diary.wait_for("saved", timeout=3)[0]["monotonic"] - asked
     assert worker.wait_exit(20) == 0
     assert "orphaned" not in worker.log
     assert site.counts() == (1, 0)
@@ -45,6 +47,9 @@ def test_a_task_that_sees_the_shutdown_begin_gives_its_message_back(make_site, p
     start(site, pool=pool, concurrency=1)
     again = site.diary.wait_for("started", 2)[1]
     assert not again["stopping"]
+    reliability(
+        "SIGTERM: the task stops itself", "it sees `stopping`", ["a"], ended="saved", runs=2, seconds=seconds
+    )
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -93,7 +98,7 @@ def test_bad_extensions_are_refused_with_the_bound(make_site):
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_lost_lease_is_told_to_the_task_by_a_signal_and_in_the_log(make_site, pool):
+def test_a_lost_lease_is_told_to_the_task_by_a_signal_and_in_the_log(make_site, pool, reliability):
     site = make_site(visibility_timeout=3, wait_time_seconds=1)
     cannot_extend(site)
     send(site, "until_lost", "a", 1)
@@ -106,10 +111,11 @@ def test_a_lost_lease_is_told_to_the_task_by_a_signal_and_in_the_log(make_site, 
     assert signal["pid"] == worker.pid
     assert "its visibility timeout ran out before it could be extended: " in signal["reason"]
     worker.wait_for_log("message lost: another worker may run it too")
+    reliability("lease lost", "no extension allowed; the task is told, and goes on", ["a"], kept=site.kept)
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_lost_message_that_comes_back_is_not_run_beside_its_first_run(make_site, pool):
+def test_a_lost_message_that_comes_back_is_not_run_beside_its_first_run(make_site, pool, reliability):
     site = make_site(visibility_timeout=3)
     fault = cannot_extend(site)
     send(site, "until_lost", "a", 6)
@@ -122,9 +128,10 @@ def test_a_lost_message_that_comes_back_is_not_run_beside_its_first_run(make_sit
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("started") == 1
     assert pool == "solo" or not done["lost"]
+    reliability("lease lost, the message comes back here", "no extension allowed, 3 s and more", ["a"])
 
 
-def test_a_message_that_comes_back_while_it_waits_for_the_main_thread_is_run_once(make_site):
+def test_a_message_that_comes_back_while_it_waits_for_the_main_thread_is_run_once(make_site, reliability):
     site = make_site(visibility_timeout=3)
     fault = cannot_extend(site)
     send(site, "until_lost", "first", 3)
@@ -135,9 +142,11 @@ def test_a_message_that_comes_back_while_it_waits_for_the_main_thread_is_run_onc
     site.diary.wait_for("done", 2)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert [entry["key"] for entry in site.diary.entries("started")] == ["first", "second"]
+    told = "no extension allowed; it waits for the main thread"
+    reliability("lease lost, the message comes back here", told, ["first", "second"])
 
 
-def test_a_finished_message_that_comes_back_is_deleted_with_its_new_handle(make_site):
+def test_a_finished_message_that_comes_back_is_deleted_with_its_new_handle(make_site, reliability):
     site = make_site(visibility_timeout=2)
     fault = site.proxy.inject(error("InternalError", 500), "DeleteMessageBatch")
     send(site, "watching", "a", 0)
@@ -153,10 +162,11 @@ def test_a_finished_message_that_comes_back_is_deleted_with_its_new_handle(make_
     }
     assert len(handles) >= 2
     assert site.diary.count("started") == 1
+    reliability("a finished message comes back", "no delete for a lease of 2 s and more", ["a"])
 
 
 @pytest.mark.parametrize("pool", CAN_END_A_RUN)
-def test_a_run_is_ended_when_its_lease_is_lost_if_the_task_wants_that(make_site, pool):
+def test_a_run_is_ended_when_its_lease_is_lost_if_the_task_wants_that(make_site, pool, reliability):
     site = make_site(visibility_timeout=3, wait_time_seconds=1)
     fault = cannot_extend(site)
     result = send(site, "ended_when_lost", "a", 8)
@@ -173,9 +183,10 @@ def test_a_run_is_ended_when_its_lease_is_lost_if_the_task_wants_that(make_site,
     assert second["monotonic"] - first["monotonic"] < 8
     assert result.state == "SUCCESS"
     assert worker.running
+    reliability("lease lost, `on_lost='terminate'`", "no extension allowed; the run is ended", ["a"])
 
 
-def test_a_run_that_cannot_be_ended_goes_on_and_that_is_told(make_site):
+def test_a_run_that_cannot_be_ended_goes_on_and_that_is_told(make_site, reliability):
     site = make_site(visibility_timeout=3, wait_time_seconds=1, on_lost="terminate")
     cannot_extend(site)
     send(site, "until_lost", "a", 1)
@@ -184,6 +195,7 @@ def test_a_run_that_cannot_be_ended_goes_on_and_that_is_told(make_site):
     cannot_come_back(site)
     worker.wait_for_log("cannot be ended: its pool has no way to")
     site.diary.wait_for("done")
+    reliability("lease lost, the run cannot be ended", "no extension allowed; it goes on", ["a"])
 
 
 def test_it_is_too_late_to_extend_what_is_lost(make_site):

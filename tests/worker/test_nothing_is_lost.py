@@ -73,15 +73,16 @@ def test_the_queues_max_receive_count_is_the_last_attempt(make_site, sqs):
     assert [entry["retries"] for entry in site.diary.entries("started", key="a")] == [0, 1]
 
 
-def test_a_stock_task_that_is_not_acknowledged_on_failure_comes_back(make_site):
+def test_a_stock_task_that_is_not_acknowledged_on_failure_comes_back(make_site, reliability):
     site = make_site(visibility_timeout=3)
     site.start()
     site.send("stock_failing", "a")
     site.diary.wait_for("done", key="a")
     assert site.diary.count("started", key="a") == 2
+    reliability("`acks_on_failure_or_timeout=False`", "a stock task fails once", ["a"], runs=2)
 
 
-def test_what_failed_for_good_is_kept_where_the_redrive_policy_cannot_be_read(make_site):
+def test_what_failed_for_good_is_kept_where_the_redrive_policy_cannot_be_read(make_site, reliability):
     site = make_site(visibility_timeout=3)
     site.proxy.inject(error("AccessDenied", 403), "GetQueueAttributes")
     worker = site.start()
@@ -95,6 +96,7 @@ def test_what_failed_for_good_is_kept_where_the_redrive_policy_cannot_be_read(ma
     assert site.diary.count("errback") == 1
     assert sum(site.counts()) == 1
     assert worker.log.count("allow sqs:GetQueueAttributes") == 1
+    reliability("no `sqs:GetQueueAttributes`", "a task fails for good", ["a"], kept=site.kept)
 
 
 @pytest.mark.own_pool
@@ -112,7 +114,7 @@ def test_a_task_that_kills_every_worker_ends_as_a_failure(make_site):
     assert site.diary.count("started", key="a") == 4
 
 
-def test_what_was_only_released_runs_even_if_it_may_not_be_retried(make_site):
+def test_what_was_only_released_runs_even_if_it_may_not_be_retried(make_site, reliability):
     site = make_site(visibility_timeout=60)
     site.create_queue()
     site.send("once", "a")
@@ -124,6 +126,7 @@ def test_what_was_only_released_runs_even_if_it_may_not_be_retried(make_site):
     site.start()
     site.diary.wait_for("started", key="a")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    reliability("two deploys give a message back", "`max_retries=0`", ["a"], ended="started")
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
@@ -141,11 +144,12 @@ def test_an_exit_in_a_task_is_a_failure_like_any_other_where_there_are_no_childr
 
 
 @pytest.mark.own_pool
-def test_what_celery_leaves_unacknowledged_comes_back(make_site):
+def test_what_celery_leaves_unacknowledged_comes_back(make_site, reliability):
     site = make_site(visibility_timeout=3)
     site.start(pool="threads")  # in prefork, Celery ends the worker for want of memory
     site.send("stock_out_of_memory", "a")
     site.diary.wait_for("done", key="a")
+    reliability("a stock task is out of memory", "on threads, once", ["a"], runs=2)
 
 
 @pytest.mark.own_pool
