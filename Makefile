@@ -5,10 +5,10 @@ INSTALLED := $(VENV)/.installed
 BIN := $(CURDIR)/$(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pools soak check clean
+.PHONY: help demo test test-pools reliability soak check clean
 
 help: ## Show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 demo: $(INSTALLED) ## Watch a worker, an SQS of its own and eleven tasks, for half a minute
 	@cd examples && $(BIN)/python -m demo
@@ -21,6 +21,10 @@ test-pools: $(INSTALLED) ## Run the worker tests on the pools without processes 
 	@for pool in threads gevent eventlet; do \
 		$(BIN)/python -m pytest -n 4 --dist worksteal tests/worker --pool $$pool || exit 1; \
 	done
+
+# Three at once: recovery is timed.
+reliability: $(INSTALLED) ## Run the tests of faults and rewrite the table of docs/reliability.md
+	@$(BIN)/python -m pytest -n 3 --dist worksteal --reliability docs/reliability.md
 
 soak: $(INSTALLED) ## Watch a worker at full load for ten minutes, or MINUTES=n
 	@$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10)
