@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from celery_sqs_visibility.aws.errors import HandleIsInvalid, SQSError, Unavailable
 from celery_sqs_visibility.aws.port import BatchResult
@@ -22,8 +24,21 @@ logger = logging.getLogger(__name__)
 #: After a bug in the beat itself, seconds until it goes on.
 PAUSE_AFTER_BUG = 1.0
 
+#: Threads that help where a beat has many batches, and how many batches are worth one.
+HELPERS = 3
+BATCHES_EACH = 5
+
 DEADLINE_PASSED = "its visibility timeout ran out before it could be extended"
 HORIZON_REACHED = "it was held for the 12 hours that SQS allows"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hand:
+    """A batch that a thread extends, since that monotonic instant."""
+
+    queue: Queue
+    batch: list[Delivery]
+    since: float
 
 
 class Heartbeat:
@@ -43,12 +58,12 @@ class Heartbeat:
         self._wakes_at: float | None = None
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._calling_since: float | None = None
-        self._in_hand: dict[Delivery, None] = {}  # what the beat has taken out and not put back
-        self._troubles: dict[str, Trouble] = {}  # by queue; the heartbeat's thread alone
+        self._batches: deque[tuple[Queue, list[Delivery]]] = deque()  # due, and in nobody's hand
+        self._hands: dict[threading.Thread, Hand] = {}
+        self._troubles: dict[str, Trouble] = {}  # by queue
 
     def start(self) -> None:
-        """Start the thread; harmless if it runs."""
+        """Start the thread; harmless if it runs. Any thread."""
         with self._changed:
             self._stopping = False
             if self._thread is None:
@@ -72,29 +87,55 @@ class Heartbeat:
                 self._changed.notify_all()
 
     def look_after(self, now: float) -> None:
-        """See `watchdog.Ward.look_after`."""
+        """See `watchdog.Ward.look_after`. What was in the hand of who hangs or died is tried again."""
         with self._changed:
-            thread, since = self._thread, self._calling_since
-            if thread is None or self._stopping:
+            if self._thread is None or self._stopping:
                 return
-            dead = not thread.is_alive()
-            if not dead and (since is None or now - since < HANGS):
-                return
-            abandoned, self._in_hand, self._calling_since = self._in_hand, {}, None
-            self._start_thread()
-        logger.error("the heartbeat's thread %s: another has taken its place", "died" if dead else "hangs")
-        for delivery in abandoned:
-            self._after(delivery, self._ledger.not_extended(delivery, now))
+            unwell = [t for t, hand in self._hands.items() if now - hand.since >= HANGS or not t.is_alive()]
+            abandoned = [self._hands.pop(thread) for thread in unwell]
+            died = not self._thread.is_alive()
+            replaced = died or self._thread in unwell
+            if replaced:
+                self._start_thread()
+        if replaced:
+            what = "died" if died else "hangs"
+            logger.error("the heartbeat's thread %s: another has taken its place", what)
+        for hand in abandoned:
+            for delivery in hand.batch:
+                self._after(delivery, self._ledger.not_extended(delivery, now))
 
     def beat(self) -> None:
         """Extend what is due. Called by the heartbeat's thread."""
         due, lost = self._ledger.take_due(self._clock.monotonic())
-        with self._changed:
-            self._in_hand.update({delivery: None for batch in due.values() for delivery in batch})
         for delivery in lost:
             self._tell_lost(delivery, self._why_lapsed(delivery))
-        for queue, batch in _batches(due):
-            self._extend(queue, batch)
+        with self._changed:
+            self._batches.extend(_batches(due))
+            helpers = min(HELPERS, len(self._batches) // BATCHES_EACH)
+        for _ in range(helpers):
+            threading.Thread(target=self._work_off, name="sqs-heartbeat-helper", daemon=True).start()
+        self._work_off()
+
+    def _work_off(self) -> None:
+        """Extend batch by batch, beside others that do. The heartbeat's thread, and its helpers."""
+        while (hand := self._take_in_hand()) is not None:
+            try:
+                self._extend(hand)
+            except Exception:
+                logger.exception("extending stumbled and goes on", extra={"queue": hand.queue.name})
+
+    def _take_in_hand(self) -> Hand | None:
+        with self._changed:
+            if not self._batches:
+                return None
+            hand = Hand(*self._batches.popleft(), since=self._clock.monotonic())
+            self._hands[threading.current_thread()] = hand
+            return hand
+
+    def _put_down(self, hand: Hand) -> bool:
+        """Whether it is still this thread's to say what became of them: it may have been given up."""
+        with self._changed:
+            return self._hands.pop(threading.current_thread(), None) is hand
 
     def _run(self) -> None:
         while not self._ended():
@@ -128,30 +169,20 @@ class Heartbeat:
         with self._changed:
             self._changed.wait_for(lambda: self._stopping, seconds)
 
-    def _extend(self, queue: Queue, batch: list[Delivery]) -> None:
-        now = self._clock.monotonic()
-        extensions: list[tuple[Delivery, int]] = []
-        for delivery in batch:
-            seconds = self._ledger.extension(delivery, now)
-            if delivery.deadline > now and seconds > 0:
-                extensions.append((delivery, seconds))
-            elif self._put_down([delivery]):
+    def _extend(self, hand: Hand) -> None:
+        now = hand.since
+        wanted = [(delivery, self._ledger.extension(delivery, now)) for delivery in hand.batch]
+        extensions = [(d, seconds) for d, seconds in wanted if d.deadline > now and seconds > 0]
+        failed = self._send(hand.queue, extensions).failed if extensions else {}
+        if not self._put_down(hand):
+            return
+        for delivery in hand.batch:
+            if not any(delivery is extended for extended, _ in extensions):
                 self._not_worth_it(delivery, now)
-        failed = self._send(queue, extensions).failed if extensions else {}
-        if extensions and self._put_down([delivery for delivery, _ in extensions]):
-            self._tell_trouble(queue, failed.values())
-            for position, (delivery, seconds) in enumerate(extensions):
-                self._note(delivery, seconds, now + seconds, failed.get(position))
-
-    def _put_down(self, batch: list[Delivery]) -> bool:
-        """Whether it is still this thread's to say what became of them: it may have been replaced."""
-        with self._changed:
-            self._calling_since = None
-            if batch[0] not in self._in_hand:
-                return False
-            for delivery in batch:
-                del self._in_hand[delivery]
-            return True
+        if extensions:
+            self._tell_trouble(hand.queue, failed.values())
+        for position, (delivery, seconds) in enumerate(extensions):
+            self._note(delivery, seconds, now + seconds, failed.get(position))
 
     def _not_worth_it(self, delivery: Delivery, now: float) -> None:
         if delivery.deadline <= now:  # it lapsed while an earlier batch took its time
@@ -161,10 +192,13 @@ class Heartbeat:
 
     def _tell_trouble(self, queue: Queue, errors: Iterable[SQSError]) -> None:
         """One line when extending begins to fail, and one when it works again."""
-        trouble = self._troubles.get(queue.name)
-        if trouble is None:
-            trouble = Trouble(logger, "cannot extend messages", "extends messages", queue.name, self._clock)
-            self._troubles[queue.name] = trouble
+        with self._changed:
+            trouble = self._troubles.get(queue.name)
+            if trouble is None:
+                trouble = Trouble(
+                    logger, "cannot extend messages", "extends messages", queue.name, self._clock
+                )
+                self._troubles[queue.name] = trouble
         # Of a handle that was refused the message's own event tells.
         error = next((error for error in errors if not isinstance(error, HandleIsInvalid)), None)
         if error is None:
@@ -174,8 +208,6 @@ class Heartbeat:
 
     def _send(self, queue: Queue, extensions: list[tuple[Delivery, int]]) -> BatchResult:
         error: SQSError
-        with self._changed:
-            self._calling_since = self._clock.monotonic()
         try:
             return queue.sqs.change_visibility(queue.url, [(d.handle, seconds) for d, seconds in extensions])
         except SQSError as refusal:
