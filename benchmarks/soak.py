@@ -70,7 +70,7 @@ class Sample:
 
 
 #: How much more each may be in the end: threads come and go with full batches, connections with them.
-ALLOWED = Sample(rss_mib=8, threads=3, files=6, in_flight=30, waiting=BACKLOG)
+ALLOWED = Sample(rss_mib=8, threads=3, files=6, in_flight=100, waiting=BACKLOG)
 
 
 class Queue:

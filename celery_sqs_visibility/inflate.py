@@ -68,12 +68,24 @@ def _bounded(decompress: Any) -> Inflate | None:
         return lambda body, most: _first(bz2.BZ2Decompressor(), body, most)
     if decompress is lzma.decompress:
         return lambda body, most: _first(lzma.LZMADecompressor(memlimit=LZMA_MEMORY), body, most)
+    return _bounded_optional(decompress)
+
+
+def _bounded_optional(decompress: Any) -> Inflate | None:
+    """The same of modules that kombu may have found, or not."""
     zstd, brotli = (_if_its(name, decompress) for name in ("zstd", "brotli"))
     if zstd is not None:
         return lambda body, most: _first(zstd.ZstdDecompressor(), body, most)
     if brotli is not None and hasattr(brotli.Decompressor, CAN_BE_BOUNDED):
         return lambda body, most: _brotli(brotli.Decompressor(), body, most)
+    if decompress is getattr(compression, "zstd_decompress", None):  # kombu before 5.7
+        return lambda body, most: _stream(compression.zstd.ZstdDecompressor(), body, most)
     return None
+
+
+def _stream(decompressor: Any, body: bytes, most: int) -> tuple[bytes, bool]:
+    stream = decompressor.stream_reader(body)
+    return stream.read(most), not stream.read(1)
 
 
 def _if_its(name: str, decompress: Any) -> Any:

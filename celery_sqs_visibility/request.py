@@ -8,6 +8,7 @@ the pool's threads or greenlets elsewhere: settling is safe from any, and does n
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,9 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.parking import parks_before
 
 logger = get_logger(__name__)
+
+#: How to cancel a run without storing a RETRY: Celery 5.5 always stores one.
+QUIETLY = {"emit_retry": False} if "emit_retry" in inspect.signature(Request.cancel).parameters else {}
 
 
 class GivenBackError(TaskRevokedError):
@@ -102,7 +106,7 @@ class DeliveryRequest(Request):
         with self._settled_if_it_raises():
             super().on_timeout(soft, timeout)
 
-    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: FBT001, FBT002
+    def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
         """End the run, as Celery does in a cold shutdown or without a connection; its message comes back.
 
         Where there are no processes that is settled first: green pools call the end of a run that they killed
@@ -111,18 +115,20 @@ class DeliveryRequest(Request):
         """
         if not self.pool_has_processes:
             self.come_back_later()
-        super().cancel(pool, signal, emit_retry)
+        super().cancel(pool, signal, **options)
 
     def end_lost_run(self) -> None:
         """The message is lost, and the task is not to run beside another worker's: end it. Any thread.
 
         Nothing is stored of it: what becomes of the task the other run will tell.
         """
+        if self.time_start is None:  # it does not run, and will not be begun
+            return
         if getattr(self.pool.terminate_job, "__func__", None) is BasePool.terminate_job:
             logger.warning("Task %s[%s] cannot be ended: its pool has no way to", self.name, self.id)
         else:
             logger.warning("Task %s[%s] is ended: its message is lost", self.name, self.id)
-            self.cancel(self.pool, emit_retry=False)
+            self.cancel(self.pool, **QUIETLY)
 
     @property
     def _on_lost(self) -> str:

@@ -35,6 +35,7 @@ class Visibility:
 
     def __init__(self, request: Context) -> None:
         key = request.visibility_lease
+        self._from_sqs = request.sqs is not None
         self._board = board()
         self._lease: Lease | None = None if key is None or self._board is None else self._board.lease(key)
 
@@ -73,11 +74,14 @@ class Visibility:
             ValueError: `seconds` is not a number between 0 and 12 hours.
             VisibilityLostError: it is too late.
             TimeoutError: SQS has not confirmed it in time; the worker goes on trying.
+            RuntimeError: the task has no lease: some 65,000 others run, or its process was not forked.
         """
         if not 0 <= seconds <= VISIBILITY_HORIZON:
             raise ValueError(f"expected 0 to {VISIBILITY_HORIZON} seconds (SQS's 12 hours), got {seconds!r}")
         lease = self._lease
         if lease is None:
+            if self._from_sqs:
+                raise RuntimeError("the message cannot be extended from here: its worker gave it no lease")
             return math.inf
         now = SYSTEM_CLOCK.monotonic()
         if not self.lost and lease.deadline < now + seconds:

@@ -14,7 +14,8 @@ from celery_sqs_visibility.delivery.deadletters import not_taken, without_dead_l
 from celery_sqs_visibility.delivery.events import Adopted, FinishedBefore, Started, emit
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.inbox import Inbox, Parcel
-from celery_sqs_visibility.delivery.intake import Intake, Open, UnreadableError
+from celery_sqs_visibility.delivery.intake import Intake, Open, Opened, UnreadableError
+from celery_sqs_visibility.delivery.leases import board
 from celery_sqs_visibility.delivery.ledger import Ledger
 from celery_sqs_visibility.delivery.log import Fields, listen
 from celery_sqs_visibility.delivery.model import (
@@ -84,7 +85,9 @@ class Depot:
         self._intake = Intake(
             open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self
         )
-        self._lock = threading.Lock()  # guards changes of _receivers, _running, _polls_end
+        # Guards changes of _receivers, _running, _polls_end. Reentrant: Celery's cold shutdown settles in a
+        # signal handler, on a thread that may be here just now.
+        self._lock = threading.RLock()
         self._receivers: dict[str, tuple[Receiver, HandOver]] = {}
         self._running = False
         self._closed = False  # what still runs is the last of it
@@ -142,7 +145,8 @@ class Depot:
         Returns:
             Whether it may: `False` if it was given back meanwhile, or lost.
         """
-        if self._lapsed(delivery) or not self.ledger.start(delivery):
+        # What was dispatched runs, whatever we say.
+        if (not delivery.dispatched and self._lapsed(delivery)) or not self.ledger.start(delivery):
             return False
         emit(Started(delivery.facts))
         return True
@@ -175,8 +179,7 @@ class Depot:
         """Whether another worker has it by now, or will; then we let it go."""
         if not (delivery.lost or delivery.deadline <= self._clock.monotonic()):
             return False
-        delivery.keeper.settle(delivery, Lapse())
-        return True
+        return delivery.keeper.settle(delivery, Lapse())  # it may have given way just now
 
     def give_up(
         self,
@@ -195,6 +198,7 @@ class Depot:
             on_exhausted: what to do without a dead-letter queue, if not as the option says.
             attributes: what else to tell.
         """
+        delivery = delivery.current  # whose receive count is SQS's
         if self.redrive.has_dead_letter_queue(delivery.queue):
             otherwise = not_taken(self.redrive, delivery)
             delivery.settle(DeadLetter(reason, body(), otherwise, attributes))
@@ -224,11 +228,12 @@ class Depot:
             others_may: whether another worker may know better, as in a rolling deploy: then it is a dead
                 letter only at the last receive that the queue allows.
         """
+        delivery = delivery.current
         self._intake.refuse(delivery, reason, body, wait=others_may and self._may_return(delivery))
 
     def after_an_error(self, delivery: Delivery) -> Hide | Lapse:
         """How to settle a failure about which the task says nothing."""
-        return self._intake.as_after_an_error(delivery)
+        return self._intake.as_after_an_error(delivery.current)
 
     def stop_polling(self) -> None:
         """Poll no more, in none of the queues. Takes no lock that a signal handler could find taken."""
@@ -282,7 +287,6 @@ class Depot:
         """
         self.stop_polling()
         self.give_back_unstarted()
-        self._give_back(delivery for delivery in self.ledger.all() if not delivery.started)
         self.flush()
         with self._lock:
             self._receivers = {}
@@ -320,7 +324,8 @@ class Depot:
 
     def _wards(self) -> list[Ward]:
         receivers = [receiver for receiver, _ in list(self._receivers.values())]
-        return [*receivers, self._heartbeat, self._outcomes.settler]
+        seats = board()
+        return [*receivers, self._heartbeat, self._outcomes.settler, *([seats] if seats else [])]
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -333,19 +338,36 @@ class Depot:
         self._heartbeat.notice()
         receiver, hand_over = self._receivers.get(queue.name, (None, None))
         parcels: list[Parcel] = []
+        wanted = hand_over if receiver is not None and not receiver.stopping else None
         for delivery, content, message in taken:
-            if self._known(delivery):
-                continue
-            if isinstance(content, UnreadableError):
-                self.refuse(delivery, str(content), message["Body"])
-            elif receiver is None or hand_over is None or receiver.stopping:
-                delivery.settle(Release())
-            elif (park := self._intake.parking(content)) is not None and self._may_return(delivery):
-                delivery.settle(park)
-            else:
-                parcels.append(Parcel(delivery, content.payload, self._to(hand_over)))
+            try:
+                if (parcel := self._sorted(delivery, content, message, wanted)) is not None:
+                    parcels.append(parcel)
+            except Exception:
+                logger.exception("taking in a message stumbled", extra={"queue": queue.name})
+                delivery.settle(Lapse())
         self._inbox.put(parcels)
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
+
+    def _sorted(
+        self,
+        delivery: Delivery,
+        content: Opened | UnreadableError,
+        message: ReceivedMessage,
+        hand_over: HandOver | None,
+    ) -> Parcel | None:
+        """What arrived as a parcel for Celery, if it is for Celery now; otherwise it is seen to."""
+        if self._known(delivery):
+            return None
+        if isinstance(content, UnreadableError):
+            self.refuse(delivery, str(content), message["Body"])
+        elif hand_over is None:
+            delivery.settle(Release())
+        elif (park := self._intake.parking(content)) is not None and self._may_return(delivery):
+            delivery.settle(park)
+        else:
+            return Parcel(delivery, content.payload, self._to(hand_over))
+        return None
 
     def _known(self, delivery: Delivery) -> bool:
         """Whether its message is held here already, or was finished here; then there is nothing to run."""

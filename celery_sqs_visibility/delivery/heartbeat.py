@@ -250,7 +250,11 @@ class Heartbeat:
 
     def _after(self, delivery: Delivery, waiting: Settlement | None) -> None:
         if waiting is not None:
-            self._resume(delivery, waiting)
+            try:
+                self._resume(delivery, waiting)
+            except Exception:
+                # The others of its batch are not to be left as being extended for ever.
+                logger.exception("a settlement was lost, and its message comes back")
 
 
 def _batches(due: dict[Queue, list[Delivery]]) -> Iterator[tuple[Queue, list[Delivery]]]:

@@ -16,12 +16,16 @@ from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Kee
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.delays import DelayRule, whole_seconds
 from celery_sqs_visibility.policy.parking import park_for
+from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
 logger = logging.getLogger(__name__)
 
 #: An answer to a long poll may have been under way for a while; a delivery's visibility is counted from
 #: that many seconds before it arrived, or from the call if that was later.
 LONGEST_TRANSIT = 1.0
+
+#: Seconds that a poll may last, its answer's delay included.
+LONGEST_POLL = WAIT_TIME_SECONDS + 5.0
 
 #: How many unreadable messages are remembered, so that each is told of once.
 REMEMBERED = 10_000
@@ -96,7 +100,8 @@ class Intake:
             returned: the one after it.
         """
         transit = min(LONGEST_TRANSIT, self._visibility_timeout / 10)
-        since = max(called, returned - transit)
+        # Not from later than a poll may last: where this process was stopped meanwhile, the answer is older.
+        since = max(called, min(returned - transit, called + LONGEST_POLL))
         taken: list[tuple[Delivery, Opened | UnreadableError, ReceivedMessage]] = []
         for message in messages:
             try:

@@ -161,6 +161,11 @@ class LeaseBoard:
         """A descriptor that is readable when a child has asked, for the main process's event loop."""
         return self._pipe[0]
 
+    def look_after(self, now: float) -> None:  # noqa: ARG002 - see `watchdog.Ward`
+        """Celery's event loop is left in a warm shutdown, and may be blocked: then it is answered here."""
+        if os.getpid() == self.pid:
+            self.answer()
+
     def on_readable(self) -> None:
         """A child has asked. The main process's event loop."""
         with suppress(BlockingIOError):

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 #: Threads that poll a queue while its batches come back full.
 MAX_PARALLEL = 6
 
+#: Threads of a queue, those that hang included: what keeps so many from returning, more of them do not cure.
+MOST_THREADS = 16
+
 #: A thread that waits for room looks at the world again after that many seconds, whatever happened.
 PATIENCE = 5.0
 
@@ -213,7 +216,7 @@ class Receiver:
             what = "died" if died else "hangs"
             logger.error("a thread that polls %r %s: another takes its place", self.queue.name, what)
         with self._changed:
-            if relieved and not self.stopping:
+            if relieved and not self.stopping and (died or len(self._threads) < MOST_THREADS):
                 self._poller = self._spawn(self._poll_on)
 
     def _turn(self) -> None:

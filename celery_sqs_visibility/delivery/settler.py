@@ -131,7 +131,7 @@ class Settler:
     def start(self) -> None:
         """Have threads from now on; harmless if there are."""
         with self._work:
-            self._started = True
+            self._started, self._stopping = True, False
             self._wake_threads()
 
     def stop(self) -> None:
@@ -176,7 +176,6 @@ class Settler:
         return not thread.is_alive() or (hand is not None and now - hand.since > HANGS)
 
     def _wake_threads(self) -> None:
-        self._stopping = False
         for number in set(range(THREADS)) - self._threads.keys():
             self._start_thread(number)
 
