@@ -79,7 +79,8 @@ def _bounded_optional(decompress: Any) -> Inflate | None:
     if brotli is not None and hasattr(brotli.Decompressor, CAN_BE_BOUNDED):
         return lambda body, most: _brotli(brotli.Decompressor(), body, most)
     if decompress is getattr(compression, "zstd_decompress", None):  # kombu before 5.7
-        return lambda body, most: _stream(compression.zstd.ZstdDecompressor(), body, most)
+        zstandard: Any = getattr(compression, "zstd")  # noqa: B009 - the types are those of a newer kombu
+        return lambda body, most: _stream(zstandard.ZstdDecompressor(), body, most)
     return None
 
 
