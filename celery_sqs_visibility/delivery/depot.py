@@ -39,7 +39,7 @@ from celery_sqs_visibility.policy.polling import PollSchedule
 logger = logging.getLogger(__name__)
 
 #: Seconds that closing waits for polls in flight, and for settlements.
-POLLS_IN_FLIGHT = 5.0
+POLLS_IN_FLIGHT = 4.5
 FLUSH = 5.0
 
 #: Takes a kombu payload on the main thread.
