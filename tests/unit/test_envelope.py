@@ -110,6 +110,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=10,
 )
+#: Properties that are not anything a producer likes.
+NOT_ANYTHING = {"body_encoding", "delivery_info", "delivery_tag", "message_attributes"}
+
 MESSAGES = st.builds(
     lambda body, headers, properties: {
         "body": body,
@@ -119,7 +122,7 @@ MESSAGES = st.builds(
     st.text(),
     st.dictionaries(st.text(), JSON, max_size=5),
     st.dictionaries(
-        st.text().filter(lambda name: name not in {"message_attributes", "delivery_info", "delivery_tag"}),
+        st.text().filter(lambda name: name not in NOT_ANYTHING),
         JSON,
         max_size=5,
     ),
