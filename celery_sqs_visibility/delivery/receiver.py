@@ -206,7 +206,9 @@ class Receiver:
             for poll in overdue:
                 poll.given_up = True
             died = not self._poller.is_alive()
-            relieved = died or any(poll.thread is self._poller for poll in overdue)
+            # Not only what is overdue just now: there may have been too many threads when it was.
+            hangs = any(poll.given_up and poll.thread is self._poller for poll in self._in_flight)
+            relieved = died or (hangs and len(self._threads) < MOST_THREADS)
         for poll in unanswered:
             self._room.received(poll.reservation, 0)
         if unanswered:
@@ -216,7 +218,7 @@ class Receiver:
             what = "died" if died else "hangs"
             logger.error("a thread that polls %r %s: another takes its place", self.queue.name, what)
         with self._changed:
-            if relieved and not self.stopping and (died or len(self._threads) < MOST_THREADS):
+            if relieved and not self.stopping:
                 self._poller = self._spawn(self._poll_on)
 
     def _turn(self) -> None:

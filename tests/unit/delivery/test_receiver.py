@@ -14,7 +14,7 @@ from celery_sqs_visibility.aws.errors import AccessDenied, Throttled, Unavailabl
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receiver import MAX_PARALLEL, Receiver
+from celery_sqs_visibility.delivery.receiver import MAX_PARALLEL, MOST_THREADS, Receiver
 from celery_sqs_visibility.delivery.room import Room
 from celery_sqs_visibility.delivery.watchdog import HANGS
 from celery_sqs_visibility.policy.polling import PollSchedule
@@ -288,20 +288,22 @@ def test_stop_before_start_leaves_the_others_their_share(world):
 
 
 class Hanging:
-    """SQS, of whose calls the first so many get no answer until the test lets them."""
+    """SQS, of whose calls the first so many get no answer until the test lets them, the last by itself."""
 
     def __init__(self, sqs, calls):
         self.sqs = sqs
         self.calls = calls
         self.hang = queues.SimpleQueue()  # the waits asked for, as calls begin to hang
         self.let_go = threading.Event()
+        self.let_last_go = self.let_go
         self.doubts = 0
 
     def receive(self, url, messages, wait, options):
         if self.calls:
             self.calls -= 1
+            let_go = self.let_go if self.calls else self.let_last_go
             self.hang.put(wait)
-            assert self.let_go.wait(10)
+            assert let_go.wait(10)
         return self.sqs.receive(url, messages, 0, options)
 
     def doubt_connections(self):
@@ -341,6 +343,52 @@ def test_a_thread_that_hangs_is_relieved_again_and_again_until_there_is_an_answe
         "cannot receive from SQS and will try again: ReceiveMessage gets no answer (queue=q)",
         "receives from SQS again, after 3 failures (queue=q)",
     ]
+
+
+def hang_all(world, let_last_go=None):
+    """Let one poll after the other hang, until nobody takes the latest one's place; SQS, and that thread."""
+    hanging = hang(world, MOST_THREADS)
+    hanging.let_last_go = let_last_go or hanging.let_go
+    world.receiver.start()
+    for _ in range(MOST_THREADS):
+        hanging.hang.get(timeout=5)
+        pass_time(world, 30)
+    return hanging, world.receiver._poller
+
+
+def wait_for_others_to_end(world, thread):
+    for other in world.receiver._threads - {thread}:
+        other.join(5)
+    assert world.receiver._threads == {thread}
+
+
+def test_threads_that_hang_are_bounded_and_polling_goes_on_when_they_return(running):
+    world = World()
+    hanging, latest = hang_all(world)
+    running(world)
+    assert len(world.receiver._threads) == MOST_THREADS
+    world.send("a")
+    hanging.let_go.set()
+    assert world.bodies() == ["a"]
+    wait_for_others_to_end(world, latest)
+    world.send("b")
+    for _ in range(2):  # the sleep may begin before or after the message came
+        world.receiver.expect("b", world.clock.monotonic())
+    assert world.bodies() == ["b"]
+
+
+def test_where_the_latest_of_them_does_not_return_another_takes_its_place(running, caplog):
+    world = World()
+    hanging, latest = hang_all(world, threading.Event())
+    running(world)
+    hanging.let_go.set()
+    wait_for_others_to_end(world, latest)
+    world.send("a")
+    world.receiver.expect("a", world.clock.monotonic())
+    pass_time(world, 1)
+    assert world.bodies() == ["a"]
+    hanging.let_last_go.set()
+    assert caplog.records[-1].getMessage() == "a thread that polls 'q' hangs: another takes its place"
 
 
 def test_who_was_relieved_ends(running):
