@@ -80,13 +80,18 @@ def _bounded_optional(decompress: Any) -> Inflate | None:
         return lambda body, most: _brotli(brotli.Decompressor(), body, most)
     if decompress is getattr(compression, "zstd_decompress", None):  # kombu before 5.7
         zstandard: Any = getattr(compression, "zstd")  # noqa: B009 - the types are those of a newer kombu
-        return lambda body, most: _stream(zstandard.ZstdDecompressor(), body, most)
+        return lambda body, most: _zstandard(zstandard, body, most)
     return None
 
 
-def _stream(decompressor: Any, body: bytes, most: int) -> tuple[bytes, bool]:
-    stream = decompressor.stream_reader(body)
-    return stream.read(most), not stream.read(1)
+def _zstandard(module: Any, body: bytes, most: int) -> tuple[bytes, bool]:
+    plain = module.ZstdDecompressor().stream_reader(body).read(most)
+    if len(plain) == most:
+        return plain, False  # there may be more, or not: it is too large
+    # That has no bound, and needs none now; unlike the stream it tells an end from a lack of data.
+    whole = module.ZstdDecompressor().decompressobj()
+    whole.decompress(body)
+    return plain, whole.eof and not whole.unused_data
 
 
 def _if_its(name: str, decompress: Any) -> Any:
