@@ -82,6 +82,15 @@ def extending(self, key, seconds, run_seconds):
 
 
 @app.task(bind=True)
+def extending_in_the_shutdown(self, key, seconds):
+    note("started", key=key)
+    run_for(self, 30, lambda: self.visibility.stopping)
+    note("asks", key=key)
+    note("extended", key=key, remaining=self.visibility.extend(seconds))
+    note("done", key=key)
+
+
+@app.task(bind=True)
 def too_late(self, key):
     note("started", key=key)
     run_for(self, 30, lambda: self.visibility.lost)

@@ -98,6 +98,13 @@ class TestElsewhere:
         assert Visibility(Context()).stopping
 
 
+def test_what_has_no_lease_though_it_is_of_sqs_cannot_be_extended_and_says_so(seats):
+    seen = Visibility(Context(sqs={"queue": "q"}))
+    assert (seen.lost, seen.remaining()) == (False, math.inf)
+    with pytest.raises(RuntimeError, match="its worker gave it no lease"):
+        seen.extend(60)
+
+
 def test_a_lease_is_seen(seen):
     assert not seen.lost
     assert seen.remaining() == LEFT

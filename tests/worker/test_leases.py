@@ -80,6 +80,23 @@ def test_without_heartbeat_a_task_can_extend_its_lease_itself(make_site, pool):
     assert all(worker.running for worker in workers)
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_task_can_extend_its_lease_while_the_worker_drains(make_site, pool):
+    site = make_site(visibility_timeout=30, wait_time_seconds=1, heartbeat_interval=0)
+    send(site, "extending_in_the_shutdown", "a", 90)
+    worker = start(site, pool=pool, concurrency=1)
+    site.diary.wait_for("started")
+    worker.terminate()
+    (extended,) = site.diary.wait_for("extended", timeout=15)
+    (asked,) = site.diary.entries("asks")
+    assert extended["monotonic"] - asked["monotonic"] < 3
+    assert 80 < extended["remaining"] <= 90
+    assert site.changes() == [90]
+    assert worker.wait_exit(20) == 0
+    assert site.diary.count("done") == 1
+    assert site.counts() == (0, 0)
+
+
 def test_a_longer_lease_is_kept_by_the_heartbeat(make_site):
     site = make_site(visibility_timeout=2)
     send(site, "extending", "a", 6, 7)

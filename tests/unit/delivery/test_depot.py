@@ -24,6 +24,7 @@ from celery_sqs_visibility.delivery.events import (
     Lost,
     Parked,
     Released,
+    Started,
     Unreadable,
     subscribe,
 )
@@ -50,6 +51,8 @@ def opened(clock):
                 raise UnreadableError("nobody can read it")
             case ["broken"]:
                 raise BrokenError
+            case ["stumble"]:
+                return Opened({}, eta="not a number")
             case ["eta", seconds]:
                 return Opened({"handle": message["ReceiptHandle"]}, eta=clock.wall() + float(seconds))
             case _:
@@ -383,6 +386,19 @@ def test_a_message_that_opening_stumbles_over_costs_neither_the_others_nor_any_r
     assert world.depot.room.held == len(world.depot.ledger)
 
 
+def test_a_message_that_is_stumbled_over_lapses_and_does_not_keep_the_others_from_celery(
+    world, queue, events, caplog
+):
+    world.consume(queue, "a", "stumble", "b")
+    assert world.inbox.wait(5)
+    world.inbox.hand_over(world.clock)
+    assert [payload["body"] for payload in world.handed] == ["a", "b"]
+    assert [event.seconds for event in events.wait(Hidden)] == [TIMEOUT]
+    assert world.count("ChangeMessageVisibilityBatch") == 0
+    assert world.depot.room.held == len(world.depot.ledger) == 2
+    assert "taking in a message stumbled" in caplog.text
+
+
 def test_what_failed_for_good_is_moved_to_the_dead_letters_with_the_reason(world, mortal, graves, events):
     (one,) = world.deliveries(mortal, "a")
     world.depot.give_up(one, "its last attempt failed", lambda: "the body", exception="ValueError()")
@@ -455,6 +471,62 @@ def test_closing_gives_back_what_did_not_start_and_keeps_what_runs(world, queue,
     assert not runs.lost
     runs.settle(Delete())
     events.wait(Deleted)
+
+
+def test_closing_keeps_what_was_dispatched(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    assert one.dispatch()
+    world.depot.close()
+    assert events.of(Released) == []
+    assert world.depot.ledger.all() == [one]
+    world.extend()
+    assert one.start()
+    assert one.settle(Delete())
+    events.wait(Deleted)
+    assert world.left(queue) == 0
+
+
+def test_what_a_poll_brings_after_the_closing_is_given_back_and_leaves_no_thread(world, queue, events):
+    world.deliveries(queue, "a")
+    world.depot.close()
+    world.come_back(queue)
+    events.wait(Released, 2)
+    settler = world.depot._outcomes.settler
+    for thread in list(settler._threads.values()):
+        thread.join(5)
+    assert settler._threads == {}
+    assert (world.depot.room.held, len(world.depot.ledger), len(world.inbox)) == (0, 0, 0)
+
+
+def test_a_signal_handler_may_settle_the_last_one_wherever_the_closing_is(world, queue):
+    (one,) = world.deliveries(queue, "a")
+    assert one.start()
+    world.depot.close()
+    settled = []
+
+    def settle_in_the_critical_section():
+        with world.depot._lock:
+            settled.append(one.settle(Delete()))
+
+    thread = threading.Thread(target=settle_in_the_critical_section, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert settled == [True]
+
+
+def test_what_was_dispatched_runs_although_it_is_lost_and_its_success_is_settled(make, events):
+    world = make(heartbeat_interval=0)
+    queue = world.queue()
+    (one,) = world.deliveries(queue, "a")
+    assert one.dispatch()
+    world.clock.advance(TIMEOUT)
+    world.depot._heartbeat.beat()
+    assert one.lost
+    assert one.start()
+    assert events.of(Started) == [Started(one.facts)]
+    assert one.settle(Delete())
+    events.wait(Deleted)
+    assert (world.depot.room.held, world.left(queue)) == (0, 0)
 
 
 def test_closing_twice_or_before_anything_is_harmless(world):
@@ -631,6 +703,38 @@ class TestComingBack:
         events.wait(Deleted)
         assert len(world.inbox) == 0
         assert (world.depot.room.held, len(world.depot.ledger), world.left(queue)) == (0, 0, 0)
+
+    def test_in_the_inbox_it_may_come_back_at_the_moment_it_is_found_lapsed(self, world, queue):
+        handed = []
+        world.consume(queue, "a", hand_over=lambda payload: handed.append(world.delivery(payload)))
+        assert world.inbox.wait(5)
+        came = self.come_back_before_it_lapses(world, queue)
+        world.inbox.hand_over(world.clock)
+        assert [one.current for one in handed] == came
+        assert world.depot.ledger.all() == came
+        assert handed[0].start()
+
+    @pytest.mark.parametrize("begin", ["start", "dispatch"])
+    def test_it_may_come_back_at_the_moment_a_pool_finds_it_lapsed(self, world, queue, begin):
+        (one,) = world.deliveries(queue, "a")
+        came = self.come_back_before_it_lapses(world, queue)
+        assert getattr(one, begin)()
+        assert [one.current] == came == world.depot.ledger.all()
+        assert world.depot.ledger.unstarted() == []
+
+    def come_back_before_it_lapses(self, world, queue):
+        """Its time is up, and it comes back right before whoever sees that lets it go; what came back."""
+        came = []
+        settle = world.depot.settle
+
+        def settle_too_late(delivery, settlement):
+            world.depot.settle = settle
+            came.extend(world.come_back(queue))
+            return settle(delivery, settlement)
+
+        world.clock.advance(TIMEOUT)
+        world.depot.settle = settle_too_late
+        return came
 
     def test_it_may_be_finished_while_it_comes_back(self, world, queue, events):
         (one,) = world.deliveries(queue, "a")

@@ -239,6 +239,17 @@ def test_a_settlement_is_resumed_too_when_the_extension_failed(world, queue):
     assert world.ledger.next_extension() is None
 
 
+def test_a_settlement_that_cannot_be_resumed_leaves_nothing_as_being_extended(world, queue, caplog):
+    one, *others = world.hold(queue, 3)
+    world.heartbeat._resume = lambda *_: 1 / 0
+    world.sqs.meanwhile = lambda: world.ledger.settle(one, Delete())
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert not any(delivery.extending for delivery in (one, *others))
+    assert {delivery.deadline for delivery in others} == {world.clock.monotonic() + TIMEOUT}
+    assert world.ledger.wait_for_extensions(0)
+    assert "a settlement was lost, and its message comes back" in caplog.text
+
+
 def test_a_bug_in_one_call_freezes_nobody_else(world, queue):
     (one,) = world.hold(queue)
     (other,) = world.hold(world.queue("other"))

@@ -10,7 +10,13 @@ from support.clock import FakeClock
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Facts, Received, Unreadable, subscribe
-from celery_sqs_visibility.delivery.intake import LONGEST_TRANSIT, Intake, Opened, UnreadableError
+from celery_sqs_visibility.delivery.intake import (
+    LONGEST_POLL,
+    LONGEST_TRANSIT,
+    Intake,
+    Opened,
+    UnreadableError,
+)
 from celery_sqs_visibility.delivery.model import DeadLetter, Hide, Lapse, Park
 from celery_sqs_visibility.policy.delays import DelayFunction, DelayList
 from celery_sqs_visibility.policy.parking import LEAD
@@ -119,6 +125,11 @@ def test_the_deadline_counts_from_before_the_answer_but_not_from_before_the_call
     assert 1000 <= since <= 1000 + duration
     assert since == 1000 or since == pytest.approx(1000 + duration - min(LONGEST_TRANSIT, timeout / 10))
     assert delivery.horizon == pytest.approx(since + VISIBILITY_HORIZON)
+
+
+def test_the_deadline_of_an_answer_older_than_a_poll_may_last_counts_from_then(world):
+    ((delivery, _, _),) = world.take_in(message(), called=1000, returned=1000 + 3600)
+    assert delivery.deadline == 1000 + LONGEST_POLL + TIMEOUT
 
 
 def test_a_delivery_settles_itself(world):

@@ -50,6 +50,10 @@ class Stubborn(MemorySQS):
         self.asked.set()
         assert self.let_go.wait(10)
 
+    def hang_twice(self):
+        self.first = Stubborn.hang
+        self.hang()
+
     def die(self):
         self.asked.set()
         raise SystemExit
@@ -84,6 +88,13 @@ class World:
 
     def count(self, action):
         return sum(1 for done, _ in self.sqs.calls if done == action)
+
+    def extended(self):
+        """The handles, in order."""
+        batches = [
+            asked["changes"] for action, asked in self.sqs.calls if action == "ChangeMessageVisibilityBatch"
+        ]
+        return [handle for batch in batches for handle, _ in batch]
 
 
 @pytest.fixture
@@ -132,6 +143,62 @@ def test_another_thread_extends_what_a_heartbeat_had_in_hand(make, first, caplog
     world.sqs.let_go.set()  # what the first thread is told now is no news
     world.heartbeat.look_after(world.clock.monotonic())
     assert [delivery.deadline for delivery in deliveries] == extended
+
+
+def relieve(world):
+    """The heartbeat's thread hangs, and another takes its place; the one that hangs."""
+    assert world.sqs.asked.wait(5)
+    world.sqs.asked.clear()
+    thread = world.heartbeat._thread
+    world.clock.advance(HANGS)
+    world.heartbeat.look_after(world.clock.monotonic())
+    assert world.heartbeat._thread is not thread
+    return thread
+
+
+def let_return(world, *relieved):
+    """The calls that hang are answered, and all threads end."""
+    threads = [*relieved, world.heartbeat._thread]
+    world.sqs.let_go.set()
+    world.heartbeat.stop()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_being_extended(make):
+    world = make(Stubborn.hang_twice)
+    first = world.deliver(10)
+    world.ledger.add(first)
+    world.clock.advance(25)
+    second = world.deliver(10)
+    world.ledger.add(second)
+    world.clock.advance(TIMEOUT - 40 - 25)
+    world.heartbeat.start()
+    one = relieve(world)
+    world.clock.advance(10)
+    world.heartbeat.notice()
+    other = relieve(world)
+    let_return(world, one, other)
+    world.heartbeat.beat()
+    assert not any(delivery.extending for delivery in first + second)
+    assert {world.ledger.settle(delivery, Delete()) for delivery in first + second} == {(True, True)}
+
+
+def test_what_another_thread_has_taken_over_is_not_extended_by_the_one_that_hung(make):
+    world = make(Stubborn.hang)
+    deliveries = world.deliver(10) + world.deliver(10)
+    world.ledger.add(deliveries)
+    world.clock.advance(TIMEOUT - 40)
+    world.heartbeat.start()
+    hung = relieve(world)
+    wait_for(lambda: not any(delivery.extending for delivery in deliveries))
+    extended = world.extended()
+    assert len(extended) == 10, "what the other had in hand is tried again later"
+    assert {world.ledger.settle(delivery, Delete()) for delivery in deliveries} == {(True, True)}
+    let_return(world, hung)
+    assert world.extended()[:10] == extended
+    assert len(set(world.extended())) == len(world.extended()) == 20, "its own call has got through, no more"
 
 
 @DIES
