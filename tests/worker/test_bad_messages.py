@@ -324,6 +324,7 @@ def test_compressed_tasks_run(make_site, method):
     wait_until(lambda: result.state == "SUCCESS", 30, "the result")
 
 
+@pytest.mark.prefork_only("a run is pickled for a child")
 def test_arguments_too_deep_for_a_pools_process_cost_it_no_slot(make_site, sqs, reliability):
     site = make_site(error_visibility_timeout=60)
     site.create_queue()

@@ -77,12 +77,12 @@ def test_a_message_with_a_far_eta_waits_in_sqs_and_starts_on_time_at_its_first_a
     site = make_site(visibility_timeout=2)
     site.start()
     sent = time.time()
-    site.send("number", "a", countdown=10)
+    site.send("number", "a", countdown=15)
     site.diary.wait_for("done", key="a")
     first, second = site.diary.entries("started", key="a")
-    assert 0 <= first["time"] - sent - 10 < 1
+    assert 0 <= first["time"] - sent - 15 < 1
     assert (first["retries"], first["redelivered"]) == (0, False)
     assert (second["retries"], second["redelivered"]) == (1, True)
     assert first["sqs"]["receive_count"] == 2
     parked = site.proxy.calls("ChangeMessageVisibilityBatch")[0]
-    assert parked.request["Entries"][0]["VisibilityTimeout"] in (4, 5)
+    assert parked.request["Entries"][0]["VisibilityTimeout"] in range(6, 11)
