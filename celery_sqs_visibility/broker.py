@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -18,6 +18,7 @@ from celery_sqs_visibility.delivery.inbox import Inbox
 from celery_sqs_visibility.delivery.returns import Returns
 from celery_sqs_visibility.envelope import open_message
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.prefetch import Slots
 
 #: What every receive asks for: how often it was received before, when first, and its group.
 SYSTEM_ATTRIBUTES = ("ApproximateFirstReceiveTimestamp", "ApproximateReceiveCount", "MessageGroupId")
@@ -43,12 +44,22 @@ class Broker:
         self._returns = Returns()
         letters = options.dead_letter_queue
         self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
+        #: Tells the slots of the worker's pool; set by its bootstep, before it consumes.
+        self.slots: Callable[[], Slots] | None = None
         #: Those in use, of channels that were closed too, as long as something of theirs still runs.
         self.depots: WeakSet[Depot] = WeakSet()
 
     def new_depot(self, inbox: Inbox) -> Depot:
         """A place to hold what is received from it."""
-        depot = Depot(self.options, self.receive_options, open_message, self.redrive, self._returns, inbox)
+        depot = Depot(
+            self.options,
+            self.receive_options,
+            open_message,
+            self.redrive,
+            self._returns,
+            inbox,
+            slots=self.slots,
+        )
         self.depots.add(depot)
         return depot
 

@@ -21,6 +21,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_sqs_visibility.channel import Message
 from celery_sqs_visibility.delivery.deadletters import DeadLetters
 from celery_sqs_visibility.delivery.leases import open_board
+from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.shutdown import drain_at_shutdown
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.start import QueuesFirst
@@ -53,6 +54,8 @@ class Deliveries(bootsteps.StartStopStep):
         # Prefork alone has a semaphore, and processes.
         processes = bool(c.pool.uses_semaphore)
         c.pool.apply_async = _watched(c.pool, processes=processes)
+        with c.app.connection_for_read() as connection:
+            connection.transport.broker.slots = lambda: Slots(c.pool.num_processes, c.initial_prefetch_count)
         request = symbol_by_name(DELIVERY_REQUEST)
         request.pool, request.pool_has_processes = c.pool, processes
         c.connect = QueuesFirst(c, c.connect)

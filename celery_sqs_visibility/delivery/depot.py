@@ -35,6 +35,7 @@ from celery_sqs_visibility.delivery.watchdog import Ward, Watchdog
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.polling import PollSchedule
+from celery_sqs_visibility.policy.prefetch import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Depot:
         returns: knows what this process holds and has finished, in whatever depot.
         inbox: where what is to be handed to Celery goes.
         clock: time.
+        slots: tells the slots of the pool, if there is one.
     """
 
     def __init__(
@@ -70,11 +72,12 @@ class Depot:
         returns: Returns,
         inbox: Inbox,
         clock: Clock = SYSTEM_CLOCK,
+        slots: Callable[[], Slots] | None = None,
     ) -> None:
         self.options = options
         self.redrive = redrive
         self._returns = returns
-        self.room = Room(options.prefetch_seconds, clock)
+        self.room = Room(options.prefetch_seconds, clock, slots)
         self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval)
         self._inbox = inbox
         self._receive = receive
@@ -134,7 +137,7 @@ class Depot:
         held, now = self.ledger.settle(delivery, settlement)
         if held:
             self._returns.let_go(delivery)
-            self._let_go(ran=delivery.started)
+            self._let_go(delivery)
         if now:
             self._outcomes.carry_out(delivery, settlement)
         return held
@@ -146,7 +149,9 @@ class Depot:
             Whether it may: `False` if it was given back meanwhile, or lost.
         """
         # What was dispatched runs, whatever we say.
-        if (not delivery.dispatched and self._lapsed(delivery)) or not self.ledger.start(delivery):
+        if not delivery.dispatched and self._lapsed(delivery):
+            return False
+        if not self.ledger.start(delivery, self._clock.monotonic()):
             return False
         emit(Started(delivery.facts))
         return True
@@ -165,13 +170,13 @@ class Depot:
         """A newer delivery of the message, in this depot or another, takes its place. A receiver's thread."""
         if not self.ledger.give_way(delivery, successor):
             return False
-        self._let_go(ran=False)
+        self._let_go()
         if wanted := successor.current.wanted:  # its task still waits for that
             successor.extend(wanted)
         return True
 
-    def _let_go(self, *, ran: bool) -> None:
-        self.room.gave_back(ran=ran)
+    def _let_go(self, ended: Delivery | None = None) -> None:
+        self.room.gave_back(began=ended.began if ended else None)
         if self._closed and not len(self.ledger):
             self._stop()
 
@@ -333,7 +338,7 @@ class Depot:
         """A poll brought these. The receivers' threads."""
         taken = self._intake.take_in(queue, messages, called, returned)
         for _ in range(len(messages) - len(taken)):
-            self.room.gave_back(ran=False)
+            self.room.gave_back()
         self.ledger.add(delivery for delivery, _, _ in taken)
         self._heartbeat.notice()
         receiver, hand_over = self._receivers.get(queue.name, (None, None))

@@ -94,13 +94,14 @@ class Ledger:
                 return True, False
             return True, True
 
-    def start(self, delivery: Delivery) -> bool:
-        """A pool begins to run it; `False` if it is not held any more."""
+    def start(self, delivery: Delivery, now: float) -> bool:
+        """A pool begins to run it at that monotonic instant; `False` if it is not held any more."""
         with self._lock:
-            delivery.started = self.holds(delivery)
-            if delivery.started:
-                self._give_lease(delivery)
-            return delivery.started
+            if not self.holds(delivery):
+                return False
+            delivery.began = now
+            self._give_lease(delivery)
+            return True
 
     def dispatch(self, delivery: Delivery) -> bool:
         """It goes to a pool that cannot be kept from running it; `False` if it is not held any more."""
@@ -120,7 +121,7 @@ class Ledger:
             if not self._remove(delivery):
                 return False
             newest = successor.current  # it may have given way itself, if two came back at once
-            newest.started, newest.dispatched = delivery.started, delivery.dispatched
+            newest.began, newest.dispatched = delivery.began, delivery.dispatched
             newest.on_lost, delivery.on_lost = delivery.on_lost, None
             newest.wanted, delivery.wanted = delivery.wanted, 0.0
             newest.lease, delivery.lease = delivery.lease, None

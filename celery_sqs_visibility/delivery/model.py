@@ -96,7 +96,7 @@ class Delivery:
         deadline: the monotonic instant at which its visibility lapses.
         horizon: the monotonic instant beyond which SQS refuses to extend it.
         keeper: what holds it.
-        started: whether a pool runs it.
+        began: the monotonic instant at which a pool began to run it, `None` if none has.
         dispatched: whether it was given to a pool that may run it any moment.
         lost: whether the deadline passed or the handle was refused.
         extending: whether an extension of it is in flight.
@@ -110,6 +110,7 @@ class Delivery:
 
     __slots__ = (
         "__weakref__",
+        "began",
         "deadline",
         "dispatched",
         "extending",
@@ -122,7 +123,6 @@ class Delivery:
         "on_lost",
         "queue",
         "slot",
-        "started",
         "successor",
         "waiting",
         "wanted",
@@ -142,7 +142,7 @@ class Delivery:
         self.facts = facts
         self.deadline = deadline
         self.horizon = received_at + VISIBILITY_HORIZON
-        self.started = False
+        self.began: float | None = None
         self.dispatched = False
         self.lost = False
         self.extending = False
@@ -158,6 +158,11 @@ class Delivery:
     def at_horizon(self) -> bool:
         """Whether it is hidden for as long as SQS allows, to the second."""
         return self.deadline >= self.horizon - HORIZON_MARGIN - 1
+
+    @property
+    def started(self) -> bool:
+        """Whether a pool runs it."""
+        return self.began is not None
 
     @property
     def current(self) -> Delivery:

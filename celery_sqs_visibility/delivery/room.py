@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.prefetch import Pace, capacity, enough_to_ask
+from celery_sqs_visibility.policy.prefetch import Duration, Pace, Slots, capacity, enough_to_ask
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 #: A poll's wait while other queues wait for their turn, since it keeps their room. Whole seconds.
@@ -36,14 +36,19 @@ class Room:
     Args:
         prefetch_seconds: seconds of work to hold beyond Celery's prefetch count.
         clock: for the pace.
+        slots: tells the slots of the pool; without one there are as many as the prefetch count says.
     """
 
-    def __init__(self, prefetch_seconds: float, clock: Clock) -> None:
+    def __init__(
+        self, prefetch_seconds: float, clock: Clock, slots: Callable[[], Slots] | None = None
+    ) -> None:
         self._prefetch_seconds = prefetch_seconds
         self._clock = clock
         self._changed = threading.Condition()  # guards everything below
         self._prefetch_count = 0  # unlimited, as in kombu, until somebody says otherwise
+        self._slots = slots
         self._pace = Pace()
+        self._duration = Duration()
         self._held = 0
         self._reserved = 0
         self._queues = 0  # that poll or want to
@@ -122,12 +127,14 @@ class Room:
         with self._changed:
             self._held += messages
 
-    def gave_back(self, *, ran: bool) -> None:
-        """One of the held was settled; `ran` if it was a task's run that ended."""
+    def gave_back(self, *, began: float | None = None) -> None:
+        """One of the held was settled; `began` is when its run did, on the monotonic clock, if it ran."""
         with self._changed:
             self._held -= 1
-            if ran:
-                self._pace.note(self._clock.monotonic())
+            if began is not None:
+                now = self._clock.monotonic()
+                self._pace.note(now)
+                self._duration.note(now - began)
             if self._line and self._worth_asking():
                 self._changed.notify_all()
 
@@ -136,15 +143,18 @@ class Room:
         with self._changed:
             self._changed.notify_all()
 
-    def _limit(self) -> int:
-        return capacity(
-            self._prefetch_count, self._pace.per_second(self._clock.monotonic()), self._prefetch_seconds
-        )
+    def _limit(self, slots: Slots) -> int:
+        pace = self._pace.per_second(self._clock.monotonic())
+        return capacity(self._prefetch_count, slots, pace, self._duration.seconds, self._prefetch_seconds)
+
+    def _pool(self) -> Slots:
+        return self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
 
     def _free(self) -> int:
-        return self._limit() - self._held - self._reserved
+        return self._limit(self._pool()) - self._held - self._reserved
 
     def _worth_asking(self) -> bool:
-        limit = self._limit()
+        slots = self._pool()
+        limit = self._limit(slots)
         taken = self._held + self._reserved
-        return limit - taken >= enough_to_ask(taken, self._prefetch_count, limit, BATCH_ENTRIES)
+        return limit - taken >= enough_to_ask(taken, slots.number, limit, BATCH_ENTRIES)

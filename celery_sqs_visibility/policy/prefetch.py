@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 #: Seconds over which the pace is averaged.
 PACE_MEMORY = 2.0
 
 #: The pace is measured, so it wobbles; only clearly more work than Celery's own prefetch counts as more.
 WORTHWHILE = 1.5
+
+#: A task that runs that long, in seconds, is long: nothing is held that cannot be begun at once.
+LONG = 1.0
+
+#: Less is not measured, in seconds.
+SHORTEST = 0.001
+
+#: How many tasks it takes to forget how long others ran.
+DURATION_MEMORY = 5
 
 #: What "no limit" (Celery's prefetch count of 0) means here, well under SQS's 120,000 in flight.
 UNLIMITED = 10_000
@@ -31,29 +41,68 @@ class Pace:
         return self._rate * math.exp(-max(0.0, now - self._at) / PACE_MEMORY)
 
 
-def capacity(prefetch_count: int, tasks_per_second: float, prefetch_seconds: float) -> int:
+class Duration:
+    """How long tasks run lately, in seconds. Not thread-safe: its owner locks."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def note(self, seconds: float) -> None:
+        """A task ran that long."""
+        known = self.seconds
+        self.seconds = seconds if known is None else known + (seconds - known) / DURATION_MEMORY
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What can run at once.
+
+    Attributes:
+        number: of the pool's slots.
+        prefetch_count: what Celery makes of it with `worker_prefetch_multiplier`.
+    """
+
+    number: int
+    prefetch_count: int
+
+
+def capacity(
+    prefetch_count: int,
+    slots: Slots,
+    tasks_per_second: float,
+    task_seconds: float | None,
+    prefetch_seconds: float,
+) -> int:
     """How many messages the process may hold.
 
+    Of long tasks, and as long as nobody knows, as many as there are slots: what is held beyond them another
+    worker could run. Of shorter ones up to Celery's prefetch count, of short ones more.
+
     Args:
-        prefetch_count: Celery's, which grows with its ETA tasks and its pool; 0 is unlimited.
+        prefetch_count: Celery's, which grows with the ETA tasks that it holds in memory; 0 is unlimited.
+        slots: the pool's.
         tasks_per_second: the measured pace.
+        task_seconds: how long a task runs, if one has.
         prefetch_seconds: how many seconds of work to hold beyond what runs.
     """
     if prefetch_count <= 0:
         return UNLIMITED
+    waiting = max(0, prefetch_count - slots.prefetch_count)
+    if task_seconds is None or task_seconds >= LONG:
+        return slots.number + waiting
+    beyond = min(slots.number * prefetch_seconds / max(task_seconds, SHORTEST), UNLIMITED)
+    few = min(slots.prefetch_count, slots.number + math.floor(beyond))
     work = tasks_per_second * prefetch_seconds
-    if work <= prefetch_count * WORTHWHILE:
-        return prefetch_count
-    return max(prefetch_count, min(math.floor(work), UNLIMITED))
+    return waiting + (few if work <= few * WORTHWHILE else min(math.floor(work), UNLIMITED))
 
 
-def enough_to_ask(held: int, prefetch_count: int, limit: int, batch: int) -> int:
+def enough_to_ask(held: int, slots: int, limit: int, batch: int) -> int:
     """The least free room worth a request.
 
     While slots may stand idle, one. Beyond that a full batch, since a request costs the same for one
     message as for ten.
     """
-    extra = limit - prefetch_count
-    if held < prefetch_count or extra <= 0:
+    extra = limit - slots
+    if held < slots or extra <= 0:
         return 1
     return min(batch, extra)

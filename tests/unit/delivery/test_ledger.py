@@ -62,7 +62,7 @@ def running(seats):
     def running(interval=INTERVAL):
         ledger, one = Ledger(TIMEOUT, interval), delivery()
         ledger.add([one])
-        ledger.start(one)
+        ledger.start(one, NOW)
         return ledger, one
 
     return running
@@ -94,7 +94,7 @@ def test_what_is_settled_is_no_longer_held(ledger, held):
 def test_what_was_settled_is_known_to_whoever_has_it_in_hand_and_does_not_start(ledger, held):
     ledger.settle(held, Release())
     assert ledger.get(held.handle) is held
-    assert not ledger.start(held)
+    assert not ledger.start(held, NOW)
 
 
 @pytest.mark.parametrize("end", ["settled", "replaced"])
@@ -235,7 +235,7 @@ def test_an_extension_never_reaches_beyond_the_horizon_nor_shortens_a_lease(elap
 def test_what_did_not_start_is_told_in_the_order_of_arrival(ledger):
     deliveries = [delivery() for _ in range(4)]
     ledger.add(deliveries)
-    ledger.start(deliveries[1])
+    ledger.start(deliveries[1], NOW)
     ledger.settle(deliveries[2], Delete())
     assert ledger.unstarted() == [deliveries[0], deliveries[3]]
 
@@ -374,7 +374,7 @@ class TestLeases:
 
     @pytest.mark.parametrize("begin", ["start", "dispatch"])
     def test_what_begins_to_run_has_one(self, seats, ledger, held, begin):
-        assert getattr(ledger, begin)(held)
+        assert getattr(ledger, begin)(held, *([NOW] if begin == "start" else []))
         assert held.lease.deadline == held.deadline
         assert held.lease_key == held.lease.key
 
@@ -386,18 +386,18 @@ class TestLeases:
 
     def test_what_was_settled_gets_none(self, seats, ledger, held):
         ledger.settle(held, Release())
-        assert not ledger.start(held)
+        assert not ledger.start(held, NOW)
         assert held.lease_key is None
         assert seats._taken == {}
 
     def test_where_no_worker_opened_a_board_there_is_none(self, ledger, held, monkeypatch):
         monkeypatch.setattr(ledgers, "board", lambda: None)
-        assert ledger.start(held)
+        assert ledger.start(held, NOW)
         assert held.lease_key is None
 
     def test_on_a_full_board_it_runs_without(self, seats, ledger, held, monkeypatch):
         monkeypatch.setattr(seats, "take", lambda *_: None)
-        assert ledger.start(held)
+        assert ledger.start(held, NOW)
         take(ledger, NOW + 80)
         ledger.extended(held, NOW + 200)
         assert ledger.settle(held, Delete()) == (True, True)
@@ -427,7 +427,7 @@ class TestLeases:
         ledger.settle(one, Hide(5))
         next_one = delivery(NOW + 80)
         ledger.add([next_one])
-        ledger.start(next_one)
+        ledger.start(next_one, NOW)
         assert next_one.lease.key[0] == 0
         getattr(ledger, ending)(one, *([NOW + 999] if ending == "extended" else []))
         assert (next_one.lease.deadline, next_one.lease.lost) == (next_one.deadline, False)
@@ -443,7 +443,7 @@ class TestGivingWay:
         return one
 
     def test_the_successor_is_held_and_is_what_the_old_one_was(self, seats, ledger, held, successor):
-        ledger.start(held)
+        ledger.start(held, NOW)
         ledger.dispatch(held)
         lease = held.lease
         take(ledger, NOW + TIMEOUT)
@@ -474,7 +474,7 @@ class TestGivingWay:
     def test_an_extension_of_the_old_handle_in_flight_changes_nothing(
         self, seats, ledger, held, successor, ending
     ):
-        ledger.start(held)
+        ledger.start(held, NOW)
         assert held in take(ledger, NOW + 80)[0]
         ledger.extended(successor, successor.deadline)
         ledger.give_way(held, successor)
@@ -485,7 +485,7 @@ class TestGivingWay:
         assert take(ledger, successor.deadline - 1) == ([successor], [])
 
     def test_a_wish_is_handed_on(self, seats, ledger, held, successor):
-        ledger.start(held)
+        ledger.start(held, NOW)
         wish(held, NOW + 600)
         ledger.want(held, NOW + 600, NOW)
         ledger.give_way(held, successor)

@@ -57,13 +57,13 @@ class Keeper:
         held, now = self.ledger.settle(delivery, settlement)
         if held:
             self._returns.let_go(delivery)
-            self.room.gave_back(ran=delivery.started)
+            self.room.gave_back(began=delivery.began)
         if now:
             self.settled.append((delivery, settlement))
         return held
 
     def start(self, delivery):
-        return self.ledger.start(delivery)
+        return self.ledger.start(delivery, self._clock.monotonic())
 
     def dispatch(self, delivery):
         return self.ledger.dispatch(delivery)
@@ -74,7 +74,7 @@ class Keeper:
     def give_way(self, delivery, successor):
         if not self.ledger.give_way(delivery, successor):
             return False
-        self.room.gave_back(ran=False)
+        self.room.gave_back()
         return True
 
 

@@ -88,7 +88,7 @@ def test_an_empty_poll_gives_its_room_back():
 def test_what_was_settled_makes_room():
     room = make_room(4)
     fill(room, 4)
-    room.gave_back(ran=True)
+    room.gave_back(began=0.0)
     assert room.held == 3
     assert room.reserve("q", 0).messages == 1
 
@@ -125,7 +125,7 @@ def test_work_at_the_measured_pace_is_held_beyond_celerys_count():
     for _ in range(300):
         fill(room, 1)
         clock.advance(0.01)
-        room.gave_back(ran=True)
+        room.gave_back(began=clock.monotonic() - 0.01)
     fill(room, 50)
     assert room.held == 50
 
@@ -136,7 +136,7 @@ def test_what_did_not_run_says_nothing_about_the_pace():
     for _ in range(300):
         fill(room, 1)
         clock.advance(0.01)
-        room.gave_back(ran=False)
+        room.gave_back()
     fill(room, 4)
     assert room.reserve("q", 0) is None
 
@@ -147,7 +147,7 @@ def test_beyond_celerys_count_only_full_batches_are_asked_for():
     for _ in range(500):
         fill(room, 1)
         clock.advance(0.01)
-        room.gave_back(ran=True)
+        room.gave_back(began=clock.monotonic() - 0.01)
     fill(room, 20)
     while (reservation := room.reserve("q", 0)) is not None:
         assert reservation.messages == BATCH_ENTRIES
@@ -157,11 +157,11 @@ def test_a_freed_slot_wakes_one_who_waits_and_no_more():
     room = make_room(2, queue_count=2)
     fill(room, 2)
     waiters, answers = start_waiters(room, 2)
-    room.gave_back(ran=True)
+    room.gave_back(began=0.0)
     assert answers.get(timeout=5).messages == 1
     assert room.reserve("q", 0) is None
     assert answers.empty()
-    room.gave_back(ran=True)
+    room.gave_back(began=0.0)
     assert answers.get(timeout=5).messages == 1
     for waiter in waiters:
         waiter.join(5)
@@ -236,7 +236,7 @@ class Sharing(RuleBasedStateMachine):
         reservation = self.room.reserve("q", 0)
         if reservation is not None:
             assert 1 <= reservation.messages <= BATCH_ENTRIES
-            limit = self.room._limit()
+            limit = self.room._limit(self.room._pool())
             assert self.held + reserved + reservation.messages <= limit
             self.reservations.append(reservation)
         elif self.held + reserved < self.room.prefetch_count:
@@ -255,7 +255,7 @@ class Sharing(RuleBasedStateMachine):
     @rule(ran=st.booleans(), seconds=st.floats(0, 1))
     def one_is_settled(self, ran, seconds):
         self.clock.advance(seconds)
-        self.room.gave_back(ran=ran)
+        self.room.gave_back(began=self.clock.monotonic() - seconds if ran else None)
         self.held -= 1
 
     @invariant()
