@@ -6,10 +6,25 @@ import signal
 import time
 
 import pytest
+from support.faults import error
 
 from celery_sqs_visibility.shutdown import _warn_if_too_long as warn_if_too_long
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
+
+
+def hold_more_than_runs(site, tasks, **options):
+    """Have the worker hold that many long tasks, as it does when it has only known short ones so far."""
+    for number in range(5):
+        site.send("quick", f"short {number}")
+    site.diary.wait_for("started", 5, task="work.quick")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    with site.proxy.inject(error("InternalError", 500), "ReceiveMessage") as silence:
+        site.proxy.wait_for(lambda _: silence.hits)  # so that one poll brings them all
+        for number in range(tasks):
+            site.send("slow", number, 60, **options)
+    site.diary.wait_for("started", task="work.slow")
+    site.proxy.wait_for(lambda _: site.counts() == (0, tasks))
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -17,10 +32,8 @@ def test_what_has_not_begun_is_visible_again_at_once_and_what_runs_when_the_time
     make_site, pool, reliability
 ):
     site = make_site(visibility_timeout=60, shutdown_timeout=4, wait_time_seconds=1)
-    for key in range(5):
-        site.send("slow", key, 60)
     worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=5)
-    site.diary.wait_for("started")
+    hold_more_than_runs(site, 5)
     asked = time.monotonic()
     worker.terminate()
     site.proxy.wait_for(lambda _: site.counts() == (4, 1), timeout=10)
@@ -30,7 +43,7 @@ def test_what_has_not_begun_is_visible_again_at_once_and_what_runs_when_the_time
     assert time.monotonic() - asked < 10
     site.proxy.wait_for(lambda _: site.counts() == (5, 0), timeout=5)
     ended = time.monotonic() - asked
-    assert site.diary.count("started") == 1
+    assert site.diary.count("started", task="work.slow") == 1
     assert worker.log.count("orphaned, handed back (task=work.slow task_id=") == 1
     assert worker.children() == []
     reliability("SIGTERM: not begun", "1 task runs, 4 wait", range(5), kept=site.kept, seconds=released)
@@ -80,10 +93,8 @@ def test_a_run_with_a_request_class_of_the_users_is_not_given_back(make_site, po
 
 def test_what_has_not_begun_and_may_expire_is_visible_again_at_once(make_site):
     site = make_site(visibility_timeout=60, shutdown_timeout=8, wait_time_seconds=1)
-    for key in range(4):
-        site.send("slow", key, 60, expires=600)
     worker = site.start(concurrency=1, prefetch_multiplier=4)
-    site.diary.wait_for("started")
+    hold_more_than_runs(site, 4, expires=600)
     worker.terminate()
     site.proxy.wait_for(lambda _: site.counts() == (3, 1), timeout=5)
 

@@ -1,0 +1,56 @@
+"""How much is held: full batches of short tasks, and of long ones what can run."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+
+def test_of_long_tasks_a_second_worker_gets_its_share(make_site):
+    site = make_site(visibility_timeout=60)
+    workers = [site.start(concurrency=2) for _ in range(2)]  # and Celery's multiplier of 4
+    for key in range(40):
+        site.send("slow", key, 1)
+    done = site.diary.wait_for("done", 40, timeout=60)
+    starts = site.diary.entries("started")
+    assert {entry["key"] for entry in done} == set(range(40))
+    assert len(starts) == 40
+    # Ten seconds' work for four slots.
+    assert done[-1]["monotonic"] - starts[0]["monotonic"] < 12
+    assert all(worker.running for worker in workers)
+
+
+def test_of_long_tasks_nothing_is_held_that_a_free_slot_could_not_start(make_site):
+    site = make_site(visibility_timeout=60, wait_time_seconds=1)
+    site.start(concurrency=2)
+    for key in range(8):
+        site.send("slow", key, 1.5)
+    done = [entry["monotonic"] for entry in site.diary.wait_for("done", 8)]
+    received = 0
+    for call in site.proxy.calls("ReceiveMessage"):
+        received += len(call.response.get("Messages", []))
+        assert received - sum(at < call.finished for at in done) <= 2
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_of_short_tasks_full_batches_are_received_even_at_a_multiplier_of_one(make_site, pool):
+    site = make_site()
+    for key in range(400):
+        site.send("quick", key)
+    site.start(pool=pool, concurrency=2, prefetch_multiplier=1)
+    site.diary.wait_for("started", 400, timeout=60)
+    brought = [len(call.response.get("Messages", [])) for call in site.proxy.calls("ReceiveMessage")]
+    assert sum(brought) == 400
+    assert brought.count(10) >= 30
+
+
+def test_a_freed_slot_is_refilled_at_once_however_long_the_polling_interval(make_site):
+    site = make_site(polling_interval=30, wait_time_seconds=0)
+    for key in range(6):
+        site.send("slow", key, 1)
+    site.start(concurrency=1)
+    site.diary.wait_for("done", 6, timeout=20)
+    starts = [entry["monotonic"] for entry in site.diary.entries("started")]
+    gaps = [after - before for before, after in itertools.pairwise(starts)]
+    assert max(gaps) < 1.5
