@@ -103,7 +103,8 @@ class Options:
     prefetch_seconds: float = _option(
         1.0,
         Seconds(0, 60),
-        "How many seconds of work, at the measured pace, are held beyond what runs; 0 holds nothing more.",
+        "How many seconds of work, at the measured pace, are held beyond what runs; 0 holds nothing more. Of "
+        "tasks that run for a second or more nothing is.",
     )
     dead_letter_queue: str | None = _option(
         None,
