@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from celery_sqs_visibility.aws.clients import SHORT_WAIT, Purpose, new_client
-from celery_sqs_visibility.aws.errors import CredentialsRefused, RequestRefused, SQSError
+from celery_sqs_visibility.aws.errors import CredentialsRefused, RequestRefused, SQSError, Unavailable
 from celery_sqs_visibility.aws.forks import SESSIONS
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.translate import translate, translate_entry
@@ -33,6 +33,7 @@ _ACTIONS: Final = {
     "DeleteMessageBatch": ("delete_message_batch", Purpose.SETTLE),
     "ChangeMessageVisibilityBatch": ("change_message_visibility_batch", Purpose.SETTLE),
     "SendMessage": ("send_message", Purpose.PUBLISH),
+    "SendMessageBatch": ("send_message_batch", Purpose.PUBLISH_BATCH),
     "GetQueueUrl": ("get_queue_url", Purpose.SETTLE),
     "CreateQueue": ("create_queue", Purpose.PUBLISH),
     "GetQueueAttributes": ("get_queue_attributes", Purpose.SETTLE),
@@ -118,16 +119,19 @@ class BotoSQS:
 
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
         """See `SQS.send`."""
-        optional = {
-            "MessageAttributes": dict(message.attributes) or None,
-            "DelaySeconds": message.delay,
-            "MessageGroupId": message.group_id,
-            "MessageDeduplicationId": message.deduplication_id,
-        }
-        params: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
-        return self._call(
-            "SendMessage", _field("MessageId"), QueueUrl=queue_url, MessageBody=message.body, **params
-        )
+        return self._call("SendMessage", _field("MessageId"), QueueUrl=queue_url, **_params(message))
+
+    def send_batch(self, queue_url: str, messages: Sequence[OutgoingMessage]) -> BatchResult:
+        """See `SQS.send_batch`."""
+        entries = [{"Id": str(i), **_params(message)} for i, message in enumerate(messages)]
+
+        def failures(response: Mapping[str, Any]) -> BatchResult:
+            sent = {entry["Id"] for entry in response.get("Successful", [])}
+            told = _failed(response, "SendMessageBatch")
+            unsent = [i for i in range(len(entries)) if str(i) not in sent]
+            return BatchResult({i: told.get(i) or _no_word_of_it() for i in unsent})
+
+        return self._call("SendMessageBatch", failures, QueueUrl=queue_url, Entries=entries)
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
         """See `SQS.queue_url`."""
@@ -172,8 +176,7 @@ class BotoSQS:
 
     def _batch(self, action: str, queue_url: str, entries: list[dict[str, Any]]) -> BatchResult:
         def failures(response: Mapping[str, Any]) -> BatchResult:
-            failed = response.get("Failed", [])
-            return BatchResult({int(entry["Id"]): translate_entry(entry, action) for entry in failed})
+            return BatchResult(_failed(response, action))
 
         return self._call(action, failures, QueueUrl=queue_url, Entries=entries)
 
@@ -265,6 +268,26 @@ def unknown_region(client: SQSClient) -> RequestRefused | None:
         f"The nearest is {nearest!r}.",
         code="UnknownRegionError",
     )
+
+
+def _params(message: OutgoingMessage) -> dict[str, Any]:
+    """What SendMessage is told of a message, and an entry of SendMessageBatch."""
+    optional = {
+        "MessageAttributes": dict(message.attributes) or None,
+        "DelaySeconds": message.delay,
+        "MessageGroupId": message.group_id,
+        "MessageDeduplicationId": message.deduplication_id,
+    }
+    return {"MessageBody": message.body, **{k: value for k, value in optional.items() if value is not None}}
+
+
+def _failed(response: Mapping[str, Any], action: str) -> dict[int, SQSError]:
+    return {int(entry["Id"]): translate_entry(entry, action) for entry in response.get("Failed", [])}
+
+
+def _no_word_of_it() -> Unavailable:
+    action = "SendMessageBatch"
+    return Unavailable(f"{action} was answered without a word of this message", action=action)
 
 
 def _messages(response: Mapping[str, Any]) -> list[ReceivedMessage]:

@@ -55,15 +55,19 @@ class Purpose(Enum):
     SETTLE = "settle"
     #: Sending and creating. botocore's standard retries: the caller is waiting for yes or no.
     PUBLISH = "publish"
+    #: Sending in batches. One attempt: the outbox retries by entry.
+    PUBLISH_BATCH = "publish batch"
 
 
 #: Seconds to wait for an answer. What settles and extends must leave time for more tries before a deadline
-#: passes; and a publisher makes six attempts at the most, botocore's three for each of kombu's two.
+#: passes; and a publisher makes six attempts at the most, botocore's three for each of kombu's two. A batch
+#: that is cut off is sent again, ten messages twice: better to wait.
 READ_SECONDS: Final = {
     Purpose.RECEIVE: WAIT_TIME_SECONDS + POLL_MARGIN,
     Purpose.GLANCE: SHORT_WAIT + SHORT_POLL_MARGIN,
     Purpose.SETTLE: 4,
     Purpose.PUBLISH: 5,
+    Purpose.PUBLISH_BATCH: 10,
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery_sqs_visibility.aws.errors import QueueDoesNotExist, RequestRefused, SQSError
 from celery_sqs_visibility.aws.memory_queue import MemoryQueue, Message, Now
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage, ReceivedMessage, ReceiveOptions
-from celery_sqs_visibility.policy.attributes import legal, size
+from celery_sqs_visibility.policy.attributes import legal, message_bytes
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
 from celery_sqs_visibility.policy.quotas import (
     BATCH_ENTRIES,
@@ -149,6 +149,21 @@ class MemorySQS:
             self._changed.notify_all()
             return message_id
 
+    def send_batch(self, queue_url: str, messages: Sequence[OutgoingMessage]) -> BatchResult:
+        """See `SQS.send_batch`."""
+        action = "SendMessageBatch"
+        with self._changed:
+            failed = self._begin(action, queue_url=queue_url, messages=list(messages))
+            queue, now = self._queue(action, queue_url), self._now()
+            if sum(message_bytes(message.body, message.attributes) for message in messages) > MESSAGE_BYTES:
+                raise _refused(action, f"A batch has {MESSAGE_BYTES} bytes at most.", "BatchRequestTooLong")
+
+            def act(message: OutgoingMessage) -> None:
+                _check_outgoing(queue, message)
+                queue.send(message, now)
+
+            return self._batch(action, messages, act, failed)
+
     def queue_url(self, name: str, owner: str | None = None) -> str:
         """See `SQS.queue_url`. There is one account, `ACCOUNT`."""
         url = _url(name)
@@ -238,7 +253,7 @@ def _check_outgoing(queue: MemoryQueue, message: OutgoingMessage) -> None:
     for name, text in texts.items():
         if not text or legal(text) != text:
             raise _refused(action, f"The message attribute {name!r} is empty, or not all of it is XML.")
-    if len(message.body.encode()) + sum(size(*item) for item in texts.items()) > MESSAGE_BYTES:
+    if message_bytes(message.body, message.attributes) > MESSAGE_BYTES:
         raise _refused(
             action, f"One or more parameters are invalid. A message has {MESSAGE_BYTES} bytes at most."
         )

@@ -96,6 +96,10 @@ class SQS(Protocol):
         """SendMessage: returns the message id."""
         ...
 
+    def send_batch(self, queue_url: str, messages: Sequence[OutgoingMessage]) -> BatchResult:
+        """SendMessageBatch: 1 to 10 messages, of 1 MiB in all. What the answer leaves out has failed."""
+        ...
+
     def queue_url(self, name: str, owner: str | None = None) -> str:
         """GetQueueUrl, of this account or of account `owner`."""
         ...

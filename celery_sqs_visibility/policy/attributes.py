@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 #: The only data type we send.
 DATA_TYPE = "String"
@@ -43,6 +44,17 @@ def last_lines(text: str, most: int, line_length: int) -> str:
 def size(name: str, text: str) -> int:
     """Bytes that an attribute adds to a message."""
     return len(name.encode()) + len(DATA_TYPE) + len(text.encode())
+
+
+def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
+    """Bytes of a message as SQS counts them: the body, and of each attribute its name, type and value."""
+    # Nearly all bodies are base64 or JSON of ASCII characters: no need to encode them only to count.
+    total = len(body) if body.isascii() else len(body.encode("utf-8", "surrogatepass"))
+    for name, attribute in attributes.items():
+        texts = (name, attribute.get("DataType") or "", attribute.get("StringValue") or "")
+        total += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        total += len(attribute.get("BinaryValue") or b"")
+    return total
 
 
 def fitting(texts: Mapping[str, str], room: int, expendable: str) -> dict[str, str]:

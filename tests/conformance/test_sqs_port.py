@@ -24,6 +24,7 @@ from celery_sqs_visibility.aws.errors import (
 )
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",), message_attributes=("All",))
 BRIEFLY = ReceiveOptions(visibility_timeout=1, system_attributes=("All",))
@@ -195,6 +196,44 @@ def test_a_batch_has_one_to_ten_entries(sqs, url, entries):
         sqs.delete(url, ["handle"] * entries)
 
 
+def test_a_batch_of_ten_sends_ten_as_they_are(sqs, url):
+    text = {"DataType": "String", "StringValue": "x"}
+    messages = [OutgoingMessage(f"täsk {number}", attributes={"a": text}) for number in range(10)]
+    assert sqs.send_batch(url, messages).failed == {}
+    received = receive(sqs, url)
+    assert {message["Body"] for message in received} == {message.body for message in messages}
+    assert received[0]["MessageAttributes"]["a"]["StringValue"] == "x"
+
+
+def test_a_batch_sends_with_delays_of_its_own(sqs, url):
+    sqs.send_batch(url, [OutgoingMessage("now"), OutgoingMessage("later", delay=1)])
+    assert [message["Body"] for message in receive(sqs, url)] == ["now"]
+    assert [message["Body"] for message in receive(sqs, url, wait=5)] == ["later"]
+
+
+def test_a_batch_to_a_fifo_queue_keeps_order_and_takes_a_duplicate_for_the_original(sqs):
+    url = sqs.create_queue(unique(".fifo"), {"FifoQueue": "true"}, {})
+    batch = [OutgoingMessage(n, group_id="a", deduplication_id=n) for n in "123"]
+    assert sqs.send_batch(url, batch).failed == {}
+    assert sqs.send_batch(url, batch).failed == {}
+    assert [message["Body"] for message in receive(sqs, url)] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("entries", [0, 11])
+def test_a_batch_to_send_has_one_to_ten_messages(sqs, url, entries):
+    with pytest.raises(RequestRefused):
+        sqs.send_batch(url, [OutgoingMessage("task")] * entries)
+    assert receive(sqs, url) == []
+
+
+def test_a_batch_to_send_that_is_too_large_is_refused_as_a_whole(sqs, url):
+    with pytest.raises(RequestRefused):
+        sqs.send_batch(
+            url, [OutgoingMessage("x" * (MESSAGE_BYTES // 2)), OutgoingMessage("y" * MESSAGE_BYTES)]
+        )
+    assert receive(sqs, url) == []
+
+
 @pytest.mark.parametrize("limit", [0, 11])
 def test_a_receive_asks_for_one_to_ten_messages(sqs, url, limit):
     with pytest.raises(RequestRefused):
@@ -232,6 +271,7 @@ def test_a_missing_queue_is_said_to_be_missing(sqs, url):
         lambda: sqs.queue_url(unique()),
         lambda: receive(sqs, missing),
         lambda: send(sqs, missing, "task"),
+        lambda: sqs.send_batch(missing, [OutgoingMessage("task")]),
         lambda: sqs.delete(missing, ["handle"]),
         lambda: sqs.change_visibility(missing, [("handle", 1)]),
         lambda: sqs.queue_attributes(missing, ["All"]),

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.attributes import beginning, fitting, last_lines, legal, size
+from celery_sqs_visibility.policy.attributes import beginning, fitting, last_lines, legal, message_bytes, size
 
 # As API_SendMessage lists them.
 ALLOWED = re.compile("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*")
@@ -61,3 +61,14 @@ def test_the_expendable_goes_first_and_then_the_longest():
 def test_what_is_kept_fits(texts, room):
     kept = fitting(texts, room, "no such")
     assert not kept or sum(size(*item) for item in kept.items()) <= room
+
+
+@given(ANYTHING.filter(lambda text: text.isprintable()))
+def test_a_message_is_as_large_as_its_bytes_and_those_of_its_attributes(text):
+    attributes = {
+        "näme": {"DataType": "String.custom", "StringValue": text},
+        "blob": {"DataType": "Binary", "BinaryValue": b"12345"},
+    }
+    parts = ("näme", "String.custom", text, "blob", "Binary")
+    assert message_bytes(text, attributes) == len(text.encode()) + sum(len(p.encode()) for p in parts) + 5
+    assert message_bytes(text, {}) == len(text.encode())
