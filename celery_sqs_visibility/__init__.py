@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.events import subscribe
+    from celery_sqs_visibility.delivery.outbox import PublishError
     from celery_sqs_visibility.policy.delays import ExponentialBackoff
+    from celery_sqs_visibility.publish import publish_batch
     from celery_sqs_visibility.signals import message_lost
     from celery_sqs_visibility.task import VisibilityTask
     from celery_sqs_visibility.visibility import VisibilityLostError
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExponentialBackoff",
+    "PublishError",
     "Transport",
     "VisibilityLostError",
     "VisibilityTask",
     "message_lost",
+    "publish_batch",
     "subscribe",
 ]
 
@@ -30,10 +34,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ExponentialBackoff": "celery_sqs_visibility.policy.delays",
+    "PublishError": "celery_sqs_visibility.delivery.outbox",
     "Transport": "celery_sqs_visibility.worker",
     "VisibilityLostError": "celery_sqs_visibility.visibility",
     "VisibilityTask": "celery_sqs_visibility.task",
     "message_lost": "celery_sqs_visibility.signals",
+    "publish_batch": "celery_sqs_visibility.publish",
     "subscribe": "celery_sqs_visibility.delivery.events",
 }
 

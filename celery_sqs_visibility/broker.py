@@ -17,7 +17,7 @@ from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.inbox import Inbox
 from celery_sqs_visibility.delivery.returns import Returns
 from celery_sqs_visibility.envelope import open_message
-from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.options import OTHER_PEOPLES_OPTIONS, Options
 from celery_sqs_visibility.policy.prefetch import Slots
 
 #: What every receive asks for: how often it was received before, when first, and its group.
@@ -67,7 +67,9 @@ class Broker:
 def shared_broker(client: Any, options: Options) -> Broker:
     """The broker of a kombu Connection, the same for equal settings in the same process. Any thread."""
     settings = (client.hostname, client.port, client.userid, client.password)
-    key = os.getpid(), repr((settings, sorted(client.transport_options.items(), key=repr)))
+    # Without what kombu adds when it publishes with a retry policy: Celery's connections do not all have it.
+    ours = {name: v for name, v in client.transport_options.items() if name not in OTHER_PEOPLES_OPTIONS}
+    key = os.getpid(), repr((settings, sorted(ours.items(), key=repr)))
     with _lock:
         if key not in _brokers:
             _brokers[key] = Broker(client, options)

@@ -13,6 +13,7 @@ from typing import Any
 
 from kombu.transport import virtual
 
+from celery_sqs_visibility import publishing
 from celery_sqs_visibility.aws.errors import QueueDoesNotExist
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
@@ -159,9 +160,11 @@ class Channel(virtual.Channel):
         return acknowledge_and_hand_over
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
-        """Send it. The publishing thread."""
+        """Send it, or have it sent by the block of `publish_batch` around. The publishing thread."""
         target = self.broker.queues.find_or_create(queue)
         outgoing = seal(message, target, base64_encoded=self.broker.options.sqs_base64_encoding)
+        if publishing.batched(self.broker, target, outgoing, message):
+            return
         try:
             target.sqs.send(target.url, outgoing)
         except QueueDoesNotExist:

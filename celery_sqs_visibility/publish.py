@@ -1,0 +1,61 @@
+"""`publish_batch`: many publications in few requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery_sqs_visibility.broker import Broker
+from celery_sqs_visibility.delivery.outbox import PublishError
+from celery_sqs_visibility.publishing import Batch, current, let_threads_inherit
+from celery_sqs_visibility.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def publish_batch(app: Any) -> Iterator[Batch]:
+    """Send what is published inside in batches, ten messages or 1 MiB a request, several at a time.
+
+    Sending begins at once, and leaving the block means sent. What is published is what reaches the app's
+    broker inside the block and in threads started there; another thread or a greenlet takes part with
+    `with batch.joined():`. On any other broker the block changes nothing.
+
+    What fails for a reason that may pass is tried again for up to 30 seconds. An exception in the block goes
+    on after what was published before it has been sent; that something could not be is then a note of
+    it, and logged.
+
+    Args:
+        app: the Celery app whose broker it is about.
+
+    Raises:
+        PublishError: some messages could not be sent; the others were.
+    """
+    let_threads_inherit()
+    batch = Batch(lambda: _broker_of(app), current())
+    try:
+        with batch.joined():
+            yield batch
+    except BaseException as error:
+        unsent = batch.close()
+        if unsent is not None:
+            _note(error, unsent)
+        raise
+    unsent = batch.close()
+    if unsent is not None:
+        raise unsent
+
+
+def _broker_of(app: Any) -> Broker | None:
+    """What the app publishes to, if it is SQS by this package."""
+    with app.connection_for_write() as connection:
+        transport = connection.transport
+        return transport.broker if isinstance(transport, Transport) else None
+
+
+def _note(error: BaseException, unsent: PublishError) -> None:
+    logger.error("messages published before an exception in publish_batch were not sent: %s", unsent)
+    # What add_note() does, from Python 3.11 on.
+    error.__notes__ = [*getattr(error, "__notes__", []), str(unsent)]  # type: ignore[attr-defined]

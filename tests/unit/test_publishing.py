@@ -1,0 +1,250 @@
+"""Which block a publication goes into, from which thread, and what is left alone."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+from support.app import close_app, make_app
+
+import celery_sqs_visibility.publish
+from celery_sqs_visibility import PublishError, publish_batch
+from celery_sqs_visibility.aws.errors import AccessDenied
+from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.publishing import batched, current
+
+SOON = 10
+
+
+class Site:
+    """Brokers of which each app has one, and what reached them."""
+
+    def __init__(self):
+        self.sqs = MemorySQS()
+        self.brokers = {}
+
+    def broker(self, app):
+        return self.brokers.setdefault(app, SimpleNamespace(queues=Queues(self.sqs, prefix=f"{app}-")))
+
+    def publish(self, name, app="app", queue="q"):
+        """As `Channel._put` does; whether it went into a block."""
+        broker = self.broker(app)
+        target = broker.queues.find_or_create(queue)
+        group = {"group_id": "g", "deduplication_id": name} if target.fifo else {}
+        message = OutgoingMessage(name, **group)
+        if batched(broker, target, message, {"headers": {"id": name}}):
+            return True
+        target.sqs.send(target.url, message)
+        return False
+
+    def requests(self):
+        sent = [(action, arguments) for action, arguments in self.sqs.calls if action.startswith("Send")]
+        return [
+            [message.body for message in arguments.get("messages", [arguments.get("message")])]
+            for _, arguments in sent
+        ]
+
+
+@pytest.fixture
+def site(monkeypatch):
+    site = Site()
+    monkeypatch.setattr(celery_sqs_visibility.publish, "_broker_of", site.broker)
+    return site
+
+
+def test_outside_of_a_block_nothing_is_held(site):
+    assert not site.publish("a")
+    with publish_batch("app"):
+        pass
+    assert not site.publish("b")
+
+
+def test_leaving_the_block_means_sent(site):
+    with publish_batch("app"):
+        assert all([site.publish("a"), site.publish("b")])
+    assert site.requests() == [["a", "b"]]
+
+
+def test_another_apps_broker_is_left_alone(site):
+    with publish_batch("app"):
+        assert site.publish("a")
+        assert not site.publish("b", app="other")
+        assert site.requests() == [["b"]]
+
+
+def test_a_block_for_another_app_leaves_the_outer_one_its_own(site):
+    with publish_batch("app"):
+        with publish_batch("other"):
+            assert site.publish("a")
+            assert site.publish("b", app="other")
+        assert site.requests() == [["b"]]
+    assert site.requests() == [["b"], ["a"]]
+
+
+def test_leaving_an_inner_block_means_sent_too(site):
+    with publish_batch("app"):
+        site.publish("a")
+        with publish_batch("app"):
+            site.publish("b")
+        assert site.requests() == [["b"]]
+        site.publish("c")
+    assert site.requests() == [["b"], ["a", "c"]]
+
+
+def test_what_an_inner_block_sends_to_a_fifo_queue_does_not_overtake(site):
+    with publish_batch("app"):
+        site.publish("a", queue="q.fifo")
+        with publish_batch("app"):
+            site.publish("b", queue="q.fifo")
+        site.publish("c", queue="q.fifo")
+    assert site.requests() == [["a"], ["b"], ["c"]]
+
+
+def test_threads_started_inside_take_part_and_their_threads(site):
+    def publish_and_start_another():
+        site.publish("a")
+        in_a_thread(site.publish, "b")
+
+    with publish_batch("app"):
+        in_a_thread(publish_and_start_another)
+    assert site.requests() == [["a", "b"]]
+
+
+def test_a_pool_takes_part_whose_threads_start_inside(site):
+    with ThreadPoolExecutor(4) as pool, publish_batch("app"):
+        assert all(pool.map(site.publish, "abcd"))
+    assert [sorted(names) for names in site.requests()] == [["a", "b", "c", "d"]]
+
+
+def test_a_thread_that_was_there_before_means_sent_unless_it_joins(site):
+    def publish_joining(batch, name):
+        with batch.joined():
+            return site.publish(name)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(site.publish, "before").result(SOON)
+        with publish_batch("app") as batch:
+            assert not pool.submit(site.publish, "plain").result(SOON)
+            assert pool.submit(publish_joining, batch, "joined").result(SOON)
+            assert not pool.submit(site.publish, "plain again").result(SOON)
+    assert site.requests()[-1] == ["joined"]
+
+
+def test_a_thread_that_outlives_the_block_sends_by_itself(site):
+    go_on = threading.Event()
+    results = []
+
+    def publish_later():
+        go_on.wait(SOON)
+        results.append(site.publish("late"))
+
+    with publish_batch("app"):
+        thread = threading.Thread(target=publish_later)
+        thread.start()
+    go_on.set()
+    thread.join(SOON)
+    assert results == [False]
+    assert site.requests() == [["late"]]
+
+
+def test_blocks_in_two_threads_have_nothing_to_do_with_each_other(site):
+    inside, done = threading.Barrier(2), []
+
+    def block(name):
+        with publish_batch("app"):
+            site.publish(name)
+            inside.wait(SOON)
+        done.append(name)
+
+    threads = [threading.Thread(target=block, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert sorted(done) == ["a", "b"]
+    assert sorted(site.requests()) == [["a"], ["b"]]
+
+
+def test_another_context_is_another_matter(site):
+    empty = contextvars.Context()
+    with publish_batch("app"):
+        assert not empty.run(site.publish, "a")
+        assert contextvars.copy_context().run(site.publish, "b")
+
+
+def test_an_exception_goes_on_after_what_was_published_is_sent(site):
+    with pytest.raises(ZeroDivisionError):
+        publish_and_raise(site)
+    assert site.requests() == [["a"]]
+    assert current() is None
+
+
+def test_what_could_not_be_sent_raises_one_error(site):
+    denied = AccessDenied("no")
+    site.sqs.fail_next("SendMessageBatch", denied, 1)
+    with pytest.raises(PublishError) as caught, publish_batch("app"):
+        list(map(site.publish, "abc"))
+    assert caught.value.failures == [("b", denied)]
+    assert caught.value.published == 3
+
+
+def test_of_two_errors_the_blocks_goes_on_and_tells_of_the_other(site, caplog):
+    site.sqs.fail_next("SendMessageBatch", AccessDenied("no"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        publish_and_raise(site)
+    assert caught.value.__notes__ == ["1 of 1 messages could not be sent: a: no"]
+    assert "1 of 1 messages could not be sent" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of what other tests' threads may do
+def test_a_forked_child_leaves_its_parents_block_alone(site):
+    with publish_batch("app"):
+        site.publish("a")
+        pid = os.fork()
+        if not pid:
+            try:
+                sent_by_itself = not site.publish("b")
+                with publish_batch("app"):
+                    batched_by_itself = site.publish("c")
+                os._exit(0 if sent_by_itself and batched_by_itself else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+    assert site.requests() == [["a"]]
+
+
+@pytest.mark.parametrize("settings", [{"broker_url": "memory://"}, {"task_always_eager": True}])
+def test_elsewhere_a_block_changes_nothing(settings):
+    app = make_app("elsewhere", {"broker_transport": None, **settings}, set_as_current=False)
+    ran = []
+
+    @app.task
+    def task():
+        ran.append(True)
+
+    with publish_batch(app):
+        task.delay()
+    if settings.get("task_always_eager"):
+        assert ran
+    else:
+        with app.connection_for_read() as connection:
+            assert connection.default_channel._size("celery") == 1
+    close_app(app)
+
+
+def in_a_thread(function, *arguments):
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    thread.join(SOON)
+
+
+def publish_and_raise(site):
+    with publish_batch("app"):
+        site.publish("a")
+        raise ZeroDivisionError
