@@ -14,7 +14,7 @@ from celery.worker.request import Request
 from support.app import make_app
 from support.diary import note
 
-from celery_sqs_visibility import VisibilityTask
+from celery_sqs_visibility import VisibilityTask, publish_batch
 
 app = make_app("work", task_cls=VisibilityTask)
 
@@ -377,3 +377,11 @@ def looking_around(self, key):
 def publishing(self, key):
     started(self, key)
     quick.delay(f"published by {key}")
+
+
+@app.task(bind=True)
+def publishing_many(self, key, count):
+    started(self, key)
+    with publish_batch(self.app):
+        for number in range(count):
+            quick.delay(number)

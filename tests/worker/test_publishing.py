@@ -1,0 +1,169 @@
+"""Publishing many: exact numbers of requests, what goes wrong on the way, a worker that runs each once."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from celery import chord, group
+from support.faults import error, fail_entries, lose_response
+
+from celery_sqs_visibility import PublishError, publish_batch
+
+SENDS = "SendMessage"
+BATCHES = "SendMessageBatch"
+
+
+@pytest.fixture
+def site(make_site):
+    """One that knows its queue, so that only publications are counted."""
+    site = make_site(wait_time_seconds=1)
+    site.send("quick", "first")
+    site.sqs.purge_queue(QueueUrl=site.url)
+    site.proxy.clear()
+    return site
+
+
+def signature(site, *args, task="quick", **options):
+    return site.app.signature(f"work.{task}", args, **options)
+
+
+def requests(site):
+    return Counter(call.action for call in site.proxy.calls())
+
+
+def run_all(site, count):
+    """Have a worker run everything; how often each key was run."""
+    site.start(concurrency=2, prefetch_multiplier=5)
+    site.diary.wait_for("started", count, timeout=90)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    return Counter(entry["key"] for entry in site.diary.entries("started"))
+
+
+def number_in(body):
+    return int(json.loads(base64.b64decode(body))["headers"]["argsrepr"])
+
+
+def test_delay_alone_is_one_request(site):
+    signature(site, "a").delay()
+    assert requests(site) == {SENDS: 1}
+
+
+def test_three_hundred_tasks_are_thirty_requests_and_run_once_each(site):
+    with publish_batch(site.app):
+        results = [site.send("quick", key) for key in range(300)]
+    assert requests(site) == {BATCHES: 30}
+    assert len({result.id for result in results}) == 300
+    assert run_all(site, 300) == dict.fromkeys(range(300), 1)
+
+
+def test_several_threads_share_batches(site):
+    with publish_batch(site.app), ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: site.send("quick", key), range(200)))
+    assert requests(site) == {BATCHES: 20}
+
+
+def test_groups_chords_and_chunks_share_batches(site):
+    @site.app.task(name="work.quick")
+    def quick(key):
+        return key
+
+    with publish_batch(site.app):
+        group(signature(site, key) for key in range(7)).apply_async()
+        quick.chunks([(key,) for key in range(20)], 10).apply_async()
+        chord([signature(site, key) for key in range(4)], app=site.app)(signature(site, "body"))
+    # 7 + 2 + 4, and the task by which Celery joins a chord on a backend of files.
+    assert requests(site) == {BATCHES: 2}
+    assert sum(len(call.request["Entries"]) for call in site.proxy.calls(BATCHES)) == 14
+
+
+def test_an_entry_that_fails_is_sent_again_alone(site):
+    fault = fail_entries("InternalError", sender_fault=False, positions={2, 5})
+    site.proxy.inject(fault, BATCHES, times=1)
+    with publish_batch(site.app):
+        for key in range(10):
+            site.send("quick", key)
+    assert [len(call.request["Entries"]) for call in site.proxy.calls(BATCHES)] == [10, 2]
+    assert run_all(site, 10) == dict.fromkeys(range(10), 1)
+
+
+def test_what_sqs_refuses_is_told_by_its_id_and_the_rest_is_run(site):
+    site.proxy.inject(fail_entries("InvalidMessageContents", positions={2, 5}), BATCHES, times=1)
+    sent = []
+    with pytest.raises(PublishError) as caught, publish_batch(site.app):
+        sent += [site.send("quick", key).id for key in range(10)]
+    assert [task_id for task_id, _ in caught.value.failures] == [sent[2], sent[5]]
+    assert f"2 of 10 messages could not be sent: {sent[2]}: SendMessageBatch" in str(caught.value)
+    assert run_all(site, 8) == dict.fromkeys(set(range(10)) - {2, 5}, 1)
+
+
+def test_a_message_that_is_too_large_fails_alone(site):
+    keys = {"small": "small", "large": "x" * 2**20, "small too": "small too"}
+    with pytest.raises(PublishError) as caught, publish_batch(site.app):
+        _ = [site.send("quick", key, task_id=name) for name, key in keys.items()]
+    ((task_id, reason),) = caught.value.failures
+    assert task_id == "large"
+    assert "SQS takes 1,048,576" in str(reason)
+    assert run_all(site, 2) == {"small": 1, "small too": 1}
+
+
+@pytest.mark.parametrize(
+    "fault", [error("RequestThrottled"), error("InternalError", 500)], ids=["throttled", "5xx"]
+)
+def test_what_passes_is_waited_for(site, fault):
+    site.proxy.inject(fault, BATCHES, times=5)
+    with publish_batch(site.app):
+        for key in range(20):
+            site.send("quick", key)
+    assert run_all(site, 20) == dict.fromkeys(range(20), 1)
+
+
+def test_nobody_at_the_endpoint_for_two_seconds_is_waited_for(site):
+    site.proxy.refuse()
+    back = threading.Timer(2, site.proxy.accept)
+    back.start()
+    with publish_batch(site.app):
+        for key in range(20):
+            site.send("quick", key)
+    back.join()
+    assert run_all(site, 20) == dict.fromkeys(range(20), 1)
+
+
+def test_after_an_answer_that_was_lost_a_batch_is_sent_again(site):
+    site.proxy.inject(lose_response(), BATCHES, times=1)
+    with publish_batch(site.app):
+        for key in range(10):
+            site.send("quick", key)
+    assert requests(site) == {BATCHES: 2}
+    assert run_all(site, 20).keys() == set(range(10))  # ten of them twice: at least once is all SQS promises
+
+
+def test_a_fifo_queue_takes_what_is_sent_again_once_and_in_order(site, sqs):
+    name = f"{site.queue[:60]}.fifo"
+    url = sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
+    site.proxy.inject(fail_entries("RequestThrottled", sender_fault=False, positions={0}), BATCHES, times=1)
+    site.proxy.inject(lose_response(), BATCHES, times=1)
+    with publish_batch(site.app):
+        for number in range(8):
+            task = signature(site, number, task="quick")
+            task.apply_async(queue=name, MessageGroupId="ab"[number % 2], argsrepr=str(number))
+    seen = {"a": [], "b": []}
+    for _ in range(8):
+        answer = sqs.receive_message(
+            QueueUrl=url, AttributeNames=["MessageGroupId"], MaxNumberOfMessages=10, WaitTimeSeconds=1
+        )
+        for message in answer.get("Messages", []):
+            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+            seen[message["Attributes"]["MessageGroupId"]].append(number_in(message["Body"]))
+    assert seen == {"a": [0, 2, 4, 6], "b": [1, 3, 5, 7]}
+
+
+def test_a_task_may_publish_many(site):
+    site.send("publishing_many", "many", 20)
+    assert run_all(site, 21) == {"many": 1, **dict.fromkeys(range(20), 1)}
+    assert site.proxy.count(BATCHES) == 2
+    assert site.proxy.count(SENDS) == 1
