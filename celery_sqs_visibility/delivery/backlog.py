@@ -31,6 +31,9 @@ WINDOW = 1.0
 #: Seconds without a success after which what fails is given up.
 PATIENCE = 30.0
 
+#: How often credentials are looked for anew; rotated ones are found the first time.
+MOST_REFUSALS = 3
+
 #: What passes by itself.
 PASSING = (Throttled, Unavailable, OverLimit)
 
@@ -228,5 +231,6 @@ class Backlog:
 
 
 def _may_pass(entry: Entry, error: SQSError) -> bool:
-    # Rotated credentials are taken up for the next request; if those are refused too, nothing helps.
-    return isinstance(error, PASSING) or (isinstance(error, CredentialsRefused) and entry.failures == 1)
+    if isinstance(error, CredentialsRefused):
+        return entry.failures < MOST_REFUSALS
+    return isinstance(error, PASSING)

@@ -213,6 +213,8 @@ OTHER_PEOPLES_OPTIONS = frozenset(
         "interval_start",
         "interval_step",
         "max_retries",
+        "on_revive",
+        "retry_errors",
     }
 )
 

@@ -18,7 +18,7 @@ from celery_sqs_visibility.aws.errors import (
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.backlog import PATIENCE, WINDOW, Backlog
+from celery_sqs_visibility.delivery.backlog import MOST_REFUSALS, PATIENCE, WINDOW, Backlog
 from celery_sqs_visibility.policy.pauses import LONGEST_PAUSE
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
@@ -93,14 +93,15 @@ def test_what_does_not_pass_is_given_up_at_once(error):
     assert backlog.failures == [("1", error)]
 
 
-def test_refused_credentials_are_looked_for_anew_once():
+def test_refused_credentials_are_looked_for_anew_a_few_times():
     backlog = Backlog()
     fill(backlog, 1)
     refused = CredentialsRefused("expired")
-    backlog.conclude(backlog.take(NOW, hurried=True), refused, NOW)
-    assert backlog.failures == []
-    later = backlog.due()
-    backlog.conclude(backlog.take(later, hurried=True), refused, later)
+    now, tries = NOW, 0
+    while backlog.count:
+        backlog.conclude(backlog.take(now, hurried=True), refused, now)
+        now, tries = backlog.due() or now, tries + 1
+    assert tries == MOST_REFUSALS
     assert backlog.failures == [("1", refused)]
 
 
