@@ -20,6 +20,7 @@ from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.publishing import batched, current
 
 SOON = 10
+broker_of = celery_sqs_visibility.publish._broker_of
 
 
 class Site:
@@ -235,6 +236,15 @@ def test_elsewhere_a_block_changes_nothing(settings):
     else:
         with app.connection_for_read() as connection:
             assert connection.default_channel._size("celery") == 1
+    close_app(app)
+
+
+def test_a_retry_policy_makes_no_other_broker():
+    """kombu notes the policy of a publication among the connection's transport options."""
+    app = make_app("app", {"broker_url": "sqs://k:s@127.0.0.1:9"}, set_as_current=False)
+    with app.connection_for_write() as one, app.connection_for_write() as another:
+        one.transport_options.update(app.conf.task_publish_retry_policy, retry_errors=(OSError,))
+        assert one.transport.broker is another.transport.broker is broker_of(app)
     close_app(app)
 
 

@@ -68,7 +68,7 @@ def test_several_threads_share_batches(site):
 
 
 def test_groups_chords_and_chunks_share_batches(site):
-    @site.app.task(name="work.quick")
+    @site.app.task(name="work.quick", shared=False)
     def quick(key):
         return key
 
