@@ -61,8 +61,9 @@ def seal(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> O
         body=base64.b64encode(text.encode()).decode() if base64_encoded else text,
         attributes=attributes,
         delay=delay,
-        group_id=group,
-        deduplication_id=deduplication,
+        # A number or a UUID would be refused, and all that shares its request with it.
+        group_id=None if group is None else str(group),
+        deduplication_id=None if deduplication is None else str(deduplication),
     )
 
 

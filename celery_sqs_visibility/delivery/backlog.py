@@ -139,8 +139,8 @@ class Backlog:
 
     def add(self, queue: Queue, message: OutgoingMessage, task_id: str | None, now: float) -> bool:
         """Have it sent; whether there is now a batch that waits for nothing."""
-        self.accepted += 1
         size = message_bytes(message.body, message.attributes)
+        self.accepted += 1
         if size > MESSAGE_BYTES:
             told = f"The message has {size:,} bytes with its attributes, and SQS takes {MESSAGE_BYTES:,}"
             self.failures.append((task_id, RequestRefused(told, code="MessageTooLong")))

@@ -344,3 +344,10 @@ def test_an_eta_that_is_none_or_in_celerys_own_time_zone_is_left_to_celery(eta):
 @example("9999-12-31T23:59:59-23:59")
 def test_whatever_an_eta_says_it_does_no_harm(eta):
     assert eta_of({"eta": eta}) is None or isinstance(eta_of({"eta": eta}), float)
+
+
+def test_a_group_may_be_a_number_or_a_uuid():
+    group, deduplication = uuid.uuid4(), 7
+    properties = {"MessageGroupId": group, "MessageDeduplicationId": deduplication}
+    sealed = seal({"body": "", "properties": properties}, FIFO, base64_encoded=True)
+    assert (sealed.group_id, sealed.deduplication_id) == (str(group), "7")
