@@ -133,21 +133,20 @@ class Outbox:
         return True
 
     def _run(self) -> None:
-        while batch := self._next():
+        batch = self._next()
+        while batch:
             outcome = self._send(batch)
             with suppress(Exception):  # a filter of the log's must not end a sender
                 self._tell(batch[0].queue, outcome)
-            with self._work:
-                self._backlog.conclude(batch, outcome, self._clock.monotonic())
-                self._room.notify_all()
-                if self._closed and not self._backlog.count:
-                    self._work.notify_all()
-                elif isinstance(outcome, SQSError) or outcome.failed:
-                    self._work.notify()  # it minds the time of what is tried again
+            batch = self._next(batch, outcome)
 
-    def _next(self) -> list[Entry]:
-        """The next batch; empty when there will be none."""
+    def _next(
+        self, done: list[Entry] | None = None, outcome: BatchResult | SQSError | None = None
+    ) -> list[Entry]:
+        """The next batch; empty when there will be none. The lock is taken once for what is done, too."""
         with self._work:
+            if done and outcome is not None:
+                self._conclude(done, outcome)
             while not (self._closed and not self._backlog.count):
                 now = self._clock.monotonic()
                 if batch := self._backlog.take(now, hurried=self._closed):
@@ -162,6 +161,14 @@ class Outbox:
             self._threads -= 1
             return []
 
+    def _conclude(self, batch: list[Entry], outcome: BatchResult | SQSError) -> None:
+        self._backlog.conclude(batch, outcome, self._clock.monotonic())
+        self._room.notify_all()
+        if self._closed and not self._backlog.count:
+            self._work.notify_all()
+        elif isinstance(outcome, SQSError) or outcome.failed:
+            self._work.notify()  # it minds the time of what is tried again
+
     def _send(self, batch: list[Entry]) -> BatchResult | SQSError:
         queue = batch[0].queue
         try:
@@ -175,15 +182,16 @@ class Outbox:
     def _tell(self, queue: Queue, outcome: BatchResult | SQSError) -> None:
         if isinstance(outcome, QueueDoesNotExist):
             self._missing(queue.name)
-        with self._work:
-            if queue not in self._troubles:
-                self._troubles[queue] = Trouble(
-                    logger, "cannot send messages", "sends messages", queue.name, self._clock
-                )
-            trouble = self._troubles[queue]
         errors = [outcome] if isinstance(outcome, SQSError) else list(outcome.failed.values())
         passing = [error for error in errors if isinstance(error, PASSING)]
         if passing:
-            trouble.failed(passing[0])
-        elif not isinstance(outcome, SQSError):
-            trouble.worked()
+            self._trouble(queue).failed(passing[0])
+        elif queue in self._troubles and not isinstance(outcome, SQSError):
+            self._trouble(queue).worked()
+
+    def _trouble(self, queue: Queue) -> Trouble:
+        with self._work:
+            if queue not in self._troubles:
+                told = "cannot send messages", "sends messages"
+                self._troubles[queue] = Trouble(logger, *told, queue.name, self._clock)
+            return self._troubles[queue]
