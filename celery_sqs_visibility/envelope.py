@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import codecs
+import json
 import uuid
 from collections.abc import Mapping
 from datetime import datetime
@@ -24,6 +25,9 @@ from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, MESSAGE_BYTES
 
 #: What we, as kombu, put into `delivery_info` of what was received, and take out of what is sent again.
 OURS = ("sqs_message", "sqs_queue", "redelivered")
+
+#: Where kombu's JSON has typed values; without, the plain way to read it is three times as quick.
+TYPED = "__type__"
 
 #: The group of a FIFO queue's messages that name none, as in kombu.
 DEFAULT_GROUP = "default"
@@ -134,7 +138,7 @@ def _text(body: str) -> str:
 
 def _parse(text: str) -> dict[str, Any]:
     try:
-        payload = loads(text)
+        payload = json.loads(text) if TYPED not in text else loads(text)
     except Exception as error:  # noqa: BLE001 - kombu's decoders of typed values may raise anything
         raise UnreadableError(f"its body is not JSON: {error!r}") from None
     if (foreign := what_it_is(payload)) is not None:

@@ -21,8 +21,12 @@ class ProcessLock:
         self._by_pid: dict[int, threading.RLock] = {}
 
     def __enter__(self) -> None:
-        # setdefault is one atomic step, so two threads never get two locks.
-        self._by_pid.setdefault(os.getpid(), threading.RLock()).acquire()
+        pid = os.getpid()
+        lock = self._by_pid.get(pid)
+        if lock is None:
+            # setdefault is one atomic step, so two threads never get two locks.
+            lock = self._by_pid.setdefault(pid, threading.RLock())
+        lock.acquire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

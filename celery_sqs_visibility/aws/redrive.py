@@ -97,9 +97,8 @@ class RedriveBook:
             return queue.url in self._known
 
     def peek(self, queue: Queue) -> Redrive | None:
-        """Return the last known policy; makes no request."""
-        with self._lock:
-            return self._known.get(queue.url)
+        """Return the last known policy; makes no request, and takes no lock: it is asked for every task."""
+        return self._known.get(queue.url)
 
     def has_dead_letter_queue(self, queue: Queue) -> bool:
         """Return whether a queue is named for its dead letters, as far as we know. No request is made."""
