@@ -20,7 +20,7 @@ from celery.app.task import Context
 from celery.exceptions import InvalidTaskError
 from celery.utils.time import maybe_iso8601
 
-from celery_sqs_visibility.envelope import TYPED
+from celery_sqs_visibility import envelope
 
 #: What a name or id cannot hold: control characters, and halves of characters that no encoding takes.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
@@ -45,6 +45,9 @@ SHORT = 60
 #: What a body that Celery sends is, and how its text is encoded.
 JSON = "application/json"
 UTF_8 = ("utf-8", "UTF-8", "us-ascii")
+
+#: As in an envelope, so in a body.
+TYPED = envelope.TYPED.encode()
 
 #: Arguments, keyword arguments, and what is embedded.
 PROTOCOL_2_PARTS = 3
@@ -83,7 +86,7 @@ def _content(message: Any) -> Any:
     body = message.body
     accepted = message.accept is None or JSON in message.accept
     plain = accepted and message.content_type == JSON and message.content_encoding in UTF_8
-    if plain and (TYPED if isinstance(body, str) else TYPED.encode()) not in body:
+    if plain and isinstance(body, bytes) and TYPED not in body:
         with suppress(Exception):  # which kombu then raises in its own words
             return json.loads(body)
     return message.payload
