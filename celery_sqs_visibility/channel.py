@@ -50,14 +50,16 @@ class Message(virtual.Message):
     def give_up(self, reason: str, on_exhausted: str | None = None, **attributes: str) -> None:
         """Its task failed for good: see `Depot.give_up`. Any thread."""
         if self.delivery is not None and self.channel is not None:
-            self.channel.depot.give_up(
+            self.channel.depot.failures.give_up(
                 self.delivery, reason, lambda: seal_again(self._raw), on_exhausted, **attributes
             )
 
     def refuse(self, reason: str, *, others_may: bool = False) -> None:
-        """No task of this worker can be made of it: see `Depot.refuse`. Never deleted."""
+        """No task of this worker can be made of it: see `Failures.refuse`. Never deleted."""
         if self.delivery is not None and self.channel is not None:
-            self.channel.depot.refuse(self.delivery, reason, seal_again(self._raw), others_may=others_may)
+            self.channel.depot.failures.refuse(
+                self.delivery, reason, seal_again(self._raw), others_may=others_may
+            )
             self._state = "REJECTED"
 
 
@@ -135,14 +137,14 @@ class Channel(virtual.Channel):
             delivery.settle(Delete())
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Back to the queue at once or, without `requeue`, given up: see `Depot.reject`. Any thread."""
+        """Back to the queue at once or, without `requeue`, given up: see `Failures.reject`. Any thread."""
         if (queue := self._fetched.pop(delivery_tag, None)) is not None:
             if requeue:
                 queue.sqs.change_visibility(queue.url, [(delivery_tag, 0)])
             else:
                 queue.sqs.delete(queue.url, [delivery_tag])
         elif (delivery := self.delivery(delivery_tag)) is not None:
-            self.depot.reject(delivery, requeue=requeue)
+            self.depot.failures.reject(delivery, requeue=requeue)
 
     def close(self) -> None:
         """Give back what does not run, and close."""

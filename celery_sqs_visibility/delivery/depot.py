@@ -10,8 +10,8 @@ from typing import Any
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.deadletters import not_taken, without_dead_letters
 from celery_sqs_visibility.delivery.events import Adopted, FinishedBefore, Started, emit
+from celery_sqs_visibility.delivery.failures import Failures
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.inbox import Inbox, Parcel
 from celery_sqs_visibility.delivery.intake import Intake, Open, Opened, UnreadableError
@@ -19,10 +19,8 @@ from celery_sqs_visibility.delivery.leases import board
 from celery_sqs_visibility.delivery.ledger import Ledger
 from celery_sqs_visibility.delivery.log import Fields, listen
 from celery_sqs_visibility.delivery.model import (
-    DeadLetter,
     Delete,
     Delivery,
-    Hide,
     Lapse,
     Release,
     Settlement,
@@ -88,6 +86,7 @@ class Depot:
         self._intake = Intake(
             open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self
         )
+        self.failures = Failures(redrive, self._intake, options.on_exhausted)
         # Guards changes of _receivers, _running, _polls_end. Reentrant: Celery's cold shutdown settles in a
         # signal handler, on a thread that may be here just now.
         self._lock = threading.RLock()
@@ -186,60 +185,6 @@ class Depot:
             return False
         return delivery.keeper.settle(delivery, Lapse())  # it may have given way just now
 
-    def give_up(
-        self,
-        delivery: Delivery,
-        reason: str,
-        body: Callable[[], str],
-        on_exhausted: str | None = None,
-        **attributes: str,
-    ) -> None:
-        """Its task failed for good: to the queue's dead-letter queue if it has one, then deleted. Any thread.
-
-        Args:
-            delivery: what is given up.
-            reason: for whoever reads the dead letters.
-            body: makes the message's body, which is not kept.
-            on_exhausted: what to do without a dead-letter queue, if not as the option says.
-            attributes: what else to tell.
-        """
-        delivery = delivery.current  # whose receive count is SQS's
-        if self.redrive.has_dead_letter_queue(delivery.queue):
-            otherwise = not_taken(self.redrive, delivery)
-            delivery.settle(DeadLetter(reason, body(), otherwise, attributes))
-        else:
-            delivery.settle(self._without_dead_letters(delivery.queue, on_exhausted))
-
-    def reject(self, delivery: Delivery, *, requeue: bool) -> None:
-        """Give it back at once, or give it up. Any thread.
-
-        Given up, it is left to the queue's redrive policy or, without one, deleted: as kombu's SQS transport
-        does since 5.7, and as AMQP does without a dead-letter exchange.
-        """
-        if requeue:
-            delivery.settle(Release())
-        elif self.redrive.has_dead_letter_queue(delivery.queue):
-            delivery.settle(Lapse())
-        else:
-            delivery.settle(self._without_dead_letters(delivery.queue))
-
-    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
-        """No task of this worker can be made of it: a dead letter, or hidden; never deleted. Any thread.
-
-        Args:
-            delivery: what is refused.
-            reason: for whoever reads the log or the dead letters.
-            body: the message's.
-            others_may: whether another worker may know better, as in a rolling deploy: then it is a dead
-                letter only at the last receive that the queue allows.
-        """
-        delivery = delivery.current
-        self._intake.refuse(delivery, reason, body, wait=others_may and self._may_return(delivery))
-
-    def after_an_error(self, delivery: Delivery) -> Hide | Lapse:
-        """How to settle a failure about which the task says nothing."""
-        return self._intake.as_after_an_error(delivery.current)
-
     def stop_polling(self) -> None:
         """Poll no more, in none of the queues. Takes no lock that a signal handler could find taken."""
         for receiver, _ in list(self._receivers.values()):
@@ -304,9 +249,6 @@ class Depot:
     def _give_back(deliveries: Iterable[Delivery]) -> int:
         return sum(delivery.settle(Release()) for delivery in deliveries)
 
-    def _without_dead_letters(self, queue: Queue, on_exhausted: str | None = None) -> Settlement:
-        return without_dead_letters(self.redrive, queue, on_exhausted or self.options.on_exhausted)
-
     def _start(self) -> None:
         with self._lock:
             self._closed = False
@@ -365,10 +307,10 @@ class Depot:
         if self._known(delivery):
             return None
         if isinstance(content, UnreadableError):
-            self.refuse(delivery, str(content), message["Body"])
+            self.failures.refuse(delivery, str(content), message["Body"])
         elif hand_over is None:
             delivery.settle(Release())
-        elif (park := self._intake.parking(content)) is not None and self._may_return(delivery):
+        elif (park := self._intake.parking(content)) is not None and self.failures.may_return(delivery):
             delivery.settle(park)
         else:
             return Parcel(delivery, content.payload, self._to(hand_over))
@@ -385,11 +327,6 @@ class Depot:
             case Met.NEW:
                 return False
         return True
-
-    def _may_return(self, delivery: Delivery) -> bool:
-        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
-        redrive = self.redrive.peek(delivery.queue)
-        return redrive is None or delivery.facts.receive_count < redrive.max_receive_count
 
     def _expect(self, delivery: Delivery, at: float) -> None:
         receiver, _ = self._receivers.get(delivery.queue.name, (None, None))
@@ -418,6 +355,6 @@ class Depot:
             except Exception:
                 facts = Fields(message_id=delivery.facts.message_id)
                 logger.exception("message could not be handed to Celery (%s)", facts, extra={"sqs": facts})
-                delivery.settle(self.after_an_error(delivery))
+                delivery.settle(self.failures.after_an_error(delivery))
 
         return hand_over

@@ -37,6 +37,7 @@ def start_proj(start_worker, queue, tmp_path):
     return lambda: start_worker("proj", env=env, import_paths=[TESTS.parent / "examples"], concurrency=1)
 
 
+@pytest.mark.prefork_only("an import leaves a green pool's loop no time for anything else")
 def test_an_import_that_a_shutdown_interrupts_goes_on_from_its_place(make_site, start_proj, orders, records):
     site = make_site()
     result = site.app.send_task("proj.tasks.import_object", ("shop", "day.csv"))

@@ -1,0 +1,88 @@
+"""What becomes of messages that fail for good, are rejected, or are no tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.deadletters import not_taken, without_dead_letters
+from celery_sqs_visibility.delivery.intake import Intake
+from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Lapse, Release, Settlement
+
+
+class Failures:
+    """Settles what will not be done. Any thread; does no I/O itself.
+
+    Args:
+        redrive: knows the dead-letter queues.
+        intake: knows what nobody can read, and how long it is hidden.
+        on_exhausted: "delete" or "keep": what to do without a dead-letter queue.
+    """
+
+    def __init__(self, redrive: RedriveBook, intake: Intake, on_exhausted: str) -> None:
+        self._redrive = redrive
+        self._intake = intake
+        self._on_exhausted = on_exhausted
+
+    def give_up(
+        self,
+        delivery: Delivery,
+        reason: str,
+        body: Callable[[], str],
+        on_exhausted: str | None = None,
+        **attributes: str,
+    ) -> None:
+        """Its task failed for good: to the queue's dead-letter queue if it has one, then deleted.
+
+        Args:
+            delivery: what is given up.
+            reason: for whoever reads the dead letters.
+            body: makes the message's body, which is not kept.
+            on_exhausted: what to do without a dead-letter queue, if not as the option says.
+            attributes: what else to tell.
+        """
+        delivery = delivery.current  # whose receive count is SQS's
+        if self._redrive.has_dead_letter_queue(delivery.queue):
+            otherwise = not_taken(self._redrive, delivery)
+            delivery.settle(DeadLetter(reason, body(), otherwise, attributes))
+        else:
+            delivery.settle(self._without_dead_letters(delivery.queue, on_exhausted))
+
+    def reject(self, delivery: Delivery, *, requeue: bool) -> None:
+        """Give it back at once, or give it up.
+
+        Given up, it is left to the queue's redrive policy or, without one, deleted: as kombu's SQS transport
+        does since 5.7, and as AMQP does without a dead-letter exchange.
+        """
+        if requeue:
+            delivery.settle(Release())
+        elif self._redrive.has_dead_letter_queue(delivery.queue):
+            delivery.settle(Lapse())
+        else:
+            delivery.settle(self._without_dead_letters(delivery.queue))
+
+    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
+        """No task of this worker can be made of it: a dead letter, or hidden; never deleted.
+
+        Args:
+            delivery: what is refused.
+            reason: for whoever reads the log or the dead letters.
+            body: the message's.
+            others_may: whether another worker may know better, as in a rolling deploy: then it is a dead
+                letter only at the last receive that the queue allows.
+        """
+        delivery = delivery.current
+        self._intake.refuse(delivery, reason, body, wait=others_may and self.may_return(delivery))
+
+    def after_an_error(self, delivery: Delivery) -> Hide | Lapse:
+        """How to settle a failure about which the task says nothing."""
+        return self._intake.as_after_an_error(delivery.current)
+
+    def may_return(self, delivery: Delivery) -> bool:
+        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
+        redrive = self._redrive.peek(delivery.queue)
+        return redrive is None or delivery.facts.receive_count < redrive.max_receive_count
+
+    def _without_dead_letters(self, queue: Queue, on_exhausted: str | None = None) -> Settlement:
+        return without_dead_letters(self._redrive, queue, on_exhausted or self._on_exhausted)
