@@ -339,3 +339,28 @@ def test_the_thread_sleeps_until_it_is_told_of_something_that_is_due(world, queu
 
 def test_stop_before_start_is_legal(world):
     world.heartbeat.stop()
+
+
+def test_ten_thousand_messages_share_full_batches_and_none_expires():
+    world = World(visibility_timeout=60, interval=20.0)
+    queue = world.queue()
+    held = []
+    for _ in range(1000):  # ten every 50 ms, and so over 50 seconds, with beats as they fall due
+        held += world.hold(queue, 10)
+        world.clock.advance(0.05)
+        beat_if_due(world)
+    until = world.clock.monotonic() + 5 * 60
+    while world.clock.monotonic() < until:
+        world.clock.advance(0.25)
+        beat_if_due(world)
+    sizes = [len(batch) for batch in world.extensions()]
+    assert sum(sizes) / len(sizes) >= 9.5
+    assert not any(delivery.lost for delivery in held)
+    assert world.visible(queue) == []
+
+
+def beat_if_due(world):
+    if (world.ledger.next_extension() or 0) <= world.clock.monotonic():
+        world.heartbeat.beat()
+        for helper in [thread for thread in threading.enumerate() if thread.name == "sqs-heartbeat-helper"]:
+            helper.join(10)
