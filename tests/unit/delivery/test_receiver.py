@@ -466,3 +466,24 @@ def test_a_thread_that_hangs_with_what_it_brought_is_replaced(running, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "a thread that polls 'q' hangs: another takes its place"
     ]
+
+
+def test_an_idle_receiver_at_the_defaults_polls_three_times_a_minute(running):
+    world = World(PollSchedule(0, 0))
+    hour_is_over = threading.Event()
+    receive = world.sqs.receive
+
+    def long_poll(queue_url, max_messages, wait, options):
+        """Nothing comes, and that takes as long as was asked for."""
+        if hour_is_over.is_set() or world.clock.monotonic() >= 1000 + 3600:
+            hour_is_over.set()
+            world.receiver.stop()
+            return []
+        messages = receive(queue_url, max_messages, 0, options)
+        world.clock.advance(wait)
+        return messages
+
+    world.sqs.receive = long_poll
+    running(world)
+    assert hour_is_over.wait(10)
+    assert len(receives(world)) == 60 * 3

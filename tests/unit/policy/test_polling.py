@@ -172,3 +172,39 @@ class Polling(RuleBasedStateMachine):
 
 
 TestPolling = Polling.TestCase
+
+
+def polls_of_an_idle_queue(schedule, wait, seconds):
+    """The instants at which long polls of `wait` seconds begin, in so many seconds without a message."""
+    polls, now = [], NOW
+    while (now := max(now, schedule.next_poll())) < NOW + seconds:
+        polls.append(now)
+        now += wait
+        schedule.polled(now, [])
+    return polls
+
+
+def test_an_idle_hour_at_the_defaults_costs_three_polls_a_minute():
+    assert len(polls_of_an_idle_queue(PollSchedule(0, 0), 20, 3600)) == 60 * 3
+
+
+def test_an_idle_hour_that_sleeps_up_to_a_minute_costs_less_than_one_poll_a_minute():
+    polls = polls_of_an_idle_queue(PollSchedule(0, 60), 20, 3600)
+    assert len(polls) < 60
+    assert max(later - earlier for earlier, later in itertools.pairwise(polls)) == 60 + 20
+
+
+def test_however_long_an_idle_queue_sleeps_two_hundred_hidden_messages_are_looked_for_on_time():
+    schedule = PollSchedule(0, 60)
+    now = polls_of_an_idle_queue(schedule, 20, 1800)[-1] + 20
+    hidden = {str(number): now + 5 + number / 100 for number in range(200)}
+    for message_id, at in hidden.items():
+        schedule.expect(message_id, at)
+    late = []
+    while hidden:
+        assert schedule.next_poll() <= min(hidden.values())
+        now = max(now, schedule.next_poll()) + 0.01  # a call
+        back = [message_id for message_id, at in hidden.items() if at <= now][:10]
+        late += [now - hidden.pop(message_id) for message_id in back]
+        schedule.polled(now, back)
+    assert max(late) <= 0.01 + 1e-6
