@@ -1,0 +1,214 @@
+"""What the package costs: an import, memory for each message in flight, bytes on the way to a child."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gc
+import json
+import pickle
+import subprocess
+import sys
+import tracemalloc
+import uuid
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from celery.worker.request import Request, create_request_cls
+from kombu.transport import virtual
+from support.clock import FakeClock
+
+from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.port import ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.channel import Message
+from celery_sqs_visibility.delivery.depot import Depot
+from celery_sqs_visibility.delivery.inbox import Inbox
+from celery_sqs_visibility.delivery.returns import Returns
+from celery_sqs_visibility.envelope import open_message
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.request import DeliveryRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+MESSAGES = 10_000
+BYTES_A_MESSAGE = 1500
+
+
+def quick(argument):
+    """A task."""
+
+
+class Pool:
+    """Takes what a pool would."""
+
+    def apply_async(self, target, args, **_):
+        self.args = args
+
+
+POOL = Pool()
+
+
+class World:
+    """A depot whose messages are given to it, and what Celery would have of them."""
+
+    def __init__(self):
+        self.clock = FakeClock()
+        self.sqs = MemorySQS(self.clock)
+        self.queue = Queue("q", self.sqs.create_queue("q", {}, {}), self.sqs)
+        self.inbox = Inbox()
+        self.opened = {}
+        self.depot = Depot(
+            Options.parse({"polling_interval": 3600}),
+            ReceiveOptions(visibility_timeout=120),
+            lambda _, message: self.opened[message["ReceiptHandle"]],
+            RedriveBook(),
+            Returns(),
+            self.inbox,
+            self.clock,
+        )
+        self.app = Celery("lean", set_as_current=False, broker="memory://")
+        self.task = self.app.task(quick, name="work.quick", shared=False)
+
+    def received(self, count, **message):
+        """Messages, opened beforehand: what they weigh, stock has too."""
+        messages = [received(**message) for _ in range(count)]
+        self.opened.update((m["ReceiptHandle"], open_message(self.queue, m)) for m in messages)
+        return messages
+
+    def arrive(self, messages):
+        now = self.clock.monotonic()
+        for start in range(0, len(messages), 10):
+            self.depot._arrived(self.queue, messages[start : start + 10], now, now)
+
+    def delivery(self, tag):
+        """As for a channel."""
+        return self.depot.ledger.get(tag)
+
+    def decode_body(self, body, _encoding):
+        """As a channel does."""
+        return base64.b64decode(body)
+
+    @functools.cache  # noqa: B019 - it lives as long as the test
+    def request_class(self, base, pool):
+        return create_request_cls(base, self.task, pool, "host", None, app=self.app)
+
+    def request(self, message, base=DeliveryRequest, pool=POOL):
+        return self.request_class(base, pool)(
+            message, app=self.app, task=self.task, hostname="host", utc=True
+        )
+
+
+def received(argument="a", handle_bytes=350):
+    """A message as SQS answers it; real receipt handles are that long."""
+    identity = str(uuid.uuid4())
+    message = {
+        "body": base64.b64encode(json.dumps([[argument], {}, {}]).encode()).decode(),
+        "headers": {"id": identity, "task": "work.quick", "lang": "py", "root_id": identity, "retries": 0},
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "properties": {
+            "correlation_id": identity,
+            "delivery_tag": str(uuid.uuid4()),
+            "delivery_info": {"exchange": "", "routing_key": "q"},
+            "body_encoding": "base64",
+            "delivery_mode": 2,
+            "priority": 0,
+        },
+    }
+    return {
+        "MessageId": str(uuid.uuid4()),
+        "ReceiptHandle": f"{uuid.uuid4()}".ljust(handle_bytes, "="),
+        "Body": base64.b64encode(json.dumps(message).encode()).decode(),
+        "Attributes": {"ApproximateReceiveCount": "1", "ApproximateFirstReceiveTimestamp": "1700000000000"},
+    }
+
+
+@pytest.fixture
+def world():
+    world = World()
+    world.messages = []
+    # Whatever is handed over becomes a message, as for a consumer.
+    world.depot.consume(world.queue, lambda payload: world.messages.append(Message(payload, world)))
+    yield world
+    world.depot.close()
+    world.app.close()
+
+
+class Weighed:
+    """The bytes that a block allocates and keeps."""
+
+    def __enter__(self):
+        gc.collect()
+        tracemalloc.start()
+        return self
+
+    def __exit__(self, *_):
+        gc.collect()
+        self.bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+
+def python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.split()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import celery_sqs_visibility",
+        "from celery_sqs_visibility import VisibilityTask",
+        "from celery_sqs_visibility import ExponentialBackoff, message_lost, subscribe",
+        "import celery; celery.Celery(broker='celery_sqs_visibility://').task(len, name='a')",
+    ],
+)
+def test_boto3_is_not_imported_before_it_is_used(code):
+    assert python(f"{code}; import sys; print(*{{'boto3', 'botocore'}} & set(sys.modules))") == []
+
+
+def test_the_face_imports_nothing_but_itself():
+    before = "import celery, kombu, importlib, sys; before = set(sys.modules)"
+    added = python(f"{before}; import celery_sqs_visibility; print(*set(sys.modules) - before)")
+    assert added in ([], ["celery_sqs_visibility"])  # kombu's entry point may have imported it
+
+
+def test_a_message_in_the_inbox_weighs_less_than_a_kilobyte_and_a_half(world):
+    messages = world.received(MESSAGES)
+    with Weighed() as ours:
+        world.arrive(messages)
+    assert len(world.inbox) == MESSAGES
+    assert ours.bytes / MESSAGES < BYTES_A_MESSAGE
+
+
+def test_a_message_in_celerys_hands_weighs_that_more_than_on_another_transport(world):
+    messages = world.received(MESSAGES)
+    with Weighed() as theirs:
+        requests = [
+            world.request(virtual.Message(opened.payload, channel=world), Request)
+            for opened in world.opened.values()
+        ]
+    assert len(requests) == MESSAGES
+    del requests
+    with Weighed() as ours:
+        world.arrive(messages)
+        while world.inbox.hand_over(world.clock):
+            pass
+        requests = [world.request(message) for message in world.messages]
+    assert len(requests) == MESSAGES
+    assert (ours.bytes - theirs.bytes) / MESSAGES < BYTES_A_MESSAGE
+
+
+def test_a_child_gets_the_arguments_once(world):
+    argument = uuid.uuid4().hex * 10_000
+    world.arrive(world.received(1, argument=argument))
+    world.inbox.hand_over(world.clock)
+    pool = Pool()
+    request = world.request(world.messages[0], pool=pool)
+    request.execute_using_pool(pool)
+    sent = pickle.dumps(pool.args)
+    # Celery sends the body, and the arguments made of it; the message as received would be twice that again.
+    assert sent.count(argument.encode()) == 2
+    assert len(sent) < 2 * len(argument) + 3000
