@@ -1,0 +1,133 @@
+"""What docs/scaling.md computes: its tables are the code's, its formulae what a heartbeat and a poll do."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from support.clock import FakeClock
+from support.scaling import ROOT, scaling
+
+from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.events import Facts
+from celery_sqs_visibility.delivery.heartbeat import Heartbeat
+from celery_sqs_visibility.delivery.intake import LONGEST_TRANSIT
+from celery_sqs_visibility.delivery.ledger import Ledger
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.wheel import SLOTS
+from celery_sqs_visibility.policy.options import Options
+
+PAGE = ROOT / "docs/scaling.md"
+WORK = scaling.Workload("task", seconds=1)
+
+
+def extended(count, seconds, timeout, interval, phase):
+    """Extensions, and requests for them, of messages held for so long; the clock begins at `phase`."""
+    clock = FakeClock(monotonic=1000 + phase)
+    sqs = MemorySQS(clock)
+    queue = Queue("q", sqs.create_queue("q", {}, {}), sqs)
+    ledger = Ledger(timeout, interval)
+    heartbeat = Heartbeat(ledger, clock, lambda *_: None)
+    for _ in range(count):
+        sqs.send(queue.url, OutgoingMessage("task"))
+    began = clock.monotonic()
+    ledger.add(
+        Delivery(queue, message["ReceiptHandle"], Facts("q", "id", 1, 0), began, began + timeout, None)
+        for _ in range(0, count, 10)
+        for message in sqs.receive(queue.url, 10, 0, ReceiveOptions(timeout))
+    )
+    while (due := ledger.next_extension()) < began + seconds:
+        clock.advance(max(0.0, due - clock.monotonic()))
+        heartbeat.beat()
+    batches = [
+        arguments["changes"]
+        for action, arguments in sqs.calls
+        if action == "ChangeMessageVisibilityBatch" and arguments["changes"]
+    ]
+    return sum(map(len, batches)), len(batches)
+
+
+def test_the_tables_of_the_page_are_generated_from_the_code():
+    page = PAGE.read_text()
+    assert page == scaling.written(page), "run: python benchmarks/scaling.py --write docs/scaling.md"
+
+
+def test_a_page_without_its_table_is_told_so():
+    with pytest.raises(ValueError, match="expected one table 'tasks' in the page, got 0"):
+        scaling.written("no table here")
+
+
+def test_the_json_of_the_page_is_json():
+    blocks = re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert blocks
+    for block in blocks:
+        json.loads(block)
+
+
+def test_the_formulae_know_the_defaults_and_the_package():
+    options = Options.parse({})
+    assert scaling.LONGEST_TRANSIT == LONGEST_TRANSIT
+    assert scaling.SLOTS_OF_THE_WHEEL == SLOTS
+    for name in ("visibility_timeout", "settle_window", "prefetch_seconds"):
+        assert getattr(WORK, name) == getattr(options, name)
+
+
+@pytest.mark.parametrize("seconds", [1, 39, 79, 81, 200, 1200, 7205])
+@pytest.mark.parametrize("phase", [0, 3.3, 9.9])
+def test_a_heartbeat_extends_as_often_as_the_formula_says(seconds, phase):
+    """Received at any phase of the wheel, at the most that often, at the least one less."""
+    often, _ = extended(1, seconds, 120, 40.0, phase)
+    most = scaling.extensions(seconds, 120)
+    assert most - 1 <= often <= most
+
+
+@pytest.mark.parametrize("count", [10, 30, 60])
+def test_extensions_share_requests_as_the_formula_says(count):
+    often, requests = extended(count, 1200, 120, 40.0, 0)
+    assert often / count in (scaling.extensions(1200, 120) - 1, scaling.extensions(1200, 120))
+    assert often / requests == scaling.extension_batch(replace(WORK, seconds=1200, slots=count))
+
+
+def test_without_heartbeat_nothing_is_extended():
+    assert scaling.extensions(3600, 120, 0) == 0
+
+
+def test_long_tasks_are_received_one_by_one_and_short_ones_by_ten():
+    assert scaling.receive_batch(replace(WORK, seconds=30)) == 1
+    assert scaling.receive_batch(replace(WORK, seconds=0.05, slots=8)) == 10
+    assert scaling.held(replace(WORK, seconds=30, slots=8)) == 8
+
+
+def test_a_million_is_free_and_the_rest_costs_by_the_million():
+    assert scaling.dollars(1e6) == 0
+    assert scaling.dollars(3.5e6) == pytest.approx(1.00)
+    assert scaling.dollars(3e6, scaling.FIFO) == pytest.approx(1.00)
+    assert scaling.dollars(201e9) == pytest.approx(40_000 + 30_000 + 240, rel=1e-4)
+
+
+def test_each_64_kilobytes_of_payload_is_a_request():
+    assert [scaling.billed(size) for size in (0, 1, 65536, 65537, 1024 * 1024)] == [1, 1, 1, 2, 16]
+    one_by_one = replace(WORK, seconds=0.05, slots=8, bytes=60_000)
+    # A receive of ten such messages is ten requests on the bill.
+    assert scaling.requests(one_by_one) - scaling.calls(one_by_one).delete == pytest.approx(1 + 1)
+
+
+def test_a_retry_costs_a_receive_and_a_hide_and_a_dead_letter_a_send():
+    long = replace(WORK, seconds=30, slots=1, settle_window=0)
+    assert scaling.requests(long) == 3
+    assert scaling.requests(replace(long, retries=2)) == 3 + 2 * 2
+    assert scaling.requests(replace(long, dead=1)) == 3 + 1
+
+
+def test_idle_at_the_defaults_is_three_polls_a_minute_and_less_than_one_where_polling_sleeps():
+    assert scaling.idle_polls() == 3
+    assert scaling.idle_polls(sleep=60) == 0.75
+
+
+def test_as_many_workers_as_keep_up():
+    assert scaling.workers_for(100, replace(WORK, seconds=30, slots=8)) == 375
+    assert scaling.workers_for(100, replace(WORK, seconds=30, slots=8, retries=0.5)) == 563
