@@ -30,6 +30,13 @@ class Reservation:
     crowded: bool
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """Somebody who waits in line for room, to poll that queue."""
+
+    queue: str
+
+
 class Room:
     """Counts what is held and what is asked for against what may be. Safe to call from any thread.
 
@@ -53,7 +60,7 @@ class Room:
         self._reserved = 0
         self._queues = 0  # that poll or want to
         self._polls: Counter[str] = Counter()  # in flight, by queue
-        self._line: deque[object] = deque()  # who waits for room, first come first
+        self._line: deque[Turn] = deque()  # who waits for room, first come first
 
     @property
     def prefetch_count(self) -> int:
@@ -91,7 +98,7 @@ class Room:
         `given_up` meanwhile leaves the line at the next `interrupt`.
         """
         with self._changed:
-            turn = object()
+            turn = Turn(queue)
             self._line.append(turn)
             try:
                 self._changed.wait_for(lambda: given_up() or self._is_next(turn), timeout)
@@ -100,8 +107,8 @@ class Room:
                 self._line.remove(turn)
                 self._changed.notify_all()
 
-    def _is_next(self, turn: object) -> bool:
-        return self._line[0] is turn and self._worth_asking()
+    def _is_next(self, turn: Turn) -> bool:
+        return self._line[0] is turn and self._worth_asking(turn.queue)
 
     def _reserve(self, queue: str) -> Reservation:
         free = self._free()
@@ -110,7 +117,7 @@ class Room:
         messages = min(BATCH_ENTRIES, max(1, free // (1 + others)))
         self._reserved += messages
         self._polls[queue] += 1
-        return Reservation(queue, messages, crowded=free - messages < others)
+        return Reservation(queue, messages, crowded=self._left_to_queues() < others)
 
     def received(self, reservation: Reservation, messages: int) -> None:
         """The poll is over and brought that many."""
@@ -135,7 +142,7 @@ class Room:
                 now = self._clock.monotonic()
                 self._pace.note(now)
                 self._duration.note(now - began)
-            if self._line and self._worth_asking():
+            if self._line and self._worth_asking(self._line[0].queue):
                 self._changed.notify_all()
 
     def interrupt(self) -> None:
@@ -153,8 +160,20 @@ class Room:
     def _free(self) -> int:
         return self._limit(self._pool()) - self._held - self._reserved
 
-    def _worth_asking(self) -> bool:
+    def _worth_asking(self, queue: str) -> bool:
         slots = self._pool()
         limit = self._limit(slots)
         taken = self._held + self._reserved
-        return limit - taken >= enough_to_ask(taken, slots.number, limit, BATCH_ENTRIES)
+        if limit - taken >= enough_to_ask(taken, slots.number, limit, BATCH_ENTRIES):
+            return True
+        return queue not in self._polls and not self._held and self._left_to_queues() > 0
+
+    def _left_to_queues(self) -> int:
+        """Room for polls of one message each: while nothing is held, as many as Celery's prefetch count.
+
+        So where there are more queues than slots an idle queue is still polled, and not every second.
+        """
+        limit = self._limit(self._pool())
+        if not self._held:
+            limit = max(limit, self._prefetch_count)
+        return limit - self._held - self._reserved

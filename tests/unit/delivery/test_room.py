@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.clock import FakeClock
 
 from celery_sqs_visibility.delivery.room import Room
-from celery_sqs_visibility.policy.prefetch import UNLIMITED
+from celery_sqs_visibility.policy.prefetch import UNLIMITED, Slots
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 
@@ -102,6 +102,36 @@ def test_where_there_is_less_room_than_queues_the_polls_are_short():
     room = make_room(2, queue_count=4)
     assert room.reserve("q", 0).crowded
     assert make_room(40, queue_count=4).reserve("q", 0).crowded is False
+
+
+def make_small_pool(slots, prefetch_count, queue_count):
+    room = Room(0.0, FakeClock(), lambda: Slots(slots, prefetch_count))
+    room.prefetch_count = prefetch_count
+    for _ in range(queue_count):
+        room.join()
+    return room
+
+
+def test_idle_queues_are_polled_long_though_there_are_more_of_them_than_slots():
+    room = make_small_pool(slots=2, prefetch_count=8, queue_count=3)
+    polls = [room.reserve(name, 0) for name in "abc"]
+    assert [(poll.messages, poll.crowded) for poll in polls] == [(1, False)] * 3
+
+
+def test_a_queue_that_joins_late_is_polled_though_the_first_has_taken_the_room():
+    room = make_small_pool(slots=2, prefetch_count=8, queue_count=1)
+    assert room.reserve("early", 0).messages == 2
+    room.join()
+    late = room.reserve("late", 0)
+    assert (late.messages, late.crowded) == (1, False)
+    assert room.reserve("late", 0) is None  # that is one poll, and no helpers
+
+
+def test_while_tasks_run_no_more_is_asked_for_than_slots_can_start():
+    room = make_small_pool(slots=2, prefetch_count=8, queue_count=3)
+    room.received(room.reserve("a", 0), 1)
+    assert room.reserve("b", 0).messages == 1
+    assert room.reserve("c", 0) is None
 
 
 def test_a_queue_that_leaves_gives_its_share_to_the_others():
@@ -236,7 +266,7 @@ class Sharing(RuleBasedStateMachine):
         reservation = self.room.reserve("q", 0)
         if reservation is not None:
             assert 1 <= reservation.messages <= BATCH_ENTRIES
-            limit = self.room._limit(self.room._pool())
+            limit = max(self.room._limit(self.room._pool()), self.room.prefetch_count)
             assert self.held + reserved + reservation.messages <= limit
             self.reservations.append(reservation)
         elif self.held + reserved < self.room.prefetch_count:
