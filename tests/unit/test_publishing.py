@@ -225,7 +225,7 @@ def test_elsewhere_a_block_changes_nothing(settings):
     app = make_app("elsewhere", {"broker_transport": None, **settings}, set_as_current=False)
     ran = []
 
-    @app.task
+    @app.task(shared=False)
     def task():
         ran.append(True)
 

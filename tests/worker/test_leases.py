@@ -153,7 +153,7 @@ def test_a_message_that_comes_back_while_it_waits_for_the_main_thread_is_run_onc
     fault = cannot_extend(site)
     send(site, "until_lost", "first", 3)
     send(site, "watching", "second", 0)
-    worker = start(site, pool="solo", prefetch_multiplier=20)
+    worker = start(site, pool="solo", prefetch_multiplier=0)  # no limit
     worker.wait_for_log("message came back while held here, and is not run twice")
     fault.remove()
     site.diary.wait_for("done", 2)
