@@ -151,7 +151,7 @@ def test_a_lost_message_that_comes_back_is_not_run_beside_its_first_run(make_sit
 def test_a_message_that_comes_back_while_it_waits_for_the_main_thread_is_run_once(make_site, reliability):
     site = make_site(visibility_timeout=3)
     fault = cannot_extend(site)
-    send(site, "until_lost", "first", 3)
+    send(site, "cooperative", "first", 8)
     send(site, "watching", "second", 0)
     worker = start(site, pool="solo", prefetch_multiplier=0)  # no limit
     worker.wait_for_log("message came back while held here, and is not run twice")
