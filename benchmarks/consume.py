@@ -1,149 +1,108 @@
-"""How fast, and with how many requests, a worker consumes no-op tasks: ours beside kombu's SQS transport.
-
-    python benchmarks/consume.py [--tasks 2000] [--latency 0.010] [--pool prefork] [--repeats 3]
-
-Both run the same task module on the same emulator (ministack where it is installed, else moto, whose receive
-is linear in the backlog), behind a proxy that adds the latency to every call and counts. Needs the test
-dependencies, and pycurl for kombu's transport.
-"""
+"""Consuming no-op tasks: how many a second, with how many requests, and at what cost to the main process."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import importlib.util
+import itertools
 import os
-import statistics
-import sys
-import tempfile
-import uuid
-from pathlib import Path
+import time
+from urllib.parse import urlsplit
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests")]
+import redis
+from contenders import KOMBU, KOMBU_EAGER, REDIS, VISIBILITY
+from meter import Clockwork, Meter, metered
+from queues import fill, new_name
+from results import Result
+from servers import emulator  # noqa: F401 - for soak.py
+from support.app import close_app, make_app
 
-import boto3  # noqa: E402
-from support.app import make_app  # noqa: E402
-from support.emulator import MotoServer  # noqa: E402
-from support.faults import latency  # noqa: E402
-from support.processes import GuardedProcess, free_port, wait_until  # noqa: E402
-from support.proxy import FaultProxy  # noqa: E402
-from support.worker import WorkerProcess  # noqa: E402
-
-CONTENDERS = {
-    "kombu, defaults": ("sqs", {}),
-    "kombu, polling_interval=0.01": ("sqs", {"polling_interval": 0.01}),
-    "celery_sqs_visibility": ("celery_sqs_visibility", {}),
-}
-BATCH = 10
+NAME = "consume"
+CONTENDERS = (KOMBU, KOMBU_EAGER, VISIBILITY)
 DEADLINE = 300
+POLL_SECONDS = 0.005
+LEAST = 50  # tasks
 
 
-@contextlib.contextmanager
-def emulator(directory):
-    """An SQS on 127.0.0.1: its URL."""
-    if importlib.util.find_spec("ministack") is None:
-        with MotoServer(directory) as moto:
-            yield moto.url
-        return
-    port = free_port()
-    environment = {**os.environ, "BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "IOT_MTLS_PORT": "0"}
-    server = GuardedProcess([sys.executable, "-m", "ministack"], directory / "ministack.log", environment)
-    server.start()
-    url = f"http://127.0.0.1:{port}"
-    client = boto3.client("sqs", endpoint_url=url)
-
-    def answers():
-        with contextlib.suppress(Exception):
-            return client.list_queues()
-        return None
-
-    try:
-        wait_until(answers, 60, lambda: server.log)
-        yield url
-    finally:
-        server.stop()
+def measure(arguments, servers):
+    """All contenders in turn, in each pool, at each latency; Redis where it is, without latency."""
+    for seconds, pool in itertools.product(arguments.latency, arguments.pool):
+        for contender in CONTENDERS:
+            if arguments.only in contender.name:
+                result = Result(NAME, f"{1000 * seconds:g} ms, {pool}", contender.name)
+                tasks = max(LEAST, int(arguments.tasks * contender.share))
+                for _ in range(arguments.repeats):
+                    result.add(**on_sqs(contender, tasks, seconds, pool, servers.sqs, servers.directory))
+                yield result
+    for pool in arguments.pool if servers.redis and arguments.only in REDIS.name else ():
+        result = Result(NAME, f"no latency, {pool}", REDIS.name)
+        for _ in range(arguments.repeats):
+            result.add(**on_redis(arguments.tasks, pool, servers.redis, servers.directory))
+        yield result
 
 
-def fill(app, client, queue, tasks):
-    """Put that many messages into a new queue."""
-    url = client.create_queue(QueueName=queue)["QueueUrl"]
+def on_sqs(contender, tasks, seconds, pool, server, directory):
+    """One run, from the first message received to the last deleted."""
+    queue = new_name()
+    fill(server, queue, "nothing", tasks)
+    clockwork = Clockwork()
+    clockwork.watch(proxy=os.getpid(), server=server.pid)
+    meter = Meter(clockwork, tasks)
+    with (
+        metered(server.url, seconds, meter) as proxy,
+        contender.worker(proxy.port, queue, directory, pool=pool) as worker,
+    ):
+        clockwork.watch(main=worker.pid)
+        if not meter.done.wait(DEADLINE):
+            raise TimeoutError(f"{meter.deleted} of {tasks} tasks were done. The log:\n{worker.log[-2000:]}")
+    return figures(meter.first, meter.last, tasks)
+
+
+def figures(first, last, tasks):
+    took = last.at - first.at
+    spent = {name: last.cpu[name] - first.cpu.get(name, 0) for name in last.cpu}
+    return {
+        "tasks_per_s": tasks / took,
+        "requests_per_task": (last.requests - first.requests) / tasks,
+        "main_CPU_ms_per_task": 1000 * spent["main"] / tasks,
+        "main_cores": spent["main"] / took,
+        "proxy_cores": spent.get("proxy", 0) / took,
+        "server_cores": spent["server"] / took,
+    }
+
+
+def on_redis(tasks, pool, server, directory):
+    """One run; what is in the queue and in kombu's hash of unacknowledged messages tells when it is over."""
+    queue = new_name()
+    port = urlsplit(server.url).port
+    app = make_app("producer", REDIS.config(port, queue), set_as_current=False)
     for _ in range(tasks):
         app.send_task("tasks.nothing")
-    return url
+    close_app(app)
+    client = redis.Redis(port=port)
+    clockwork = Clockwork()
+    clockwork.watch(server=server.pid)
+    asked = 0  # commands of our own
+
+    def ask(command, *arguments):
+        nonlocal asked
+        asked += 1
+        return client.execute_command(command, *arguments)
+
+    def commands():
+        """What others have asked of it."""
+        return ask("INFO", "stats")["total_commands_processed"] - asked
+
+    with REDIS.worker(port, queue, directory, pool=pool) as worker:
+        clockwork.watch(main=worker.pid)
+        until = time.monotonic() + DEADLINE
+        while ask("LLEN", queue) >= tasks:
+            _rest(until, worker)
+        first = clockwork.now(commands())
+        while ask("LLEN", queue) or ask("HLEN", "unacked"):
+            _rest(until, worker)
+        return figures(first, clockwork.now(commands()), tasks)
 
 
-def measure(transport, options, upstream, arguments, directory):
-    """Run one worker until the queue is empty; tasks a second, requests a task, main-process CPU a task."""
-    queue = f"bench-{uuid.uuid4().hex[:8]}"
-    client = boto3.client("sqs", endpoint_url=upstream)
-    with FaultProxy(upstream) as proxy:
-        config = {
-            "broker_url": f"sqs://made-up:made-up@127.0.0.1:{proxy.port}",
-            "task_default_queue": queue,
-            "broker_transport": "celery_sqs_visibility",
-            "broker_transport_options": {"region": "us-east-1", "is_secure": False},
-        }
-        fill(make_app("producer", config, set_as_current=False), client, queue, arguments.tasks)
-        proxy.clear()
-        proxy.inject(latency(arguments.latency))
-        config["broker_transport"] = transport
-        config["broker_transport_options"] = {**config["broker_transport_options"], **options}
-        worker = WorkerProcess(
-            "tasks",
-            directory / f"{queue}.log",
-            pool=arguments.pool,
-            loglevel="WARNING",
-            config=config,
-            import_paths=[Path(__file__).parent],
-        )
-        with worker:
-            deleted = wait_until(
-                lambda: drained(proxy, arguments.tasks), DEADLINE, lambda: worker.log[-2000:]
-            )
-            cpu = worker.cpu_seconds()
-        received = [
-            c for c in proxy.calls("ReceiveMessage", queue=queue) if (c.response or {}).get("Messages")
-        ]
-        requests = len(received) + len(deleted)
-        seconds = max(c.finished for c in deleted) - received[0].finished
-    return arguments.tasks / seconds, requests / arguments.tasks, 1000 * cpu / arguments.tasks
-
-
-def drained(proxy, tasks):
-    """The delete requests, once they cover all tasks."""
-    deletes = [c for c in proxy.calls() if c.action.startswith("DeleteMessage") and c.finished]
-    done = sum(len(c.request.get("Entries", [None])) for c in deletes)
-    return deletes if done >= tasks else None
-
-
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tasks", type=int, default=2000)
-    parser.add_argument("--latency", type=float, default=0.010)
-    parser.add_argument("--pool", default="prefork")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", help="a contender's name, or a part of it")
-    arguments = parser.parse_args()
-    os.environ.update(
-        AWS_ACCESS_KEY_ID="made-up", AWS_SECRET_ACCESS_KEY="made-up", AWS_DEFAULT_REGION="us-east-1"
-    )
-    print(
-        f"{arguments.tasks} no-op tasks, {1000 * arguments.latency:g} ms added a call, {arguments.pool} of 2"
-    )
-    print(f"{'':32}{'tasks/s':>9}{'requests/task':>15}{'CPU ms/task':>13}")
-    with tempfile.TemporaryDirectory() as directory, emulator(Path(directory)) as url:
-        for name, (transport, options) in CONTENDERS.items():
-            if arguments.only and arguments.only not in name:
-                continue
-            runs = [
-                measure(transport, options, url, arguments, Path(directory)) for _ in range(arguments.repeats)
-            ]
-            rate, requests, cpu = (statistics.median(column) for column in zip(*runs, strict=True))
-            print(f"{name:32}{rate:9.0f}{requests:15.3f}{cpu:13.2f}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def _rest(until, worker):
+    if time.monotonic() > until:
+        raise TimeoutError(worker.log[-2000:])
+    time.sleep(POLL_SECONDS)

@@ -1,0 +1,72 @@
+"""The page docs/benchmarks.md: the tables and plots of one run, between two markers."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+
+from paths import ROOT
+from plots import bars
+from results import by_measurement, table
+
+BEGIN, END = "<!-- run: make bench -->", "<!-- end of the run -->"
+PACKAGES = ("celery", "kombu", "boto3", "botocore", "redis", "pycurl")
+PLOTS = {  # file: measurement, figure, title
+    "consume-rate": ("consume", "tasks/s", "Tasks consumed a second"),
+    "consume-requests": ("consume", "requests/task", "Requests for each task consumed"),
+    "consume-cpu": ("consume", "main CPU ms/task", "CPU of the worker's main process, ms for each task"),
+    "publish-rate": ("publish", "tasks/s", "Tasks published a second"),
+    "idle": ("idle", "requests/minute", "Requests a minute of an idle worker"),
+    "retries": ("retries", "p99 ms late", "99 of 100 retries start within, ms after their delay"),
+}
+
+
+def named_run(arguments, servers):
+    """When, where and with what, of which a figure is worth nothing without."""
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run(
+        [*git, "describe", "--always", "--dirty"], check=False, capture_output=True, text=True
+    )
+    return {
+        "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit.stdout.strip() or "unknown",
+        "cores": os.cpu_count(),
+        "load": [round(load, 2) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        "emulator": servers.sqs.name,
+        "versions": {name: version(name) for name in PACKAGES},
+        "arguments": {k: v for k, v in vars(arguments).items() if k not in {"json", "write"}},
+    }
+
+
+def sentence(run):
+    """The run in words."""
+    versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
+    asked = run["arguments"]
+    return (
+        f"Run of {run['date']}, commit `{run['commit']}`: {run['cores']} cores for worker, proxy and "
+        f"emulator ({run['emulator']}) together, Python {run['python']}, {versions}; "
+        f"{asked['tasks']:,} tasks, "
+        f"{asked['repeats']} repeats, median (least to most). The load before it was {run['load'][0]}."
+    )
+
+
+def write(path, run, results):
+    """Put the run between the page's markers, and its plots into the folder of the page's name."""
+    folder = path.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    measured = by_measurement(results)
+    parts = [sentence(run)]
+    for name, rows in measured.items():
+        parts += [f"### {name}", table(rows)]
+        for file, (measurement, figure, title) in PLOTS.items():
+            if measurement == name:
+                (folder / f"{file}.svg").write_text(bars(rows, figure, title))
+                parts.append(f"![{title}]({folder.name}/{file}.svg)")
+    before, _, rest = path.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    body = "\n\n".join(parts)
+    path.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}")
