@@ -12,7 +12,6 @@ from contenders import KOMBU, KOMBU_EAGER, REDIS, VISIBILITY
 from meter import Clockwork, Meter, metered
 from queues import fill, new_name
 from results import Result
-from servers import emulator  # noqa: F401 - for soak.py
 from support.app import close_app, make_app
 
 NAME = "consume"

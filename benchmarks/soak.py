@@ -33,7 +33,7 @@ from pathlib import Path
 
 import boto3
 import psutil
-from consume import emulator  # puts tests on the path
+from servers import emulator  # puts tests on the path
 from support.app import behind, make_app
 from support.diary import DIARY_VARIABLE, Diary
 from support.worker import WorkerProcess
