@@ -28,7 +28,7 @@ import proxying
 import publish
 import report
 import retries
-from results import by_measurement, table
+from results import Result, by_measurement, table
 from servers import CREDENTIALS, Server, redis_server, sqs_server
 
 MEASUREMENTS = {
@@ -64,7 +64,10 @@ def parse():
     parser.add_argument("--only", default="", help="contenders with this in their name")
     parser.add_argument("--json", type=Path, help="write the figures of all repeats")
     parser.add_argument("--write", type=Path, help="write tables and plots into this page")
+    parser.add_argument("--again", type=Path, help="measure nothing: write the page from such a JSON file")
     arguments = parser.parse_args()
+    if arguments.again and not arguments.write:
+        parser.error("--again needs --write")
     unknown = set(arguments.measurements) - set(MEASUREMENTS)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: not of {', '.join(MEASUREMENTS)}")
@@ -73,6 +76,10 @@ def parse():
 
 def main():
     arguments = parse()
+    if arguments.again:
+        told = json.loads(arguments.again.read_text())
+        report.write(arguments.write, told["run"], [Result.of_plain(plain) for plain in told["results"]])
+        return
     os.environ.update(CREDENTIALS)
     results = []
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:

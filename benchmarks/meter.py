@@ -19,8 +19,9 @@ from support.proxy import FaultProxy
 
 @dataclass(frozen=True)
 class Passed:
-    """One request: when SQS had answered (monotonic), and both halves."""
+    """One request: when SQS was asked and when it had answered (monotonic), and both halves."""
 
+    asked: float
     at: float
     action: str
     parameters: dict
@@ -72,9 +73,12 @@ class Meter:
         self._lock = threading.Lock()  # guards everything above
 
     def __call__(self, request, forward, _removed):
+        asked = time.monotonic()
         answer = forward(request)
         with self._lock:
-            self.passed.append(Passed(time.monotonic(), request.action, request.parameters, answer.body))
+            self.passed.append(
+                Passed(asked, time.monotonic(), request.action, request.parameters, answer.body)
+            )
             self._note(request, answer)
         return answer
 

@@ -1,4 +1,4 @@
-"""The page docs/benchmarks.md: the tables and plots of one run, between two markers."""
+"""The page docs/benchmarks.md: for each measurement table and plots, and the run they are of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paths import ROOT
 from plots import bars
 from results import by_measurement, table
 
-BEGIN, END = "<!-- run: make bench -->", "<!-- end of the run -->"
+BEGIN, END = "<!-- make bench: {} -->", "<!-- end of {} -->"
 PACKAGES = ("celery", "kombu", "boto3", "botocore", "redis", "pycurl")
 PLOTS = {  # file: measurement, figure, title
     "consume-rate": ("consume", "tasks/s", "Tasks consumed a second"),
@@ -38,7 +38,7 @@ def named_run(arguments, servers):
         "python": platform.python_version(),
         "emulator": servers.sqs.name,
         "versions": {name: version(name) for name in PACKAGES},
-        "arguments": {k: v for k, v in vars(arguments).items() if k not in {"json", "write"}},
+        "arguments": {k: v for k, v in vars(arguments).items() if k not in {"json", "write", "again"}},
     }
 
 
@@ -55,18 +55,24 @@ def sentence(run):
 
 
 def write(path, run, results):
-    """Put the run between the page's markers, and its plots into the folder of the page's name."""
+    """Put what was measured between its markers, and plots into the folder of the page's name."""
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
-    measured = by_measurement(results)
-    parts = [sentence(run)]
-    for name, rows in measured.items():
-        parts += [f"### {name}", table(rows)]
+    page = path.read_text()
+    for name, rows in by_measurement(results).items():
+        parts = [sentence(run), table(rows)]
         for file, (measurement, figure, title) in PLOTS.items():
             if measurement == name:
                 (folder / f"{file}.svg").write_text(bars(rows, figure, title))
                 parts.append(f"![{title}]({folder.name}/{file}.svg)")
-    before, _, rest = path.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    body = "\n\n".join(parts)
-    path.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}")
+        page = replaced(page, name, "\n\n".join(parts))
+    path.write_text(page)
+
+
+def replaced(page, name, body):
+    """The page with that between the markers of that name."""
+    begin, end = (marker.format(name) for marker in (BEGIN, END))
+    before, found, rest = page.partition(begin)
+    if not found:
+        raise ValueError(f"the page has no {begin}")
+    return f"{before}{begin}\n\n{body}\n\n{end}{rest.partition(end)[2]}"

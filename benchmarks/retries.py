@@ -33,7 +33,6 @@ def measure(arguments, servers):
                     median_ms_late=1000 * statistics.median(late),
                     p99_ms_late=1000 * late[int(0.99 * (len(late) - 1))],
                     most_ms_late=1000 * late[-1],
-                    early=sum(one < 0 for one in late),
                 )
             yield result
 
@@ -59,7 +58,7 @@ def lateness(contender, tasks, seconds, servers):
 
 
 def expiries(passed):
-    """By message id: when SQS shows it again, counted from when it had hidden it."""
+    """By message id: when SQS shows it again, or a little earlier, for it counts from when it was asked."""
     messages, due = {}, {}
     for one in passed:
         if one.action == "ReceiveMessage":
@@ -68,5 +67,5 @@ def expiries(passed):
         elif one.action.startswith("ChangeMessageVisibility"):
             for entry in one.parameters.get("Entries", [one.parameters]):
                 if entry["VisibilityTimeout"] == DELAY:
-                    due[messages[entry["ReceiptHandle"]]] = one.at + DELAY
+                    due[messages[entry["ReceiptHandle"]]] = one.asked + DELAY
     return due

@@ -1,0 +1,71 @@
+"""The benchmarks' tables, plots and counts; what they measure is never asserted."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.faults import Request, json_answer
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch):
+    """Imports a module of the benchmarks, and forgets it."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", None)):
+            del sys.modules[name]
+
+
+def test_a_cell_tells_the_median_and_the_spread(benchmark_module):
+    results = benchmark_module("results")
+    result = results.Result("consume", "10 ms", "ours", load=0.5)
+    for rate in (501.2, 480, 1530):
+        result.add(tasks_per_s=rate, requests_per_task=0.22)
+    assert results.table([result]).splitlines()[-1] == "| 10 ms | ours | 501 (480 to 1,530) | 0.22 | 0.5 |"
+    assert result.as_plain()["medians"] == {"tasks/s": 501.2, "requests/task": 0.22}
+
+
+def test_a_page_gets_the_run_between_its_markers_and_its_plots(benchmark_module, tmp_path):
+    results, report = benchmark_module("results"), benchmark_module("report")
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- make bench: idle -->\nan old run\n<!-- end of idle -->\nafter\n")
+    idle = results.Result("idle", "60 s", "<ours>", load=0.5)
+    idle.add(requests_per_minute=3)
+    run = {"date": "today", "commit": "c0ffee", "cores": 2, "python": "3.11", "emulator": "ministack"}
+    run |= {"load": [0.1], "versions": {"celery": "5.7"}, "arguments": {"tasks": 9, "repeats": 1}}
+    report.write(page, run, [idle])
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "an old run" not in text
+    assert "| 60 s | <ours> | 3 | 0.5 |" in text
+    assert "(page/idle.svg)" in text
+    assert "&lt;ours&gt;" in (tmp_path / "page" / "idle.svg").read_text()
+
+
+def test_a_meter_counts_requests_from_the_first_message_to_the_last_deletion(benchmark_module):
+    meter = benchmark_module("meter").Meter(tasks=3)
+
+    def ask(action, body, answer):
+        headers = {"x-amz-target": f"AmazonSQS.{action}"}
+        request = Request("POST", "/", headers, json.dumps(body).encode())
+        meter(request, lambda _: json_answer(200, answer), threading.Event())
+
+    messages = [{"ReceiptHandle": str(number)} for number in range(3)]
+    ask("GetQueueUrl", {}, {})
+    ask("ReceiveMessage", {}, {})
+    ask("ReceiveMessage", {}, {"Messages": messages})
+    ask("DeleteMessageBatch", {"Entries": messages[:2]}, {})
+    assert not meter.done.is_set()
+    ask("DeleteMessage", messages[2], {})
+    assert meter.done.is_set()
+    assert (meter.received, meter.deleted, meter.last.requests - meter.first.requests) == (3, 3, 3)
