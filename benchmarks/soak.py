@@ -33,7 +33,7 @@ from pathlib import Path
 
 import boto3
 import psutil
-from servers import emulator  # puts tests on the path
+from servers import CREDENTIALS, emulator  # puts tests on the path
 from support.app import behind, make_app
 from support.diary import DIARY_VARIABLE, Diary
 from support.worker import WorkerProcess
@@ -47,12 +47,6 @@ DRAIN_SECONDS = 120
 LEAST_BUSY = 0.9  # the share of samples with a backlog
 
 OPTIONS = {"region": "us-east-1", "visibility_timeout": 30, "error_visibility_timeout": 1}
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "made-up",
-    "AWS_SECRET_ACCESS_KEY": "made-up",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 
 
 @dataclass(frozen=True)
