@@ -100,6 +100,8 @@ class Heartbeat:
         if replaced:
             what = "died" if died else "hangs"
             logger.error("the heartbeat's thread %s: another has taken its place", what)
+        elif abandoned:
+            logger.error("a helper of the heartbeat died or hangs: what it had in hand is tried again")
         for hand in abandoned:
             for delivery in hand.batch:
                 self._after(delivery, self._ledger.not_extended(delivery, now))

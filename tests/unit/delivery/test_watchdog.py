@@ -145,6 +145,25 @@ def test_another_thread_extends_what_a_heartbeat_had_in_hand(make, first, caplog
     assert [delivery.deadline for delivery in deliveries] == extended
 
 
+def test_a_helper_of_the_heartbeat_that_hangs_is_told_and_what_it_had_in_hand_is_tried_again(make, caplog):
+    world = make(Stubborn.hang)
+    deliveries = world.deliver(3)
+    world.ledger.add(deliveries)
+    world.heartbeat._thread = threading.current_thread()  # alive, and with nothing in hand
+    world.clock.advance(TIMEOUT - 40)
+    due, _ = world.ledger.take_due(world.clock.monotonic())
+    world.heartbeat._batches.extend(due.items())
+    threading.Thread(target=world.heartbeat._work_off, daemon=True).start()
+    assert world.sqs.asked.wait(5)
+    world.clock.advance(HANGS)
+    world.heartbeat.look_after(world.clock.monotonic())
+    assert world.heartbeat._thread is threading.current_thread()
+    assert not any(delivery.extending for delivery in deliveries)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a helper of the heartbeat died or hangs: what it had in hand is tried again"
+    ]
+
+
 def relieve(world):
     """The heartbeat's thread hangs, and another takes its place; the one that hangs."""
     assert world.sqs.asked.wait(5)
