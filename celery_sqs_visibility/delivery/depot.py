@@ -10,6 +10,7 @@ from typing import Any
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.crew import Crew
 from celery_sqs_visibility.delivery.events import Adopted, FinishedBefore, Started, emit
 from celery_sqs_visibility.delivery.failures import Failures
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
@@ -256,8 +257,8 @@ class Depot:
                 return
             self._running = True
         listen()
-        self._outcomes.settler.start()
-        self._heartbeat.start()
+        for crew in self._crews():
+            crew.start()
         self._watchdog.start()
 
     def _stop(self) -> None:
@@ -266,13 +267,16 @@ class Depot:
                 return
             self._running = False
             self._watchdog.stop()
-        self._heartbeat.stop()
-        self._outcomes.settler.stop()
+        for crew in self._crews():
+            crew.stop()
+
+    def _crews(self) -> tuple[Crew[Any], ...]:
+        return self._heartbeat.crew, self._outcomes.settler.crew
 
     def _wards(self) -> list[Ward]:
         receivers = [receiver for receiver, _ in list(self._receivers.values())]
         seats = board()
-        return [*receivers, self._heartbeat, self._outcomes.settler, *([seats] if seats else [])]
+        return [*receivers, *self._crews(), *([seats] if seats else [])]
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -282,7 +286,6 @@ class Depot:
         for _ in range(len(messages) - len(taken)):
             self.room.gave_back()
         self.ledger.add(delivery for delivery, _, _ in taken)
-        self._heartbeat.notice()
         receiver, hand_over = self._receivers.get(queue.name, (None, None))
         parcels: list[Parcel] = []
         wanted = hand_over if receiver is not None and not receiver.stopping else None
@@ -294,6 +297,7 @@ class Depot:
                 logger.exception("taking in a message stumbled", extra={"queue": queue.name})
                 delivery.settle(Lapse())
         self._inbox.put(parcels)
+        self._heartbeat.notice()  # not before: what lapsed just now may have come back
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
 
     def _sorted(

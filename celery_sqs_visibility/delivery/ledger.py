@@ -171,24 +171,18 @@ class Ledger:
         with self._lock:
             return self._wheel.next_due()
 
-    def take_due(self, now: float) -> tuple[dict[Queue, list[Delivery]], list[Delivery]]:
-        """What to extend now, by queue, marked as being extended; and what is lost, its deadline passed."""
+    def take_due(self, now: float) -> dict[Queue, list[Delivery]]:
+        """What to extend now, by queue, marked as being extended; the deadline of some may have passed."""
         with self._lock:
             due = self._wheel.take_due(now)
-            lost: list[Delivery] = []
-            for queue, deliveries in due.items():
-                lost += [d for d in deliveries if d.deadline <= now]
-                due[queue] = [d for d in deliveries if d.deadline > now]
-            for delivery in lost:
-                self._lose(delivery)
             for deliveries in due.values():
                 for delivery in deliveries:
                     delivery.extending = True
-            return {queue: deliveries for queue, deliveries in due.items() if deliveries}, lost
+            return due
 
     def extension(self, delivery: Delivery, now: float) -> int:
-        """Seconds to ask for, clamped to the horizon; 0 if that would not lengthen its lease by a second."""
-        if delivery.at_horizon:
+        """Seconds to ask for, clamped to the horizon; 0 if it lapsed, or has a longer lease than that."""
+        if delivery.at_horizon or delivery.deadline <= now:
             return 0
         seconds = max(self._visibility_timeout if self._interval else 0, math.ceil(delivery.wanted - now))
         seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN - now))

@@ -1,4 +1,4 @@
-"""Settlements on their way to SQS: coalesced into batches, sent by a few threads, retried by entry."""
+"""Settlements on their way to SQS: coalesced into batches, sent by a crew, retried by entry."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
-from celery_sqs_visibility.aws.errors import HandleIsInvalid, RequestRefused, SQSError, Unavailable
+from celery_sqs_visibility.aws.errors import HandleIsInvalid, RequestRefused, SQSError
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.crew import Crew
 from celery_sqs_visibility.delivery.model import (
     DeadLetter,
     Delete,
@@ -23,14 +25,14 @@ from celery_sqs_visibility.delivery.model import (
     Settlement,
 )
 from celery_sqs_visibility.delivery.trouble import Trouble
-from celery_sqs_visibility.delivery.watchdog import HANGS
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.pauses import pause
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
 
 logger = logging.getLogger(__name__)
 
-THREADS = 3
+#: At 50 ms a request, twelve threads settle 2,400 messages a second.
+MOST_THREADS: Final = 12
 
 #: What the log says of each kind of request when it fails, and when it works again.
 SENTENCES: Mapping[type[Settlement], tuple[str, str]] = {
@@ -76,12 +78,14 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hand:
-    """A batch that a thread is sending, since that monotonic instant."""
+class Batch:
+    """Jobs that go in one request."""
 
     lane: Lane
-    batch: list[Job]
-    since: float
+    jobs: list[Job]
+
+    def __len__(self) -> int:
+        return len(self.jobs)
 
 
 #: Errors after which nothing is tried again.
@@ -105,6 +109,9 @@ class Settler:
         clock: the monotonic clock of the deadlines.
         settled: is told how each job ended.
         send_dead_letter: sends the copy of a message that is given up.
+
+    Attributes:
+        crew: its threads, to be started.
     """
 
     def __init__(
@@ -114,100 +121,45 @@ class Settler:
         self._clock = clock
         self._settled = settled
         self._send_dead_letter = send_dead_letter
-        lock = threading.RLock()  # guards everything below; reentrant, for signal handlers that settle
-        self._work = threading.Condition(lock)
-        self._done = threading.Condition(lock)
+        self.crew: Crew[Batch] = Crew("sqs-settler", "settles messages", MOST_THREADS, self, clock)
+        self._lock = self.crew.lock  # guards everything below
+        self._done = threading.Condition(self._lock)
         self._lanes: dict[Lane, deque[Job]] = {}
         self._later: list[tuple[float, int, Job]] = []  # heap of failed jobs: (not before, tie-break, job)
         self._ties = itertools.count()
         self._unfinished = 0
         self._hurried = 0  # flushes under way: nothing waits for company then
-        self._started = False
-        self._stopping = False
-        self._threads: dict[int, threading.Thread] = {}  # those that run, by number
-        self._in_hand: dict[threading.Thread, Hand] = {}
         self._troubles: dict[Lane, Trouble] = {}
-
-    def start(self) -> None:
-        """Have threads from now on; harmless if there are."""
-        with self._work:
-            self._started, self._stopping = True, False
-            self._wake_threads()
-
-    def stop(self) -> None:
-        """End the threads once they have nothing to do; a later job starts them again. Does not wait."""
-        with self._work:
-            self._stopping = True
-            self._work.notify_all()
 
     def submit(self, delivery: Delivery, settlement: Settlement) -> None:
         """Do that to the delivery, soon."""
-        with self._work:
+        with self._lock:
             self._unfinished += 1
             self._enqueue(Job(delivery, settlement, self._clock.monotonic()))
-            if self._started and (self._stopping or not self._threads):
-                self._wake_threads()
 
     def flush(self, timeout: float) -> bool:
         """Send everything without waiting for company; whether all was done within `timeout` seconds."""
-        with self._work:
+        with self._lock:
             self._hurried += 1
-            self._work.notify_all()
+            self.crew.call()
             try:
                 return self._done.wait_for(lambda: not self._unfinished, timeout)
             finally:
                 self._hurried -= 1
 
-    def look_after(self, now: float) -> None:
-        """See `watchdog.Ward.look_after`. What was in their hands is tried again."""
-        with self._work:
-            unwell = {n: thread for n, thread in self._threads.items() if self._is_unwell(thread, now)}
-            hands = [self._in_hand.pop(thread) for thread in unwell.values() if thread in self._in_hand]
-            for number in unwell:
-                self._start_thread(number)
-        for thread in unwell.values():
-            what = "hangs" if thread.is_alive() else "died"
-            logger.error("a thread that settles messages %s: another has taken its place", what)
-        for hand in hands:
-            self._conclude(hand.batch, dict.fromkeys(range(len(hand.batch)), Unavailable("no answer")))
+    def due(self, now: float) -> float | None:
+        """See `crew.Work`."""
+        instants = [not_before for not_before, _, _ in self._later[:1]]
+        for lane, jobs in self._free_lanes():
+            hurried = self._hurried or len(jobs) >= lane.batch
+            instants.append(now if hurried else jobs[0].since + self._window)
+        return min(instants, default=None)
 
-    def _is_unwell(self, thread: threading.Thread, now: float) -> bool:
-        hand = self._in_hand.get(thread)
-        return not thread.is_alive() or (hand is not None and now - hand.since > HANGS)
+    def ready(self) -> int:
+        """See `crew.Work`."""
+        return max(1, sum(len(jobs) // lane.batch for lane, jobs in self._free_lanes()))
 
-    def _wake_threads(self) -> None:
-        for number in set(range(THREADS)) - self._threads.keys():
-            self._start_thread(number)
-
-    def _start_thread(self, number: int) -> None:
-        thread = threading.Thread(target=self._run, args=(number,), name=f"sqs-settler-{number}", daemon=True)
-        self._threads[number] = thread
-        thread.start()
-
-    def _run(self, number: int) -> None:
-        while (hand := self._next(number)) is not None:
-            try:
-                self._carry_out(hand)
-            except Exception:
-                logger.exception("settling stumbled and goes on")
-
-    def _next(self, number: int) -> Hand | None:
-        thread = threading.current_thread()
-        with self._work:
-            while self._threads.get(number) is thread:
-                now = self._clock.monotonic()
-                hand = self._take_in_hand(now)
-                if hand is not None:
-                    if self._lanes or self._later:  # somebody else has to watch the time of what is left
-                        self._work.notify()
-                    return hand
-                if self._stopping and not self._unfinished:
-                    del self._threads[number]
-                    return None
-                self._work.wait(self._sleep(now))
-            return None  # another has taken its place
-
-    def _take_in_hand(self, now: float) -> Hand | None:
+    def take(self, now: float) -> Batch | None:
         """A full batch, or one whose first job has waited long enough."""
         while self._later and self._later[0][0] <= now:
             self._enqueue(heapq.heappop(self._later)[2])
@@ -218,51 +170,56 @@ class Settler:
                 del self._lanes[lane]
                 if jobs:
                     self._lanes[lane] = jobs
-                hand = self._in_hand[threading.current_thread()] = Hand(lane, batch, since=now)
-                return hand
+                return Batch(lane, [_clamped(job, now) for job in batch])
         return None
-
-    def _sleep(self, now: float) -> float | None:
-        instants = [jobs[0].since + self._window for _, jobs in self._free_lanes()]
-        instants += [not_before for not_before, _, _ in self._later[:1]]
-        return max(0.0, min(instants) - now) if instants else None
 
     def _free_lanes(self) -> list[tuple[Lane, deque[Job]]]:
         """Those that may be sent now: where order counts, not those of which a batch is under way."""
-        busy = {hand.lane for hand in self._in_hand.values() if hand.lane.in_order}
+        busy = {batch.lane for batch in self.crew.in_hand() if batch.lane.in_order}
         return [(lane, jobs) for lane, jobs in self._lanes.items() if lane not in busy]
 
     def _enqueue(self, job: Job) -> None:
         lane = Lane(job.delivery.queue, _kind(job.settlement))
         jobs = self._lanes.setdefault(lane, deque())
         jobs.append(job)
-        # One thread for the first job, which sets the time, and one for each batch that is full.
+        # The first job sets the time, and a batch that is full goes at once.
         if len(jobs) == 1 or len(jobs) % lane.batch == 0:
-            self._work.notify()
+            self.crew.call()
 
-    def _carry_out(self, hand: Hand) -> None:
-        lane = hand.lane
-        batch = [replace(job, settlement=_clamped(job, hand.since)) for job in hand.batch]
-        failed: Mapping[int, SQSError]
+    def send(self, batch: Batch, _since: float) -> BatchResult:
+        """See `crew.Work`."""
+        queue, jobs = batch.lane.queue, batch.jobs
+        if batch.lane.kind is Delete:
+            return queue.sqs.delete(queue.url, [job.delivery.handle for job in jobs])
+        if batch.lane.kind is DeadLetter:
+            for job in jobs:
+                self._send_dead_letter(job.delivery, job.settlement)  # type: ignore[arg-type]
+            return BatchResult({})
+        return queue.sqs.change_visibility(queue.url, [(job.delivery.handle, _seconds(job)) for job in jobs])
+
+    def conclude(self, batch: Batch, _since: float, failed: Mapping[int, SQSError]) -> None:
+        """See `crew.Work`."""
+        jobs = batch.jobs
+        failed = {i: error for i, error in failed.items() if not _was_done_before(jobs[i], error)}
+        self._tell_trouble(batch.lane, list(failed.values()), worked=len(failed) < len(jobs))
+        now = self._clock.monotonic()
+        # One pause for all, so that they meet again in one batch.
+        failures = 1 + max((jobs[position].failures for position in failed), default=0)
+        not_before = now + pause(failures)
+        over = len(jobs)
         try:
-            failed = self._send(lane, batch).failed
-        except SQSError as error:
-            failed = dict.fromkeys(range(len(batch)), error)
-        except Exception as bug:
-            logger.exception("settling stumbled and tries again", extra={"queue": lane.queue.name})
-            failed = dict.fromkeys(range(len(batch)), Unavailable(repr(bug)))
-        with self._work:
-            if self._in_hand.pop(threading.current_thread(), None) is not hand:
-                return  # another has taken its place
-            if lane.in_order:
-                self._work.notify()
-        failed = {i: error for i, error in failed.items() if not _was_done_before(batch[i], error)}
-        self._tell_trouble(lane, list(failed.values()), worked=len(failed) < len(batch))
-        self._conclude(batch, failed)
+            for position, job in enumerate(jobs):
+                error = failed.get(position)
+                if error is not None and self._again(job, error, not_before):
+                    over -= 1
+                else:
+                    self._settled(job.delivery, job.settlement, error, now)
+        finally:
+            self._finish(over)
 
     def _tell_trouble(self, lane: Lane, errors: list[SQSError], *, worked: bool) -> None:
         """Of what is tried again; of what SQS refuses for good, each message's own event tells."""
-        with self._work:
+        with self._lock:
             if lane not in self._troubles:
                 self._troubles[lane] = Trouble(logger, *SENTENCES[lane.kind], lane.queue.name, self._clock)
             trouble = self._troubles[lane]
@@ -272,32 +229,6 @@ class Settler:
         elif worked:
             trouble.worked()
 
-    def _conclude(self, batch: list[Job], failed: Mapping[int, SQSError]) -> None:
-        now = self._clock.monotonic()
-        # One pause for all, so that they meet again in one batch.
-        failures = 1 + max((batch[position].failures for position in failed), default=0)
-        not_before = now + pause(failures)
-        over = len(batch)
-        try:
-            for position, job in enumerate(batch):
-                error = failed.get(position)
-                if error is not None and self._again(job, error, not_before):
-                    over -= 1
-                else:
-                    self._settled(job.delivery, job.settlement, error, now)
-        finally:
-            self._finish(over)
-
-    def _send(self, lane: Lane, batch: list[Job]) -> BatchResult:
-        queue = lane.queue
-        if lane.kind is Delete:
-            return queue.sqs.delete(queue.url, [job.delivery.handle for job in batch])
-        if lane.kind is DeadLetter:
-            for job in batch:
-                self._send_dead_letter(job.delivery, job.settlement)  # type: ignore[arg-type]
-            return BatchResult({})
-        return queue.sqs.change_visibility(queue.url, [(job.delivery.handle, _seconds(job)) for job in batch])
-
     def _again(self, job: Job, error: SQSError, not_before: float) -> bool:
         """Whether the job is tried again."""
         if isinstance(error, FINAL):
@@ -305,18 +236,16 @@ class Settler:
         if not_before >= job.delivery.deadline:
             return False
         again = replace(job, failures=job.failures + 1, since=not_before)
-        with self._work:
+        with self._lock:
             heapq.heappush(self._later, (not_before, next(self._ties), again))
-            self._work.notify()
+            self.crew.call()
         return True
 
     def _finish(self, jobs: int) -> None:
-        with self._work:
+        with self._lock:
             self._unfinished -= jobs
             if not self._unfinished:
                 self._done.notify_all()
-                if self._stopping:
-                    self._work.notify_all()
 
 
 def _was_done_before(job: Job, error: SQSError) -> bool:
@@ -342,13 +271,13 @@ def _seconds(job: Job) -> int:
             return 0
 
 
-def _clamped(job: Job, now: float) -> Settlement:
+def _clamped(job: Job, now: float) -> Job:
     """What was asked, but never beyond the horizon: SQS would refuse it."""
     left = max(0, int(job.delivery.horizon - now) - HORIZON_MARGIN)
     match job.settlement:
         case Hide(seconds) if seconds > left:
-            return Hide(left)
+            return replace(job, settlement=Hide(left))
         case Park(seconds) if seconds > left:
-            return Park(left)
-        case settlement:
-            return settlement
+            return replace(job, settlement=Park(left))
+        case _:
+            return job

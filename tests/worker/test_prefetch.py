@@ -40,9 +40,10 @@ def test_of_short_tasks_full_batches_are_received_even_at_a_multiplier_of_one(ma
         site.send("quick", key)
     site.start(pool=pool, concurrency=2, prefetch_multiplier=1)
     site.diary.wait_for("started", 400, timeout=60)
-    brought = [len(call.response.get("Messages", [])) for call in site.proxy.calls("ReceiveMessage")]
-    assert sum(brought) == 400
-    assert brought.count(10) >= 30
+    brought = [call.response.get("Messages", []) for call in site.proxy.calls("ReceiveMessage")]
+    # Not how many in all: to overlapping polls the emulator hands out a message twice now and then.
+    assert len({message["MessageId"] for messages in brought for message in messages}) == 400
+    assert sum(len(messages) == 10 for messages in brought) >= 30
 
 
 def test_a_freed_slot_is_refilled_at_once_however_long_the_polling_interval(make_site):

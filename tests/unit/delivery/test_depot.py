@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import select
 import threading
+import time
 
 import pytest
 from support.clock import FakeClock
+from support.crew import work_off
 
 from celery_sqs_visibility.aws.errors import AccessDenied, HandleIsInvalid
 from celery_sqs_visibility.aws.memory import MemorySQS
@@ -120,6 +122,7 @@ class World:
             self.clock,
         )
         depot.room.prefetch_count = 10
+        depot._watchdog.start = lambda: None  # it would find a clock that stands still, and jumps
         self.depots.append(depot)
         return depot
 
@@ -135,11 +138,19 @@ class World:
         self.depot.consume(queue, hand_over or (self.handed.append))
 
     def deliveries(self, queue, *bodies):
-        """Consume these messages, and hand them over."""
+        """Consume these messages, and hand them over, when the receiver has gone to sleep."""
         self.consume(queue, *bodies)
         assert self.inbox.wait(5)
+        self.wait_for_sleep(queue)
         self.inbox.hand_over(self.clock)
         return [self.delivery(payload) for payload in self.handed]
+
+    def wait_for_sleep(self, queue):
+        receiver, _ = self.depot._receivers[queue.name]
+        until = time.monotonic() + 5
+        while receiver._schedule.next_poll() <= self.clock.monotonic():
+            assert time.monotonic() < until
+            time.sleep(0.001)
 
     def delivery(self, payload):
         """As kombu's message looks it up."""
@@ -155,7 +166,7 @@ class World:
     def extend(self):
         """A beat of the heart, as its thread would do it when it is time."""
         self.clock.advance(TIMEOUT * 2 / 3)
-        self.depot._heartbeat.beat()
+        work_off(self.depot._heartbeat.crew, timeout=10)  # closing waits for an extension for 5 s
 
     def count(self, action):
         return sum(name == action for name, _ in self.sqs.calls)
@@ -310,7 +321,7 @@ def test_a_settlement_that_waits_for_an_extension_survives_the_closing(world, qu
     def close():
         world.sqs.meanwhile = lambda: None
         world.depot.close()
-        for thread in list(world.depot._outcomes.settler._threads.values()):
+        for thread in list(world.depot._outcomes.settler.crew._threads):
             thread.join(0.1)  # whoever means to end has ended
 
     world.sqs.meanwhile = close
@@ -491,10 +502,10 @@ def test_what_a_poll_brings_after_the_closing_is_given_back_and_leaves_no_thread
     world.depot.close()
     world.come_back(queue)
     events.wait(Released, 2)
-    settler = world.depot._outcomes.settler
-    for thread in list(settler._threads.values()):
+    settlers = world.depot._outcomes.settler.crew._threads
+    for thread in list(settlers):
         thread.join(5)
-    assert settler._threads == {}
+    assert settlers == set()
     assert (world.depot.room.held, len(world.depot.ledger), len(world.inbox)) == (0, 0, 0)
 
 
@@ -522,7 +533,7 @@ def test_what_was_dispatched_runs_although_it_is_lost_and_its_success_is_settled
     (one,) = world.deliveries(queue, "a")
     assert one.dispatch()
     world.clock.advance(TIMEOUT)
-    world.depot._heartbeat.beat()
+    work_off(world.depot._heartbeat.crew)
     assert one.lost
     assert one.start()
     assert events.of(Started) == [Started(one.facts)]
@@ -660,7 +671,7 @@ class TestComingBack:
         (one,) = world.deliveries(queue, "a")
         one.start()
         world.clock.advance(TIMEOUT)
-        world.depot._heartbeat.beat()
+        work_off(world.depot._heartbeat.crew)
         assert one.lost
         (back,) = world.come_back(queue)
         assert one.current is back
@@ -692,7 +703,7 @@ class TestComingBack:
         one.start()
         one.keeper.ledger.want(one, world.clock.monotonic() + TIMEOUT + 300, world.clock.monotonic())
         (back,) = world.come_back(queue)
-        world.depot._heartbeat.beat()
+        work_off(world.depot._heartbeat.crew)
         assert world.handles("ChangeMessageVisibilityBatch") == [(back.handle, 300)]
 
     def test_what_was_finished_is_deleted_with_the_new_handle(self, world, queue, events):

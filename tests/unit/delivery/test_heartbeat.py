@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clock import FakeClock
+from support.crew import work_off
 
 from celery_sqs_visibility.aws.errors import HandleIsInvalid, RequestRefused, Throttled, Unavailable
 from celery_sqs_visibility.aws.memory import MemorySQS
@@ -77,7 +78,7 @@ class World:
 
     def beat_after(self, seconds):
         self.clock.advance(seconds)
-        self.heartbeat.beat()
+        work_off(self.heartbeat.crew)
 
     def extensions(self):
         """The batches asked for so far: `[[seconds, ...], ...]`."""
@@ -158,7 +159,7 @@ def test_the_deadline_counts_from_before_the_call(world, queue):
     world.sqs.seconds = 3
     world.clock.advance(TIMEOUT - INTERVAL)
     called = world.clock.monotonic()
-    world.heartbeat.beat()
+    work_off(world.heartbeat.crew)
     assert one.deadline == called + TIMEOUT
 
 
@@ -216,7 +217,7 @@ def test_what_lapsed_while_another_queue_was_slow_is_lost_and_not_extended(world
     world.sqs.seconds = INTERVAL + 1
     world.beat_after(TIMEOUT - INTERVAL)
     assert len(world.extensions()) == 1
-    world.heartbeat.beat()
+    work_off(world.heartbeat.crew)
     assert late.lost
     assert Lost(late.facts, DEADLINE_PASSED) in events
 
@@ -256,7 +257,7 @@ def test_a_bug_in_one_call_freezes_nobody_else(world, queue):
     world.sqs.fail_next("ChangeMessageVisibilityBatch", RuntimeError("bug"))
     world.clock.advance(TIMEOUT - INTERVAL)
     with suppress(RuntimeError):  # the thread's loop logs it and goes on
-        world.heartbeat.beat()
+        work_off(world.heartbeat.crew)
     world.beat_after(INTERVAL / 2)
     assert not other.extending
     assert other.deadline > world.clock.monotonic() + INTERVAL
@@ -324,8 +325,8 @@ def test_the_heartbeat_asks_no_more_often_than_it_must(visibility_timeout, part)
 def test_the_thread_sleeps_until_it_is_told_of_something_that_is_due(world, queue):
     extended = threading.Event()
     world.sqs.meanwhile = extended.set
-    world.heartbeat.start()
-    world.heartbeat.start()
+    world.heartbeat.crew.start()
+    world.heartbeat.crew.start()
     try:
         world.clock.advance(-(TIMEOUT - INTERVAL))
         world.hold(queue)
@@ -333,12 +334,12 @@ def test_the_thread_sleeps_until_it_is_told_of_something_that_is_due(world, queu
         world.heartbeat.notice()
         assert extended.wait(5)
     finally:
-        world.heartbeat.stop()
-        world.heartbeat.stop()
+        world.heartbeat.crew.stop()
+        world.heartbeat.crew.stop()
 
 
 def test_stop_before_start_is_legal(world):
-    world.heartbeat.stop()
+    world.heartbeat.crew.stop()
 
 
 def test_ten_thousand_messages_share_full_batches_and_none_expires():
@@ -361,6 +362,4 @@ def test_ten_thousand_messages_share_full_batches_and_none_expires():
 
 def beat_if_due(world):
     if (world.ledger.next_extension() or 0) <= world.clock.monotonic():
-        world.heartbeat.beat()
-        for helper in [thread for thread in threading.enumerate() if thread.name == "sqs-heartbeat-helper"]:
-            helper.join(10)
+        work_off(world.heartbeat.crew)

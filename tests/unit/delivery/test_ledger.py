@@ -74,8 +74,13 @@ def wish(one, until):
 
 
 def take(ledger, now):
-    due, lost = ledger.take_due(now)
-    return [one for deliveries in due.values() for one in deliveries], lost
+    """What is to be extended, and what is lost, as the heartbeat tells them apart."""
+    due = [one for deliveries in ledger.take_due(now).values() for one in deliveries]
+    lost = [one for one in due if one.deadline <= now]
+    for one in lost:
+        assert ledger.extension(one, now) == 0
+        ledger.refused(one)
+    return [one for one in due if one not in lost], lost
 
 
 def test_what_is_held_is_known_by_its_handle(ledger, held):
@@ -517,21 +522,15 @@ class Holding(RuleBasedStateMachine):
 
     @rule()
     def take_due(self):
-        due, lost = self.ledger.take_due(self.now)
-        for queue, deliveries in due.items():
+        for queue, deliveries in self.ledger.take_due(self.now).items():
             assert deliveries
             for one in deliveries:
                 assert one.queue is queue
-                assert one not in self.settled
+                assert one in self.held
                 assert one not in self.extending
-                assert one.deadline > self.now
             left = [one for one in self.held if one.queue is queue and one.slot is not None]
-            taken = len(deliveries) + sum(one.queue is queue for one in lost)
-            assert not left or taken % BATCH_ENTRIES == 0
+            assert not left or len(deliveries) % BATCH_ENTRIES == 0
             self.extending += deliveries
-        for one in lost:
-            assert one.deadline <= self.now
-            assert one in self.held
 
     @precondition(lambda self: self.extending)
     @rule(data=st.data(), ending=st.sampled_from(["extended", "not_extended", "refused"]))

@@ -260,7 +260,7 @@ class ComingBack(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 60))
     def time_passes(self, seconds):
         self.clock.advance(seconds)
-        due, _ = self.keeper.ledger.take_due(self.clock.monotonic())
+        due = self.keeper.ledger.take_due(self.clock.monotonic())
         self.extending += itertools.chain(*due.values())
 
     @precondition(lambda self: self.extending)

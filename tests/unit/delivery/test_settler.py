@@ -82,11 +82,7 @@ class World:
 
     def turn(self):
         """What a thread does that finds the time as it is; whether there was anything to do."""
-        with self.settler._work:
-            hand = self.settler._take_in_hand(self.clock.monotonic())
-        if hand is not None:
-            self.settler._carry_out(hand)
-        return hand is not None
+        return self.settler.crew.turn()
 
     def work_off(self, step=STEP):
         """Turn the clock until nothing is left to do."""
@@ -172,8 +168,8 @@ def test_without_a_window_everything_goes_at_once():
 
 def test_a_thread_takes_what_is_ready_without_waiting(world, queue):
     world.submit(world.receive(queue, 10), Delete())
-    hand = world.settler._take_in_hand(world.clock.monotonic())
-    assert (hand.lane.queue, hand.lane.kind, len(hand.batch)) == (queue, Delete, 10)
+    batch = world.settler.take(world.clock.monotonic())
+    assert (batch.lane.queue, batch.lane.kind, len(batch)) == (queue, Delete, 10)
 
 
 def test_everything_that_sets_the_visibility_shares_requests(world, queue):
@@ -388,22 +384,26 @@ def test_a_dead_letter_of_a_fifo_queue_has_a_group_and_is_sent_once(world):
 
 def test_the_dead_letters_of_a_fifo_queue_go_one_after_the_other(world):
     queue = world.queue("q.fifo", {"FifoQueue": "true"})
+    sent = []
+
+    def while_one_is_sent(delivery, _letter):
+        sent.append(delivery.facts.message_id)
+        now = world.clock.monotonic()
+        assert world.settler.due(now) is None  # what another thread finds meanwhile
+        assert world.settler.take(now) is None
+
+    world.settler._send_dead_letter = while_one_is_sent
     world.submit(world.receive(queue, 2), LETTER)
-    now = world.clock.monotonic()
-    first = world.settler._take_in_hand(now)
-    assert world.settler._take_in_hand(now) is None  # what another thread finds meanwhile
-    assert world.settler._sleep(now) is None
-    world.settler._carry_out(first)
-    second = world.settler._take_in_hand(now)
-    ids = [job.delivery.facts.message_id for hand in (first, second) for job in hand.batch]
-    assert len(set(ids)) == 2
+    assert world.turn()
+    assert world.turn()
+    assert len(set(sent)) == 2
 
 
 def test_other_dead_letters_do_not_wait_for_each_other(world, mortal):
     world.submit(world.receive(mortal, 2), LETTER)
     now = world.clock.monotonic()
-    assert world.settler._take_in_hand(now)
-    assert world.settler._take_in_hand(now)
+    assert world.settler.take(now)
+    assert world.settler.take(now)
 
 
 def test_without_a_dead_letter_queue_nothing_is_deleted(world, queue):
@@ -455,13 +455,13 @@ def test_a_flush_of_nothing_is_done_at_once(world):
 def test_a_flush_does_not_wait_for_company():
     world = World(window=5)  # which never passes: nobody turns the clock
     queue = world.queue()
-    world.settler.start()
-    world.settler.start()
+    world.settler.crew.start()
+    world.settler.crew.start()
     try:
         world.submit(world.receive(queue, 3), Delete())
         assert world.settler.flush(5)
     finally:
-        world.settler.stop()
+        world.settler.crew.stop()
     assert world.left(queue) == 0
 
 
@@ -470,15 +470,15 @@ def test_a_stopped_settler_finishes_what_it_was_given():
     queue = world.queue()
     deliveries = world.receive(queue, 25)
     world.submit(deliveries, Delete())
-    world.settler.stop()
-    world.settler.start()
-    world.settler.stop()
+    world.settler.crew.stop()
+    world.settler.crew.start()
+    world.settler.crew.stop()
     assert world.settler.flush(5)
     assert world.left(queue) == 0
 
 
 def test_stop_before_start_is_legal(world):
-    world.settler.stop()
+    world.settler.crew.stop()
 
 
 def test_trouble_is_told_once_for_each_kind_of_request_and_so_is_its_end(world, queue, caplog):
