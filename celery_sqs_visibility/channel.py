@@ -6,12 +6,16 @@ that matters differs. Settling does no I/O here: acknowledging is a note to the 
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty
-from typing import Any
+from typing import Any, Final
 
+from kombu.serialization import registry
 from kombu.transport import virtual
+from kombu.utils.json import loads as kombu_loads
 
 from celery_sqs_visibility import publishing
 from celery_sqs_visibility.aws.errors import QueueDoesNotExist
@@ -21,8 +25,15 @@ from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.intake import UnreadableError
 from celery_sqs_visibility.delivery.model import Delete, Delivery
-from celery_sqs_visibility.envelope import open_message, seal, seal_again
+from celery_sqs_visibility.envelope import TYPED, open_message, seal, seal_again
 from celery_sqs_visibility.inflate import inflate
+
+#: What a body that Celery sends is, and how its text is encoded.
+JSON: Final = "application/json"
+UTF_8: Final = ("utf-8", "UTF-8", "us-ascii")
+
+#: As in an envelope, so in a body.
+TYPED_BYTES: Final = TYPED.encode()
 
 
 class Message(virtual.Message):
@@ -34,8 +45,9 @@ class Message(virtual.Message):
 
     def __init__(self, payload: dict[str, Any], channel: Channel, **kwargs: Any) -> None:
         headers = payload.get("headers") or {}
-        # Without its compression, since kombu would decompress it to the end.
-        bare = {**payload, "headers": {k: v for k, v in headers.items() if k != "compression"}}
+        bare = payload
+        if "compression" in headers:  # without it, since kombu would decompress it to the end
+            bare = {**payload, "headers": {k: v for k, v in headers.items() if k != "compression"}}
         try:
             super().__init__(bare, channel=channel, **kwargs)
             if headers.get("compression"):
@@ -46,6 +58,24 @@ class Message(virtual.Message):
         self._raw = payload
         self.headers = headers
         self.delivery: Delivery | None = channel.delivery(self.delivery_tag)
+
+    def _decode(self) -> Any:
+        """Its decoded body. Most are plain JSON, which kombu reads slowly, looking for typed values."""
+        body: Any = self.body
+        if self._is_plain_json():
+            with suppress(Exception):  # which kombu then raises in its own words
+                return json.loads(body.decode(self.content_encoding))
+        return super()._decode()
+
+    def _is_plain_json(self) -> bool:
+        return (
+            self.content_type == JSON
+            and JSON in (self.accept or ())
+            and self.content_encoding in UTF_8
+            and isinstance(self.body, bytes)
+            and TYPED_BYTES not in self.body
+            and registry._decoders.get(JSON) is kombu_loads  # noqa: SLF001 - the user's would read it otherwise
+        )
 
     def give_up(self, reason: str, on_exhausted: str | None = None, **attributes: str) -> None:
         """Its task failed for good: see `Depot.give_up`. Any thread."""

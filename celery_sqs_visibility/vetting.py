@@ -8,10 +8,8 @@ celery/worker/request.py, celery/app/trace.py, celery/app/task.py: `Context`).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import MAXYEAR, MINYEAR, datetime
 from math import isfinite
 from typing import Any
@@ -19,8 +17,6 @@ from typing import Any
 from celery.app.task import Context
 from celery.exceptions import InvalidTaskError
 from celery.utils.time import maybe_iso8601
-
-from celery_sqs_visibility import envelope
 
 #: What a name or id cannot hold: control characters, and halves of characters that no encoding takes.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
@@ -41,13 +37,6 @@ HIDING = frozenset(
 
 #: Characters of a wrong value that a reason quotes.
 SHORT = 60
-
-#: What a body that Celery sends is, and how its text is encoded.
-JSON = "application/json"
-UTF_8 = ("utf-8", "UTF-8", "us-ascii")
-
-#: As in an envelope, so in a body.
-TYPED = envelope.TYPED.encode()
 
 #: Arguments, keyword arguments, and what is embedded.
 PROTOCOL_2_PARTS = 3
@@ -73,23 +62,12 @@ def vet(message: Any, tasks: Mapping[str, Any]) -> None:
         vet_headers(headers)
         if headers["task"] not in tasks:
             return
-    body = _content(message)
+    body = message.payload
     if isinstance(body, dict) and ("args" in body if in_headers else "task" in body):
         vet_headers({**body, **headers} if in_headers else body)
         vet_arguments(body.get("args", ()), body.get("kwargs", {}))
     elif in_headers:
         vet_body(body)
-
-
-def _content(message: Any) -> Any:
-    """Its decoded body. Most are plain JSON, which kombu, looking for typed values, takes long to read."""
-    body = message.body
-    accepted = message.accept is None or JSON in message.accept
-    plain = accepted and message.content_type == JSON and message.content_encoding in UTF_8
-    if plain and isinstance(body, bytes) and TYPED not in body:
-        with suppress(Exception):  # which kombu then raises in its own words
-            return json.loads(body)
-    return message.payload
 
 
 def vet_headers(headers: Mapping[str, Any]) -> None:
@@ -101,8 +79,9 @@ def vet_headers(headers: Mapping[str, Any]) -> None:
     for name in ("task", "id"):
         if headers.get(name) is None or headers[name] == "":
             raise InvalidTaskError(f"{name!r} is missing")
-    for name in CHECKS:
-        _check(name, headers.get(name))
+    for name, value in headers.items():
+        if value is not None and name in CHECKS:  # most are absent, or null
+            _check(name, value)
     if hidden := HIDING & headers.keys():
         raise InvalidTaskError(f"{min(hidden)!r} cannot be a header: it is a method of a task's request")
 

@@ -26,10 +26,10 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 logger = logging.getLogger(__name__)
 
 #: Threads that poll a queue while its batches come back full.
-MAX_PARALLEL = 6
+MAX_PARALLEL = 12
 
 #: Threads of a queue, those that hang included: what keeps so many from returning, more of them do not cure.
-MOST_THREADS = 16
+MOST_THREADS = 24
 
 #: A thread that waits for room looks at the world again after that many seconds, whatever happened.
 PATIENCE = 5.0

@@ -32,7 +32,7 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
 logger = logging.getLogger(__name__)
 
 #: At 50 ms a request, twelve threads settle 2,400 messages a second.
-MOST_THREADS: Final = 12
+MOST_THREADS: Final = 16
 
 #: What the log says of each kind of request when it fails, and when it works again.
 SENTENCES: Mapping[type[Settlement], tuple[str, str]] = {
@@ -59,22 +59,18 @@ class Job:
     failures: int = 0
 
 
-@dataclass(frozen=True, slots=True)
 class Lane:
-    """What may share a batch: one queue, one kind of request."""
+    """What may share a batch: one queue, one kind of request. And what waits to."""
 
-    queue: Queue
-    kind: type[Settlement]
-
-    @property
-    def batch(self) -> int:
-        """How many jobs one request carries."""
-        return 1 if self.kind is DeadLetter else BATCH_ENTRIES
-
-    @property
-    def in_order(self) -> bool:
-        """Whether one request waits for the other: copies in a FIFO queue stay in the order they arrive."""
-        return self.kind is DeadLetter and self.queue.fifo
+    def __init__(self, queue: Queue, kind: type[Settlement], clock: Clock) -> None:
+        self.queue = queue
+        self.kind = kind
+        self.jobs: deque[Job] = deque()
+        #: How many jobs one request carries.
+        self.batch = 1 if kind is DeadLetter else BATCH_ENTRIES
+        #: Whether one request waits for the other: copies in a FIFO queue stay in the order they arrive.
+        self.in_order = kind is DeadLetter and queue.fifo
+        self.trouble = Trouble(logger, *SENTENCES[kind], queue.name, clock)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,12 +120,12 @@ class Settler:
         self.crew: Crew[Batch] = Crew("sqs-settler", "settles messages", MOST_THREADS, self, clock)
         self._lock = self.crew.lock  # guards everything below
         self._done = threading.Condition(self._lock)
-        self._lanes: dict[Lane, deque[Job]] = {}
+        self._lanes: dict[tuple[Queue, type[Settlement]], Lane] = {}
+        self._line: dict[Lane, None] = {}  # those with jobs, in the order of their turns
         self._later: list[tuple[float, int, Job]] = []  # heap of failed jobs: (not before, tie-break, job)
         self._ties = itertools.count()
         self._unfinished = 0
         self._hurried = 0  # flushes under way: nothing waits for company then
-        self._troubles: dict[Lane, Trouble] = {}
 
     def submit(self, delivery: Delivery, settlement: Settlement) -> None:
         """Do that to the delivery, soon."""
@@ -150,41 +146,54 @@ class Settler:
     def due(self, now: float) -> float | None:
         """See `crew.Work`."""
         instants = [not_before for not_before, _, _ in self._later[:1]]
-        for lane, jobs in self._free_lanes():
-            hurried = self._hurried or len(jobs) >= lane.batch
-            instants.append(now if hurried else jobs[0].since + self._window)
+        instants += [now if self._is_full(lane) else self._time_of(lane) for lane in self._free_lanes()]
         return min(instants, default=None)
 
     def ready(self) -> int:
         """See `crew.Work`."""
-        return max(1, sum(len(jobs) // lane.batch for lane, jobs in self._free_lanes()))
+        return max(1, sum(len(lane.jobs) // lane.batch for lane in self._free_lanes()))
 
     def take(self, now: float) -> Batch | None:
         """A full batch, or one whose first job has waited long enough."""
         while self._later and self._later[0][0] <= now:
             self._enqueue(heapq.heappop(self._later)[2])
-        for lane, jobs in self._free_lanes():
-            if len(jobs) >= lane.batch or self._hurried or now >= jobs[0].since + self._window:
-                batch = [jobs.popleft() for _ in range(min(lane.batch, len(jobs)))]
+        for lane in self._free_lanes():
+            if self._is_full(lane) or now >= self._time_of(lane):
+                jobs = [lane.jobs.popleft() for _ in range(min(lane.batch, len(lane.jobs)))]
                 # Last in line from now on, so that one busy queue does not keep the others waiting.
-                del self._lanes[lane]
-                if jobs:
-                    self._lanes[lane] = jobs
-                return Batch(lane, [_clamped(job, now) for job in batch])
+                del self._line[lane]
+                if lane.jobs:
+                    self._line[lane] = None
+                return Batch(lane, [_clamped(job, now) for job in jobs])
         return None
 
-    def _free_lanes(self) -> list[tuple[Lane, deque[Job]]]:
+    def _is_full(self, lane: Lane) -> bool:
+        return len(lane.jobs) >= lane.batch or self._hurried > 0
+
+    def _time_of(self, lane: Lane) -> float:
+        return lane.jobs[0].since + self._window
+
+    def _free_lanes(self) -> list[Lane]:
         """Those that may be sent now: where order counts, not those of which a batch is under way."""
         busy = {batch.lane for batch in self.crew.in_hand() if batch.lane.in_order}
-        return [(lane, jobs) for lane, jobs in self._lanes.items() if lane not in busy]
+        return [lane for lane in self._line if lane not in busy]
 
     def _enqueue(self, job: Job) -> None:
-        lane = Lane(job.delivery.queue, _kind(job.settlement))
-        jobs = self._lanes.setdefault(lane, deque())
-        jobs.append(job)
+        lane = self._lane(job.delivery.queue, _kind(job.settlement))
+        lane.jobs.append(job)
+        waiting = len(lane.jobs)
         # The first job sets the time, and a batch that is full goes at once.
-        if len(jobs) == 1 or len(jobs) % lane.batch == 0:
+        if waiting == 1:
+            self._line[lane] = None
             self.crew.call()
+        elif waiting % lane.batch == 0:
+            self.crew.call()
+
+    def _lane(self, queue: Queue, kind: type[Settlement]) -> Lane:
+        lane = self._lanes.get((queue, kind))
+        if lane is None:
+            lane = self._lanes[queue, kind] = Lane(queue, kind, self._clock)
+        return lane
 
     def send(self, batch: Batch, _since: float) -> BatchResult:
         """See `crew.Work`."""
@@ -217,17 +226,14 @@ class Settler:
         finally:
             self._finish(over)
 
-    def _tell_trouble(self, lane: Lane, errors: list[SQSError], *, worked: bool) -> None:
+    @staticmethod
+    def _tell_trouble(lane: Lane, errors: list[SQSError], *, worked: bool) -> None:
         """Of what is tried again; of what SQS refuses for good, each message's own event tells."""
-        with self._lock:
-            if lane not in self._troubles:
-                self._troubles[lane] = Trouble(logger, *SENTENCES[lane.kind], lane.queue.name, self._clock)
-            trouble = self._troubles[lane]
         errors = [error for error in errors if not isinstance(error, FINAL)]
         if errors:
-            trouble.failed(errors[0])
+            lane.trouble.failed(errors[0])
         elif worked:
-            trouble.worked()
+            lane.trouble.worked()
 
     def _again(self, job: Job, error: SQSError, not_before: float) -> bool:
         """Whether the job is tried again."""

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 #: Seconds over which the pace is averaged.
 PACE_MEMORY = 2.0
 
+#: What was done since the pace was last unknown counts as done in at least as many seconds.
+SHORTEST_PACE = 0.5
+
 #: The pace is measured, so it wobbles; only clearly more work than Celery's own prefetch counts as more.
 WORTHWHILE = 1.5
 
@@ -25,20 +28,33 @@ UNLIMITED = 10_000
 
 
 class Pace:
-    """Tasks per second lately, exponentially weighted. Not thread-safe: its owner locks."""
+    """Tasks per second lately, exponentially weighted. Not thread-safe: its owner locks.
+
+    Both the tasks and the time they took are weighted, so that the pace is known soon after a rest.
+    """
 
     def __init__(self) -> None:
-        self._rate = 0.0
-        self._at = 0.0
+        self._tasks = 0.0
+        self._seconds = 0.0
+        self._at: float | None = None
 
     def note(self, now: float) -> None:
         """A task ended."""
-        self._rate = self.per_second(now) + 1 / PACE_MEMORY
+        self._tasks, self._seconds = self._as_of(now)
+        self._tasks += 1
         self._at = now
 
     def per_second(self, now: float) -> float:
         """Tasks per second, as of now."""
-        return self._rate * math.exp(-max(0.0, now - self._at) / PACE_MEMORY)
+        tasks, seconds = self._as_of(now)
+        return tasks / max(seconds, SHORTEST_PACE)
+
+    def _as_of(self, now: float) -> tuple[float, float]:
+        passed = 0.0 if self._at is None else max(0.0, now - self._at)
+        if passed > PACE_MEMORY:
+            return 0.0, 0.0
+        fading = math.exp(-passed / PACE_MEMORY)
+        return self._tasks * fading, self._seconds * fading + PACE_MEMORY * (1 - fading)
 
 
 class Duration:
