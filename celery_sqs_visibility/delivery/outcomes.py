@@ -32,7 +32,7 @@ from celery_sqs_visibility.policy.clock import Clock
 
 #: SQS counts a delay from when it handled the request, which was before the answer reached us: a message
 #: is looked for that much after the delay has passed since the answer.
-REAPPEARS_AFTER = 0.05
+REAPPEARS_AFTER = 0.02
 
 
 class Outcomes:

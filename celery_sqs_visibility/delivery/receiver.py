@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_PARALLEL = 12
 
 #: Threads of a queue, those that hang included: what keeps so many from returning, more of them do not cure.
-MOST_THREADS = 24
+MOST_THREADS = 20
 
 #: A thread that waits for room looks at the world again after that many seconds, whatever happened.
 PATIENCE = 5.0
@@ -152,7 +152,8 @@ class Receiver:
             if not poll.given_up:  # else it was told, and may be over
                 self._failed(error)
         else:
-            self._recovered([message["MessageId"] for message in messages], wait)
+            more = len(messages) == reservation.messages
+            self._recovered([message["MessageId"] for message in messages], wait, more=more)
         finally:
             self._take_room(poll, len(messages))
             try:
@@ -235,8 +236,9 @@ class Receiver:
 
     def _wait_of(self, reservation: Reservation) -> int:
         """Seconds that a poll should wait: after a failure none, to know soon whether there is an answer."""
-        if self._failures:
-            return 0
+        with self._changed:
+            if self._failures or self._schedule.is_imminent(self._clock.monotonic()):
+                return 0
         return min(self._wait, CROWDED_WAIT) if reservation.crowded else self._wait
 
     def _call_for_help(self) -> None:
@@ -287,10 +289,10 @@ class Receiver:
             self._failures += 1
         self._trouble.failed(error)
 
-    def _recovered(self, message_ids: Sequence[str], wait: int) -> None:
+    def _recovered(self, message_ids: Sequence[str], wait: int, *, more: bool) -> None:
         with self._changed:
             glanced = self._failures > 0 and wait < self._wait
             self._failures = 0
             if message_ids or not glanced:  # else a poll that looks everywhere, and waits, comes next
-                self._schedule.polled(self._clock.monotonic(), message_ids)
+                self._schedule.polled(self._clock.monotonic(), message_ids, more=more)
         self._trouble.worked()

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 #: At 50 ms a request, twelve threads settle 2,400 messages a second.
 MOST_THREADS: Final = 16
 
+#: Seconds after which SQS will have done what it was asked, though a busy process reads the answer later.
+LONGEST_REQUEST: Final = 0.1
+
 #: What the log says of each kind of request when it fails, and when it works again.
 SENTENCES: Mapping[type[Settlement], tuple[str, str]] = {
     Delete: ("cannot delete messages", "deletes messages"),
@@ -206,7 +209,7 @@ class Settler:
             return BatchResult({})
         return queue.sqs.change_visibility(queue.url, [(job.delivery.handle, _seconds(job)) for job in jobs])
 
-    def conclude(self, batch: Batch, _since: float, failed: Mapping[int, SQSError]) -> None:
+    def conclude(self, batch: Batch, since: float, failed: Mapping[int, SQSError]) -> None:
         """See `crew.Work`."""
         jobs = batch.jobs
         failed = {i: error for i, error in failed.items() if not _was_done_before(jobs[i], error)}
@@ -215,6 +218,7 @@ class Settler:
         # One pause for all, so that they meet again in one batch.
         failures = 1 + max((jobs[position].failures for position in failed), default=0)
         not_before = now + pause(failures)
+        done = min(now, since + LONGEST_REQUEST)
         over = len(jobs)
         try:
             for position, job in enumerate(jobs):
@@ -222,7 +226,7 @@ class Settler:
                 if error is not None and self._again(job, error, not_before):
                     over -= 1
                 else:
-                    self._settled(job.delivery, job.settlement, error, now)
+                    self._settled(job.delivery, job.settlement, error, done)
         finally:
             self._finish(over)
 

@@ -9,6 +9,10 @@ from collections.abc import Collection
 #: many seconds, then leave it to the ordinary polling (another worker took it, or SQS is late).
 FOLLOW_UPS = (0.25, 1.0, 2.0)
 
+#: Seconds. What comes back so soon is waited for without a request: a long poll that waits in the meantime
+#: may be slow to see it, since some servers look again only now and then.
+IMMINENT = 0.2
+
 #: First sleep of a queue whose `polling_interval` is 0 but whose maximum is not.
 FIRST_SLEEP = 1.0
 
@@ -37,8 +41,8 @@ class PollSchedule:
         if len(self._expected) < MAX_EXPECTED:
             self._note(message_id, at, 0)
 
-    def polled(self, now: float, message_ids: Collection[str]) -> None:
-        """A poll brought these messages."""
+    def polled(self, now: float, message_ids: Collection[str], *, more: bool = False) -> None:
+        """A poll brought these messages; whether there may be more, as it brought all that it asked for."""
         for message_id in message_ids:
             self._expected.pop(message_id, None)
         self._look_again(now)
@@ -50,6 +54,13 @@ class PollSchedule:
         ):  # a poll for an expected message alone neither grows nor moves the sleep
             self._sleep_until = now + self._sleep
             self._sleep = min(max(self._sleep * 2, FIRST_SLEEP), self._maximum)
+        if not more and self.is_imminent(now):
+            self._sleep_until = max(self._sleep_until, self._next_expected() or now)
+
+    def is_imminent(self, now: float) -> bool:
+        """Whether a message comes back within a moment."""
+        expected = self._next_expected()
+        return expected is not None and expected <= now + IMMINENT
 
     def next_poll(self) -> float:
         """The instant of the next poll; in the past: now."""

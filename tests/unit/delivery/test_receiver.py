@@ -17,7 +17,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receiver import MAX_PARALLEL, MOST_THREADS, Receiver
 from celery_sqs_visibility.delivery.room import Room
 from celery_sqs_visibility.delivery.watchdog import HANGS
-from celery_sqs_visibility.policy.polling import PollSchedule
+from celery_sqs_visibility.policy.polling import IMMINENT, PollSchedule
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
 LONG = 3600.0  # a sleep that only something else than its end can end
@@ -233,6 +233,22 @@ def test_help_has_a_limit(running):
     seen = [body for _ in range(30) for body in world.bodies()]
     assert len(set(seen)) == 300
     assert len(world.receiver._threads) <= MAX_PARALLEL
+
+
+@pytest.mark.parametrize(("back_in", "wait"), [(IMMINENT / 2, 0), (IMMINENT * 2, 20)])
+def test_what_comes_back_in_a_moment_is_not_left_to_a_long_poll(running, back_in, wait):
+    world = World(schedule=PollSchedule(0, 0))
+    asked = queues.SimpleQueue()
+
+    def asked_once(_url, _messages, wait, _options):
+        asked.put(wait)
+        world.receiver.stop()
+        return []
+
+    world.sqs.receive = asked_once
+    world.receiver.expect("a", world.clock.monotonic() + back_in)
+    running(world)
+    assert asked.get(timeout=5) == wait
 
 
 def test_a_fifo_queue_has_one_poller(running):

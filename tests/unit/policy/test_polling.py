@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from celery_sqs_visibility.policy.polling import FIRST_SLEEP, FOLLOW_UPS, MAX_EXPECTED, PollSchedule
+from celery_sqs_visibility.policy.polling import FIRST_SLEEP, FOLLOW_UPS, IMMINENT, MAX_EXPECTED, PollSchedule
 
 NOW = 1000.0
 
@@ -80,6 +80,22 @@ def test_a_message_that_came_is_no_longer_expected():
     schedule.polled(NOW + 1, ["a"])
     schedule.polled(NOW + 1, [])
     assert schedule.next_poll() == NOW + 61
+
+
+def test_what_comes_back_in_a_moment_is_waited_for_without_a_request():
+    schedule = PollSchedule(0, 0)
+    schedule.expect("a", NOW + IMMINENT)
+    schedule.polled(NOW, ["b"])
+    assert schedule.is_imminent(NOW)
+    assert schedule.next_poll() == NOW + IMMINENT
+
+
+@pytest.mark.parametrize(("seconds", "more"), [(IMMINENT * 1.1, False), (IMMINENT / 2, True)])
+def test_what_is_there_does_not_wait_for_what_comes_back(seconds, more):
+    schedule = PollSchedule(0, 0)
+    schedule.expect("a", NOW + seconds)
+    schedule.polled(NOW, ["b"], more=more)
+    assert schedule.next_poll() <= NOW
 
 
 def test_a_message_hidden_anew_is_expected_at_its_new_time():
