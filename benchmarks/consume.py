@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import redis
 from contenders import KOMBU, KOMBU_EAGER, REDIS, VISIBILITY
 from meter import Clockwork, Meter, metered
+from playing import PlayedQueue, bodies_in
 from queues import fill, new_name
 from results import Result
 from support.app import close_app, make_app
@@ -22,7 +23,10 @@ LEAST = 50  # tasks
 
 
 def measure(arguments, servers):
-    """All contenders in turn, in each pool, at each latency; Redis where it is, without latency."""
+    """All contenders in turn, in each pool, at each latency; Redis where it is, without latency.
+
+    Ours once more without an emulator, which shares the machine with the worker as Redis hardly does.
+    """
     for seconds, pool in itertools.product(arguments.latency, arguments.pool):
         for contender in CONTENDERS:
             if arguments.only in contender.name:
@@ -31,6 +35,21 @@ def measure(arguments, servers):
                 for _ in range(arguments.repeats):
                     result.add(**on_sqs(contender, tasks, seconds, pool, servers.sqs, servers.directory))
                 yield result
+        if arguments.only in VISIBILITY.name:
+            result = Result(NAME, f"{1000 * seconds:g} ms, {pool}, no emulator", VISIBILITY.name)
+            for _ in range(arguments.repeats):
+                result.add(
+                    **on_sqs(
+                        VISIBILITY,
+                        arguments.tasks,
+                        seconds,
+                        pool,
+                        servers.sqs,
+                        servers.directory,
+                        played=True,
+                    )
+                )
+            yield result
     for pool in arguments.pool if servers.redis and arguments.only in REDIS.name else ():
         result = Result(NAME, f"no latency, {pool}", REDIS.name)
         for _ in range(arguments.repeats):
@@ -38,15 +57,16 @@ def measure(arguments, servers):
         yield result
 
 
-def on_sqs(contender, tasks, seconds, pool, server, directory):
-    """One run, from the first message received to the last deleted."""
+def on_sqs(contender, tasks, seconds, pool, server, directory, *, played=False):
+    """One run, from the first message received to the last deleted; `played`: the proxy answers by itself."""
     queue = new_name()
     fill(server, queue, "nothing", tasks)
+    answerers = [PlayedQueue(bodies_in(server, queue))] if played else []
     clockwork = Clockwork()
     clockwork.watch(proxy=os.getpid(), server=server.pid)
     meter = Meter(clockwork, tasks)
     with (
-        metered(server.url, seconds, meter) as proxy,
+        metered(server.url, seconds, meter, *answerers) as proxy,
         contender.worker(proxy.port, queue, directory, pool=pool) as worker,
     ):
         clockwork.watch(main=worker.pid)

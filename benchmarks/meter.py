@@ -99,10 +99,9 @@ class Meter:
 
 
 @contextlib.contextmanager
-def metered(upstream, seconds, meter):
-    """A proxy that adds so much latency to each call, and is read by the meter."""
+def metered(upstream, seconds, meter, *answerers):
+    """A proxy that adds so much latency to each call, and is read by the meter, before others may answer."""
     with FaultProxy(upstream) as proxy:
-        if seconds:
-            proxy.inject(latency(seconds))
-        proxy.inject(meter)
+        for fault in (*([latency(seconds)] if seconds else []), meter, *answerers):
+            proxy.inject(fault)
         yield proxy

@@ -69,3 +69,22 @@ def test_a_meter_counts_requests_from_the_first_message_to_the_last_deletion(ben
     ask("DeleteMessage", messages[2], {})
     assert meter.done.is_set()
     assert (meter.received, meter.deleted, meter.last.requests - meter.first.requests) == (3, 3, 3)
+
+
+def test_a_played_queue_hands_out_each_message_once_and_takes_deletions(benchmark_module):
+    queue = benchmark_module("playing").PlayedQueue(map(str, range(12)))
+    ended = threading.Event()
+    ended.set()
+
+    def ask(action, **parameters):
+        headers = {"x-amz-target": f"AmazonSQS.{action}", "content-type": "application/x-amz-json-1.0"}
+        request = Request("POST", "/", headers, json.dumps(parameters).encode())
+        return json.loads(queue(request, lambda _request: json_answer(200, {"Passed": action}), ended).body)
+
+    received = [
+        [message["Body"] for message in ask("ReceiveMessage", MaxNumberOfMessages=10).get("Messages", [])]
+        for _ in range(3)
+    ]
+    assert received == [list(map(str, range(10))), ["10", "11"], []]
+    assert ask("DeleteMessageBatch", Entries=[{"Id": "0"}]) == {"Successful": [{"Id": "0"}], "Failed": []}
+    assert ask("GetQueueUrl") == {"Passed": "GetQueueUrl"}
