@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import http.client
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.processes import GuardedProcess, free_port, wait_until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from typing_extensions import Self
 
+SERVER = Path(__file__).with_name("moto_server.py")
 START_SECONDS = 60  # importing moto takes seconds on a busy machine
 
 
@@ -32,7 +32,7 @@ class MotoServer:
     @staticmethod
     def command(port: int) -> list[str]:
         """The command line of a server on that port."""
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        return [sys.executable, str(SERVER), "-H", "127.0.0.1", "-p", str(port)]
 
     def start(self) -> Self:
         self.process.start()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from support.clock import FakeClock
+from support.crew import work_off
 from support.scaling import ROOT, scaling
 
 from celery_sqs_visibility.aws.memory import MemorySQS
@@ -42,7 +43,7 @@ def extended(count, seconds, timeout, interval, phase):
     )
     while (due := ledger.next_extension()) < began + seconds:
         clock.advance(max(0.0, due - clock.monotonic()))
-        heartbeat.beat()
+        work_off(heartbeat.crew)
     batches = [
         arguments["changes"]
         for action, arguments in sqs.calls

@@ -1,0 +1,51 @@
+"""moto's server, with a lock: its threads hand out a message twice now and then, where polls overlap.
+
+Its long polls look for messages that become visible again once a second; here they look twenty times.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from moto.server import main
+from moto.sqs.models import SQSBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOOK_SECONDS = 0.05
+CHANGES = ("send_message", "delete_message", "change_message_visibility", "purge_queue", "delete_queue")
+
+lock = threading.RLock()
+receive_message = SQSBackend.receive_message
+
+
+def receive(self: SQSBackend, queue_name: str, count: int, wait: int, *args: Any, **kwargs: Any) -> Any:
+    """As `SQSBackend.receive_message`; each look is one step."""
+    until = time.monotonic() + wait
+    while True:
+        with lock:
+            messages = receive_message(self, queue_name, count, 0, *args, **kwargs)
+        if messages or time.monotonic() >= until:
+            return messages
+        self.get_queue(queue_name).wait_for_messages(LOOK_SECONDS)
+
+
+def locked(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def one_at_a_time(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return method(*args, **kwargs)
+
+    return one_at_a_time
+
+
+if __name__ == "__main__":
+    SQSBackend.receive_message = receive
+    for name in CHANGES:
+        setattr(SQSBackend, name, locked(getattr(SQSBackend, name)))
+    main(sys.argv[1:])
