@@ -151,7 +151,11 @@ class Crew(Generic[Batch]):
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads just now, or the interpreter is ending
+            self._threads.discard(thread)
+            logger.exception("a thread that %s could not be started, and will be", self._does)
 
     def _run(self) -> None:
         while self._wait():

@@ -211,6 +211,20 @@ def test_a_bug_ends_no_thread(tasks, method, monkeypatch, caplog):
     wait_for(lambda: caplog.messages == ["a thread that does its work stumbled and goes on"])
 
 
+def test_where_no_thread_can_be_started_the_watchdog_tries_again(tasks, monkeypatch, caplog):
+    def no_more(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", no_more)
+        tasks.add("a")
+    assert tasks.threads == set()
+    assert caplog.messages == ["a thread that does its work could not be started, and will be"]
+    tasks.crew.look_after(tasks.clock.monotonic())
+    tasks.under_way(1)
+    tasks.finish(1)
+
+
 def test_before_the_start_nothing_is_done():
     tasks = Tasks(FakeClock())
     tasks.add("a")
