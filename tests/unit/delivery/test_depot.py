@@ -335,6 +335,7 @@ def test_a_message_that_lapsed_in_the_inbox_is_not_run_and_told_lost(make, event
     queue = world.queue()
     world.consume(queue, "a")
     assert world.inbox.wait(5)
+    world.wait_for_sleep(queue)
     world.clock.advance(TIMEOUT)
     world.inbox.hand_over(world.clock)
     assert world.handed == []
@@ -607,6 +608,7 @@ class TestComingBack:
         handed = []
         world.consume(queue, "a", hand_over=lambda payload: handed.append(world.delivery(payload)))
         assert world.inbox.wait(5)
+        world.wait_for_sleep(queue)
         (back,) = world.come_back(queue)
         assert world.inbox.hand_over(world.clock) == 1
         assert [one.current for one in handed] == [back]
@@ -620,6 +622,7 @@ class TestComingBack:
     def test_in_the_inbox_it_may_lapse_again_and_is_let_go(self, world, queue, events):
         world.consume(queue, "a")
         assert world.inbox.wait(5)
+        world.wait_for_sleep(queue)
         world.come_back(queue)
         world.clock.advance(TIMEOUT)
         world.inbox.hand_over(world.clock)
@@ -721,6 +724,7 @@ class TestComingBack:
         handed = []
         world.consume(queue, "a", hand_over=lambda payload: handed.append(world.delivery(payload)))
         assert world.inbox.wait(5)
+        world.wait_for_sleep(queue)
         came = self.come_back_before_it_lapses(world, queue)
         world.inbox.hand_over(world.clock)
         assert [one.current for one in handed] == came
@@ -799,6 +803,7 @@ class TestComingBack:
     ):
         world.consume(queue, "a")
         assert world.inbox.wait(5)
+        world.wait_for_sleep(queue)
         other = world.new_depot()
         other.consume(world.queue("elsewhere"), world.handed.append)
         (back,) = world.come_back(queue, other)
@@ -809,6 +814,7 @@ class TestComingBack:
     def test_what_lapsed_in_the_inbox_is_let_go_by_the_depot_that_has_it(self, world, queue, events):
         world.consume(queue, "a")
         assert world.inbox.wait(5)
+        world.wait_for_sleep(queue)
         other = world.new_depot()
         other.consume(world.queue("elsewhere"), world.handed.append)
         world.come_back(queue, other)
