@@ -52,7 +52,7 @@ def parse():
     )
     parser.add_argument("measurements", nargs="*", help=f"of {', '.join(MEASUREMENTS)}; all by default")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tasks", type=int, default=2000, help="to consume")
+    parser.add_argument("--tasks", type=int, default=4000, help="to consume")
     parser.add_argument("--publish-tasks", type=int, default=5000)
     parser.add_argument("--latency", type=float, nargs="+", default=[0.010, 0.050], help="seconds a call")
     parser.add_argument("--pool", nargs="+", default=["prefork", "threads"])

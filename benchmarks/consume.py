@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from functools import partial
 from urllib.parse import urlsplit
 
 import redis
@@ -23,38 +24,34 @@ LEAST = 50  # tasks
 
 
 def measure(arguments, servers):
-    """All contenders in turn, in each pool, at each latency; Redis where it is, without latency.
+    """All contenders in each pool and at each latency, in rounds: what else the machine does befalls all.
 
-    Ours once more without an emulator, which shares the machine with the worker as Redis hardly does.
+    Redis where it is, without latency. Ours once more without an emulator, which shares the machine with the
+    worker as Redis hardly does.
     """
-    for seconds, pool in itertools.product(arguments.latency, arguments.pool):
+    cases = [
+        (result, run) for result, run in all_cases(arguments, servers) if arguments.only in result.contender
+    ]
+    for _ in range(arguments.repeats):
+        for result, run in cases:
+            result.add(**run())
+    return [result for result, _ in cases]
+
+
+def all_cases(arguments, servers):
+    """What is measured, and how to do it once."""
+    sqs, directory = servers.sqs, servers.directory
+    for pool, seconds in itertools.product(arguments.pool, arguments.latency):
+        case = f"{1000 * seconds:g} ms, {pool}"
         for contender in CONTENDERS:
-            if arguments.only in contender.name:
-                result = Result(NAME, f"{1000 * seconds:g} ms, {pool}", contender.name)
-                tasks = max(LEAST, int(arguments.tasks * contender.share))
-                for _ in range(arguments.repeats):
-                    result.add(**on_sqs(contender, tasks, seconds, pool, servers.sqs, servers.directory))
-                yield result
-        if arguments.only in VISIBILITY.name:
-            result = Result(NAME, f"{1000 * seconds:g} ms, {pool}, no emulator", VISIBILITY.name)
-            for _ in range(arguments.repeats):
-                result.add(
-                    **on_sqs(
-                        VISIBILITY,
-                        arguments.tasks,
-                        seconds,
-                        pool,
-                        servers.sqs,
-                        servers.directory,
-                        played=True,
-                    )
-                )
-            yield result
-    for pool in arguments.pool if servers.redis and arguments.only in REDIS.name else ():
-        result = Result(NAME, f"no latency, {pool}", REDIS.name)
-        for _ in range(arguments.repeats):
-            result.add(**on_redis(arguments.tasks, pool, servers.redis, servers.directory))
-        yield result
+            tasks = max(LEAST, int(arguments.tasks * contender.share))
+            run = partial(on_sqs, contender, tasks, seconds, pool, sqs, directory)
+            yield Result(NAME, case, contender.name), run
+        played = partial(on_sqs, VISIBILITY, arguments.tasks, seconds, pool, sqs, directory, played=True)
+        yield Result(NAME, f"{case}, no emulator", VISIBILITY.name), played
+    for pool in arguments.pool if servers.redis else ():
+        run = partial(on_redis, arguments.tasks, pool, servers.redis, directory)
+        yield Result(NAME, f"no latency, {pool}", REDIS.name), run
 
 
 def on_sqs(contender, tasks, seconds, pool, server, directory, *, played=False):

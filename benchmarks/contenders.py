@@ -58,7 +58,7 @@ class Contender:
         )
 
 
-KOMBU = Contender("kombu SQS", "sqs", share=0.03)
-KOMBU_EAGER = Contender("kombu SQS, polling_interval=0.01", "sqs", {"polling_interval": 0.01}, share=0.1)
+KOMBU = Contender("kombu SQS", "sqs", share=0.015)
+KOMBU_EAGER = Contender("kombu SQS, polling_interval=0.01", "sqs", {"polling_interval": 0.01}, share=0.05)
 VISIBILITY = Contender(OURS, OURS)
 REDIS = Contender("Redis, local", "redis")

@@ -6,6 +6,7 @@ package in processes that may never send anything.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
 if TYPE_CHECKING:
     from botocore.config import Config
+    from botocore.loaders import Loader
+    from botocore.session import Session as BotocoreSession
     from types_boto3_sqs import SQSClient
 
 #: Where kombu's SQS transport goes when nothing names a region.
@@ -137,6 +140,7 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
     quiet_botocore()
     with SESSIONS:
         session = boto3.session.Session(
+            botocore_session=_botocore_session(),
             aws_access_key_id=settings.access_key_id,
             aws_secret_access_key=settings.secret_access_key,
             aws_session_token=settings.session_token,
@@ -153,6 +157,23 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
         )
         _notice_dead_peers(client)
         return client
+
+
+@functools.cache
+def _loader(data_path: str | None) -> Loader:
+    """What reads and keeps botocore's descriptions of services; it need not do so for each client anew."""
+    from botocore.loaders import create_loader  # noqa: PLC0415 - see new_client
+
+    return create_loader(data_path)
+
+
+def _botocore_session() -> BotocoreSession:
+    """A session that shares its loader: making a client then takes a tenth of the time, but for the first."""
+    from botocore.session import get_session  # noqa: PLC0415 - see new_client
+
+    session = get_session()
+    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+    return session
 
 
 def _notice_dead_peers(client: SQSClient) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from botocore.loaders import JSONFileLoader
 from botocore.validate import ParamValidationDecorator
 from moto.server import ThreadedMotoServer
 
@@ -49,6 +50,20 @@ def test_each_purpose_has_its_timeouts_and_attempts(purpose, read_timeout, retri
     config = config_of(purpose)
     assert (config.connect_timeout, config.read_timeout) == (3, read_timeout)
     assert config.retries.items() >= retries.items()
+
+
+def test_a_second_client_reads_no_description_of_services_again(monkeypatch):
+    new_client(ClientSettings(**KEYS), Purpose.RECEIVE)
+    read = []
+    load_file = JSONFileLoader.load_file
+
+    def note(self, path):
+        read.append(path)
+        return load_file(self, path)
+
+    monkeypatch.setattr(JSONFileLoader, "load_file", note)
+    new_client(ClientSettings(**KEYS), Purpose.SETTLE)
+    assert read == []
 
 
 @pytest.mark.parametrize("purpose", Purpose)
