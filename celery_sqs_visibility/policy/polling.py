@@ -54,13 +54,20 @@ class PollSchedule:
         ):  # a poll for an expected message alone neither grows nor moves the sleep
             self._sleep_until = now + self._sleep
             self._sleep = min(max(self._sleep * 2, FIRST_SLEEP), self._maximum)
-        if not more and self.is_imminent(now):
-            self._sleep_until = max(self._sleep_until, self._next_expected() or now)
+        if not more and (soon := self._next_expected()) is not None and soon <= now + IMMINENT:
+            self._sleep_until = max(self._sleep_until, soon)
 
     def is_imminent(self, now: float) -> bool:
-        """Whether a message comes back within a moment."""
-        expected = self._next_expected()
-        return expected is not None and expected <= now + IMMINENT
+        """Whether a message comes back within a moment, but not yet."""
+        heap, looked_at = self._soonest, [0]
+        while looked_at:  # what is due and what is imminent; all below a later one are later
+            place = looked_at.pop()
+            if place < len(heap) and heap[place][0] <= now + IMMINENT:
+                at, message_id = heap[place]
+                if at > now and self._expected.get(message_id, (None,))[0] == at:
+                    return True
+                looked_at += [2 * place + 1, 2 * place + 2]
+        return False
 
     def next_poll(self) -> float:
         """The instant of the next poll; in the past: now."""

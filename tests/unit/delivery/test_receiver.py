@@ -235,7 +235,7 @@ def test_help_has_a_limit(running):
     assert len(world.receiver._threads) <= MAX_PARALLEL
 
 
-@pytest.mark.parametrize(("back_in", "wait"), [(IMMINENT / 2, 0), (IMMINENT * 2, 20)])
+@pytest.mark.parametrize(("back_in", "wait"), [(0, 20), (IMMINENT / 2, 0), (IMMINENT * 2, 20)])
 def test_what_comes_back_in_a_moment_is_not_left_to_a_long_poll(running, back_in, wait):
     world = World(schedule=PollSchedule(0, 0))
     asked = queues.SimpleQueue()

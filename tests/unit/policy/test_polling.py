@@ -90,6 +90,16 @@ def test_what_comes_back_in_a_moment_is_waited_for_without_a_request():
     assert schedule.next_poll() == NOW + IMMINENT
 
 
+@given(st.lists(st.floats(-1, 1), max_size=20), st.sets(st.integers(0, 19)))
+def test_imminent_is_what_is_expected_within_a_moment_but_not_yet(seconds, came):
+    schedule = PollSchedule(0, 0)
+    for number, back_in in enumerate(seconds):
+        schedule.expect(str(number), NOW + back_in)
+    schedule.polled(NOW - 2, list(map(str, came)))
+    left = [NOW + back_in for number, back_in in enumerate(seconds) if number not in came]
+    assert schedule.is_imminent(NOW) == any(NOW < at <= NOW + IMMINENT for at in left)
+
+
 @pytest.mark.parametrize(("seconds", "more"), [(IMMINENT * 1.1, False), (IMMINENT / 2, True)])
 def test_what_is_there_does_not_wait_for_what_comes_back(seconds, more):
     schedule = PollSchedule(0, 0)
