@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.faults import error, fail_entries
+from support.processes import wait_until
 
 
 def test_short_tasks_cost_a_fifth_of_a_request_each(make_site):
@@ -21,6 +24,21 @@ def test_short_tasks_cost_a_fifth_of_a_request_each(make_site):
     assert len(deletes) <= 15
     assert len(full) <= 15
     assert site.proxy.count("ChangeMessageVisibilityBatch") == 0
+
+
+@pytest.mark.own_pool
+def test_an_idle_worker_keeps_no_more_threads_than_it_needs(make_site):
+    site = make_site(wait_time_seconds=1)
+    for key in range(200):
+        site.send("quick", key)
+    worker = site.start(pool="prefork", concurrency=2)
+    site.diary.wait_for("started", 200, timeout=60)
+    # Celery's own; one that polls, settles, extends, looks after these, and waits for the shutdown.
+    wait_until(lambda: threads_of(worker) <= 6, 20, lambda: f"{threads_of(worker)} threads to become 6")
+
+
+def threads_of(worker):
+    return len(list(Path(f"/proc/{worker.pid}/task").iterdir()))
 
 
 @pytest.mark.own_pool
