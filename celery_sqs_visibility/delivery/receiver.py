@@ -45,14 +45,18 @@ class Poll:
     Attributes:
         thread: whose.
         reservation: the room for its messages.
+        wait: seconds that SQS may wait for a message.
         overdue: the monotonic instant after which its thread is relieved.
+        beside: whether it was made beside a long poll, for what comes back meanwhile.
         given_up: whether that came to pass; the reservation of a call under way is given back then.
         answered: whether the call has returned, in whatever way.
     """
 
     thread: threading.Thread
     reservation: Reservation
+    wait: int
     overdue: float
+    beside: bool = False
     given_up: bool = False
     answered: bool = False
 
@@ -95,6 +99,7 @@ class Receiver:
         self._threads: set[threading.Thread] = set()
         self._poller: threading.Thread | None = None  # the others help, or hang
         self._in_flight: list[Poll] = []
+        self._stands_in: threading.Thread | None = None
         self._joined = False
         self._failures = 0
         self.stopping = False
@@ -137,12 +142,13 @@ class Receiver:
             self._schedule.expect(message_id, at)
             if self._schedule.next_poll() < before:
                 self._changed.notify_all()
+            self._have_stand_in()
 
-    def poll(self, reservation: Reservation, *, wait: int) -> int:
+    def poll(self, reservation: Reservation, *, wait: int, beside: bool = False) -> int:
         """One request and what follows from it; how many messages it brought. A polling thread."""
         messages: list[ReceivedMessage] = []
         started = self._clock.monotonic()
-        poll = Poll(threading.current_thread(), reservation, started + wait + patience())
+        poll = Poll(threading.current_thread(), reservation, wait, started + wait + patience(), beside)
         if not self._begin(poll):
             self._room.received(reservation, 0)
             return 0
@@ -153,7 +159,7 @@ class Receiver:
                 self._failed(error)
         else:
             more = len(messages) == reservation.messages
-            self._recovered([message["MessageId"] for message in messages], wait, more=more)
+            self._recovered(poll, [message["MessageId"] for message in messages], more=more)
         finally:
             self._take_room(poll, len(messages))
             try:
@@ -171,6 +177,7 @@ class Receiver:
             if self.stopping:  # now, or who waits for the polls in flight would miss this one
                 return False
             self._in_flight.append(poll)
+            self._have_stand_in()
             return True
 
     def _take_room(self, poll: Poll, messages: int) -> None:
@@ -256,6 +263,39 @@ class Receiver:
                 return
             brought = self.poll(reservation, wait=0)
 
+    def _have_stand_in(self) -> None:
+        """While a long poll waits and something is expected. Under the lock."""
+        if self._stands_in is None and self._long_poll_waits() and self._schedule.next_expected() is not None:
+            self._stands_in = self._spawn(self._stand_in)
+
+    def _long_poll_waits(self) -> bool:
+        return not self.stopping and any(poll.wait and not poll.answered for poll in self._in_flight)
+
+    def _stand_in(self) -> None:
+        """Ask for what comes back while a long poll waits: some servers look again only now and then.
+
+        Where the long poll has taken all the room, it has to bring it.
+        """
+        while self._wait_beside_long_poll():
+            reservation = self._room.reserve(self.queue.name, 0, lambda: self.stopping)
+            if reservation is None:
+                break
+            self.poll(reservation, wait=0, beside=True)
+
+    def _wait_beside_long_poll(self) -> bool:
+        """Wait until something is due that the long poll has not brought; `False` if nothing will be."""
+        with self._changed:
+            while self._long_poll_waits() and not self._failures:
+                due = self._schedule.next_expected()
+                if due is None:
+                    break
+                now = self._clock.monotonic()
+                if due <= now:
+                    return True
+                self._changed.wait(due - now)
+            self._stands_in = None  # under the lock: what is expected from now on has another
+            return False
+
     def _spawn(self, target: Callable[[], None]) -> threading.Thread:
         def run() -> None:
             try:
@@ -263,6 +303,8 @@ class Receiver:
             finally:
                 with self._changed:
                     self._threads.discard(threading.current_thread())
+                    if self._stands_in is threading.current_thread():
+                        self._stands_in = None
 
         thread = threading.Thread(target=run, name=f"sqs-receive-{self.queue.name}", daemon=True)
         self._threads.add(thread)
@@ -289,10 +331,13 @@ class Receiver:
             self._failures += 1
         self._trouble.failed(error)
 
-    def _recovered(self, message_ids: Sequence[str], wait: int, *, more: bool) -> None:
+    def _recovered(self, poll: Poll, message_ids: Sequence[str], *, more: bool) -> None:
+        now = self._clock.monotonic()
         with self._changed:
-            glanced = self._failures > 0 and wait < self._wait
+            glanced = self._failures > 0 and poll.wait < self._wait
             self._failures = 0
-            if message_ids or not glanced:  # else a poll that looks everywhere, and waits, comes next
-                self._schedule.polled(self._clock.monotonic(), message_ids, more=more)
+            if poll.beside:
+                self._schedule.glanced(now, message_ids)
+            elif message_ids or not glanced:  # else a poll that looks everywhere, and waits, comes next
+                self._schedule.polled(now, message_ids, more=more)
         self._trouble.worked()

@@ -54,8 +54,15 @@ class PollSchedule:
         ):  # a poll for an expected message alone neither grows nor moves the sleep
             self._sleep_until = now + self._sleep
             self._sleep = min(max(self._sleep * 2, FIRST_SLEEP), self._maximum)
-        if not more and (soon := self._next_expected()) is not None and soon <= now + IMMINENT:
+        if not more and (soon := self.next_expected()) is not None and soon <= now + IMMINENT:
             self._sleep_until = max(self._sleep_until, soon)
+
+    def glanced(self, now: float, message_ids: Collection[str]) -> None:
+        """A short poll beside a long one brought these; what else was due is left to the long one."""
+        for message_id in message_ids:
+            self._expected.pop(message_id, None)
+        while (at := self.next_expected()) is not None and at <= now:
+            del self._expected[heapq.heappop(self._soonest)[1]]
 
     def is_imminent(self, now: float) -> bool:
         """Whether a message comes back within a moment, but not yet."""
@@ -71,24 +78,25 @@ class PollSchedule:
 
     def next_poll(self) -> float:
         """The instant of the next poll; in the past: now."""
-        expected = self._next_expected()
+        expected = self.next_expected()
         return self._sleep_until if expected is None else min(self._sleep_until, expected)
 
-    def _note(self, message_id: str, at: float, looks: int) -> None:
-        self._expected[message_id] = (at, looks)
-        heapq.heappush(self._soonest, (at, message_id))
-
-    def _look_again(self, now: float) -> None:
-        while (at := self._next_expected()) is not None and at <= now:
-            _, message_id = heapq.heappop(self._soonest)
-            _, looks = self._expected.pop(message_id)
-            if looks < len(FOLLOW_UPS):
-                self._note(message_id, now + FOLLOW_UPS[looks], looks + 1)
-
-    def _next_expected(self) -> float | None:
+    def next_expected(self) -> float | None:
+        """The instant at which the next message comes back, if one is known to."""
         while self._soonest:
             at, message_id = self._soonest[0]
             if self._expected.get(message_id, (None,))[0] == at:
                 return at
             heapq.heappop(self._soonest)
         return None
+
+    def _note(self, message_id: str, at: float, looks: int) -> None:
+        self._expected[message_id] = (at, looks)
+        heapq.heappush(self._soonest, (at, message_id))
+
+    def _look_again(self, now: float) -> None:
+        while (at := self.next_expected()) is not None and at <= now:
+            _, message_id = heapq.heappop(self._soonest)
+            _, looks = self._expected.pop(message_id)
+            if looks < len(FOLLOW_UPS):
+                self._note(message_id, now + FOLLOW_UPS[looks], looks + 1)

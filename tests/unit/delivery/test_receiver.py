@@ -251,6 +251,70 @@ def test_what_comes_back_in_a_moment_is_not_left_to_a_long_poll(running, back_in
     assert asked.get(timeout=5) == wait
 
 
+class LongPoll:
+    """In place of receive: a long poll waits until the test lets it go, a short one brings messages."""
+
+    def __init__(self, world):
+        self.world = world
+        self.receive = world.sqs.receive
+        world.sqs.receive = self
+        self.asked = queues.SimpleQueue()
+        self.let_go = threading.Event()
+
+    def __call__(self, url, messages, wait, options):
+        self.asked.put(wait)
+        if wait:
+            assert self.let_go.wait(10)
+            return []
+        return self.receive(url, messages, 0, options)
+
+
+@pytest.fixture
+def long_poll(running):
+    world = World(schedule=PollSchedule(0, 0), prefetch_count=20)
+    poll = LongPoll(world)
+    running(world)
+    assert poll.asked.get(timeout=5) == 20
+    yield poll
+    world.receiver.stop()
+    poll.let_go.set()
+
+
+def test_what_comes_back_while_a_long_poll_waits_is_asked_for_beside_it(long_poll):
+    world = long_poll.world
+    world.send("back")
+    world.receiver.expect("back", world.clock.monotonic())
+    assert long_poll.asked.get(timeout=5) == 0
+    assert world.bodies() == ["back"]
+    world.receiver.expect("gone elsewhere", world.clock.monotonic())
+    assert long_poll.asked.get(timeout=5) == 0
+    with pytest.raises(queues.Empty):  # that one is left to the long poll
+        long_poll.asked.get(timeout=0.4)
+
+
+def test_when_the_long_poll_is_over_nobody_stands_in(long_poll):
+    world = long_poll.world
+    world.receiver.expect("later", world.clock.monotonic() + 3600)
+    assert len(world.receiver._threads) == 2
+    world.receiver.stop()
+    long_poll.let_go.set()
+    for thread in list(world.receiver._threads):
+        thread.join(5)
+    assert world.receiver._threads == set()
+
+
+def test_without_room_the_long_poll_has_to_bring_it(running):
+    world = World(schedule=PollSchedule(0, 0), prefetch_count=2)
+    poll = LongPoll(world)
+    running(world)
+    assert poll.asked.get(timeout=5) == 20
+    world.receiver.expect("back", world.clock.monotonic())
+    with pytest.raises(queues.Empty):
+        poll.asked.get(timeout=0.2)
+    world.receiver.stop()
+    poll.let_go.set()
+
+
 def test_a_fifo_queue_has_one_poller(running):
     world = World(name="q.fifo", prefetch_count=1000)
     threads = set()

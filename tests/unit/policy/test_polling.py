@@ -90,6 +90,16 @@ def test_what_comes_back_in_a_moment_is_waited_for_without_a_request():
     assert schedule.next_poll() == NOW + IMMINENT
 
 
+def test_what_a_poll_beside_a_long_one_does_not_bring_is_left_to_that():
+    schedule = PollSchedule(0, 60)
+    for name, back_in in (("a", 0), ("b", 0), ("later", 9)):
+        schedule.expect(name, NOW + back_in)
+    before = schedule.next_poll()
+    schedule.glanced(NOW, ["a"])
+    assert schedule.next_expected() == NOW + 9
+    assert schedule.next_poll() == before, "and the sleep is no other"
+
+
 @given(st.lists(st.floats(-1, 1), max_size=20), st.sets(st.integers(0, 19)))
 def test_imminent_is_what_is_expected_within_a_moment_but_not_yet(seconds, came):
     schedule = PollSchedule(0, 0)
