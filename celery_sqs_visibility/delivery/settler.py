@@ -183,13 +183,12 @@ class Settler:
 
     def _enqueue(self, job: Job) -> None:
         lane = self._lane(job.delivery.queue, _kind(job.settlement))
+        # A signal handler may settle between any two of these lines.
         lane.jobs.append(job)
-        waiting = len(lane.jobs)
+        first = lane not in self._line
+        self._line[lane] = None
         # The first job sets the time, and a batch that is full goes at once.
-        if waiting == 1:
-            self._line[lane] = None
-            self.crew.call()
-        elif waiting % lane.batch == 0:
+        if first or len(lane.jobs) % lane.batch == 0:
             self.crew.call()
 
     def _lane(self, queue: Queue, kind: type[Settlement]) -> Lane:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from contextlib import suppress
 
 import pytest
@@ -170,6 +171,21 @@ def test_a_thread_takes_what_is_ready_without_waiting(world, queue):
     world.submit(world.receive(queue, 10), Delete())
     batch = world.settler.take(world.clock.monotonic())
     assert (batch.lane.queue, batch.lane.kind, len(batch)) == (queue, Delete, 10)
+
+
+def test_a_signal_handler_may_settle_while_something_is_settled(world, queue):
+    one, two = world.receive(queue, 2)
+
+    class Interrupted(deque):
+        def append(self, job):
+            super().append(job)
+            if job.delivery is one:
+                world.submit([two], Delete())
+
+    world.settler._lane(queue, Delete).jobs = Interrupted()
+    world.submit([one], Delete())
+    world.work_off()
+    assert world.left(queue) == 0
 
 
 def test_everything_that_sets_the_visibility_shares_requests(world, queue):
