@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 #: A reappearance is approximate: where the message did not come at its time, look again after these
 #: many seconds, then leave it to the ordinary polling (another worker took it, or SQS is late).
@@ -43,9 +43,7 @@ class PollSchedule:
 
     def polled(self, now: float, message_ids: Collection[str], *, more: bool = False) -> None:
         """A poll brought these messages; whether there may be more, as it brought all that it asked for."""
-        for message_id in message_ids:
-            self._expected.pop(message_id, None)
-        self._look_again(now)
+        self._looked(now, message_ids, FOLLOW_UPS)
         if message_ids:
             self._sleep = self._interval
             self._sleep_until = now
@@ -59,10 +57,7 @@ class PollSchedule:
 
     def glanced(self, now: float, message_ids: Collection[str]) -> None:
         """A short poll beside a long one brought these; what else was due is left to the long one."""
-        for message_id in message_ids:
-            self._expected.pop(message_id, None)
-        while (at := self.next_expected()) is not None and at <= now:
-            del self._expected[heapq.heappop(self._soonest)[1]]
+        self._looked(now, message_ids, ())
 
     def is_imminent(self, now: float) -> bool:
         """Whether a message comes back within a moment, but not yet."""
@@ -71,7 +66,7 @@ class PollSchedule:
             place = looked_at.pop()
             if place < len(heap) and heap[place][0] <= now + IMMINENT:
                 at, message_id = heap[place]
-                if at > now and self._expected.get(message_id, (None,))[0] == at:
+                if at > now and self._is_expected(message_id, at):
                     return True
                 looked_at += [2 * place + 1, 2 * place + 2]
         return False
@@ -85,7 +80,7 @@ class PollSchedule:
         """The instant at which the next message comes back, if one is known to."""
         while self._soonest:
             at, message_id = self._soonest[0]
-            if self._expected.get(message_id, (None,))[0] == at:
+            if self._is_expected(message_id, at):
                 return at
             heapq.heappop(self._soonest)
         return None
@@ -94,9 +89,15 @@ class PollSchedule:
         self._expected[message_id] = (at, looks)
         heapq.heappush(self._soonest, (at, message_id))
 
-    def _look_again(self, now: float) -> None:
+    def _is_expected(self, message_id: str, at: float) -> bool:
+        return self._expected.get(message_id, (None,))[0] == at
+
+    def _looked(self, now: float, message_ids: Collection[str], follow_ups: Sequence[float]) -> None:
+        """These came; what else was due is looked for again, as often as there are follow-ups."""
+        for message_id in message_ids:
+            self._expected.pop(message_id, None)
         while (at := self.next_expected()) is not None and at <= now:
             _, message_id = heapq.heappop(self._soonest)
             _, looks = self._expected.pop(message_id)
-            if looks < len(FOLLOW_UPS):
-                self._note(message_id, now + FOLLOW_UPS[looks], looks + 1)
+            if looks < len(follow_ups):
+                self._note(message_id, now + follow_ups[looks], looks + 1)

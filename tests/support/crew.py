@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from support.processes import wait_until
 
 from celery_sqs_visibility.delivery.crew import Crew
 
@@ -12,8 +12,5 @@ def work_off(crew: Crew, timeout: float = 5) -> int:
     turns = 0
     while crew.turn():
         turns += 1
-    until = time.monotonic() + timeout
-    while crew.in_hand():
-        assert time.monotonic() < until, crew.in_hand()
-        time.sleep(0.001)
+    wait_until(lambda: not crew.in_hand(), timeout, "what others have in hand")
     return turns

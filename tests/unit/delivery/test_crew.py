@@ -7,6 +7,7 @@ import threading
 import pytest
 from support.clock import FakeClock
 from support.crew import work_off
+from support.processes import wait_until
 
 from celery_sqs_visibility.aws.errors import Throttled, Unavailable
 from celery_sqs_visibility.aws.port import BatchResult
@@ -166,7 +167,7 @@ def test_those_that_are_not_needed_any_more_end_but_one(tasks, monkeypatch):
     tasks.clock.advance(LINGER)
     with tasks.crew.lock:
         tasks.crew._called.notify_all()
-    wait_for(lambda: len(tasks.threads) == 1)
+    wait_until(lambda: len(tasks.threads) == 1, 5, "it to come true")
     join(*(threads - tasks.threads))
     tasks.add("e")
     tasks.under_way(1)
@@ -208,7 +209,9 @@ def test_a_bug_ends_no_thread(tasks, method, monkeypatch, caplog):
     tasks.add("a", "b")
     tasks.finish(2)
     assert sorted(tasks.concluded) == [("a", []), ("b", [])]
-    wait_for(lambda: caplog.messages == ["a thread that does its work stumbled and goes on"])
+    wait_until(
+        lambda: caplog.messages == ["a thread that does its work stumbled and goes on"], 5, "it to come true"
+    )
 
 
 def test_where_no_thread_can_be_started_the_watchdog_tries_again(tasks, monkeypatch, caplog):
@@ -239,7 +242,7 @@ def test_after_a_stop_threads_finish_what_there_is_and_end(tasks):
     threads = tasks.threads
     tasks.finish(6)
     join(*threads)
-    wait_for(lambda: tasks.threads == set())
+    wait_until(lambda: tasks.threads == set(), 5, "it to come true")
 
 
 def test_after_a_stop_new_work_starts_threads_again(tasks):
@@ -297,11 +300,3 @@ def test_who_works_is_left_alone(tasks, caplog):
     assert tasks.threads == before
     assert caplog.records == []
     tasks.finish(1)
-
-
-def wait_for(condition):
-    for _ in range(500):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come true")

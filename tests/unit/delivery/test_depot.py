@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import select
 import threading
-import time
 
 import pytest
 from support.clock import FakeClock
 from support.crew import work_off
+from support.processes import wait_until
 
 from celery_sqs_visibility.aws.errors import AccessDenied, HandleIsInvalid
 from celery_sqs_visibility.aws.memory import MemorySQS
@@ -147,10 +147,8 @@ class World:
 
     def wait_for_sleep(self, queue):
         receiver, _ = self.depot._receivers[queue.name]
-        until = time.monotonic() + 5
-        while receiver._schedule.next_poll() <= self.clock.monotonic():
-            assert time.monotonic() < until
-            time.sleep(0.001)
+        asleep = lambda: receiver._schedule.next_poll() > self.clock.monotonic()  # noqa: E731
+        wait_until(asleep, 5, "the receiver to sleep")
 
     def delivery(self, payload):
         """As kombu's message looks it up."""
