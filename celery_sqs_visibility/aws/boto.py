@@ -7,6 +7,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from celery_sqs_visibility.aws.caller import Caller
 from celery_sqs_visibility.aws.clients import SHORT_WAIT, Purpose, new_client
 from celery_sqs_visibility.aws.errors import CredentialsRefused, RequestRefused, SQSError, Unavailable
 from celery_sqs_visibility.aws.forks import SESSIONS
@@ -73,7 +74,7 @@ class BotoSQS:
         self._on_request = on_request
         self._clock = clock
         # Written under SESSIONS; read without, a dict's look-up being one step.
-        self._clients: dict[tuple[int, Purpose], SQSClient] = {}
+        self._callers: dict[tuple[int, Purpose], Caller] = {}
         self._answered = False  # whether SQS ever answered anything
 
     def __repr__(self) -> str:
@@ -100,9 +101,9 @@ class BotoSQS:
     def doubt_connections(self) -> None:
         """See `SQS.doubt_connections`: connections that idle in the pools may be dead, too."""
         for purpose in Purpose:
-            client = self._clients.get((os.getpid(), purpose))
-            if client is not None:
-                client.close()  # its pool; it stays usable, and so does a connection in use
+            caller = self._callers.get((os.getpid(), purpose))
+            if caller is not None:
+                caller.close()  # its pool; it stays usable, and so does a connection in use
 
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
         """See `SQS.delete`. "Succeeded" does not prove that the handle still held the message."""
@@ -166,13 +167,13 @@ class BotoSQS:
 
     def close(self) -> None:
         """Close this process's connections, in any thread; the next call opens new ones. Idempotent."""
-        for client in self._forget_clients():
-            client.close()
+        for caller in self._forget_callers():
+            caller.close()
 
-    def _forget_clients(self) -> list[SQSClient]:
+    def _forget_callers(self) -> list[Caller]:
         with SESSIONS:
-            mine = [self._clients.pop((os.getpid(), purpose), None) for purpose in Purpose]
-        return [client for client in mine if client is not None]
+            mine = [self._callers.pop((os.getpid(), purpose), None) for purpose in Purpose]
+        return [caller for caller in mine if caller is not None]
 
     def _batch(self, action: str, queue_url: str, entries: list[dict[str, Any]]) -> BatchResult:
         def failures(response: Mapping[str, Any]) -> BatchResult:
@@ -191,47 +192,47 @@ class BotoSQS:
         method, usual = _ACTIONS[action]
         started = self._clock.monotonic()
         outcome = "ok"
-        client: SQSClient | None = None
+        caller: Caller | None = None
         try:
-            client = self._client(purpose or usual, action)
-            result = read(getattr(client, method)(**params))
+            caller = self._caller(purpose or usual, action)
+            result = read(caller.call(action, method, params))
             self._answered = True
         except Exception as exc:  # noqa: BLE001 - the port's promise: an SQSError and nothing else
-            error = self._explained(translate(exc, action), client)
+            error = self._explained(translate(exc, action), caller)
             outcome = error.code
             raise error from error.__cause__ or exc
         finally:
             self._tell(action, self._clock.monotonic() - started, outcome)
         return result
 
-    def _explained(self, error: SQSError, client: SQSClient | None) -> SQSError:
+    def _explained(self, error: SQSError, caller: Caller | None) -> SQSError:
         """React to an error as far as it is about the client, which may be the reason."""
         if isinstance(error, CredentialsRefused):
-            self._look_for_credentials_anew(client)
-        elif error.code in _NO_ANSWER and client is not None:
-            client.close()  # what idles in its pool may be as dead
-        elif error.code in _NO_SUCH_HOST and client is not None and not self._answered:
-            return unknown_region(client) or error
+            self._look_for_credentials_anew(caller)
+        elif error.code in _NO_ANSWER and caller is not None:
+            caller.close()  # what idles in its pool may be as dead
+        elif error.code in _NO_SUCH_HOST and caller is not None and not self._answered:
+            return unknown_region(caller.client) or error
         return error
 
-    def _look_for_credentials_anew(self, refused: SQSClient | None) -> None:
+    def _look_for_credentials_anew(self, refused: Caller | None) -> None:
         """Forget the clients, which do not read rotated credentials by themselves; others make new ones."""
         # Once for all threads that failed with the same client.
-        if self._settings.renewable and refused in self._clients.values():
-            self._forget_clients()
+        if self._settings.renewable and refused in self._callers.values():
+            self._forget_callers()
 
-    def _client(self, purpose: Purpose, action: str) -> SQSClient:
+    def _caller(self, purpose: Purpose, action: str) -> Caller:
         key = os.getpid(), purpose
-        client = self._clients.get(key)
-        if client is None:
+        caller = self._callers.get(key)
+        if caller is None:
             with SESSIONS:
-                client = self._clients.get(key) or self._new_client(purpose, action)
-                self._clients[key] = client
-        return client
+                caller = self._callers.get(key) or self._new_caller(purpose, action)
+                self._callers[key] = caller
+        return caller
 
-    def _new_client(self, purpose: Purpose, action: str) -> SQSClient:
+    def _new_caller(self, purpose: Purpose, action: str) -> Caller:
         try:
-            return new_client(self._settings, purpose)
+            return Caller(new_client(self._settings, purpose))
         except (TypeError, ValueError) as exc:  # what botocore says to a bad endpoint, region or option
             raise RequestRefused(
                 f"{action}: boto3 cannot make a client of {self._settings!r}: {exc}",
@@ -282,7 +283,7 @@ def _params(message: OutgoingMessage) -> dict[str, Any]:
 
 
 def _failed(response: Mapping[str, Any], action: str) -> dict[int, SQSError]:
-    return {int(entry["Id"]): translate_entry(entry, action) for entry in response.get("Failed", [])}
+    return {int(entry["Id"]): translate_entry(entry, action) for entry in response.get("Failed") or []}
 
 
 def _no_word_of_it() -> Unavailable:
@@ -291,7 +292,7 @@ def _no_word_of_it() -> Unavailable:
 
 
 def _messages(response: Mapping[str, Any]) -> list[ReceivedMessage]:
-    return list(response.get("Messages", []))
+    return list(response.get("Messages") or [])
 
 
 def _attributes(response: Mapping[str, Any]) -> dict[str, str]:

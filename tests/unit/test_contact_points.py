@@ -1,4 +1,4 @@
-"""Where we touch what Celery and kombu keep to themselves: a test a contact point, to fail when it moves."""
+"""Where we touch what Celery, kombu and botocore keep to themselves: a test each, to fail when it moves."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ import pytest
 from celery.app.task import Context, Task
 
 from celery_sqs_visibility import task as our_task
+from celery_sqs_visibility.aws.clients import ClientSettings, Purpose, new_client
 from celery_sqs_visibility.policy.delays import CELERY_RETRY_DELAY
 
 
@@ -135,3 +136,10 @@ def test_a_consumer_connects_before_it_consumes_and_an_exit_code_ends_the_worker
     calls(celery.worker.consumer.connection.Connection.start, "c.connection = c.connect()")
     calls(celery.worker.worker.WorkController.start, "except SystemExit as exc", "exitcode=exc.code")
     calls(celery.worker.state.maybe_shutdown, "should_stop", "should_terminate")
+
+
+def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
+    client = new_client(ClientSettings("eu-west-1", access_key_id="a", secret_access_key="b"), Purpose.SETTLE)
+    assert callable(client._endpoint.http_session.send)
+    assert isinstance(client._endpoint.http_session._socket_options, list)
+    assert client._request_signer._credentials.get_frozen_credentials().access_key == "a"

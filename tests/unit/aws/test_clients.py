@@ -255,14 +255,14 @@ from celery_sqs_visibility.aws.clients import ClientSettings, Purpose
 
 settings = ClientSettings("us-east-1", access_key_id="a", secret_access_key="b")
 sqs = access.shared_sqs(settings)
-client = sqs._client(Purpose.SETTLE, "GetQueueUrl")
+caller = sqs._caller(Purpose.SETTLE, "GetQueueUrl")
 with forks.SESSIONS, access._lock:  # the child must not wait for locks that its parent held
     pid = os.fork()
     if pid == 0:
         def look():
-            inherited = sqs._client(Purpose.SETTLE, "GetQueueUrl")
+            inherited = sqs._caller(Purpose.SETTLE, "GetQueueUrl")
             own = access.shared_sqs(settings)
-            print(json.dumps([inherited is client, own is sqs, own is access.shared_sqs(settings)]))
+            print(json.dumps([inherited is caller, own is sqs, own is access.shared_sqs(settings)]))
         looker = threading.Thread(target=look)
         looker.start()
         looker.join()
@@ -277,7 +277,7 @@ def test_a_forked_child_uses_neither_clients_nor_locks_of_its_parent():
 
 
 def test_importing_this_floor_does_not_import_boto3():
-    modules = ["access", "boto", "clients", "memory", "queues", "redrive", "roles", "translate"]
+    modules = ["access", "boto", "caller", "clients", "memory", "queues", "redrive", "roles", "translate"]
     imports = "".join(f"import celery_sqs_visibility.aws.{module}\n" for module in modules)
     script = (
         f"import sys, json\n{imports}print(json.dumps([m in sys.modules for m in ('boto3', 'botocore')]))"
@@ -286,7 +286,7 @@ def test_importing_this_floor_does_not_import_boto3():
 
 
 def access_key(sqs, purpose=Purpose.SETTLE):
-    client = sqs._client(purpose, "GetQueueUrl")
+    client = sqs._caller(purpose, "GetQueueUrl").client
     return client._request_signer._credentials.access_key
 
 
@@ -295,8 +295,8 @@ def write_credentials(tmp_path, key):
     (tmp_path / "credentials").write_text(text)
 
 
-def refuse(sqs, client):
-    sqs._explained(CredentialsRefused("expired"), client)
+def refuse(sqs, caller):
+    sqs._explained(CredentialsRefused("expired"), caller)
 
 
 def test_credentials_that_were_rotated_in_their_file_are_read_when_the_old_ones_are_refused(tmp_path):
@@ -305,26 +305,26 @@ def test_credentials_that_were_rotated_in_their_file_are_read_when_the_old_ones_
     assert access_key(sqs) == "AKIAOLD"
     write_credentials(tmp_path, "AKIANEW")
     assert access_key(sqs) == "AKIAOLD", "a client keeps what it was made with"
-    refuse(sqs, sqs._client(Purpose.SETTLE, "GetQueueUrl"))
+    refuse(sqs, sqs._caller(Purpose.SETTLE, "GetQueueUrl"))
     assert access_key(sqs) == "AKIANEW"
 
 
 def test_clients_are_made_anew_once_for_all_threads_that_failed_with_the_old_one(tmp_path):
     write_credentials(tmp_path, "AKIAOLD")
     sqs = BotoSQS(ClientSettings())
-    old = sqs._client(Purpose.SETTLE, "GetQueueUrl")
+    old = sqs._caller(Purpose.SETTLE, "GetQueueUrl")
     refuse(sqs, old)
-    new = sqs._client(Purpose.SETTLE, "GetQueueUrl")
+    new = sqs._caller(Purpose.SETTLE, "GetQueueUrl")
     refuse(sqs, old)
     assert new is not old
-    assert sqs._client(Purpose.SETTLE, "GetQueueUrl") is new
+    assert sqs._caller(Purpose.SETTLE, "GetQueueUrl") is new
 
 
 def test_credentials_in_the_settings_stay_what_they_are():
     sqs = BotoSQS(ClientSettings(**KEYS))
-    client = sqs._client(Purpose.SETTLE, "GetQueueUrl")
-    refuse(sqs, client)
-    assert sqs._client(Purpose.SETTLE, "GetQueueUrl") is client
+    caller = sqs._caller(Purpose.SETTLE, "GetQueueUrl")
+    refuse(sqs, caller)
+    assert sqs._caller(Purpose.SETTLE, "GetQueueUrl") is caller
 
 
 @pytest.mark.parametrize("region", ["nowhere-1", "us-eats-1"])
@@ -344,6 +344,6 @@ def test_a_region_that_is_known_or_does_not_make_the_endpoint_is_not_the_reason(
 
 def test_credentials_of_a_role_are_fetched_anew_when_they_are_refused():
     sqs = BotoSQS(ClientSettings(**KEYS, role_arn=ROLE))
-    client = sqs._client(Purpose.SETTLE, "GetQueueUrl")
-    refuse(sqs, client)
-    assert sqs._client(Purpose.SETTLE, "GetQueueUrl") is not client
+    caller = sqs._caller(Purpose.SETTLE, "GetQueueUrl")
+    refuse(sqs, caller)
+    assert sqs._caller(Purpose.SETTLE, "GetQueueUrl") is not caller
