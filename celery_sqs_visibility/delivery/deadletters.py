@@ -13,8 +13,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Lapse, Release
 from celery_sqs_visibility.policy.attributes import DATA_TYPE, beginning, fitting, last_lines, legal
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
-from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES, VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +55,8 @@ class DeadLetters:
     #: Celery's name of this node; told by the worker's bootstep.
     worker: ClassVar[str | None] = None
 
-    def __init__(self, redrive: RedriveBook, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, redrive: RedriveBook) -> None:
         self._redrive = redrive
-        self._clock = clock
         self._lock = threading.Lock()  # guards _refused
         self._refused: set[str] = set()  # the queues whose trouble was told
 
@@ -111,7 +109,7 @@ class DeadLetters:
             "task_id": facts.task_id,
             "worker": self.worker,
             "first_received": _iso(facts.first_received),
-            "last_received": _iso(self._received(delivery)),
+            "last_received": _iso(facts.received),
             "source_queue": facts.queue,
             "message_id": facts.message_id,
             "receive_count": str(facts.receive_count),
@@ -119,11 +117,6 @@ class DeadLetters:
         }
         texts = {name: _fair(name, text) for name in ATTRIBUTES if (text := told.get(name))}
         return dict(list(texts.items())[:MESSAGE_ATTRIBUTES])
-
-    def _received(self, delivery: Delivery) -> float:
-        """When this delivery was received, in seconds since the epoch."""
-        received = delivery.horizon - VISIBILITY_HORIZON
-        return self._clock.wall() - (self._clock.monotonic() - received)
 
 
 def without_dead_letters(redrive: RedriveBook, queue: Queue, on_exhausted: str) -> Delete | Hide | Lapse:

@@ -18,10 +18,11 @@ class Facts:
         queue: Celery's name of the queue.
         message_id: SQS's, the same for every delivery of the message.
         receive_count: 1 for the first delivery.
-        first_received: seconds since the epoch.
+        first_received: when SQS first handed it out, in seconds since the epoch; 0 if that is not known.
         task: the task's name, as far as the message tells.
         task_id: its id, likewise.
         group: its message group, if it has one.
+        received: when this delivery arrived, in seconds since the epoch; 0 if that is not known.
     """
 
     queue: str
@@ -31,6 +32,7 @@ class Facts:
     task: str | None = None
     task_id: str | None = None
     group: str | None = None
+    received: float = 0
 
 
 @dataclass(frozen=True, slots=True)

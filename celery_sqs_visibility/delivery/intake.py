@@ -102,11 +102,12 @@ class Intake:
         transit = min(LONGEST_TRANSIT, self._visibility_timeout / 10)
         # Not from later than a poll may last: where this process was stopped meanwhile, the answer is older.
         since = max(called, min(returned - transit, called + LONGEST_POLL))
+        now = round(self._clock.wall(), 3)  # milliseconds, as SQS's own instants
         taken: list[tuple[Delivery, Opened | UnreadableError, ReceivedMessage]] = []
         for message in messages:
             try:
                 content = self._content(queue, message)
-                facts = _facts(queue, message, content)
+                facts = _facts(queue, message, content, now)
                 handle = message["ReceiptHandle"]
             except Exception:
                 # It is not lost: nobody settles it, so it comes back by itself.
@@ -159,7 +160,9 @@ def legible(text: str) -> str:
     return ILLEGIBLE.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 
-def _facts(queue: Queue, message: ReceivedMessage, content: Opened | UnreadableError) -> Facts:
+def _facts(
+    queue: Queue, message: ReceivedMessage, content: Opened | UnreadableError, received: float
+) -> Facts:
     attributes = message.get("Attributes", {})
     return Facts(
         queue=queue.name,
@@ -169,4 +172,5 @@ def _facts(queue: Queue, message: ReceivedMessage, content: Opened | UnreadableE
         task=content.task if isinstance(content, Opened) else None,
         task_id=content.task_id if isinstance(content, Opened) else None,
         group=attributes.get("MessageGroupId"),
+        received=received,
     )

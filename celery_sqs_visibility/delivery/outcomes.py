@@ -57,7 +57,7 @@ class Outcomes:
         self.settler = Settler(window, clock, self._settled, self._dead_letter)
         self._clock = clock
         self._finish = finish
-        self._dead_letters = DeadLetters(redrive, clock)
+        self._dead_letters = DeadLetters(redrive)
         self._expect_at = expect
 
     def carry_out(self, delivery: Delivery, settlement: Settlement) -> None:

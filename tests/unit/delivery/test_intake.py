@@ -83,8 +83,16 @@ def test_every_message_becomes_a_delivery_in_order(world):
 
 def test_a_delivery_knows_the_facts(world):
     delivery = world.delivery(ApproximateReceiveCount="3")
-    assert delivery.facts == Facts("q", "m1", 3, 1_700_000_000.5, "tasks.add", "id-1")
+    told = Facts("q", "m1", 3, 1_700_000_000.5, "tasks.add", "id-1", received=world.clock.wall())
+    assert delivery.facts == told
     assert delivery.queue is QUEUE
+
+
+def test_a_delivery_was_received_when_the_answer_arrived_whatever_its_visibility_is_counted_from(world):
+    world.clock.advance(20)  # of a long poll
+    ((delivery, _, _),) = world.take_in(message(), called=1000.0, returned=1020.0)
+    assert delivery.facts.received == world.clock.wall()
+    assert delivery.deadline < 1020.0 + TIMEOUT
 
 
 def test_what_sqs_does_not_tell_does_no_harm(world):

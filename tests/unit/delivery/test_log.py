@@ -24,7 +24,7 @@ from celery_sqs_visibility.delivery.events import (
 )
 from celery_sqs_visibility.delivery.log import fields_of, log_event
 
-FACTS = Facts("q", "message-1", 2, 1_700_000_000.0, "tasks.add", "task-1")
+FACTS = Facts("q", "message-1", 2, 1_700_000_000.0, "tasks.add", "task-1", received=1_700_000_060.5)
 KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)]
 KINDS.remove(Event)
 SAMPLES = {
@@ -86,7 +86,7 @@ def test_a_plain_log_shows_the_facts_as_key_and_value(caplog):
     log_event(Extended(FACTS, 60))
     assert caplog.records[0].getMessage() == (
         "message extended (queue=q message_id=message-1 receive_count=2 first_received=1700000000.0 "
-        "task=tasks.add task_id=task-1 seconds=60)"
+        "task=tasks.add task_id=task-1 received=1700000060.5 seconds=60)"
     )
 
 
