@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from celery_sqs_visibility.aws.caller import Caller
 from celery_sqs_visibility.aws.clients import SHORT_WAIT, Purpose, new_client
-from celery_sqs_visibility.aws.errors import CredentialsRefused, RequestRefused, SQSError, Unavailable
+from celery_sqs_visibility.aws.errors import (
+    AccessDenied,
+    CredentialsRefused,
+    RequestRefused,
+    SQSError,
+    Unavailable,
+)
 from celery_sqs_visibility.aws.forks import SESSIONS
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.translate import translate, translate_entry
@@ -126,13 +132,7 @@ class BotoSQS:
         """See `SQS.send_batch`."""
         entries = [{"Id": str(i), **_params(message)} for i, message in enumerate(messages)]
 
-        def failures(response: Mapping[str, Any]) -> BatchResult:
-            sent = {entry["Id"] for entry in response.get("Successful", [])}
-            told = _failed(response, "SendMessageBatch")
-            unsent = [i for i in range(len(entries)) if str(i) not in sent]
-            return BatchResult({i: told.get(i) or _no_word_of_it() for i in unsent})
-
-        return self._call("SendMessageBatch", failures, QueueUrl=queue_url, Entries=entries)
+        return self._batch("SendMessageBatch", queue_url, entries)
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
         """See `SQS.queue_url`."""
@@ -177,7 +177,10 @@ class BotoSQS:
 
     def _batch(self, action: str, queue_url: str, entries: list[dict[str, Any]]) -> BatchResult:
         def failures(response: Mapping[str, Any]) -> BatchResult:
-            return BatchResult(_failed(response, action))
+            done = {entry.get("Id") for entry in response.get("Successful", [])}
+            told = _failed(response, action)
+            undone = [i for i, entry in enumerate(entries) if entry["Id"] not in done]
+            return BatchResult({i: told.get(i) or _no_word_of_it(action) for i in undone})
 
         return self._call(action, failures, QueueUrl=queue_url, Entries=entries)
 
@@ -207,6 +210,8 @@ class BotoSQS:
 
     def _explained(self, error: SQSError, caller: Caller | None) -> SQSError:
         """React to an error as far as it is about the client, which may be the reason."""
+        if caller is not None and isinstance(error, (CredentialsRefused, AccessDenied, RequestRefused)):
+            caller.doubt()
         if isinstance(error, CredentialsRefused):
             self._look_for_credentials_anew(caller)
         elif error.code in _NO_ANSWER and caller is not None:
@@ -283,16 +288,15 @@ def _params(message: OutgoingMessage) -> dict[str, Any]:
 
 
 def _failed(response: Mapping[str, Any], action: str) -> dict[int, SQSError]:
-    return {int(entry["Id"]): translate_entry(entry, action) for entry in response.get("Failed") or []}
+    return {int(entry["Id"]): translate_entry(entry, action) for entry in response.get("Failed", [])}
 
 
-def _no_word_of_it() -> Unavailable:
-    action = "SendMessageBatch"
+def _no_word_of_it(action: str) -> Unavailable:
     return Unavailable(f"{action} was answered without a word of this message", action=action)
 
 
 def _messages(response: Mapping[str, Any]) -> list[ReceivedMessage]:
-    return list(response.get("Messages") or [])
+    return list(response.get("Messages", []))
 
 
 def _attributes(response: Mapping[str, Any]) -> dict[str, str]:

@@ -203,7 +203,9 @@ def _config(settings: ClientSettings, purpose: Purpose) -> Config:
         options.setdefault("retries", {"mode": "standard"})
     else:
         # Held: a hidden second attempt would outlast the deadline the caller retries against.
-        options["retries"] = {"total_max_attempts": 1}
+        # And the mode: "adaptive", which may be set for the whole machine, slows a client down after a
+        # throttled answer, and looks at botocore's own attempts to speed it up again.
+        options["retries"] = {"total_max_attempts": 1, "mode": "standard"}
     if purpose is Purpose.RECEIVE:
         # Held: a poll cut off by the client still takes messages, and nobody gets them. `None` would
         # mean for ever, and threads would hang on for ever to connections that died silently.

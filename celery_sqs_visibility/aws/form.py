@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_sqs_visibility.aws.signature import ALGORITHM, Scope, authorization, signed_host, timestamp
+from celery_sqs_visibility.aws.signature import (
+    ALGORITHM,
+    Scope,
+    authorization,
+    signed_host,
+    signing_key,
+    timestamp,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from botocore.awsrequest import AWSPreparedRequest
     from botocore.credentials import Credentials, ReadOnlyCredentials
@@ -16,19 +23,16 @@ if TYPE_CHECKING:
 #: What a request for SQS names as its target, before the action.
 TARGET: Final = "AmazonSQS."
 
-#: Headers that all requests of a client share.
-SHARED: Final = frozenset({"content-type", "user-agent", "x-amzn-query-mode"})
+#: Headers that all requests of a client share. Proxies may change the one that is not signed.
+SHARED_AND_SIGNED: Final = frozenset({"content-type", "x-amzn-query-mode"})
+SHARED: Final = SHARED_AND_SIGNED | {"user-agent"}
 
-#: Headers that each has of its own, and that `Form.fill` writes.
-ITS_OWN: Final = frozenset(
-    {"authorization", "content-length", "x-amz-date", "x-amz-security-token", "x-amz-target"}
-)
+#: Headers that each has of its own, and that `Form.fill` writes; and those of them that are signed.
+SIGNED: Final = frozenset({"x-amz-date", "x-amz-security-token", "x-amz-target"})
+ITS_OWN: Final = SIGNED | {"authorization", "content-length"}
 
 #: What botocore counts its attempts in: SQS has no use for it.
 LEFT_OUT: Final = frozenset({"amz-sdk-invocation-id", "amz-sdk-request"})
-
-#: The shared header that is not signed, since proxies may change it.
-UNSIGNED: Final = "user-agent"
 
 AUTHORIZATION: Final = re.compile(
     rf"{ALGORITHM} Credential=[^/]+/\d{{8}}/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request, "
@@ -37,7 +41,7 @@ AUTHORIZATION: Final = re.compile(
 
 
 class Form:
-    """The form of a client's requests: all but action, body, time and keys. Immutable.
+    """The form of a client's requests: all but action, body, time and keys. Any thread.
 
     Args:
         request: one that botocore has signed, with the keys that `credentials` have now.
@@ -59,28 +63,45 @@ class Form:
             raise ValueError("it is of another protocol")
         if strange := headers.keys() - SHARED - ITS_OWN - LEFT_OUT:
             raise ValueError(f"it has a header {min(strange)!r}")
+        names = set(told["signed"].split(";"))
+        if names - LEFT_OUT != {"host", *(headers.keys() & (SHARED_AND_SIGNED | SIGNED))}:
+            raise ValueError("other parts of it are signed")
         self.url: str = request.url
-        self._shared = {name: value for name, value in headers.items() if name in SHARED}
-        self._host = signed_host(self.url)
+        self._credentials = credentials
         self._scope = Scope(told["region"], told["service"])
-        signed = {name: headers.get(name, self._host) for name in told["signed"].split(";")}
-        ours = self._authorization(signed, _bytes(request.body), credentials.get_frozen_credentials())
-        if ours != headers["authorization"]:
+        # As they were: a user agent may be text that only botocore's encoding turns into bytes.
+        self._shared = {name: value for name, value in request.headers.items() if name.lower() in SHARED}
+        self._signed = {"host": signed_host(self.url)}
+        self._signed |= {name: value for name, value in headers.items() if name in SHARED_AND_SIGNED}
+        self._key: tuple[str, str, bytes] = "", "", b""  # that of the last secret and day
+        keys = credentials.get_frozen_credentials()
+        signed = {name: {**headers, **self._signed}[name] for name in names}
+        if self._authorization(signed, _bytes(request.body), keys) != headers["authorization"]:
             raise ValueError("its signature cannot be reproduced")
 
-    def fill(self, action: str, body: bytes, credentials: Credentials, seconds: float) -> dict[str, str]:
-        """The headers of a request with that body, made at so many seconds since the epoch."""
-        keys = credentials.get_frozen_credentials()  # once: they may be renewed at any moment
-        headers = {**self._shared, "x-amz-target": f"{TARGET}{action}", "x-amz-date": timestamp(seconds)}
+    def fill(self, action: str, body: bytes, wall: Callable[[], float]) -> dict[str, Any]:
+        """The headers of a request with that body, made when `wall` says (seconds since the epoch).
+
+        Raises:
+            Exception: what botocore raises where it cannot renew the keys.
+        """
+        keys = self._credentials.get_frozen_credentials()  # once: they may be renewed at any moment
+        own = {"X-Amz-Target": f"{TARGET}{action}", "X-Amz-Date": timestamp(wall())}
         if keys.token:
-            headers["x-amz-security-token"] = keys.token
-        signed = {name: value for name, value in headers.items() if name != UNSIGNED}
-        signed["host"] = self._host
-        headers["authorization"] = self._authorization(signed, body, keys)
-        return headers
+            own["X-Amz-Security-Token"] = keys.token
+        signed = self._signed | {name.lower(): value for name, value in own.items()}
+        own["Authorization"] = self._authorization(signed, body, keys)
+        own["Content-Length"] = str(len(body))
+        return {**self._shared, **own}
 
     def _authorization(self, signed: Mapping[str, str], body: bytes, keys: ReadOnlyCredentials) -> str:
-        return authorization(keys.access_key or "", keys.secret_key or "", self._scope, signed, body)
+        key = self._signing_key(keys.secret_key or "", signed["x-amz-date"][:8])
+        return authorization(keys.access_key or "", key, self._scope, signed, body)
+
+    def _signing_key(self, secret: str, day: str) -> bytes:
+        if self._key[:2] != (secret, day):
+            self._key = secret, day, signing_key(secret, self._scope, day)  # replaced whole: threads share it
+        return self._key[2]
 
 
 def _text(value: str | bytes) -> str:

@@ -6,7 +6,6 @@ request, with six times as much CPU time.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import time
@@ -39,7 +38,7 @@ class Scope:
 
 
 def timestamp(seconds: float) -> str:
-    """X-Amz-Date at so many seconds since the epoch."""
+    """X-Amz-Date at so many seconds since the epoch; its first eight characters are the day."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(seconds))
 
 
@@ -51,34 +50,32 @@ def signed_host(url: str) -> str:
     return host if parts.port in (None, DEFAULT_PORTS.get(parts.scheme)) else f"{host}:{parts.port}"
 
 
-def authorization(
-    access_key: str, secret_key: str, scope: Scope, headers: Mapping[str, str], body: bytes
-) -> str:
+def signing_key(secret_key: str, scope: Scope, day: str) -> bytes:
+    """What is signed with on that day ("20261121")."""
+    key = f"AWS4{secret_key}".encode()
+    for part in scope.on(day).split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
+def authorization(access_key: str, key: bytes, scope: Scope, headers: Mapping[str, str], body: bytes) -> str:
     """The Authorization header of a POST to the path "/", without a query.
 
     Args:
         access_key: the credentials' id.
-        secret_key: their secret.
+        key: the signing key of the day.
         scope: what the request is for.
         headers: all that is signed, by their names in lower case; "host" and "x-amz-date" among them.
         body: as it is sent.
     """
     date = headers["x-amz-date"]
-    day = date[:8]
+    credential_scope = scope.on(date[:8])
     names = sorted(headers)
     listed = ";".join(names)
     lines = "".join(f"{name}:{headers[name]}\n" for name in names)
     canonical = f"POST\n/\n\n{lines}\n{listed}\n{hashlib.sha256(body).hexdigest()}"
     digest = hashlib.sha256(canonical.encode()).hexdigest()
-    text = f"{ALGORITHM}\n{date}\n{scope.on(day)}\n{digest}"
-    signature = hmac.digest(_key(secret_key, scope, day), text.encode(), "sha256").hex()
-    credential = f"{access_key}/{scope.on(day)}"
+    text = f"{ALGORITHM}\n{date}\n{credential_scope}\n{digest}"
+    signature = hmac.digest(key, text.encode(), "sha256").hex()
+    credential = f"{access_key}/{credential_scope}"
     return f"{ALGORITHM} Credential={credential}, SignedHeaders={listed}, Signature={signature}"
-
-
-@functools.lru_cache(maxsize=16)
-def _key(secret_key: str, scope: Scope, day: str) -> bytes:
-    key = f"AWS4{secret_key}".encode()
-    for part in scope.on(day).split("/"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    return key

@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import billiard.pool
+import botocore.endpoint
+import botocore.parsers
 import celery.app.autoretry
 import celery.app.trace
 import celery.apps.worker
@@ -139,6 +141,8 @@ def test_a_consumer_connects_before_it_consumes_and_an_exit_code_ends_the_worker
 
 
 def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
+    assert callable(botocore.endpoint.convert_to_response_dict)
+    assert callable(botocore.parsers.create_parser)
     client = new_client(ClientSettings("eu-west-1", access_key_id="a", secret_access_key="b"), Purpose.SETTLE)
     assert callable(client._endpoint.http_session.send)
     assert isinstance(client._endpoint.http_session._socket_options, list)

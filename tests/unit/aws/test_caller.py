@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 
 import botocore
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
+from botocore.credentials import Credentials, RefreshableCredentials
+from botocore.exceptions import CredentialRetrievalError
 from moto import mock_aws
 from support.faults import Answer, Disconnected, error, json_answer
 from support.proxy import FaultProxy
 
 from celery_sqs_visibility.aws import form
 from celery_sqs_visibility.aws.boto import BotoSQS
-from celery_sqs_visibility.aws.caller import Caller
 from celery_sqs_visibility.aws.clients import ClientSettings, Purpose, frozen_config
-from celery_sqs_visibility.aws.errors import SQSError, Unavailable
+from celery_sqs_visibility.aws.errors import CredentialsRefused, SQSError, Unavailable
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 
 HANDLES = ["handle", "hände\N{SNOWMAN}"]
@@ -27,12 +30,15 @@ TIME_AND_SIZE = {"x-amz-date", "authorization", "content-length"}
 ATTEMPTS = {"amz-sdk-invocation-id", "amz-sdk-request"}
 
 
+DONE = json_answer(200, {"Successful": [{"Id": "0"}, {"Id": "1"}], "Failed": []})
+
+
 class Recorder:
     """A fault that keeps the requests, and answers all of them alike."""
 
     def __init__(self):
         self.requests = []
-        self.answer = json_answer(200, {"Successful": [{"Id": "0"}, {"Id": "1"}], "Failed": []})
+        self.answer = DONE
 
     def __call__(self, request, forward, removed):
         self.requests.append(request)
@@ -119,7 +125,7 @@ def test_a_later_request_says_what_botocores_would(server, ask, token):
 def test_any_first_request_of_a_client_shows_the_form_of_the_others(server, sqs):
     server.answer = json_answer(200, {"QueueUrl": url_on(server)})
     assert sqs.queue_url("q") == url_on(server)
-    server.answer = json_answer(200, {})
+    server.answer = DONE
     sqs.delete(url_on(server), HANDLES)
     assert server.made_by_botocore == [True, False]
 
@@ -172,7 +178,12 @@ def break_off(*_):
 
 REFUSALS = {
     "handle": error("ReceiptHandleIsInvalid"),
-    "no queue": error("AWS.SimpleQueueService.NonExistentQueue"),
+    "no queue": error("QueueDoesNotExist"),
+    "no queue, in two protocols": json_answer(
+        400,
+        {"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "no"},
+        **{"x-amzn-query-error": "AWS.SimpleQueueService.NonExistentQueue;Sender"},
+    ),
     "throttled": error("ThrottlingException"),
     "failed": error("InternalFailure", 500),
     "unheard of": error("UnheardOf", 418),
@@ -188,14 +199,52 @@ REFUSALS = {
 
 @pytest.mark.parametrize("answer", REFUSALS.values(), ids=REFUSALS.keys())
 def test_an_error_is_the_one_that_botocore_raises(server, sqs, answer):
+    sqs.delete(url_on(server), HANDLES)
     server.answer = answer
+    caller = sqs._caller(Purpose.SETTLE, "DeleteMessageBatch")
     told = []
-    for _ in range(2):
+    for known in (caller._imitation, None):  # ours, then botocore's
+        caller._imitation = known
         with pytest.raises(SQSError) as caught:
             sqs.delete(url_on(server), HANDLES)
-        told.append((type(caught.value), caught.value.code, str(caught.value)))
-    assert server.made_by_botocore == [True, False]
+        error = caught.value
+        told.append((type(error), error.code, str(error), type(error.__cause__).__name__))
+    assert server.made_by_botocore == [True, False, True]
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("refusal", ["unknown key", "denied", "unheard of"])
+def test_after_a_refusal_botocore_has_its_turn(server, sqs, refusal):
+    for _ in range(2):
+        sqs.delete(url_on(server), HANDLES)
+    server.answer = REFUSALS[refusal]
+    with pytest.raises(SQSError):
+        sqs.delete(url_on(server), HANDLES)
+    server.answer = DONE
+    for _ in range(2):
+        sqs.delete(url_on(server), HANDLES)
+    assert server.made_by_botocore == [True, False, False, True, False]
+
+
+def test_after_an_error_of_our_own_botocore_has_its_turn(server, sqs, monkeypatch):
+    sqs.delete(url_on(server), HANDLES)
+    with monkeypatch.context() as patch:
+        patch.setattr(form, "timestamp", lambda _seconds: 1 / 0)
+        with pytest.raises(Unavailable):
+            sqs.delete(url_on(server), HANDLES)
+    for _ in range(2):
+        sqs.delete(url_on(server), HANDLES)
+    assert server.made_by_botocore == [True, True, False]
+
+
+@pytest.mark.parametrize("refusal", ["throttled", "failed", "no queue", "handle", "broken off"])
+def test_after_other_errors_requests_stay_cheap(server, sqs, refusal):
+    sqs.delete(url_on(server), HANDLES)
+    server.answer = REFUSALS[refusal]
+    for _ in range(2):
+        with pytest.raises(SQSError):
+            sqs.delete(url_on(server), HANDLES)
+    assert server.made_by_botocore == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -208,8 +257,8 @@ def test_no_answer_is_the_error_that_botocore_raises(server, ends):
     ends(server)
     told = []
     caller = sqs._caller(Purpose.SETTLE, "DeleteMessageBatch")
-    for known in (caller._form, None):  # directly, then by botocore
-        caller._form = known
+    for known in (caller._imitation, None):  # ours, then botocore's
+        caller._imitation = known
         with pytest.raises(Unavailable) as caught:
             sqs.delete(url_on(server), HANDLES)
         told.append((caught.value.code, str(caught.value)))
@@ -217,12 +266,38 @@ def test_no_answer_is_the_error_that_botocore_raises(server, ends):
     sqs.close()
 
 
-@pytest.mark.parametrize("body", [b"<html>please log in</html>", b"[]", b'"yes"'])
-def test_an_answer_that_is_not_from_sqs_is_no_success(server, sqs, body):
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>please log in</html>",
+        b"[]",
+        b'"yes"',
+        b'{"Successful": [{"Id": "0',
+        b'{"Successful": {"Id": "0"}}',
+        b'{"Failed": ["0"]}',
+        b"\xff",
+    ],
+)
+def test_an_answer_that_is_not_from_sqs_is_none(server, sqs, body):
     sqs.delete(url_on(server), HANDLES)
     server.answer = Answer(200, body)
     with pytest.raises(Unavailable, match="ResponseParserError"):
         sqs.delete(url_on(server), HANDLES)
+
+
+def test_what_an_answer_does_not_mention_is_not_done(server, sqs):
+    server.answer = json_answer(200, {"Successful": [{"Id": "1"}]})
+    for _ in range(2):
+        failed = sqs.delete(url_on(server), HANDLES).failed
+        assert {position: type(error) for position, error in failed.items()} == {0: Unavailable}
+
+
+def test_nulls_are_read_as_nothing(server, sqs):
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "", "Attributes": None}
+    server.answer = json_answer(200, {"Messages": [message]})
+    answers = [sqs.receive(url_on(server), 10, 0, OPTIONS) for _ in range(2)]
+    assert answers == [[{"MessageId": "m", "ReceiptHandle": "h", "Body": ""}]] * 2
 
 
 def test_requests_that_are_not_signed_are_botocores(server):
@@ -231,6 +306,81 @@ def test_requests_that_are_not_signed_are_botocores(server):
         sqs.delete(url_on(server), HANDLES)
     assert all(server.made_by_botocore)
     sqs.close()
+
+
+@pytest.mark.parametrize(
+    "extra", ["plain", "B\N{LATIN SMALL LETTER U WITH DIAERESIS}ro", "\N{KATAKANA LETTER TA}"]
+)
+def test_any_user_agent_is_sent_as_botocore_sends_it(server, extra):
+    sqs = sqs_of(server, user_agent_extra=extra)
+    for _ in range(2):
+        sqs.delete(url_on(server), HANDLES)
+    first, second = server.requests
+    assert second.headers["user-agent"] == first.headers["user-agent"]
+    assert server.made_by_botocore == [True, False]
+    sqs.close()
+
+
+def test_requests_to_a_path_are_botocores(server):
+    settings = ClientSettings(
+        "eu-west-1", f"{server.proxy.url}/sqs", access_key_id="a", secret_access_key="b"
+    )
+    sqs = BotoSQS(settings)
+    for _ in range(5):
+        sqs.delete(url_on(server), HANDLES)
+    assert all(server.made_by_botocore)
+    sqs.close()
+
+
+def test_requests_of_a_traced_function_are_botocores(server, sqs, monkeypatch):
+    monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "f")
+    monkeypatch.setenv("_X_AMZN_TRACE_ID", "Root=1-2-3")
+    for _ in range(5):
+        sqs.delete(url_on(server), HANDLES)
+    assert all(server.made_by_botocore)
+
+
+def test_keys_that_renew_themselves_do_so_in_time(server, sqs):
+    fetched = itertools.count(1)
+
+    def fetch():
+        number = next(fetched)
+        expiry = datetime.now(timezone.utc) + timedelta(hours=1)
+        return {
+            "access_key": f"AKID{number}",
+            "secret_key": "hush",
+            "token": f"token {number}",
+            "expiry_time": expiry.isoformat(),
+        }
+
+    keys = RefreshableCredentials.create_from_metadata(fetch(), fetch, "test")
+    sqs._caller(Purpose.SETTLE, "DeleteMessageBatch").client._request_signer._credentials = keys
+    for _ in range(2):
+        sqs.delete(url_on(server), HANDLES)
+    keys._expiry_time = datetime.now(timezone.utc)
+    sqs.delete(url_on(server), HANDLES)
+    tokens = [request.headers["x-amz-security-token"] for request in server.requests]
+    assert tokens == ["token 1", "token 1", "token 2"]
+    assert server.made_by_botocore == [True, False, False]
+
+
+def test_keys_that_cannot_be_renewed_are_told_as_such(server, sqs):
+    def fetch():
+        raise CredentialRetrievalError(provider="test", error_msg="no")
+
+    sqs.delete(url_on(server), HANDLES)
+    keys = RefreshableCredentials("a", "b", "c", datetime.now(timezone.utc), fetch, "test")
+    caller = sqs._caller(Purpose.SETTLE, "DeleteMessageBatch")
+    caller._imitation._form._credentials = keys
+    with pytest.raises(CredentialsRefused, match="CredentialRetrievalError"):
+        sqs.delete(url_on(server), HANDLES)
+
+
+def test_threads_may_begin_at_once(server, sqs):
+    with ThreadPoolExecutor(8) as threads:
+        told = list(threads.map(lambda _: sqs.delete(url_on(server), HANDLES).failed, range(100)))
+    assert told == [{}] * 100
+    assert not all(server.made_by_botocore)
 
 
 def test_requests_with_a_header_we_do_not_know_are_botocores(server, sqs):
@@ -260,27 +410,27 @@ def test_keys_renewed_while_the_form_was_looked_at_do_no_lasting_harm(server, sq
     assert server.made_by_botocore == [True, True, False]
 
 
-def test_a_botocore_without_the_parts_we_know_makes_all_requests(server, sqs):
-    caller = sqs._caller(Purpose.SETTLE, "DeleteMessageBatch")
-    session = caller.client._endpoint.http_session
-    caller.client._endpoint.http_session = None
-    other = Caller(caller.client)
-    caller.client._endpoint.http_session = session
-    entries = [{"Id": "0", "ReceiptHandle": "h"}]
-    for _ in range(2):
-        other.call("DeleteMessageBatch", "delete_message_batch", {"QueueUrl": "q", "Entries": entries})
+def test_a_botocore_without_the_parts_we_know_makes_all_requests(server, sqs, monkeypatch, caplog):
+    sqs._caller(Purpose.SETTLE, "DeleteMessageBatch")  # making a client takes it, too
+    monkeypatch.delattr("botocore.parsers.create_parser")
+    with caplog.at_level("INFO", "celery_sqs_visibility"):
+        for _ in range(5):
+            sqs.delete(url_on(server), HANDLES)
     assert all(server.made_by_botocore)
+    (record,) = caplog.records
+    assert "create_parser" in record.getMessage()
 
 
 def test_who_listens_to_botocores_requests_hears_of_all(server, sqs):
     heard = []
     caller = sqs._caller(Purpose.SETTLE, "DeleteMessageBatch")
     caller.client.meta.events.register(
-        "before-send.sqs.DeleteMessageBatch", lambda **told: heard.append(told)
+        "before-send.sqs.DeleteMessageBatch", lambda request, **_: heard.append(request)
     )
     for _ in range(3):
         sqs.delete(url_on(server), HANDLES)
-    assert [json.loads(told["request"].body)["QueueUrl"] for told in heard] == [url_on(server)] * 3
+    assert [json.loads(request.body)["QueueUrl"] for request in heard] == [url_on(server)] * 3
+    assert all(request.headers["Authorization"] for request in heard)
 
 
 def test_motos_mock_answers_all_requests():
@@ -292,5 +442,5 @@ def test_motos_mock_answers_all_requests():
             (message,) = sqs.receive(url, 1, 0, OPTIONS)
             assert message["Body"] == body
             assert not sqs.delete(url, [message["ReceiptHandle"]]).failed
-        assert sqs._caller(Purpose.GLANCE, "ReceiveMessage")._form is not None
+        assert sqs._caller(Purpose.GLANCE, "ReceiveMessage")._imitation is not None
         sqs.close()

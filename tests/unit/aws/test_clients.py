@@ -40,9 +40,9 @@ def config_of(purpose, **options):
 @pytest.mark.parametrize(
     ("purpose", "read_timeout", "retries"),
     [
-        (Purpose.RECEIVE, 30, {"total_max_attempts": 1}),
-        (Purpose.GLANCE, 6, {"total_max_attempts": 1}),
-        (Purpose.SETTLE, 4, {"total_max_attempts": 1}),
+        (Purpose.RECEIVE, 30, {"total_max_attempts": 1, "mode": "standard"}),
+        (Purpose.GLANCE, 6, {"total_max_attempts": 1, "mode": "standard"}),
+        (Purpose.SETTLE, 4, {"total_max_attempts": 1, "mode": "standard"}),
         (Purpose.PUBLISH, 5, {"mode": "standard"}),
     ],
 )
@@ -50,6 +50,11 @@ def test_each_purpose_has_its_timeouts_and_attempts(purpose, read_timeout, retri
     config = config_of(purpose)
     assert (config.connect_timeout, config.read_timeout) == (3, read_timeout)
     assert config.retries.items() >= retries.items()
+
+
+def test_what_makes_one_attempt_is_not_slowed_down_by_a_setting_for_the_whole_machine(monkeypatch):
+    monkeypatch.setenv("AWS_RETRY_MODE", "adaptive")
+    assert config_of(Purpose.SETTLE).retries["mode"] == "standard"
 
 
 def test_a_second_client_reads_no_description_of_services_again(monkeypatch):
@@ -277,7 +282,7 @@ def test_a_forked_child_uses_neither_clients_nor_locks_of_its_parent():
 
 
 def test_importing_this_floor_does_not_import_boto3():
-    modules = ["access", "boto", "caller", "clients", "memory", "queues", "redrive", "roles", "translate"]
+    modules = ["access", "boto", "caller", "clients", "imitation", "memory", "queues", "redrive", "roles"]
     imports = "".join(f"import celery_sqs_visibility.aws.{module}\n" for module in modules)
     script = (
         f"import sys, json\n{imports}print(json.dumps([m in sys.modules for m in ('boto3', 'botocore')]))"
