@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -35,8 +35,7 @@ class Call:
 
     Attributes:
         finished: when the answer left, or `None` for a call in flight.
-        status: what the worker was answered; `None` for a call in flight or one that got no answer.
-        response: the decoded answer, empty if there was none.
+        answer: what the worker was answered; `None` for a call in flight or one that got no answer.
     """
 
     action: str
@@ -44,8 +43,17 @@ class Call:
     started: float
     request: dict[str, Any]
     finished: float | None = None
-    status: int | None = None
-    response: dict[str, Any] = field(default_factory=dict)
+    answer: Answer | None = None
+
+    @property
+    def status(self) -> int | None:
+        """The answer's HTTP status."""
+        return self.answer.status if self.answer else None
+
+    @functools.cached_property
+    def response(self) -> dict[str, Any]:
+        """The decoded answer, empty if there was none. Decoded when first asked for: most never are."""
+        return decode(self.answer.body, self.answer.headers.get("Content-Type", "")) if self.answer else {}
 
 
 class FaultProxy:
@@ -166,8 +174,7 @@ class FaultProxy:
             injections = list(self._injections)
         try:
             answer = self._pass(injections, forward, request)
-            response = decode(answer.body, answer.headers.get("Content-Type", ""))
-            call = replace(call, status=answer.status, response=response)
+            call = replace(call, answer=answer)
         finally:
             with self._lock:
                 self._calls[key] = replace(call, finished=time.monotonic())
