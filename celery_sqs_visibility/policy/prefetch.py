@@ -9,7 +9,7 @@ from dataclasses import dataclass
 PACE_MEMORY = 2.0
 
 #: What was done since the pace was last unknown counts as done in at least as many seconds.
-SHORTEST_PACE = 1.0
+SHORTEST_PACE = 0.25
 
 #: The pace is measured, so it wobbles; only clearly more work than Celery's own prefetch counts as more.
 WORTHWHILE = 1.5

@@ -123,3 +123,10 @@ def test_a_slot_that_may_stand_idle_is_worth_a_request(held, slots, more):
 def test_an_empty_process_always_asks(slots, times, pace, lasts, seconds):
     limit = capacity(slots * times, Slots(slots, slots * times), pace, lasts, seconds)
     assert limit >= enough_to_ask(0, slots, limit, BATCH_ENTRIES)
+
+
+def test_the_first_tasks_count_as_done_in_a_quarter_of_a_second():
+    pace = Pace()
+    for n in range(10):
+        pace.note(n / 1000)
+    assert pace.per_second(0.01) == pytest.approx(40, rel=0.01)
