@@ -65,7 +65,8 @@ class BatchResult:
     """How a batch ended, by the entries' positions. A batch partly fails as a matter of course.
 
     Attributes:
-        failed: position to error; the positions that are not here succeeded.
+        failed: position to error; the positions that are not here succeeded. What SQS's answer leaves out
+            has failed.
     """
 
     failed: Mapping[int, SQSError]
@@ -97,7 +98,7 @@ class SQS(Protocol):
         ...
 
     def send_batch(self, queue_url: str, messages: Sequence[OutgoingMessage]) -> BatchResult:
-        """SendMessageBatch: 1 to 10 messages, of 1 MiB in all. What the answer leaves out has failed."""
+        """SendMessageBatch: 1 to 10 messages, of 1 MiB in all."""
         ...
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
