@@ -178,9 +178,8 @@ class BotoSQS:
     def _batch(self, action: str, queue_url: str, entries: list[dict[str, Any]]) -> BatchResult:
         def failures(response: Mapping[str, Any]) -> BatchResult:
             done = {entry.get("Id") for entry in response.get("Successful", [])}
-            told = _failed(response, action)
-            undone = [i for i, entry in enumerate(entries) if entry["Id"] not in done]
-            return BatchResult({i: told.get(i) or _no_word_of_it(action) for i in undone})
+            left_out = [i for i, entry in enumerate(entries) if entry["Id"] not in done]
+            return BatchResult({i: _no_word_of_it(action) for i in left_out} | _failed(response, action))
 
         return self._call(action, failures, QueueUrl=queue_url, Entries=entries)
 
