@@ -21,6 +21,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_sqs_visibility.channel import Message
 from celery_sqs_visibility.delivery.deadletters import DeadLetters
 from celery_sqs_visibility.delivery.leases import open_board
+from celery_sqs_visibility.delivery.model import Release
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.shutdown import drain_at_shutdown
 from celery_sqs_visibility.signals import send_signals
@@ -70,6 +71,8 @@ class Deliveries(bootsteps.StartStopStep):
     def start(self, c: Any) -> None:
         """Be ready for the end, and for children that want more time."""
         drain_at_shutdown(c)
+        if c.pool.uses_semaphore:
+            _keep_what_was_sent(c.pool)
         if c.hub is not None:
             seats = open_board()
             c.hub.add_reader(seats.fileno(), seats.on_readable)
@@ -175,6 +178,36 @@ def _not_sent(pool: Any, request: Any, exc: Exception) -> None:
     symbol_by_name("celery.worker.state:task_ready")(request)
     # Another worker's pool may be of another kind.
     request.message.refuse(f"it cannot be sent to a pool process: {exc!r}", others_may=True)
+
+
+def _keep_what_was_sent(pool: Any) -> None:
+    """Have a pool with processes forget no run that one of them has, though it did not say so yet.
+
+    When a consumer ends, Celery forgets them for the broker to hand out again, and never reads how they
+    ended (celery/concurrency/asynpool.py: `AsynPool.flush`). But what was sent runs, and its message is held.
+    What was not sent is given back. Main thread.
+    """
+    flush = pool.flush
+    if hasattr(flush, "__wrapped__"):
+        return
+
+    @wraps(flush)
+    def flush_the_rest() -> None:
+        cache = pool._pool._cache  # noqa: SLF001 - has the runs that billiard waits for at the end
+        unread = {number: job for number, job in cache.items() if not job._accepted}  # noqa: SLF001
+        flush()
+        for number, job in unread.items():
+            if number in cache or job.ready():
+                continue
+            sent_to = job._write_to  # noqa: SLF001
+            if sent_to is not None and sent_to._is_alive():  # noqa: SLF001
+                cache[number] = job
+                continue
+            request = getattr(job._callback, "__self__", None)  # noqa: SLF001
+            if isinstance(request, symbol_by_name(DELIVERY_REQUEST)):
+                request.settle(Release())
+
+    pool.flush = flush_the_rest
 
 
 def _heard(target: Callable[..., Any]) -> Callable[..., Any]:

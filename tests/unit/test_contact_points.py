@@ -12,6 +12,7 @@ import botocore.parsers
 import celery.app.autoretry
 import celery.app.trace
 import celery.apps.worker
+import celery.concurrency.asynpool
 import celery.concurrency.base
 import celery.concurrency.prefork
 import celery.concurrency.thread
@@ -101,6 +102,13 @@ def test_a_shutdown_tells_how_and_prefork_alone_has_a_semaphore():
     assert celery.concurrency.prefork.TaskPool.uses_semaphore
     assert not celery.concurrency.thread.TaskPool.uses_semaphore
     calls(celery.concurrency.base.apply_target, "accept_callback(pid or getpid(), monotonic())")
+
+
+def test_at_a_consumers_end_the_pool_forgets_what_no_child_has_accepted():
+    calls(celery.worker.consumer.consumer.Consumer.on_close, "self.pool.flush()")
+    calls(celery.concurrency.asynpool.AsynPool.flush, "self._cache", "job._accepted")
+    calls(celery.concurrency.asynpool.AsynPool._create_write_handlers, "job._write_to = proc")
+    calls(celery.concurrency.asynpool.ResultHandler.on_stop_not_started, "while cache and")
 
 
 def test_autoretry_lets_a_retry_pass():
