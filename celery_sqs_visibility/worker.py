@@ -188,7 +188,7 @@ def _keep_what_was_sent(pool: Any) -> None:
     What was not sent is given back. Main thread.
     """
     flush = pool.flush
-    if hasattr(flush, "__wrapped__"):
+    if flush is None or hasattr(flush, "__wrapped__"):  # without an event loop there is none
         return
 
     @wraps(flush)

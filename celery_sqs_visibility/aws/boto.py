@@ -67,7 +67,7 @@ class BotoSQS:
         on_request: called after every call with the API action, the seconds it took and "ok" or the error's
             code, in the calling thread. It should be quick; what it raises is logged and goes no further.
             A send that botocore retried counts as one call.
-        clock: what the seconds are measured with.
+        clock: what the seconds are measured with, and requests dated.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class BotoSQS:
 
     def _new_caller(self, purpose: Purpose, action: str) -> Caller:
         try:
-            return Caller(new_client(self._settings, purpose))
+            return Caller(new_client(self._settings, purpose), self._clock.wall)
         except (TypeError, ValueError) as exc:  # what botocore says to a bad endpoint, region or option
             raise RequestRefused(
                 f"{action}: boto3 cannot make a client of {self._settings!r}: {exc}",

@@ -8,7 +8,6 @@ on its way out; if all of it is understood, those that follow imitate it.
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.imitation import Imitation
@@ -42,7 +41,7 @@ class Caller:
         wall: seconds since the epoch.
     """
 
-    def __init__(self, client: SQSClient, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, client: SQSClient, wall: Callable[[], float]) -> None:
         self.client = client
         self._wall = wall
         self._imitation: Imitation | None = None

@@ -81,3 +81,10 @@ def test_what_ended_meanwhile_is_left_alone():
     pool.flush()
     assert pool.cache == {}
     assert settled(done) == []
+
+
+def test_a_pool_that_has_nothing_to_forget_with_is_left_alone():
+    pool = Pool()
+    pool.flush = None  # Celery's, where there is no event loop
+    _keep_what_was_sent(pool)
+    assert pool.flush is None

@@ -68,7 +68,7 @@ class World:
             Delivery(
                 queue,
                 message["ReceiptHandle"],
-                Facts(queue.name, message["MessageId"], 1, 0, "tasks.add", "id-1"),
+                Facts(queue.name, message["MessageId"], 1, 0, "tasks.add", "id-1", received=1_700_000_000),
                 now,
                 now + TIMEOUT,
                 None,
@@ -382,6 +382,7 @@ def test_a_dead_letter_tells_where_it_comes_from_and_why(world, mortal, graves):
         "task": "tasks.add",
         "task_id": "id-1",
         "exception": "ValueError()",
+        "last_received": "2023-11-14T22:13:20.000+00:00",
     }
 
 
