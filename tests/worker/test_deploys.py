@@ -188,6 +188,7 @@ def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, si
     site.proxy.wait_for(lambda _: site.counts() == (4, 0), timeout=5)
     assert site.diary.count("started") == 2
     assert site.diary.count("done") == 0
+    assert "Error on" not in worker.log
     reliability("cold shutdown", "2 tasks run, 2 wait", range(4), kept=site.kept, seconds=seconds)
 
 
@@ -200,7 +201,18 @@ def test_a_soft_shutdown_lets_what_runs_end_in_time(make_site, reliability):
     worker.wait_exit(30)
     assert site.diary.count("done") == 1
     site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=5)
+    assert "Error on" not in worker.log
     reliability("soft shutdown", "SIGQUIT; a task of 3 s", ["short"])
+
+
+@pytest.mark.parametrize("environment", [{}, {"REMAP_SIGTERM": "SIGQUIT"}])
+def test_a_soft_shutdown_waits_for_what_begins_just_then(make_site, environment):
+    site = make_site({"worker_soft_shutdown_timeout": 3}, visibility_timeout=60, wait_time_seconds=1)
+    site.send("slow", "short", 1)
+    worker = site.start("quitting", pool="prefork", env=environment)
+    worker.wait_exit(20)
+    assert site.diary.count("done") == 1
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=5)
 
 
 def test_a_second_sigterm_while_the_last_polls_are_waited_for_gives_no_more_time(make_site):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from celery_sqs_visibility.delivery.model import Release
+from celery_sqs_visibility.pools import keep_what_was_sent
 from celery_sqs_visibility.request import DeliveryRequest
-from celery_sqs_visibility.worker import _keep_what_was_sent
 
 ALIVE = SimpleNamespace(_is_alive=lambda: True)
 DEAD = SimpleNamespace(_is_alive=lambda: False)
@@ -58,7 +58,7 @@ def test_what_was_sent_to_a_child_is_waited_for(times):
     sent, accepted = job(ALIVE), job(ALIVE, accepted=True)
     pool = Pool(sent, accepted)
     for _ in range(times):  # a consumer may start more than once
-        _keep_what_was_sent(pool)
+        keep_what_was_sent(pool)
     pool.flush()
     assert sorted(pool.cache) == [0, 1]
     assert settled(sent) == settled(accepted) == []
@@ -68,7 +68,7 @@ def test_what_was_sent_to_a_child_is_waited_for(times):
 def test_what_no_child_has_is_given_back(sent_to):
     waiting = job(sent_to)
     pool = Pool(waiting)
-    _keep_what_was_sent(pool)
+    keep_what_was_sent(pool)
     pool.flush()
     assert pool.cache == {}
     assert settled(waiting) == [Release()]
@@ -77,7 +77,7 @@ def test_what_no_child_has_is_given_back(sent_to):
 def test_what_ended_meanwhile_is_left_alone():
     done = job(ALIVE, ended=True)
     pool = Pool(done)
-    _keep_what_was_sent(pool)
+    keep_what_was_sent(pool)
     pool.flush()
     assert pool.cache == {}
     assert settled(done) == []
@@ -86,5 +86,5 @@ def test_what_ended_meanwhile_is_left_alone():
 def test_a_pool_that_has_nothing_to_forget_with_is_left_alone():
     pool = Pool()
     pool.flush = None  # Celery's, where there is no event loop
-    _keep_what_was_sent(pool)
+    keep_what_was_sent(pool)
     assert pool.flush is None
