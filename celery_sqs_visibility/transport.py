@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from kombu.transport import virtual
 
-from celery_sqs_visibility.aws.errors import OverLimit, SQSError, Throttled, Unavailable
+from celery_sqs_visibility.aws.errors import NotFromSQS, OverLimit, SQSError, Throttled, Unavailable
 from celery_sqs_visibility.broker import Broker, shared_broker
 from celery_sqs_visibility.channel import Channel
 from celery_sqs_visibility.delivery.inbox import Inbox
@@ -31,7 +31,14 @@ class Transport(virtual.Transport):
     default_connection_params: ClassVar[dict[str, Any]] = {}
     polling_interval = None
     #: Errors that pass: Celery retries to publish, and to start. Consuming never raises them.
-    connection_errors = (*virtual.Transport.connection_errors, Unavailable, Throttled, OverLimit, OSError)
+    connection_errors = (
+        *virtual.Transport.connection_errors,
+        Unavailable,
+        NotFromSQS,
+        Throttled,
+        OverLimit,
+        OSError,
+    )
     channel_errors = (*virtual.Transport.channel_errors, SQSError)
     implements = virtual.Transport.implements.extend(
         asynchronous=True,

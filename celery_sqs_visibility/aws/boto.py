@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from celery_sqs_visibility.aws.caller import Caller
 from celery_sqs_visibility.aws.clients import SHORT_WAIT, Purpose, new_client
 from celery_sqs_visibility.aws.errors import (
-    AccessDenied,
+    ClockIsWrong,
     CredentialsRefused,
     RequestRefused,
     SQSError,
@@ -209,9 +209,7 @@ class BotoSQS:
 
     def _explained(self, error: SQSError, caller: Caller | None) -> SQSError:
         """React to an error as far as it is about the client, which may be the reason."""
-        if caller is not None and isinstance(error, (CredentialsRefused, AccessDenied, RequestRefused)):
-            caller.doubt()
-        if isinstance(error, CredentialsRefused):
+        if isinstance(error, CredentialsRefused) and not isinstance(error, ClockIsWrong):
             self._look_for_credentials_anew(caller)
         elif error.code in _NO_ANSWER and caller is not None:
             caller.close()  # what idles in its pool may be as dead
@@ -223,7 +221,7 @@ class BotoSQS:
         """Forget the clients, which do not read rotated credentials by themselves; others make new ones."""
         # Once for all threads that failed with the same client.
         if self._settings.renewable and refused in self._callers.values():
-            self._forget_callers()
+            self.close()
 
     def _caller(self, purpose: Purpose, action: str) -> Caller:
         key = os.getpid(), purpose

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from celery_sqs_visibility.aws.errors import AccessDenied, CredentialsRefused, NotFromSQS, RequestRefused
 from celery_sqs_visibility.aws.imitation import Imitation
+from celery_sqs_visibility.aws.translate import translate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,12 +31,19 @@ MAY_BE_BINARY: Final = "MessageAttributeNames"
 #: Requests that are looked at: where keys were renewed at the wrong moment, the next will do.
 MOST_LOOKS: Final = 3
 
+#: Imitations that fail where botocore then succeeds; after so many there are no more.
+MOST_MISTAKES: Final = 3
+
+#: Refusals of which the form of a request may be the reason.
+MAYBE_THE_FORM: Final = (CredentialsRefused, AccessDenied, RequestRefused, NotFromSQS)
+
 
 class Caller:
     """Calls SQS for one client, which makes no second attempt at a `FREQUENT` action. Any thread.
 
     Where botocore is not as we know it, in another version or with another way to sign, its client goes on to
-    make every request.
+    make every request. Where an imitation is refused, so that its form may be the reason, botocore has the
+    last word.
 
     Args:
         client: made for this alone.
@@ -46,6 +55,7 @@ class Caller:
         self._wall = wall
         self._imitation: Imitation | None = None
         self._looks = MOST_LOOKS
+        self._mistakes = 0
         client.meta.events.register("before-send.sqs", self._look)
 
     def call(self, action: str, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -61,19 +71,27 @@ class Caller:
         """
         imitation = self._imitation
         if imitation is None or action not in FREQUENT or MAY_BE_BINARY in params:
-            answer: Mapping[str, Any] = getattr(self.client, method)(**params)
-            return answer
+            return self._ask_botocore(method, params)
         try:
             return imitation.call(action, params)
         except Exception as error:
-            if not imitation.knows(error):
-                self.doubt()
-            raise
+            if not _may_be_our_doing(error, imitation, action):
+                raise
+            reason = error
+        self._imitation, self._looks = None, max(self._looks, 1)  # what botocore sends now is a new model
+        answer = self._ask_botocore(method, params)
+        self._note_mistake(reason)
+        return answer
 
-    def doubt(self) -> None:
-        """What went wrong with a request may be our doing: have botocore make the next one."""
-        self._imitation = None
-        self._looks = max(self._looks, 1)
+    def _ask_botocore(self, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        answer: Mapping[str, Any] = getattr(self.client, method)(**params)
+        return answer
+
+    def _note_mistake(self, reason: Exception) -> None:
+        self._mistakes += 1
+        if self._mistakes >= MOST_MISTAKES:
+            self._imitation, self._looks = None, 0
+            logger.warning("requests to SQS are botocore's from now on, where imitations fail: %s", reason)
 
     def close(self) -> None:
         """Close the connections that idle; the next call opens new ones."""
@@ -81,7 +99,7 @@ class Caller:
 
     def _look(self, request: AWSPreparedRequest, **_: Any) -> None:
         """Take a request that is about to be sent for a model. The thread that makes it."""
-        if self._imitation is not None or self._looks <= 0:
+        if self._imitation is not None or self._looks <= 0 or Imitation.made(request):
             return
         self._looks -= 1
         try:
@@ -89,3 +107,9 @@ class Caller:
         except Exception as error:  # noqa: BLE001 - requests only cost more then
             level = logging.DEBUG if self._looks else logging.INFO
             logger.log(level, "requests to SQS stay botocore's, which takes more CPU time: %s", error)
+
+
+def _may_be_our_doing(error: Exception, imitation: Imitation, action: str) -> bool:
+    if hasattr(error, "response"):
+        return isinstance(translate(error, action), MAYBE_THE_FORM)
+    return not imitation.knows(error)

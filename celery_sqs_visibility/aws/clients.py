@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib import metadata
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 #: Where kombu's SQS transport goes when nothing names a region.
 DEFAULT_REGION: Final = "us-east-1"
+
+#: What of the options is about the way out, and so about the way to STS, too.
+NETWORK: Final = frozenset(
+    {"proxies", "proxies_config", "client_cert", "use_fips_endpoint", "use_dualstack_endpoint"}
+)
 
 #: Connections a client keeps open; botocore's 10 are fewer than receivers and settlers may need at once.
 POOL_CONNECTIONS: Final = 64
@@ -139,21 +144,23 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
 
     quiet_botocore()
     with SESSIONS:
+        core = _botocore_session()
         session = boto3.session.Session(
-            botocore_session=_botocore_session(),
+            botocore_session=core,
             aws_access_key_id=settings.access_key_id,
             aws_secret_access_key=settings.secret_access_key,
             aws_session_token=settings.session_token,
         )
         region = settings.region or session.region_name or os.environ.get("AWS_REGION") or DEFAULT_REGION
         if settings.role_arn:
-            session = assuming_session(session, settings, region)
+            network = {name: value for name, value in _options(settings) if name in NETWORK}
+            session = assuming_session(session, settings, region, network)
         client = session.client(
             "sqs",
             region_name=region,
             endpoint_url=settings.endpoint_url,
             use_ssl=settings.use_ssl,
-            config=_config(settings, purpose),
+            config=_config(settings, purpose, core.get_config_variable("user_agent_appid")),
         )
         _notice_dead_peers(client)
         return client
@@ -192,11 +199,21 @@ def _notice_dead_peers(client: SQSClient) -> None:
         ]
 
 
-def _config(settings: ClientSettings, purpose: Purpose) -> Config:
-    """Merge the user's options with ours: theirs win, except where our own loops count on a figure."""
+def _options(settings: ClientSettings) -> Iterator[tuple[str, Any]]:
+    return ((name, _thaw(value)) for name, value in settings.config)
+
+
+def _config(settings: ClientSettings, purpose: Purpose, app_id: str | None) -> Config:
+    """Merge the user's options with ours: theirs win, except where our own loops count on a figure.
+
+    Args:
+        settings: with the options.
+        purpose: what the client is for.
+        app_id: what the environment or a profile has the user agent name.
+    """
     from botocore.config import Config  # noqa: PLC0415 - see new_client
 
-    options: dict[str, Any] = {name: _thaw(value) for name, value in settings.config}
+    options = dict(_options(settings))
     options.setdefault("connect_timeout", CONNECT_SECONDS)
     options.setdefault("read_timeout", READ_SECONDS[purpose])
     if purpose is Purpose.PUBLISH:
@@ -216,7 +233,7 @@ def _config(settings: ClientSettings, purpose: Purpose) -> Config:
     options["max_pool_connections"] = max(options.get("max_pool_connections") or 0, POOL_CONNECTIONS)
     options["tcp_keepalive"] = True
     options["parameter_validation"] = False  # costs CPU on every call, and our calls have few shapes
-    if not options.keys() & {"user_agent", "user_agent_appid"}:
+    if not (app_id or options.keys() & {"user_agent", "user_agent_appid"}):
         # botocore would put its own together twice a request, which takes a seventh of a request's CPU time.
         options["user_agent"] = f"Boto3/{metadata.version('boto3')}"
     agent = f"celery_sqs_visibility/{_version()}"

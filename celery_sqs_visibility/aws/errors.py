@@ -59,5 +59,9 @@ class HandleIsInvalid(SQSError):
     """The receipt handle no longer holds the message: deleted, received again, or expired."""
 
 
+class NotFromSQS(SQSError):
+    """A refusal without a code, by a proxy, a gateway or a wrong endpoint: try again, and say so."""
+
+
 class RequestRefused(SQSError):
-    """Any other 4xx: the request is wrong and will stay so."""
+    """Any other refusal by SQS: the request is wrong and will stay so."""

@@ -61,6 +61,9 @@ class Form:
             raise ValueError("it is not signed as usual")
         if not headers.get("x-amz-target", "").startswith(TARGET):
             raise ValueError("it is of another protocol")
+        # Where awscrt signs, it adds what any HTTP client adds later.
+        if headers.pop("host", host := signed_host(request.url)) != host:
+            raise ValueError("it goes to another host than it says")
         if strange := headers.keys() - SHARED - ITS_OWN - LEFT_OUT:
             raise ValueError(f"it has a header {min(strange)!r}")
         names = set(told["signed"].split(";"))
@@ -71,9 +74,12 @@ class Form:
         self._scope = Scope(told["region"], told["service"])
         # As they were: a user agent may be text that only botocore's encoding turns into bytes.
         self._shared = {name: value for name, value in request.headers.items() if name.lower() in SHARED}
-        self._signed = {"host": signed_host(self.url)}
+        self._signed = {"host": host}
         self._signed |= {name: value for name, value in headers.items() if name in SHARED_AND_SIGNED}
-        self._key: tuple[str, str, bytes] = "", "", b""  # that of the last secret and day
+        self._key: tuple[tuple[str, str], bytes] = (
+            ("", ""),
+            b"",
+        )  # the last secret and day, and what they give
         keys = credentials.get_frozen_credentials()
         signed = {name: {**headers, **self._signed}[name] for name in names}
         if self._authorization(signed, _bytes(request.body), keys) != headers["authorization"]:
@@ -99,9 +105,11 @@ class Form:
         return authorization(keys.access_key or "", key, self._scope, signed, body)
 
     def _signing_key(self, secret: str, day: str) -> bytes:
-        if self._key[:2] != (secret, day):
-            self._key = secret, day, signing_key(secret, self._scope, day)  # replaced whole: threads share it
-        return self._key[2]
+        made_of, key = self._key  # once, and replaced whole: threads share it
+        if made_of != (secret, day):
+            key = signing_key(secret, self._scope, day)
+            self._key = (secret, day), key
+        return key
 
 
 def _text(value: str | bytes) -> str:

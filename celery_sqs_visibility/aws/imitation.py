@@ -57,10 +57,16 @@ class Imitation:
         body = json.dumps(params).encode()
         headers = self._new_headers(self._form.fill(action, body, self._wall))
         request = self._new_request("POST", self._form.url, headers, body, stream_output=False)
+        request.imitates = self
         answer = self._send(action, request)
         if answer.status_code >= REFUSED:
             raise self._refusal(action, answer)
         return _content(answer)
+
+    @staticmethod
+    def made(request: AWSPreparedRequest) -> bool:
+        """Whether a request is an imitation."""
+        return hasattr(request, "imitates")
 
     @staticmethod
     def knows(error: Exception) -> bool:
@@ -70,8 +76,10 @@ class Imitation:
             ClientError,
             HTTPClientError,
         )
+        from botocore.parsers import ResponseParserError  # noqa: PLC0415 - see clients.new_client
 
-        return isinstance(error, (BotoCoreError, ClientError)) and type(error) is not HTTPClientError
+        known = (BotoCoreError, ClientError, ResponseParserError)
+        return isinstance(error, known) and type(error) is not HTTPClientError
 
     def _send(self, action: str, request: AWSPreparedRequest) -> AWSResponse:
         # Who listens to botocore's requests hears of these, too, and may answer them, as moto does.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from celery_sqs_visibility.aws.forks import SESSIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from boto3.session import Session
     from botocore.credentials import RefreshableCredentials
 
@@ -24,18 +26,27 @@ STS_SECONDS: Final = 3, 3
 SESSION_NAME: Final = "Celery"
 
 
-def assuming_session(session: Session, settings: ClientSettings, region: str) -> Session:
-    """Return a session whose credentials are the role's, fetched at the first request and renewed in time."""
+def assuming_session(
+    session: Session, settings: ClientSettings, region: str, network: Mapping[str, Any]
+) -> Session:
+    """Return a session whose credentials are the role's, fetched at the first request and renewed in time.
+
+    Args:
+        session: has the credentials that may assume the role.
+        settings: with the role.
+        region: whose STS to ask.
+        network: botocore's Config options for the way there.
+    """
     import boto3.session  # noqa: PLC0415 - see clients.new_client
     import botocore.session  # noqa: PLC0415 - see clients.new_client
 
     core = botocore.session.get_session()
     # botocore has no public way to hand a session credentials that renew themselves.
-    core._credentials = _role_credentials(session, settings, region)  # type: ignore[attr-defined] # noqa: SLF001
+    core._credentials = _role_credentials(session, settings, _sts_creator(region, network))  # type: ignore[attr-defined] # noqa: SLF001
     return boto3.session.Session(botocore_session=core)
 
 
-def _role_credentials(session: Session, settings: ClientSettings, region: str) -> RefreshableCredentials:
+def _role_credentials(session: Session, settings: ClientSettings, new_sts: Any) -> RefreshableCredentials:
     from botocore.credentials import (  # noqa: PLC0415 - see clients.new_client
         AssumeRoleCredentialFetcher,
         RefreshableCredentials,
@@ -46,7 +57,7 @@ def _role_credentials(session: Session, settings: ClientSettings, region: str) -
     if source is None:
         raise NoCredentialsError
     fetcher = AssumeRoleCredentialFetcher(
-        _sts_creator(region),
+        new_sts,
         source,
         settings.role_arn or "",
         extra_args={"RoleSessionName": SESSION_NAME, "DurationSeconds": settings.role_seconds},
@@ -75,14 +86,14 @@ def renewal_times(settings: ClientSettings) -> tuple[int, int]:
     return mandatory + min(2 * RENEWAL_SECONDS, (settings.role_seconds - mandatory) // 2), mandatory
 
 
-def _sts_creator(region: str) -> Any:
+def _sts_creator(region: str, network: Mapping[str, Any]) -> Any:
     """Return what makes the STS client for each renewal; it runs in whichever thread's request is due."""
     import botocore.session  # noqa: PLC0415 - see clients.new_client
     from botocore.config import Config  # noqa: PLC0415 - see clients.new_client
 
     core = botocore.session.get_session()
     connect, read = STS_SECONDS
-    config = Config(connect_timeout=connect, read_timeout=read, retries={"total_max_attempts": 1})
+    config = Config(**network, connect_timeout=connect, read_timeout=read, retries={"total_max_attempts": 1})
 
     def create(service: str, **credentials: Any) -> Any:
         with SESSIONS:

@@ -17,6 +17,7 @@ from celery_sqs_visibility.aws.errors import (
     ClockIsWrong,
     CredentialsRefused,
     HandleIsInvalid,
+    NotFromSQS,
     OverLimit,
     QueueDoesNotExist,
     RequestRefused,
@@ -28,7 +29,7 @@ from celery_sqs_visibility.aws.errors import (
 #: What SQS answers, without namespaces and without the "Exception" that some protocols append.
 _CODES: Final[dict[type[SQSError], str]] = {
     Unavailable: "InternalError InternalFailure InternalServerError InternalService ServiceUnavailable "
-    "RequestTimeout",
+    "RequestTimeout IDPCommunicationError",
     # The last two say "wait 60 seconds".
     Throttled: "RequestThrottled Throttling Throttled ThrottledRequest RequestThrottledByService "
     "TooManyRequests RequestLimitExceeded BandwidthLimitExceeded LimitExceeded PriorRequestNotComplete "
@@ -50,10 +51,12 @@ _CODES: Final[dict[type[SQSError], str]] = {
 _EXCEPTIONS: Final[dict[type[SQSError], str]] = {
     CredentialsRefused: "NoCredentialsError PartialCredentialsError CredentialRetrievalError "
     "NoAuthTokenError TokenRetrievalError UnknownCredentialError RefreshWithMFAUnsupportedError "
-    "MetadataRetrievalError SSOError LoginError",
-    RequestRefused: "ParamValidationError ValidationError ProfileNotFound ConfigNotFound ConfigParseError "
-    "InvalidConfigError NoRegionError UnknownRegionError UnknownEndpointError EndpointProviderError "
-    "InvalidRetryConfigurationError InvalidEndpointConfigurationError InvalidProxiesConfigError",
+    "MetadataRetrievalError SSOError LoginError "
+    # Of the files with profiles and keys, which somebody may be writing just now.
+    "ProfileNotFound ConfigNotFound ConfigParseError InvalidConfigError",
+    RequestRefused: "ParamValidationError ValidationError NoRegionError UnknownRegionError "
+    "UnknownEndpointError EndpointProviderError InvalidRetryConfigurationError "
+    "InvalidEndpointConfigurationError InvalidProxiesConfigError",
 }
 
 
@@ -121,7 +124,10 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
     message = str(error.get("Message") or "no reason given")
     cls = _class_of(_short(raw), message) or _class_of(_short(query_code), message)
     if cls is None:
-        cls = Unavailable if status >= _SERVER_ERROR else _CLASS_BY_STATUS.get(status, RequestRefused)
+        # Where nobody gave a code, botocore's is the status.
+        has_code = query_code or raw not in ("", str(status))
+        refused = RequestRefused if has_code or not status else NotFromSQS
+        cls = Unavailable if status >= _SERVER_ERROR else _CLASS_BY_STATUS.get(status, refused)
     code = _short(raw) or str(status)
     what = action if operation == action else f"{action} needs {operation}, which"
     told = f"{what} was answered {code}: {message}"

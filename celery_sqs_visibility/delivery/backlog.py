@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from celery_sqs_visibility.aws.errors import (
     CredentialsRefused,
+    NotFromSQS,
     OverLimit,
     RequestRefused,
     SQSError,
@@ -35,7 +36,7 @@ PATIENCE = 30.0
 MOST_REFUSALS = 3
 
 #: What passes by itself.
-PASSING = (Throttled, Unavailable, OverLimit)
+PASSING = (Throttled, Unavailable, NotFromSQS, OverLimit)
 
 
 @dataclass(slots=True, eq=False)

@@ -23,6 +23,7 @@ from celery_sqs_visibility.aws.boto import BotoSQS
 from celery_sqs_visibility.aws.clients import ClientSettings, Purpose, frozen_config
 from celery_sqs_visibility.aws.errors import CredentialsRefused, SQSError, Unavailable
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.aws.translate import translate
 
 HANDLES = ["handle", "hände\N{SNOWMAN}"]
 OPTIONS = ReceiveOptions(30, ("ApproximateReceiveCount",))
@@ -202,19 +203,22 @@ def test_an_error_is_the_one_that_botocore_raises(server, sqs, answer):
     sqs.delete(url_on(server), HANDLES)
     server.answer = answer
     caller = sqs._caller(Purpose.SETTLE, "DeleteMessageBatch")
+    params = {"QueueUrl": url_on(server), "Entries": [{"Id": "0", "ReceiptHandle": "handle"}]}
     told = []
-    for known in (caller._imitation, None):  # ours, then botocore's
-        caller._imitation = known
-        with pytest.raises(SQSError) as caught:
-            sqs.delete(url_on(server), HANDLES)
-        error = caught.value
-        told.append((type(error), error.code, str(error), type(error.__cause__).__name__))
+    for ask in (
+        lambda: caller._imitation.call("DeleteMessageBatch", params),
+        lambda: caller.client.delete_message_batch(**params),
+    ):
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever the client raises
+            ask()
+        error = translate(caught.value, "DeleteMessageBatch")
+        told.append((type(error), error.code, str(error), type(caught.value).__name__))
     assert server.made_by_botocore == [True, False, True]
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("refusal", ["unknown key", "denied", "unheard of"])
-def test_after_a_refusal_botocore_has_its_turn(server, sqs, refusal):
+@pytest.mark.parametrize("refusal", ["unknown key", "denied", "unheard of", "elsewhere"])
+def test_of_a_refusal_botocore_has_the_last_word(server, sqs, refusal):
     for _ in range(2):
         sqs.delete(url_on(server), HANDLES)
     server.answer = REFUSALS[refusal]
@@ -223,18 +227,49 @@ def test_after_a_refusal_botocore_has_its_turn(server, sqs, refusal):
     server.answer = DONE
     for _ in range(2):
         sqs.delete(url_on(server), HANDLES)
-    assert server.made_by_botocore == [True, False, False, True, False]
+    made_by_botocore = server.made_by_botocore
+    assert made_by_botocore[:4] == [True, False, False, True]
+    assert made_by_botocore[-1] is False
 
 
-def test_after_an_error_of_our_own_botocore_has_its_turn(server, sqs, monkeypatch):
+@pytest.mark.parametrize("refusal", ["denied", "unheard of", "elsewhere"])
+def test_where_only_imitations_are_refused_there_are_soon_no_more(server, sqs, refusal, caplog):
+    def fussy(request, *more):
+        answer = DONE if request.headers.keys() >= ATTEMPTS else REFUSALS[refusal]
+        return answer if isinstance(answer, Answer) else answer(request, *more)
+
+    server.answer = fussy
+    for _ in range(6):
+        assert not sqs.delete(url_on(server), HANDLES).failed
+    assert server.made_by_botocore == [True, *[False, True] * 3, True, True]
+    (record,) = caplog.records
+    assert "botocore's from now on" in record.getMessage()
+
+
+def test_an_error_of_our_own_is_nobodys_trouble(server, sqs, monkeypatch):
     sqs.delete(url_on(server), HANDLES)
     with monkeypatch.context() as patch:
         patch.setattr(form, "timestamp", lambda _seconds: 1 / 0)
-        with pytest.raises(Unavailable):
-            sqs.delete(url_on(server), HANDLES)
+        assert not sqs.delete(url_on(server), HANDLES).failed
     for _ in range(2):
         sqs.delete(url_on(server), HANDLES)
-    assert server.made_by_botocore == [True, True, False]
+    assert server.made_by_botocore == [True, True, False, False]
+
+
+def test_an_imitation_is_no_model(server, sqs):
+    caller = sqs._caller(Purpose.SETTLE, "DeleteMessageBatch")
+    sqs.delete(url_on(server), HANDLES)
+    models = []
+
+    def forget(request, **_):
+        if not models:
+            models.append(request)
+            caller._imitation, caller._looks = None, 1  # as another thread may, just now
+
+    caller.client.meta.events.register_first("before-send.sqs", forget)
+    for _ in range(3):
+        sqs.delete(url_on(server), HANDLES)
+    assert server.made_by_botocore == [True, False, True, False]
 
 
 @pytest.mark.parametrize("refusal", ["throttled", "failed", "no queue", "handle", "broken off"])
@@ -319,6 +354,17 @@ def test_any_user_agent_is_sent_as_botocore_sends_it(server, extra):
     assert second.headers["user-agent"] == first.headers["user-agent"]
     assert server.made_by_botocore == [True, False]
     sqs.close()
+
+
+def test_a_host_among_the_headers_is_known(server, sqs):
+    def add_host(request, **_):
+        request.headers["Host"] = f"127.0.0.1:{server.proxy.port}"
+
+    caller = sqs._caller(Purpose.SETTLE, "DeleteMessageBatch")
+    caller.client.meta.events.register("before-sign.sqs", add_host)
+    for _ in range(2):
+        sqs.delete(url_on(server), HANDLES)
+    assert server.made_by_botocore == [True, False]
 
 
 def test_requests_to_a_path_are_botocores(server):

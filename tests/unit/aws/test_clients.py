@@ -6,8 +6,10 @@ import json
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from botocore.awsrequest import AWSResponse
 from botocore.loaders import JSONFileLoader
 from botocore.validate import ParamValidationDecorator
 from moto.server import ThreadedMotoServer
@@ -15,7 +17,7 @@ from moto.server import ThreadedMotoServer
 from celery_sqs_visibility.aws import access
 from celery_sqs_visibility.aws.boto import BotoSQS, unknown_region
 from celery_sqs_visibility.aws.clients import KEEPALIVE, ClientSettings, Purpose, frozen_config, new_client
-from celery_sqs_visibility.aws.errors import CredentialsRefused, RequestRefused
+from celery_sqs_visibility.aws.errors import ClockIsWrong, CredentialsRefused, RequestRefused
 from celery_sqs_visibility.aws.roles import renewal_times
 
 KEYS = {"access_key_id": "AKIAEXAMPLE", "secret_access_key": "hush"}
@@ -325,6 +327,33 @@ def test_clients_are_made_anew_once_for_all_threads_that_failed_with_the_old_one
     assert sqs._caller(Purpose.SETTLE, "GetQueueUrl") is new
 
 
+def test_connections_of_forgotten_clients_are_closed(tmp_path, monkeypatch):
+    write_credentials(tmp_path, "AKIAOLD")
+    sqs = BotoSQS(ClientSettings())
+    callers = [sqs._caller(purpose, "GetQueueUrl") for purpose in (Purpose.SETTLE, Purpose.RECEIVE)]
+    closed = []
+    for caller in callers:
+        monkeypatch.setattr(caller.client, "close", lambda caller=caller: closed.append(caller))
+    refuse(sqs, callers[0])
+    assert closed == callers[::-1]
+
+
+def test_a_wrong_clock_is_no_reason_for_new_clients(tmp_path):
+    write_credentials(tmp_path, "AKIAOLD")
+    sqs = BotoSQS(ClientSettings())
+    caller = sqs._caller(Purpose.SETTLE, "GetQueueUrl")
+    sqs._explained(ClockIsWrong("signature expired"), caller)
+    assert sqs._caller(Purpose.SETTLE, "GetQueueUrl") is caller
+
+
+def test_a_credentials_file_that_is_being_written_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    for half in ("", "[work"):
+        (tmp_path / "credentials").write_text(half)
+        with pytest.raises(CredentialsRefused):
+            BotoSQS(ClientSettings()).queue_url("q")
+
+
 def test_credentials_in_the_settings_stay_what_they_are():
     sqs = BotoSQS(ClientSettings(**KEYS))
     caller = sqs._caller(Purpose.SETTLE, "GetQueueUrl")
@@ -345,6 +374,29 @@ def test_an_unknown_region_is_named_with_the_nearest(region):
 )
 def test_a_region_that_is_known_or_does_not_make_the_endpoint_is_not_the_reason(settings):
     assert unknown_region(new_client(settings, Purpose.SETTLE)) is None
+
+
+def test_sts_is_asked_by_the_way_that_client_config_says():
+    config = frozen_config({"proxies": {"https": "http://127.0.0.1:9"}, "read_timeout": 60})
+    client = new_client(ClientSettings("eu-west-1", **KEYS, role_arn=ROLE, config=config), Purpose.SETTLE)
+    fetch = client._request_signer._credentials._refresh_using
+    sts = fetch.__self__._client_creator("sts")
+    assert sts.meta.config.proxies == {"https": "http://127.0.0.1:9"}
+    assert sts.meta.config.read_timeout == 3
+
+
+def test_an_app_id_of_the_environment_is_told(monkeypatch):
+    monkeypatch.setenv("AWS_SDK_UA_APP_ID", "billing")
+    client = new_client(ClientSettings("eu-west-1", **KEYS), Purpose.SETTLE)
+    agents = []
+
+    def answer(request, **_):
+        agents.append(request.headers["User-Agent"])
+        return AWSResponse(request.url, 200, {}, SimpleNamespace(stream=lambda: [b"{}"]))
+
+    client.meta.events.register("before-send.sqs", answer)
+    client.list_queues()
+    assert b"app/billing" in agents[0]
 
 
 def test_credentials_of_a_role_are_fetched_anew_when_they_are_refused():

@@ -14,6 +14,7 @@ from celery_sqs_visibility.aws.errors import (
     ClockIsWrong,
     CredentialsRefused,
     HandleIsInvalid,
+    NotFromSQS,
     OverLimit,
     QueueDoesNotExist,
     RequestRefused,
@@ -129,7 +130,25 @@ def test_an_invalid_parameter_may_be_the_handle(code, message, expected):
 )
 def test_an_unknown_code_is_judged_by_its_status(status, expected):
     assert type(translate(answer("Novelty", status=status), "ReceiveMessage")) is expected
-    assert type(translate(answer("", status=status), "ReceiveMessage")) is expected
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (302, NotFromSQS),
+        (400, NotFromSQS),
+        (401, CredentialsRefused),
+        (403, AccessDenied),
+        (404, NotFromSQS),
+        (407, NotFromSQS),
+        (408, Unavailable),
+        (429, Throttled),
+        (503, Unavailable),
+    ],
+)
+def test_sqs_gives_a_code_with_each_refusal(status, expected):
+    for code in ("", str(status)):  # botocore puts the status where a code should be
+        assert type(translate(answer(code, status=status), "DeleteMessageBatch")) is expected
 
 
 def test_expired_credentials_are_not_a_missing_permission_though_both_are_403():
@@ -160,8 +179,10 @@ def test_the_code_of_the_other_protocol_counts_when_the_first_is_unknown():
         (exceptions.CredentialRetrievalError(provider="p", error_msg="e"), CredentialsRefused),
         (exceptions.TokenRetrievalError(provider="p", error_msg="e"), CredentialsRefused),
         (exceptions.UnauthorizedSSOTokenError(), CredentialsRefused),
+        (exceptions.ProfileNotFound(profile="p"), CredentialsRefused),
+        (exceptions.ConfigParseError(path="p"), CredentialsRefused),
         (exceptions.ParamValidationError(report="r"), RequestRefused),
-        (exceptions.ProfileNotFound(profile="p"), RequestRefused),
+        (exceptions.UnknownEndpointError(service_name="s", region_name="r"), RequestRefused),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
