@@ -6,7 +6,7 @@ Imported in workers of our transport only, see `worker`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from celery import bootsteps, signals
@@ -19,8 +19,7 @@ from celery_sqs_visibility.channel import Message
 from celery_sqs_visibility.cold_shutdown import defer_cold_shutdown
 from celery_sqs_visibility.delivery.deadletters import DeadLetters
 from celery_sqs_visibility.delivery.leases import open_board
-from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.pools import keep_what_was_sent, watched
+from celery_sqs_visibility.pools import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.request import DeliveryRequest
 from celery_sqs_visibility.shutdown import drain_at_shutdown
 from celery_sqs_visibility.start import QueuesFirst
@@ -47,8 +46,10 @@ class Deliveries(bootsteps.StartStopStep):
         # Prefork alone has a semaphore, and processes.
         processes = bool(c.pool.uses_semaphore)
         c.pool.apply_async = watched(c.pool, processes=processes)
+        if c.controller.semaphore is not None:
+            release_in_turn(c.controller)
         with c.app.connection_for_read() as connection:
-            connection.transport.broker.slots = lambda: Slots(c.pool.num_processes, c.initial_prefetch_count)
+            connection.transport.broker.slots = partial(slots_of, c)
         DeliveryRequest.pool, DeliveryRequest.pool_has_processes = c.pool, processes
         c.connect = QueuesFirst(c, c.connect)
         DeadLetters.worker = c.hostname

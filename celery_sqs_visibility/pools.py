@@ -11,7 +11,22 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import state
 
 from celery_sqs_visibility.delivery.model import Release
+from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.request import DeliveryRequest
+
+
+def slots_of(consumer: Any) -> Slots:
+    """How much a consumer's worker runs at once. Any thread.
+
+    Where Celery scales its pool by itself, as much as it may: it looks at what waits, and adds processes for
+    that (celery/worker/autoscale.py: `Autoscaler._maybe_scale`).
+    """
+    pool, autoscaler = consumer.pool, getattr(consumer.controller, "autoscaler", None)
+    # Of greenlets Celery counted those that run, until 5.7.
+    number = pool.num_processes if pool.uses_semaphore else pool.limit
+    if autoscaler is not None:
+        number = max(number, autoscaler.max_concurrency)
+    return Slots(number, consumer.initial_prefetch_count)
 
 
 def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
@@ -59,6 +74,35 @@ def _not_sent(pool: Any, request: Any, exc: Exception) -> None:
     state.task_ready(request)
     # Another worker's pool may be of another kind.
     request.message.refuse(f"it cannot be sent to a pool process: {exc!r}", others_may=True)
+
+
+def release_in_turn(worker: Any) -> None:
+    """Have runs that may not begin free their slots one after the other, and not each within the next.
+
+    A slot that is freed goes to the next run that waits for one, within the call that frees it; one that was
+    revoked or given back meanwhile frees it again, within that (celery/worker/worker.py:
+    `WorkController._process_task`). Some hundred in a row would exceed the recursion limit, which ends the
+    worker. Main thread.
+    """
+    release = worker._quick_release  # noqa: SLF001
+    owed = 0
+    releasing = False
+
+    @wraps(release)
+    def release_one() -> None:
+        nonlocal owed, releasing
+        owed += 1
+        if releasing:
+            return
+        releasing = True
+        try:
+            while owed:
+                owed -= 1
+                release()
+        finally:
+            releasing = False
+
+    worker._quick_release = release_one  # noqa: SLF001
 
 
 def keep_what_was_sent(pool: Any) -> None:

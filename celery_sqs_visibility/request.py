@@ -71,6 +71,17 @@ class DeliveryRequest(Request):
             raise GivenBackError(self.id)
         super().on_accepted(pid, time_accepted)
 
+    def revoked(self) -> bool:
+        """Whether it may not run: it was revoked, or has expired."""
+        try:
+            return bool(super().revoked())
+        except Exception:
+            # Of the result backend's, for one. Raised from here it would cost the pool a slot.
+            logger.exception("Task %s[%s] could not be called revoked, and comes back", self.name, self.id)
+            self.come_back_later()
+            state.task_ready(self)
+            return True
+
     def dispatch(self) -> bool:
         """A pool with processes takes it, and cannot be kept from running it; whether it may have it.
 

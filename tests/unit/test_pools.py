@@ -1,13 +1,15 @@
-"""What a pool with processes forgets at a consumer's end, and what it must not."""
+"""What Celery's pools forget at a consumer's end, how much they run, and how they free their slots."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from celery_sqs_visibility.delivery.model import Release
-from celery_sqs_visibility.pools import keep_what_was_sent
+from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.pools import keep_what_was_sent, release_in_turn, slots_of
 from celery_sqs_visibility.request import DeliveryRequest
 
 ALIVE = SimpleNamespace(_is_alive=lambda: True)
@@ -88,3 +90,51 @@ def test_a_pool_that_has_nothing_to_forget_with_is_left_alone():
     pool.flush = None  # Celery's, where there is no event loop
     keep_what_was_sent(pool)
     assert pool.flush is None
+
+
+def test_thousands_that_may_not_begin_free_their_slot_one_after_the_other():
+    semaphore = LaxBoundedSemaphore(1)
+    worker = SimpleNamespace(_quick_release=semaphore.release)
+    release_in_turn(worker)
+    asked = []
+
+    def may_not_begin(number):
+        asked.append(number)
+        worker._quick_release()
+
+    assert semaphore.acquire(lambda: None)
+    for number in range(5000):
+        semaphore.acquire(may_not_begin, number)
+    semaphore.release()  # as billiard does when a run has ended
+    assert asked == list(range(5000))
+    assert semaphore.value == 1
+
+
+def test_what_one_of_them_raises_keeps_no_other_from_its_slot():
+    semaphore = LaxBoundedSemaphore(1)
+    worker = SimpleNamespace(_quick_release=semaphore.release)
+    release_in_turn(worker)
+    asked = []
+    semaphore.acquire(lambda: None)
+    semaphore.acquire(lambda: 1 / 0)
+    semaphore.acquire(asked.append, "the next")
+    with pytest.raises(ZeroDivisionError):
+        worker._quick_release()
+    worker._quick_release()
+    assert asked == ["the next"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "autoscaler", "number"),
+    [
+        (True, None, 2),
+        (True, SimpleNamespace(max_concurrency=6), 6),
+        (False, None, 3),
+    ],
+)
+def test_a_pool_runs_as_much_as_it_may(processes, autoscaler, number):
+    # Of greenlets `num_processes` was, before Celery 5.7, how many run.
+    pool = SimpleNamespace(uses_semaphore=processes, num_processes=2, limit=3)
+    controller = SimpleNamespace(autoscaler=autoscaler)
+    consumer = SimpleNamespace(pool=pool, controller=controller, initial_prefetch_count=8)
+    assert slots_of(consumer) == Slots(number, 8)

@@ -93,3 +93,15 @@ def test_celerys_own_cancelling_gets_what_it_was_called_with(make, cancel, optio
     request = make(cancel)
     request.cancel(request.pool, "TERM", **options)
     assert asked == [(request.pool, "TERM", *passed_on)]
+
+
+def test_what_cannot_be_called_revoked_comes_back_and_raises_nothing(make, monkeypatch):
+    def fail(self):
+        raise ConnectionError("the result backend is down")
+
+    request = make(of_newer_ones)
+    came_back = []
+    monkeypatch.setattr(request, "come_back_later", lambda: came_back.append(True))
+    monkeypatch.setattr(Request, "revoked", fail)
+    assert request.revoked()
+    assert came_back

@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+from celery_sqs_visibility import publish_batch
+
 
 def test_of_long_tasks_a_second_worker_gets_its_share(make_site):
     site = make_site(visibility_timeout=60)
@@ -55,3 +57,33 @@ def test_a_freed_slot_is_refilled_at_once_however_long_the_polling_interval(make
     starts = [entry["monotonic"] for entry in site.diary.entries("started")]
     gaps = [after - before for before, after in itertools.pairwise(starts)]
     assert max(gaps) < 1.5
+
+
+@pytest.mark.prefork_only("Celery adds and removes processes")
+def test_a_pool_that_scales_itself_has_work_to_scale_for(make_site):
+    site = make_site(visibility_timeout=60)
+    site.start(pool="prefork", extra_args=["--autoscale=4,1"])
+    for key in range(8):
+        site.send("slow", key, 2)
+    done = site.diary.wait_for("done", 8, timeout=30)
+    starts = site.diary.entries("started")
+    assert len({entry["pid"] for entry in starts}) == 4
+    assert done[-1]["monotonic"] - starts[0]["monotonic"] < 8, "and not the 16 s of one process"
+
+
+@pytest.mark.prefork_only("it has slots that wait for each other")
+def test_hundreds_that_expire_while_they_wait_cost_nothing(make_site):
+    site = make_site({"task_ignore_result": True, "worker_prefetch_multiplier": 0}, visibility_timeout=60)
+    worker = site.start(pool="prefork", concurrency=1)
+    site.send("slow", "first", 28)
+    site.diary.wait_for("started")
+    with publish_batch(site.app):
+        for key in range(600):
+            site.send("quick", key, expires=25)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 601), timeout=24)
+    site.diary.wait_for("done", timeout=40)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=30)
+    assert site.diary.count("started") == 1
+    assert worker.running
+    site.send("quick", "last")
+    site.diary.wait_for("started", 2)
