@@ -5,7 +5,10 @@ Celery does all of it in the signal's handler (celery/apps/worker.py: `on_cold_s
 event loop, its thread may be half-way through anything just then. A run that it has half sent to a process
 Celery then waits for, for ever, and for one of which it has half read that it was accepted, for 30 seconds
 (celery/concurrency/asynpool.py: `ResultHandler.on_stop_not_started`). So the signal only wakes the loop,
-which calls the handler itself.
+which calls the handler itself, as soon as every run that was sent has been accepted.
+
+Threads and a solo pool cannot end what they run, which Celery's handler does not expect. There the worker is
+drained instead, as by SIGTERM, within `worker_soft_shutdown_timeout`.
 """
 
 from __future__ import annotations
@@ -17,13 +20,20 @@ from contextlib import suppress
 from typing import Any, Final
 
 from celery import signals
-from celery.bootsteps import RUN
+from celery.platforms import EX_FAILURE
 from celery.worker import state
+
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.request import can_end_runs
+from celery_sqs_visibility.shutdown import drain
 
 #: What Celery calls its handler (celery/apps/worker.py: `_shutdown_handler`).
 HANDLER: Final = "worker_Cold"
 
 SIGNALS: Final = (signal.SIGQUIT, signal.SIGTERM)
+
+#: Seconds that processes have to accept what they are being sent. One that runs something else takes longer.
+PATIENCE: Final = 3.0
 
 
 class ColdShutdown:
@@ -31,12 +41,15 @@ class ColdShutdown:
 
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`, which has an event loop.
+        clock: the monotonic clock.
     """
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: Any, clock: Clock = SYSTEM_CLOCK) -> None:
         self.consumer = consumer
+        self._clock = clock
         self._pid = os.getpid()
         self._asked: tuple[Callable[..., object], int] | None = None  # what the loop is to call, with what
+        self._asked_at = 0.0
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
@@ -55,27 +68,55 @@ class ColdShutdown:
             (handler, number), self._asked = self._asked, None
             handler(number, None)
 
+    def forget(self) -> None:
+        """The loop comes by no more."""
+        if self._pipe[0] in self.consumer.hub.readers:
+            self.consumer.hub.remove_reader(self._pipe[0])
+        for end in self._pipe:
+            os.close(end)
+
     def _on_readable(self) -> None:
+        if self._asked and self._is_sending() and self._clock.monotonic() < self._asked_at + PATIENCE:
+            return  # the pipe stays readable: the loop comes by again at once
         with suppress(BlockingIOError):
             os.read(self._pipe[0], 64)
         self.begin()
         state.maybe_shutdown()  # at once: the loop would go on handing messages to a pool that is gone
 
+    def _is_sending(self) -> bool:
+        """Whether a process was sent a run, or a part of one, and has not accepted it."""
+        pool = self.consumer.pool._pool  # noqa: SLF001 - see the module's docstring
+        return any(job._write_to and not job._accepted for job in list(pool._cache.values()))  # noqa: SLF001
+
     def _in_place_of(self, handler: Any) -> Callable[[int, Any], None]:
         def ask(number: int, frame: Any) -> None:
-            if os.getpid() != self._pid or not self._loops():
+            if os.getpid() != self._pid:
+                handler(number, frame)
+            elif not can_end_runs(self.consumer.pool):
+                self._drain(number)
+            elif not self._loops():
                 handler(number, frame)
             elif self._asked is None:
-                self._asked = handler, number
+                self._asked, self._asked_at = (handler, number), self._clock.monotonic()
                 os.write(self._pipe[1], b"\0")
             else:
                 self.begin()  # who asks twice does not want to wait
 
         return ask
 
+    def _drain(self, number: int) -> None:
+        again = state.should_stop is not None
+        state.should_stop = EX_FAILURE
+        drain(0 if again else self.consumer.app.conf.worker_soft_shutdown_timeout, EX_FAILURE)
+        if not again:
+            name = signal.Signals(number).name
+            signals.worker_shutting_down.send(
+                sender=self.consumer.hostname, sig=name, how="Cold", exitcode=EX_FAILURE
+            )
+
     def _loops(self) -> bool:
-        """Whether the loop comes by: it is left when a warm shutdown begins."""
-        return self.consumer.blueprint.state == RUN and state.should_stop is None
+        """Whether the loop comes by: not while the consumer connects anew, nor once a shutdown has begun."""
+        return self._pipe[0] in self.consumer.hub.readers and state.should_stop is None
 
 
 _latest: ColdShutdown | None = None
@@ -87,6 +128,14 @@ def defer_cold_shutdown(consumer: Any) -> None:
     if _latest is None or _latest.consumer is not consumer:
         _latest = ColdShutdown(consumer)
     _latest.take_over()
+
+
+def defer_no_more() -> None:
+    """The worker has stopped. Main thread."""
+    global _latest  # noqa: PLW0603 - as above
+    if _latest is not None:
+        _latest.forget()
+        _latest = None
 
 
 @signals.worker_shutting_down.connect(weak=False)

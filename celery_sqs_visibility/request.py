@@ -124,6 +124,9 @@ class DeliveryRequest(Request):
         a success. A process may have ended already, well or not, unheard of: then that counts, and
         `on_failure` has the message come back otherwise.
         """
+        if not can_end_runs(pool):
+            logger.warning("Task %s[%s] cannot be ended: its pool has no way to", self.name, self.id)
+            return
         if not self.pool_has_processes:
             self.come_back_later()
         super().cancel(pool, signal, **options)
@@ -135,11 +138,9 @@ class DeliveryRequest(Request):
         """
         if self.time_start is None:  # it does not run, and will not be begun
             return
-        if getattr(self.pool.terminate_job, "__func__", None) is BasePool.terminate_job:
-            logger.warning("Task %s[%s] cannot be ended: its pool has no way to", self.name, self.id)
-        else:
+        if can_end_runs(self.pool):
             logger.warning("Task %s[%s] is ended: its message is lost", self.name, self.id)
-            self.cancel(self.pool, **QUIETLY)
+        self.cancel(self.pool, **QUIETLY)
 
     @property
     def _on_lost(self) -> str:
@@ -220,6 +221,11 @@ class DeliveryRequest(Request):
             return 0
         options = self.message.channel.depot.options
         return parks_before(eta - delivery.facts.first_received, options.visibility_timeout)
+
+
+def can_end_runs(pool: Any) -> bool:
+    """Whether a pool has a way to end a run: threads have none, and the solo pool."""
+    return getattr(pool.terminate_job, "__func__", None) is not BasePool.terminate_job
 
 
 def exception_of(exc_info: ExceptionInfo) -> BaseException:

@@ -1,4 +1,4 @@
-"""SIGTERM: hand back in time what will not be done, as Sidekiq does within the 30 seconds of Amazon ECS.
+"""The end: hand back in time what will not be done, as Sidekiq does within the 30 seconds of Amazon ECS.
 
 Celery's warm shutdown (celery/worker/worker.py: `WorkController.stop`) goes on beside this: it waits for the
 running tasks, however long they take, and then closes the channel. We stop the polls, give back at once what
@@ -12,11 +12,14 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 from billiard.process import active_children
 from celery import signals
+from celery.platforms import EX_OK
 from celery.utils.log import get_logger
+from celery.worker import state
 
 from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.depot import Depot
@@ -40,6 +43,9 @@ ECS_STOP_TIMEOUT = 30
 #: What handing back and ending take, at the most.
 MARGIN = 2
 
+#: While runs are waited for, it is looked that often, in seconds, whether they have less time now.
+GLANCE = 0.5
+
 
 class Drain:
     """Drains one worker when it is told to stop, in a thread of its own.
@@ -52,45 +58,67 @@ class Drain:
         self.consumer = consumer
         self._broker: Broker = consumer.connection.transport.broker
         self._timeout = self._broker.options.shutdown_timeout
-        self._asked = threading.Event()
-        self._asked_at = 0.0
+        # A signal handler may put something in while it is being put in: this kind of queue bears it.
+        self._wakes: SimpleQueue[bool] = SimpleQueue()  # whether there is something to do
+        self._until = math.inf  # the monotonic instant at which what still runs is handed back
+        self._exit_code = EX_OK
 
     def watch(self) -> None:
         """Be ready. Main thread."""
         _warn_if_too_long(self._timeout)
         threading.Thread(target=self._run, name="sqs-drain", daemon=True).start()
 
-    def ask(self) -> None:
-        """Begin. In a signal handler: no I/O, and no lock but the event's own."""
-        if not self._asked.is_set():  # a second signal gives no more time
-            self._asked_at = SYSTEM_CLOCK.monotonic()
-            self._asked.set()
+    def ask(self, timeout: float | None = None, exit_code: int = EX_OK) -> None:
+        """Begin, or hurry. In a signal handler: no I/O, and no lock.
+
+        Args:
+            timeout: seconds that runs have, from now on; `shutdown_timeout` by default. Who asks again gives
+                no more time.
+            exit_code: the status with which to end, if anything still runs then.
+        """
+        until = SYSTEM_CLOCK.monotonic() + (self._timeout if timeout is None else timeout)
+        if until < self._until:
+            self._until, self._exit_code = until, exit_code
+        self._wakes.put(True)
+
+    def forget(self) -> None:
+        """End the thread, if it was not asked for anything: the worker has stopped."""
+        self._wakes.put(False)
 
     def _run(self) -> None:
-        self._asked.wait()
+        if not self._wakes.get():
+            return
         try:
             orphans = self._drain(list(self._broker.depots))
         except Exception:
             logger.exception("draining stumbled; what is held comes back after its visibility timeout")
             return
         if orphans:
-            _end(self.consumer)
+            _end(self.consumer, self._exit_code)
 
     def _drain(self, depots: list[Depot]) -> list[Delivery]:
-        logger.info("shutdown: no more polls; running tasks have %g s", self._timeout)
+        left = self._left()
+        logger.info(
+            "shutdown: no more polls; running tasks have %s",
+            f"{left:.3g} s" if math.isfinite(left) else "as long as they take",
+        )
         for depot in depots:
             depot.stop_polling()
         released = sum(depot.give_back_unstarted() for depot in depots)
         logger.info("shutdown: %d messages given back that had not begun", released)
         orphans: list[Delivery] = []
         for depot in depots:
-            elapsed = SYSTEM_CLOCK.monotonic() - self._asked_at
-            orphans += depot.drain(max(0.0, self._timeout - elapsed))
+            while (left := self._left()) > 0 and not depot.ledger.wait_until_empty(min(left, GLANCE)):
+                pass
+            orphans += depot.hand_back()
         for orphan in orphans:
             told = orphan.facts
             facts = Fields(task=told.task, task_id=told.task_id, message_id=told.message_id)
             logger.warning("shutdown: orphaned, handed back (%s)", facts, extra={"sqs": facts})
         return orphans
+
+    def _left(self) -> float:
+        return max(0.0, self._until - SYSTEM_CLOCK.monotonic())
 
 
 _latest: Drain | None = None
@@ -104,15 +132,41 @@ def drain_at_shutdown(consumer: Any) -> None:
         _latest.watch()
 
 
-@signals.worker_shutting_down.connect(weak=False)
-def _on_shutting_down(how: str = "", **_: Any) -> None:
+def drain(timeout: float | None = None, exit_code: int = EX_OK) -> None:
+    """Have this process's worker drained: see `Drain.ask`. Harmless without a worker."""
     if (seats := board()) is not None:
         seats.stop()
-    if how == "Warm" and _latest is not None:
-        _latest.ask()
+    if _latest is not None:
+        _latest.ask(timeout, exit_code)
 
 
-def _end(consumer: Any) -> None:
+def drain_if_nobody_did() -> None:
+    """The worker stops, and no signal said so: SIGHUP, for one, after which it may run on as another.
+
+    Stands in for `Consumer.close`, which Celery calls where there is one (celery/worker/worker.py:
+    `WorkController.signal_consumer_close`). What runs has as long as it takes. Main thread.
+    """
+    if not state.should_terminate:
+        drain(math.inf)
+
+
+def need_no_drain() -> None:
+    """The worker has stopped. Main thread."""
+    global _latest  # noqa: PLW0603 - as above
+    if _latest is not None:
+        _latest.forget()
+        _latest = None
+
+
+@signals.worker_shutting_down.connect(weak=False)
+def _on_shutting_down(how: str = "", **_: Any) -> None:
+    if how == "Warm":
+        drain()
+    elif (seats := board()) is not None:
+        seats.stop()
+
+
+def _end(consumer: Any, exit_code: int) -> None:
     """End the orphans and this process, whose main thread waits for them. Their messages are handed back."""
     logger.warning("shutdown: time is up, ending")
     # The pool's, and an embedded beat's.
@@ -123,7 +177,7 @@ def _end(consumer: Any) -> None:
     if worker.pidlock:
         worker.pidlock.release()
     # Not sys.exit: pool threads, and a solo pool's main thread, cannot be made to end.
-    os._exit(0)
+    os._exit(exit_code)
 
 
 def _warn_if_too_long(timeout: float) -> None:

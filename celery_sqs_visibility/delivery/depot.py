@@ -210,17 +210,14 @@ class Depot:
         # What came back to another depot while it waited here is not among them.
         return released + self._give_back(parcel.delivery for parcel in waiting)
 
-    def drain(self, timeout: float) -> list[Delivery]:
-        """After `give_back_unstarted`: let what runs go on for `timeout` seconds, then hand it back.
+    def hand_back(self) -> list[Delivery]:
+        """After `give_back_unstarted`: hand back what runs, and finish what is being settled.
 
         Returns:
             What still ran: the orphans.
         """
-        if self.ledger.wait_until_empty(timeout):
-            orphans = []
-        else:
-            orphans = self.ledger.all()
-            self._give_back(orphans)
+        orphans = self.ledger.all()
+        self._give_back(orphans)
         self.flush()
         return orphans
 

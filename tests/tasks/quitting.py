@@ -1,4 +1,4 @@
-"""The tasks of `work`, in a worker that gets SIGQUIT when the first run is half sent to a pool process."""
+"""The tasks of `work`, in a worker that gets SIGQUIT when the first run is partly sent to a pool process."""
 
 from __future__ import annotations
 

@@ -5,16 +5,25 @@ from __future__ import annotations
 import os
 import select
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from celery import signals
-from celery.bootsteps import CLOSE, RUN
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import WorkerTerminate
 from celery.worker import state
 
 from celery_sqs_visibility import cold_shutdown
-from celery_sqs_visibility.cold_shutdown import SIGNALS, defer_cold_shutdown
+from celery_sqs_visibility.cold_shutdown import (
+    PATIENCE,
+    SIGNALS,
+    ColdShutdown,
+    defer_cold_shutdown,
+    defer_no_more,
+)
+
+DESCRIPTORS = Path("/proc/self/fd")
 
 
 class Hub:
@@ -25,6 +34,9 @@ class Hub:
 
     def add_reader(self, descriptor, callback):
         self.readers[descriptor] = callback
+
+    def remove_reader(self, descriptor):
+        del self.readers[descriptor]
 
     def turn(self):
         readable, _, _ = select.select(list(self.readers), [], [], 0)
@@ -57,11 +69,29 @@ def told():
     return numbers
 
 
+class Time:
+    """A clock that stands still."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+def consumer_with(*jobs):
+    """A consumer whose pool knows those jobs."""
+    pool = SimpleNamespace(terminate_job=print, _pool=SimpleNamespace(_cache=dict(enumerate(jobs))))
+    conf = SimpleNamespace(worker_soft_shutdown_timeout=7)
+    return SimpleNamespace(hub=Hub(), pool=pool, app=SimpleNamespace(conf=conf), hostname="worker@host")
+
+
 @pytest.fixture
 def consumer(told):
-    consumer = SimpleNamespace(hub=Hub(), blueprint=SimpleNamespace(state=RUN))
+    consumer = consumer_with()
     defer_cold_shutdown(consumer)
-    return consumer
+    yield consumer
+    defer_no_more()
 
 
 def test_the_loop_begins_it_and_ends(consumer, told):
@@ -84,7 +114,7 @@ def test_who_asks_twice_does_not_wait(consumer, told):
 
 
 def test_where_the_loop_is_left_the_handler_is_called(consumer, told):
-    consumer.blueprint.state = CLOSE
+    consumer.hub.readers.clear()
     signal.raise_signal(signal.SIGQUIT)
     assert told == [signal.SIGQUIT]
 
@@ -126,5 +156,59 @@ def test_a_handler_that_is_not_celerys_is_left_alone(told):
         told.append("theirs")
 
     signal.signal(signal.SIGTERM, theirs)
-    defer_cold_shutdown(SimpleNamespace(hub=Hub(), blueprint=SimpleNamespace(state=RUN)))
+    defer_cold_shutdown(consumer_with())
     assert signal.getsignal(signal.SIGTERM) is theirs
+    defer_no_more()
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_run_that_was_sent_is_waited_for_until_it_is_accepted(told, accepted):
+    job = SimpleNamespace(_write_to=object(), _accepted=False)
+    consumer, clock = consumer_with(job), Time()
+    cold = ColdShutdown(consumer, clock)
+    cold.take_over()
+    signal.raise_signal(signal.SIGQUIT)
+    for _ in range(3):
+        consumer.hub.turn()
+    assert told == []
+    if accepted:
+        job._accepted = True
+    else:
+        clock.now += PATIENCE
+    with pytest.raises(WorkerTerminate):
+        consumer.hub.turn()
+    assert told == [signal.SIGQUIT]
+    cold.forget()
+
+
+def test_a_run_that_waits_for_a_process_is_not(consumer, told):
+    consumer.pool._pool._cache[0] = SimpleNamespace(_write_to=None, _accepted=False)
+    signal.raise_signal(signal.SIGQUIT)
+    with pytest.raises(WorkerTerminate):
+        consumer.hub.turn()
+
+
+def test_a_pool_that_cannot_end_its_runs_is_drained_within_the_soft_timeout(consumer, told, monkeypatch):
+    consumer.pool = SoloPool(1)
+    asked, sent = [], []
+    monkeypatch.setattr(cold_shutdown, "drain", lambda *args: asked.append(args))
+
+    def on_shutting_down(**facts):
+        sent.append((facts["sig"], facts["how"], facts["exitcode"]))
+
+    signals.worker_shutting_down.connect(on_shutting_down)
+    for _ in range(2):
+        signal.raise_signal(signal.SIGQUIT)
+    assert asked == [(7, 1), (0, 1)], "who asks twice does not want to wait"
+    assert sent == [("SIGQUIT", "Cold", 1)]
+    assert state.should_stop == 1
+    assert told == []
+
+
+def test_nothing_is_left_of_a_worker_that_has_stopped(told):
+    before = len(list(DESCRIPTORS.iterdir()))
+    consumer = consumer_with()
+    defer_cold_shutdown(consumer)
+    defer_no_more()
+    assert consumer.hub.readers == {}
+    assert len(list(DESCRIPTORS.iterdir())) == before

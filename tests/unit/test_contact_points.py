@@ -101,6 +101,8 @@ def test_a_shutdown_tells_how_and_prefork_alone_has_a_semaphore():
     calls(celery.apps.worker._shutdown_handler, "worker_shutting_down.send", "how=how")
     calls(celery.apps.worker._shutdown_handler, "_handle_request.__name__ = str(f'worker_{how}')")
     calls(celery.apps.worker.on_cold_shutdown, "worker.consumer.pool.stop()")
+    calls(celery.worker.worker.WorkController.signal_consumer_close, "self.consumer.close()")
+    calls(celery.worker.worker.WorkController._process_task, "self._quick_release()")
     assert celery.concurrency.prefork.TaskPool.uses_semaphore
     assert not celery.concurrency.thread.TaskPool.uses_semaphore
     calls(celery.concurrency.base.apply_target, "accept_callback(pid or getpid(), monotonic())")

@@ -13,7 +13,7 @@ from celery_sqs_visibility.shutdown import _warn_if_too_long as warn_if_too_long
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 
 
-def hold_more_than_runs(site, tasks, **options):
+def hold_more_than_runs(site, tasks, seconds=60, **options):
     """Have the worker hold that many long tasks, as it does when it has only known short ones so far."""
     for number in range(5):
         site.send("quick", f"short {number}")
@@ -22,7 +22,7 @@ def hold_more_than_runs(site, tasks, **options):
     with site.proxy.inject(error("InternalError", 500), "ReceiveMessage") as silence:
         site.proxy.wait_for(lambda _: silence.hits)  # so that one poll brings them all
         for number in range(tasks):
-            site.send("slow", number, 60, **options)
+            site.send("slow", number, seconds, **options)
     site.diary.wait_for("started", task="work.slow")
     site.proxy.wait_for(lambda _: site.counts() == (0, tasks))
 
@@ -205,11 +205,11 @@ def test_a_soft_shutdown_lets_what_runs_end_in_time(make_site, reliability):
     reliability("soft shutdown", "SIGQUIT; a task of 3 s", ["short"])
 
 
-@pytest.mark.parametrize("environment", [{}, {"REMAP_SIGTERM": "SIGQUIT"}])
-def test_a_soft_shutdown_waits_for_what_begins_just_then(make_site, environment):
+@pytest.mark.parametrize("size", [1, 100_000], ids=["small", "more than a pipe takes"])
+def test_a_soft_shutdown_waits_for_what_begins_just_then(make_site, size):
     site = make_site({"worker_soft_shutdown_timeout": 3}, visibility_timeout=60, wait_time_seconds=1)
-    site.send("slow", "short", 1)
-    worker = site.start("quitting", pool="prefork", env=environment)
+    site.send("slow", "x" * size, 1)
+    worker = site.start("quitting", pool="prefork")
     worker.wait_exit(20)
     assert site.diary.count("done") == 1
     site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=5)
@@ -227,6 +227,36 @@ def test_a_second_sigterm_while_the_last_polls_are_waited_for_gives_no_more_time
     worker.terminate()
     assert worker.wait_exit(20) == 0
     assert time.monotonic() - asked < 6 + 3
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_cold_shutdown_of_what_cannot_be_ended_hands_it_back(make_site, pool, reliability):
+    site = make_site({"worker_soft_shutdown_timeout": 3}, visibility_timeout=60, wait_time_seconds=1)
+    for key in range(2):
+        site.send("slow", key, 60)
+    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=3)
+    site.diary.wait_for("started")
+    asked = time.monotonic()
+    worker.process.signal_main(signal.SIGQUIT)
+    assert worker.wait_exit(20) == 1
+    seconds = time.monotonic() - asked
+    assert 3 <= seconds < 3 + 2 + 2, "the timeout, the end, and what a busy machine takes"
+    site.proxy.wait_for(lambda _: site.counts() == (2, 0), timeout=5)
+    assert site.diary.count("started") == 1
+    reliability(
+        "cold shutdown of threads", "SIGQUIT; `worker_soft_shutdown_timeout` 3 s", range(2), kept=site.kept
+    )
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_stop_without_a_signal_of_its_own_gives_back_what_has_not_begun(make_site, pool):
+    site = make_site(visibility_timeout=60, wait_time_seconds=1, shutdown_timeout=2)
+    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=5)
+    hold_more_than_runs(site, 3, seconds=8)
+    worker.process.signal_main(signal.SIGHUP)  # Celery starts anew, when what runs has ended
+    site.proxy.wait_for(lambda _: site.counts() == (2, 1), timeout=7)
+    assert site.diary.count("done") == 0
+    site.diary.wait_for("done", timeout=20)  # it has the time that it takes, and not `shutdown_timeout`
 
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
