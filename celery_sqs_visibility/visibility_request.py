@@ -67,6 +67,9 @@ class VisibilityRequest(DeliveryRequest):
         if self.delivery is not None and not self._is_celerys_own(exc):
             # An internal error, of the result backend for one, the child has not decided about.
             decided = return_ok and not exc_info.internal
+            if self.pool_has_processes and not decided and isinstance(exc, (SystemExit, KeyboardInterrupt)):
+                exc_info = _lost_by(exc)
+                exc = exception_of(exc_info)
             if not decided and self._lost_run_comes_back(exc, exc_info):
                 return None
             with self._given_up_after(exc, exc_info):
@@ -131,9 +134,6 @@ class VisibilityRequest(DeliveryRequest):
     def _lost_run_comes_back(self, exc: BaseException, exc_info: ExceptionInfo) -> bool:
         """Hide the message of a run whose child is gone, and tell the world as the child would have."""
         task, context = self.task, self._context
-        # billiard 4.3 reports a child's exit before it knows it lost.
-        if isinstance(exc, (SystemExit, KeyboardInterrupt)):
-            exc = WorkerLostError(f"Worker exited prematurely: {exc!r}.")
         if self.acknowledged or not task.comes_back(exc) or task.is_last_attempt(context, task.retry_limit):
             return False
         delay = task.delay_after(context, exc)
@@ -242,6 +242,14 @@ class VisibilityRequest(DeliveryRequest):
         if self.delivery is not None:
             attempt = self._request_dict["retries"] + 1
             emit(Failed(self.delivery.facts, attempt=attempt, error=error, delay=delay, last=last))
+
+
+def _lost_by(exc: BaseException) -> ExceptionInfo:
+    """A child's exit, which billiard 4.3 reports before it knows it lost. Celery stores none before 5.7."""
+    try:
+        raise WorkerLostError(f"Worker exited prematurely: {exc!r}.")  # noqa: TRY301
+    except WorkerLostError:
+        return ExceptionInfo()
 
 
 def _described(exc: BaseException) -> str:

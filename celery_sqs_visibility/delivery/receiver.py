@@ -266,7 +266,8 @@ class Receiver:
     def _have_stand_in(self) -> None:
         """While a long poll waits and something is expected. Under the lock."""
         if self._stands_in is None and self._long_poll_waits() and self._schedule.next_expected() is not None:
-            self._stands_in = self._spawn(self._stand_in)
+            thread = self._spawn(self._stand_in)
+            self._stands_in = thread if thread.is_alive() else None
 
     def _long_poll_waits(self) -> bool:
         return not self.stopping and any(poll.wait and not poll.answered for poll in self._in_flight)
@@ -308,7 +309,11 @@ class Receiver:
 
         thread = threading.Thread(target=run, name=f"sqs-receive-{self.queue.name}", daemon=True)
         self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads just now, or the interpreter is ending
+            self._threads.discard(thread)
+            logger.exception("a thread that polls %r could not be started", self.queue.name)
         return thread
 
     def _sleep(self) -> bool:

@@ -500,6 +500,21 @@ def test_an_answer_in_time_relieves_nobody(running, world):
 DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
+def test_where_no_thread_can_be_started_none_is_counted_and_the_next_ones_are(long_poll, monkeypatch, caplog):
+    def no_more(_thread):
+        raise RuntimeError("can't start new thread")
+
+    receiver = long_poll.world.receiver
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", no_more)
+        receiver.expect("m", 0.0)
+    assert receiver._stands_in is None
+    assert len(receiver._threads) == 1
+    assert caplog.messages == ["a thread that polls 'q' could not be started"]
+    receiver.expect("m", 0.0)
+    assert receiver._stands_in is not None
+
+
 @DIES
 def test_a_thread_that_died_is_replaced(running, caplog):
     world = World()
