@@ -48,6 +48,10 @@ def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
         if processes and request is not None and not request.dispatch():
             raise TaskRevokedError(request.id)
 
+        if request is not None and not request.task.acks_late:
+            on_success, on_error = _told(request, on_success), _told(request, on_error)
+            options |= {"callback": on_success, "error_callback": on_error}
+
         def on_result(result: Any, *more: Any, **named: Any) -> Any:
             if isinstance(result, ExceptionInfo) and on_error is not None:
                 return on_error(result)
@@ -66,10 +70,21 @@ def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
     return apply
 
 
+def _told(request: DeliveryRequest, callback: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A callback for the end of a run that tells the request first."""
+
+    @wraps(callback or request.ended)
+    def tell(*args: Any, **kwargs: Any) -> Any:
+        request.ended()
+        return callback(*args, **kwargs) if callback is not None else None
+
+    return tell
+
+
 def _not_sent(pool: Any, request: Any, exc: Exception) -> None:
     """A run could not be sent to the pool's processes: arguments nested too deep to be pickled, for one."""
     for job in list(pool._pool._cache.values()):  # noqa: SLF001 - billiard would wait for it at the end
-        if getattr(job, "_callback", None) == request.on_success and not job._accepted:  # noqa: SLF001
+        if getattr(job, "_accept_callback", None) == request.on_accepted and not job._accepted:  # noqa: SLF001
             job.discard()
     state.task_ready(request)
     # Another worker's pool may be of another kind.
@@ -128,7 +143,7 @@ def keep_what_was_sent(pool: Any) -> None:
             if sent_to is not None and sent_to._is_alive():  # noqa: SLF001
                 cache[number] = job
                 continue
-            request = getattr(job._callback, "__self__", None)  # noqa: SLF001
+            request = getattr(job._accept_callback, "__self__", None)  # noqa: SLF001
             if isinstance(request, DeliveryRequest):
                 request.settle(Release())
 

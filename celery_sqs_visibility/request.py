@@ -54,6 +54,7 @@ class DeliveryRequest(Request):
         self.delivery = None if delivery is None else delivery.current
         self._rejected_on_purpose = False
         if self.delivery is not None:
+            self.delivery.acknowledged_early = not self.task.acks_late
             self._describe(self.delivery)
             if self._on_lost == "terminate":
                 self.delivery.on_lost = self.end_lost_run
@@ -81,6 +82,11 @@ class DeliveryRequest(Request):
             self.come_back_later()
             state.task_ready(self)
             return True
+
+    def ended(self) -> None:
+        """The run is over, told by the pool, however it ended."""
+        if self.delivery is not None and self.delivery.acknowledged_early:
+            self.delivery.ran()
 
     def dispatch(self) -> bool:
         """A pool with processes takes it, and cannot be kept from running it; whether it may have it.

@@ -175,8 +175,13 @@ class Depot:
             successor.extend(wanted)
         return True
 
+    def ran(self, delivery: Delivery) -> None:
+        """A run has ended whose message was acknowledged when it began. Any thread."""
+        if delivery.began is not None:
+            self.room.ran(delivery.began)
+
     def _let_go(self, ended: Delivery | None = None) -> None:
-        self.room.gave_back(began=ended.began if ended else None)
+        self.room.gave_back(began=ended.began if ended and not ended.acknowledged_early else None)
         if self._closed and not len(self.ledger):
             self._stop()
 

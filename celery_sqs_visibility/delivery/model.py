@@ -80,6 +80,10 @@ class Keeper(Protocol):
         """Let its successor, held already, take its place; whether it was still held."""
         ...
 
+    def ran(self, delivery: Delivery) -> None:
+        """A run has ended whose message was acknowledged when it began."""
+        ...
+
 
 class Delivery:
     """One receipt of one message.
@@ -98,6 +102,7 @@ class Delivery:
         keeper: what holds it.
         began: the monotonic instant at which a pool began to run it, `None` if none has.
         dispatched: whether it was given to a pool that may run it any moment.
+        acknowledged_early: whether it is settled when its run begins, and not when that ends.
         lost: whether the deadline passed or the handle was refused.
         extending: whether an extension of it is in flight.
         waiting: the settlement that waits for that extension to return.
@@ -110,6 +115,7 @@ class Delivery:
 
     __slots__ = (
         "__weakref__",
+        "acknowledged_early",
         "began",
         "deadline",
         "dispatched",
@@ -144,6 +150,7 @@ class Delivery:
         self.horizon = received_at + VISIBILITY_HORIZON
         self.began: float | None = None
         self.dispatched = False
+        self.acknowledged_early = False
         self.lost = False
         self.extending = False
         self.waiting: Settlement | None = None
@@ -195,6 +202,10 @@ class Delivery:
     def give_way(self, successor: Delivery) -> bool:
         """A newer delivery of the message, held already, takes its place; `False` if it was settled."""
         return self.keeper.give_way(self, successor)
+
+    def ran(self) -> None:
+        """Its run has ended, after it was acknowledged when that began."""
+        self.keeper.ran(self)
 
     @property
     def lease_key(self) -> Key | None:

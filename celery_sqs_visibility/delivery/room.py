@@ -139,11 +139,20 @@ class Room:
         with self._changed:
             self._held -= 1
             if began is not None:
-                now = self._clock.monotonic()
-                self._pace.note(now)
-                self._duration.note(now - began)
+                self._note_run(began)
             if self._line and self._worth_asking(self._line[0].queue):
                 self._changed.notify_all()
+
+    def ran(self, began: float) -> None:
+        """A run has ended that began at that monotonic instant; its message was settled then."""
+        with self._changed:
+            self._note_run(began)
+            self._changed.notify_all()
+
+    def _note_run(self, began: float) -> None:
+        now = self._clock.monotonic()
+        self._pace.note(now)
+        self._duration.note(now - began)
 
     def interrupt(self) -> None:
         """Have those who wait look at the world again."""

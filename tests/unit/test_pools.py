@@ -5,11 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from billiard.einfo import ExceptionInfo
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from celery_sqs_visibility.delivery.model import Release
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.pools import keep_what_was_sent, release_in_turn, slots_of
+from celery_sqs_visibility.pools import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.request import DeliveryRequest
 
 ALIVE = SimpleNamespace(_is_alive=lambda: True)
@@ -30,12 +31,12 @@ def job(sent_to=None, *, accepted=False, ended=False):
     request = DeliveryRequest.__new__(DeliveryRequest)
     request.delivery = Held()
     return SimpleNamespace(
-        _accepted=accepted, _write_to=sent_to, _callback=request.on_success, ready=lambda: ended
+        _accepted=accepted, _write_to=sent_to, _accept_callback=request.on_accepted, ready=lambda: ended
     )
 
 
 def settled(one):
-    return one._callback.__self__.delivery.settled
+    return one._accept_callback.__self__.delivery.settled
 
 
 class Pool:
@@ -138,3 +139,49 @@ def test_a_pool_runs_as_much_as_it_may(processes, autoscaler, number):
     controller = SimpleNamespace(autoscaler=autoscaler)
     consumer = SimpleNamespace(pool=pool, controller=controller, initial_prefetch_count=8)
     assert slots_of(consumer) == Slots(number, 8)
+
+
+class Asked(DeliveryRequest):
+    """A request of a task that was acknowledged when it began, or is when it ends."""
+
+    def __init__(self, *, acks_late):
+        self._task = SimpleNamespace(acks_late=acks_late)
+        self.told = []
+
+    @property
+    def id(self):
+        return "an id"
+
+    def dispatch(self):
+        return True
+
+    def ended(self):
+        self.told.append("ended")
+
+    def on_accepted(self, *_):
+        self.told.append("accepted")
+
+
+@pytest.mark.parametrize("processes", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_the_end_of_a_run_that_was_acknowledged_before_is_told(processes, fails, acks_late):
+    def apply_async(target, args, kwargs, **options):
+        options["accept_callback"](1, 2.0)
+        failed = fails and processes  # without processes failures come as results
+        options["error_callback" if failed else "callback"](ended_with)
+
+    try:
+        ended_with = 1 / 0 if fails else "result"
+    except ZeroDivisionError:
+        ended_with = ExceptionInfo()
+    request = Asked(acks_late=acks_late)
+    apply = watched(SimpleNamespace(apply_async=apply_async), processes=processes)
+    apply(
+        print,
+        accept_callback=request.on_accepted,
+        callback=lambda _: request.told.append("success"),
+        error_callback=lambda _: request.told.append("failure"),
+    )
+    ends = ["failure" if fails else "success"]
+    assert request.told == ["accepted", *([] if acks_late else ["ended"]), *ends]
