@@ -73,6 +73,9 @@ class Lane:
         self.batch = 1 if kind is DeadLetter else BATCH_ENTRIES
         #: Whether one request waits for the other: copies in a FIFO queue stay in the order they arrive.
         self.in_order = kind is DeadLetter and queue.fifo
+        self.under_way = False  # whether such a request is, and has not been concluded
+        #: The monotonic instant before which none of them is sent: the first is tried again then.
+        self.not_before = 0.0
         self.trouble = Trouble(logger, *SENTENCES[kind], queue.name, clock)
 
 
@@ -149,7 +152,7 @@ class Settler:
     def due(self, now: float) -> float | None:
         """See `crew.Work`."""
         instants = [not_before for not_before, _, _ in self._later[:1]]
-        instants += [now if self._is_full(lane) else self._time_of(lane) for lane in self._free_lanes()]
+        instants += [self._due_of(lane, now) for lane in self._free_lanes()]
         return min(instants, default=None)
 
     def ready(self) -> int:
@@ -161,25 +164,25 @@ class Settler:
         while self._later and self._later[0][0] <= now:
             self._enqueue(heapq.heappop(self._later)[2])
         for lane in self._free_lanes():
-            if self._is_full(lane) or now >= self._time_of(lane):
+            if self._due_of(lane, now) <= now:
                 jobs = [lane.jobs.popleft() for _ in range(min(lane.batch, len(lane.jobs)))]
                 # Last in line from now on, so that one busy queue does not keep the others waiting.
                 del self._line[lane]
                 if lane.jobs:
                     self._line[lane] = None
+                lane.under_way = lane.in_order
                 return Batch(lane, [_clamped(job, now) for job in jobs])
         return None
 
     def _is_full(self, lane: Lane) -> bool:
         return len(lane.jobs) >= lane.batch or self._hurried > 0
 
-    def _time_of(self, lane: Lane) -> float:
-        return lane.jobs[0].since + self._window
+    def _due_of(self, lane: Lane, now: float) -> float:
+        return max(lane.not_before, now if self._is_full(lane) else lane.jobs[0].since + self._window)
 
     def _free_lanes(self) -> list[Lane]:
         """Those that may be sent now: where order counts, not those of which a batch is under way."""
-        busy = {batch.lane for batch in self.crew.in_hand() if batch.lane.in_order}
-        return [lane for lane in self._line if lane not in busy]
+        return [lane for lane in self._line if not lane.under_way]
 
     def _enqueue(self, job: Job) -> None:
         lane = self._lane(job.delivery.queue, _kind(job.settlement))
@@ -227,7 +230,7 @@ class Settler:
                 else:
                     self._settled(job.delivery, job.settlement, error, done)
         finally:
-            self._finish(over)
+            self._finish(batch.lane, over)
 
     @staticmethod
     def _tell_trouble(lane: Lane, errors: list[SQSError], *, worked: bool) -> None:
@@ -246,12 +249,21 @@ class Settler:
             return False
         again = replace(job, failures=job.failures + 1, since=not_before)
         with self._lock:
-            heapq.heappush(self._later, (not_before, next(self._ties), again))
+            lane = self._lane(job.delivery.queue, _kind(job.settlement))
+            if lane.in_order:
+                lane.jobs.appendleft(again)
+                lane.not_before = not_before
+                self._line[lane] = None
+            else:
+                heapq.heappush(self._later, (not_before, next(self._ties), again))
             self.crew.call()
         return True
 
-    def _finish(self, jobs: int) -> None:
+    def _finish(self, lane: Lane, jobs: int) -> None:
         with self._lock:
+            if lane.in_order:
+                lane.under_way = False
+                self.crew.call()
             self._unfinished -= jobs
             if not self._unfinished:
                 self._done.notify_all()

@@ -415,6 +415,26 @@ def test_the_dead_letters_of_a_fifo_queue_go_one_after_the_other(world):
     assert len(set(sent)) == 2
 
 
+def test_the_dead_letters_of_a_fifo_queue_stay_in_order_when_one_is_tried_again(world):
+    queue = world.queue("q.fifo", {"FifoQueue": "true"})
+    tried, sent = [], []
+
+    def fail_twice(delivery, _letter):
+        tried.append(delivery)
+        if len(tried) <= 2:
+            raise Throttled("slow down")
+        sent.append(delivery)
+
+    world.settler._send_dead_letter = fail_twice
+    letters = world.receive(queue, 3)
+    world.submit(letters, LETTER)
+    assert world.turn()
+    assert not world.turn(), "none overtakes the one that is tried again"
+    world.work_off()
+    assert tried == [letters[0], letters[0], *letters]
+    assert sent == letters
+
+
 def test_other_dead_letters_do_not_wait_for_each_other(world, mortal):
     world.submit(world.receive(mortal, 2), LETTER)
     now = world.clock.monotonic()
