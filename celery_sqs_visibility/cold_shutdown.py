@@ -50,6 +50,7 @@ class ColdShutdown:
         self._pid = os.getpid()
         self._asked: tuple[Callable[..., object], int] | None = None  # what the loop is to call, with what
         self._asked_at = 0.0
+        self._drains = False  # in the handler's place
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
@@ -105,14 +106,15 @@ class ColdShutdown:
         return ask
 
     def _drain(self, number: int) -> None:
-        again = state.should_stop is not None
         state.should_stop = EX_FAILURE
-        drain(0 if again else self.consumer.app.conf.worker_soft_shutdown_timeout, EX_FAILURE)
-        if not again:
-            name = signal.Signals(number).name
-            signals.worker_shutting_down.send(
-                sender=self.consumer.hostname, sig=name, how="Cold", exitcode=EX_FAILURE
-            )
+        if self._drains:
+            drain(0, EX_FAILURE)  # as above
+            return
+        self._drains = True
+        drain(self.consumer.app.conf.worker_soft_shutdown_timeout, EX_FAILURE)
+        signals.worker_shutting_down.send(
+            sender=self.consumer.hostname, sig=signal.Signals(number).name, how="Cold", exitcode=EX_FAILURE
+        )
 
     def _loops(self) -> bool:
         """Whether the loop comes by: not while the consumer connects anew, nor once a shutdown has begun."""

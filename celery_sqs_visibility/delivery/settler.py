@@ -214,15 +214,15 @@ class Settler:
     def conclude(self, batch: Batch, since: float, failed: Mapping[int, SQSError]) -> None:
         """See `crew.Work`."""
         jobs = batch.jobs
-        failed = {i: error for i, error in failed.items() if not _was_done_before(jobs[i], error)}
-        self._tell_trouble(batch.lane, list(failed.values()), worked=len(failed) < len(jobs))
-        now = self._clock.monotonic()
-        # One pause for all, so that they meet again in one batch.
-        failures = 1 + max((jobs[position].failures for position in failed), default=0)
-        not_before = now + pause(failures)
-        done = min(now, since + LONGEST_REQUEST)
         over = len(jobs)
         try:
+            failed = {i: error for i, error in failed.items() if not _was_done_before(jobs[i], error)}
+            self._tell_trouble(batch.lane, list(failed.values()), worked=len(failed) < len(jobs))
+            now = self._clock.monotonic()
+            # One pause for all, so that they meet again in one batch.
+            failures = 1 + max((jobs[position].failures for position in failed), default=0)
+            not_before = now + pause(failures)
+            done = min(now, since + LONGEST_REQUEST)
             for position, job in enumerate(jobs):
                 error = failed.get(position)
                 if error is not None and self._again(job, error, not_before):
