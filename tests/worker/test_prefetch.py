@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from support.processes import wait_until
 
 from celery_sqs_visibility import publish_batch
 
@@ -71,19 +72,18 @@ def test_a_pool_that_scales_itself_has_work_to_scale_for(make_site):
     assert done[-1]["monotonic"] - starts[0]["monotonic"] < 8, "and not the 16 s of one process"
 
 
-@pytest.mark.prefork_only("it has slots that wait for each other")
-def test_hundreds_that_expire_while_they_wait_cost_nothing(make_site):
+@pytest.mark.prefork_only("it has slots that are waited for")
+def test_hundreds_that_are_revoked_while_they_wait_cost_nothing(make_site, tmp_path):
     site = make_site({"task_ignore_result": True, "worker_prefetch_multiplier": 0}, visibility_timeout=60)
-    worker = site.start(pool="prefork", concurrency=1)
-    site.send("slow", "first", 28)
+    worker = site.start("revoking", pool="prefork", concurrency=1)
+    site.app.send_task("revoking.until_it_exists", [str(tmp_path / "go on")])
     site.diary.wait_for("started")
     with publish_batch(site.app):
         for key in range(600):
-            site.send("quick", key, expires=25)
-    site.proxy.wait_for(lambda _: site.counts() == (0, 601), timeout=24)
-    site.diary.wait_for("done", timeout=40)
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=30)
-    assert site.diary.count("started") == 1
+            site.send("quick", key)
+    wait_until(lambda: worker.log.count("work.quick[") >= 600, 80, "all to wait for the slot")
+    (tmp_path / "go on").touch()
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=20)
     assert worker.running
-    site.send("quick", "last")
-    site.diary.wait_for("started", 2)
+    assert worker.log.count("Discarding revoked task") == 600
+    assert site.diary.count("started") == 1

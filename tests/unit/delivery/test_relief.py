@@ -184,7 +184,9 @@ def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_
     other = relieve(world)
     let_return(world, one, other)
     work_off(world.heartbeat.crew)
-    assert not any(delivery.extending for delivery in first + second)
+    wait_until(  # a thread tells how its batch ended when it has it in hand no more
+        lambda: not any(delivery.extending for delivery in first + second), 5, "all to be told"
+    )
     assert {world.ledger.settle(delivery, Delete()) for delivery in first + second} == {(True, True)}
 
 
