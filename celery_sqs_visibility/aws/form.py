@@ -76,10 +76,8 @@ class Form:
         self._shared = {name: value for name, value in request.headers.items() if name.lower() in SHARED}
         self._signed = {"host": host}
         self._signed |= {name: value for name, value in headers.items() if name in SHARED_AND_SIGNED}
-        self._key: tuple[tuple[str, str], bytes] = (
-            ("", ""),
-            b"",
-        )  # the last secret and day, and what they give
+        # What the last secret and day were, and the key that they give.
+        self._key: tuple[tuple[str, str], bytes] = ("", ""), b""
         keys = credentials.get_frozen_credentials()
         signed = {name: {**headers, **self._signed}[name] for name in names}
         if self._authorization(signed, _bytes(request.body), keys) != headers["authorization"]:
