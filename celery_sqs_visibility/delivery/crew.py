@@ -109,10 +109,6 @@ class Crew(Generic[Batch]):
             else:
                 self._called.notify()
 
-    def in_hand(self) -> list[Batch]:
-        """What is being sent. Under the lock."""
-        return [hand.batch for hand in self._hands.values()]
-
     def turn(self) -> bool:
         """Send one batch on this thread, if there is one to send; whether there was."""
         with self.lock:

@@ -12,5 +12,5 @@ def work_off(crew: Crew, timeout: float = 5) -> int:
     turns = 0
     while crew.turn():
         turns += 1
-    wait_until(lambda: not crew.in_hand(), timeout, "what others have in hand")
+    wait_until(lambda: not crew._hands, timeout, "what others have in hand")
     return turns

@@ -113,7 +113,7 @@ def test_while_there_is_more_to_do_there_are_more_threads_up_to_a_limit(tasks):
     tasks.add(*"abcdefgh")
     tasks.under_way(MOST)
     assert len(tasks.threads) == MOST
-    assert sorted(tasks.crew.in_hand()) == ["a", "b", "c", "d"]
+    assert sorted(hand.batch for hand in tasks.crew._hands.values()) == ["a", "b", "c", "d"]
     tasks.finish(8)
     assert sorted(batch for batch, _ in tasks.concluded) == list("abcdefgh")
     assert len(tasks.threads) <= MOST

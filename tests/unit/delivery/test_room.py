@@ -297,21 +297,18 @@ TestSharing = Sharing.TestCase
 TestSharing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_runs_that_were_acknowledged_when_they_began_count_when_they_end():
+@pytest.mark.parametrize(
+    ("runs", "seconds", "messages"),
+    [(20, 2, 2), (200, 0.01, 10)],
+    ids=["long tasks: what can run", "short ones: full batches"],
+)
+def test_runs_that_were_acknowledged_when_they_began_count_when_they_end(runs, seconds, messages):
     clock = FakeClock()
     room = Room(1, clock, lambda: Slots(2, 8))
     room.prefetch_count = 8
-    for _ in range(20):
+    for _ in range(runs):
         room.received(room.reserve("q", 0), 1)
         room.gave_back()
         clock.advance(0.01)
-        room.ran(clock.monotonic() - 2)
-    assert room.reserve("q", 0).messages == 2, "long tasks: what can run"
-    short = Room(1, clock, lambda: Slots(2, 8))
-    short.prefetch_count = 8
-    for _ in range(200):
-        short.received(short.reserve("q", 0), 1)
-        short.gave_back()
-        clock.advance(0.01)
-        short.ran(clock.monotonic() - 0.01)
-    assert short.reserve("q", 0).messages == 10
+        room.ran(clock.monotonic() - seconds)
+    assert room.reserve("q", 0).messages == messages
