@@ -1,6 +1,8 @@
 """moto's server, with a lock: its threads hand out a message twice now and then, where polls overlap.
 
 Its long polls look for messages that become visible again once a second; here they look twenty times.
+It counts visible messages and then hidden ones; here it counts both at one moment, since what came back
+in between was neither.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from moto.server import main
+from moto.sqs import models
 from moto.sqs.models import SQSBackend
 
 if TYPE_CHECKING:
@@ -21,7 +24,9 @@ LOOK_SECONDS = 0.05
 CHANGES = ("send_message", "delete_message", "change_message_visibility", "purge_queue", "delete_queue")
 
 lock = threading.RLock()
+clock = models.unix_time_millis
 receive_message = SQSBackend.receive_message
+get_queue_attributes = SQSBackend.get_queue_attributes
 
 
 def receive(self: SQSBackend, queue_name: str, count: int, wait: int, *args: Any, **kwargs: Any) -> Any:
@@ -35,6 +40,17 @@ def receive(self: SQSBackend, queue_name: str, count: int, wait: int, *args: Any
         self.get_queue(queue_name).wait_for_messages(LOOK_SECONDS)
 
 
+def count(*args: Any, **kwargs: Any) -> Any:
+    """As `SQSBackend.get_queue_attributes`; its clock stands meanwhile."""
+    with lock:
+        now = clock()
+        models.unix_time_millis = lambda: now
+        try:
+            return get_queue_attributes(*args, **kwargs)
+        finally:
+            models.unix_time_millis = clock
+
+
 def locked(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def one_at_a_time(*args: Any, **kwargs: Any) -> Any:
@@ -46,6 +62,7 @@ def locked(method: Callable[..., Any]) -> Callable[..., Any]:
 
 if __name__ == "__main__":
     SQSBackend.receive_message = receive
+    SQSBackend.get_queue_attributes = count
     for name in CHANGES:
         setattr(SQSBackend, name, locked(getattr(SQSBackend, name)))
     main(sys.argv[1:])
