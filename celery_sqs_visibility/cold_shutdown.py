@@ -25,7 +25,7 @@ from celery.worker import state
 
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.request import can_end_runs
-from celery_sqs_visibility.shutdown import drain
+from celery_sqs_visibility.shutdown import Drain
 
 #: What Celery calls its handler (celery/apps/worker.py: `_shutdown_handler`).
 HANDLER: Final = "worker_Cold"
@@ -41,16 +41,18 @@ class ColdShutdown:
 
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`, which has an event loop.
+        drain: the worker's other end.
         clock: the monotonic clock.
     """
 
-    def __init__(self, consumer: Any, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, consumer: Any, drain: Drain, clock: Clock = SYSTEM_CLOCK) -> None:
         self.consumer = consumer
+        self._drain = drain
         self._clock = clock
         self._pid = os.getpid()
         self._asked: tuple[Callable[..., object], int] | None = None  # what the loop is to call, with what
         self._asked_at = 0.0
-        self._drains = False  # in the handler's place
+        self._draining = False  # in the handler's place
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
@@ -94,7 +96,7 @@ class ColdShutdown:
             if os.getpid() != self._pid:
                 handler(number, frame)
             elif not can_end_runs(self.consumer.pool):
-                self._drain(number)
+                self._drain_instead(number)
             elif not self._loops():
                 handler(number, frame)
             elif self._asked is None:
@@ -105,13 +107,13 @@ class ColdShutdown:
 
         return ask
 
-    def _drain(self, number: int) -> None:
+    def _drain_instead(self, number: int) -> None:
         state.should_stop = EX_FAILURE
-        if self._drains:
-            drain(0, EX_FAILURE)  # as above
+        if self._draining:
+            self._drain.ask(0, EX_FAILURE)  # as above
             return
-        self._drains = True
-        drain(self.consumer.app.conf.worker_soft_shutdown_timeout, EX_FAILURE)
+        self._draining = True
+        self._drain.ask(self.consumer.app.conf.worker_soft_shutdown_timeout, EX_FAILURE)
         signals.worker_shutting_down.send(
             sender=self.consumer.hostname, sig=signal.Signals(number).name, how="Cold", exitcode=EX_FAILURE
         )
@@ -119,28 +121,3 @@ class ColdShutdown:
     def _loops(self) -> bool:
         """Whether the loop comes by: not while the consumer connects anew, nor once a shutdown has begun."""
         return self._pipe[0] in self.consumer.hub.readers and state.should_stop is None
-
-
-_latest: ColdShutdown | None = None
-
-
-def defer_cold_shutdown(consumer: Any) -> None:
-    """Have that consumer's loop begin its worker's cold shutdown; harmless if it does. Main thread."""
-    global _latest  # noqa: PLW0603 - a process has one worker at a time, and the signal tells not which
-    if _latest is None or _latest.consumer is not consumer:
-        _latest = ColdShutdown(consumer)
-    _latest.take_over()
-
-
-def defer_no_more() -> None:
-    """The worker has stopped. Main thread."""
-    global _latest  # noqa: PLW0603 - as above
-    if _latest is not None:
-        _latest.forget()
-        _latest = None
-
-
-@signals.worker_shutting_down.connect(weak=False)
-def _on_shutting_down(how: str = "", **_: Any) -> None:
-    if how == "Warm" and _latest is not None:
-        _latest.begin()  # the loop will not

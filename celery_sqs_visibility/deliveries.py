@@ -1,4 +1,4 @@
-"""A worker's bootstep: what of Celery has to know that it consumes from SQS.
+"""A worker's first bootstep: what of Celery has to know that it consumes from SQS.
 
 Imported in workers of our transport only, see `worker`.
 """
@@ -16,12 +16,10 @@ from kombu.exceptions import ContentDisallowed
 from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.channel import Message
-from celery_sqs_visibility.cold_shutdown import defer_cold_shutdown, defer_no_more
 from celery_sqs_visibility.delivery.deadletters import DeadLetters
 from celery_sqs_visibility.delivery.leases import open_board
 from celery_sqs_visibility.pools import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.request import DeliveryRequest
-from celery_sqs_visibility.shutdown import drain_at_shutdown, drain_if_nobody_did, need_no_drain
 from celery_sqs_visibility.start import QueuesFirst
 from celery_sqs_visibility.task import VisibilityTask
 from celery_sqs_visibility.vetting import vet
@@ -52,7 +50,6 @@ class Deliveries(bootsteps.StartStopStep):
             connection.transport.broker.slots = partial(slots_of, c)
         DeliveryRequest.pool, DeliveryRequest.pool_has_processes = c.pool, processes
         c.connect = QueuesFirst(c, c.connect)
-        c.close = drain_if_nobody_did
         DeadLetters.worker = c.hostname
         self._consumer = c
         c.on_unknown_message = self._on_unknown_message
@@ -62,20 +59,12 @@ class Deliveries(bootsteps.StartStopStep):
         c.create_task_handler = self._vetting(c.create_task_handler)
 
     def start(self, c: Any) -> None:
-        """Be ready for the end, and for children that want more time."""
-        drain_at_shutdown(c)
+        """Be ready for children that want more time, and for what they say late."""
         if c.pool.uses_semaphore:
             keep_what_was_sent(c.pool)
         if c.hub is not None:
-            defer_cold_shutdown(c)
             seats = open_board()
             c.hub.add_reader(seats.fileno(), seats.on_readable)
-
-    def shutdown(self, c: Any) -> None:
-        """The worker has stopped."""
-        need_no_drain()
-        if c.hub is not None:
-            defer_no_more()
 
     def _vetting(self, create_task_handler: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(create_task_handler)

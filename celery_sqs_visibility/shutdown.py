@@ -16,14 +16,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from billiard.process import active_children
-from celery import signals
 from celery.platforms import EX_OK
 from celery.utils.log import get_logger
-from celery.worker import state
 
 from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.depot import Depot
-from celery_sqs_visibility.delivery.leases import board
 from celery_sqs_visibility.delivery.log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -119,51 +116,6 @@ class Drain:
 
     def _left(self) -> float:
         return max(0.0, self._until - SYSTEM_CLOCK.monotonic())
-
-
-_latest: Drain | None = None
-
-
-def drain_at_shutdown(consumer: Any) -> None:
-    """Be ready to drain that consumer's worker; harmless if we are. Main thread."""
-    global _latest  # noqa: PLW0603 - a process has one worker at a time, and the signal tells not which
-    if _latest is None or _latest.consumer is not consumer:
-        _latest = Drain(consumer)
-        _latest.watch()
-
-
-def drain(timeout: float | None = None, exit_code: int = EX_OK) -> None:
-    """Have this process's worker drained: see `Drain.ask`. Harmless without a worker."""
-    if (seats := board()) is not None:
-        seats.stop()
-    if _latest is not None:
-        _latest.ask(timeout, exit_code)
-
-
-def drain_if_nobody_did() -> None:
-    """The worker stops, and no signal said so: SIGHUP, for one, after which it may run on as another.
-
-    Stands in for `Consumer.close`, which Celery calls where there is one (celery/worker/worker.py:
-    `WorkController.signal_consumer_close`). What runs has as long as it takes. Main thread.
-    """
-    if not state.should_terminate:
-        drain(math.inf)
-
-
-def need_no_drain() -> None:
-    """The worker has stopped. Main thread."""
-    global _latest  # noqa: PLW0603 - as above
-    if _latest is not None:
-        _latest.forget()
-        _latest = None
-
-
-@signals.worker_shutting_down.connect(weak=False)
-def _on_shutting_down(how: str = "", **_: Any) -> None:
-    if how == "Warm":
-        drain()
-    elif (seats := board()) is not None:
-        seats.stop()
 
 
 def _end(consumer: Any, exit_code: int) -> None:

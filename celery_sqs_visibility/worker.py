@@ -1,4 +1,4 @@
-"""What a Celery worker on this transport gets without being asked: the transport, and one bootstep.
+"""What a Celery worker on this transport gets without being asked: the transport, and two bootsteps.
 
 kombu's alias leads here (`celery_sqs_visibility.Transport`), so this module is imported before the worker's
 blueprints are built (celery/worker/worker.py: `WorkController.setup_instance`). Producers import it, too, and
@@ -17,17 +17,20 @@ from celery_sqs_visibility.transport import Transport
 
 __all__ = ["Transport"]
 
-#: By name: Celery imports it when it builds the consumer's blueprint.
-BOOTSTEP: Final = "celery_sqs_visibility.deliveries:Deliveries"
+#: By name: Celery imports them when it builds the consumer's blueprint.
+BOOTSTEPS: Final = (
+    "celery_sqs_visibility.deliveries:Deliveries",
+    "celery_sqs_visibility.endings:Endings",
+)
 
 
 @signals.worker_init.connect(weak=False)
-def add_bootstep(sender: Any, **_: Any) -> None:
-    """Add the bootstep to a worker whose broker we are. Main thread, before the blueprints are built.
+def add_bootsteps(sender: Any, **_: Any) -> None:
+    """Add the bootsteps to a worker whose broker we are. Main thread, before the blueprints are built.
 
     The pool's children inherit the board.
     """
     if isinstance(sender.app.connection_for_read().transport, Transport):
         open_board()
         send_signals()
-        sender.app.steps["consumer"].add(BOOTSTEP)
+        sender.app.steps["consumer"].update(BOOTSTEPS)

@@ -14,14 +14,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import WorkerTerminate
 from celery.worker import state
 
-from celery_sqs_visibility import cold_shutdown
-from celery_sqs_visibility.cold_shutdown import (
-    PATIENCE,
-    SIGNALS,
-    ColdShutdown,
-    defer_cold_shutdown,
-    defer_no_more,
-)
+from celery_sqs_visibility.cold_shutdown import PATIENCE, SIGNALS, ColdShutdown
 
 DESCRIPTORS = Path("/proc/self/fd")
 
@@ -50,7 +43,6 @@ def handlers(monkeypatch):
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for flag in ("should_stop", "should_terminate"):
         monkeypatch.setattr(state, flag, None)
-    monkeypatch.setattr(cold_shutdown, "_latest", None)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -86,12 +78,27 @@ def consumer_with(*jobs):
     return SimpleNamespace(hub=Hub(), pool=pool, app=SimpleNamespace(conf=conf), hostname="worker@host")
 
 
+class Drain:
+    """A drain that only keeps what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, *args):
+        self.asked.append(args)
+
+
 @pytest.fixture
-def consumer(told):
-    consumer = consumer_with()
-    defer_cold_shutdown(consumer)
-    yield consumer
-    defer_no_more()
+def cold(told):
+    cold = ColdShutdown(consumer_with(), Drain())
+    cold.take_over()
+    yield cold
+    cold.forget()
+
+
+@pytest.fixture
+def consumer(cold):
+    return cold.consumer
 
 
 def test_the_loop_begins_it_and_ends(consumer, told):
@@ -125,9 +132,11 @@ def test_where_the_loop_is_being_left_the_handler_is_called(consumer, told):
     assert told == [signal.SIGQUIT]
 
 
-def test_a_warm_shutdown_does_not_make_it_forgotten(consumer, told):
+def test_it_is_begun_at_once_where_the_loop_will_not(cold, told):
+    cold.begin()
+    assert told == []
     signal.raise_signal(signal.SIGQUIT)
-    signals.worker_shutting_down.send(sender="worker@host", sig="SIGTERM", how="Warm", exitcode=0)
+    cold.begin()
     assert told == [signal.SIGQUIT]
 
 
@@ -142,9 +151,9 @@ def test_a_forked_child_does_not_ask_its_parents_loop(consumer, told):
     assert told == []
 
 
-def test_a_consumer_that_starts_again_is_asked_once(consumer, told):
+def test_a_consumer_that_starts_again_is_asked_once(cold, consumer, told):
     consumer.hub.readers.clear()
-    defer_cold_shutdown(consumer)
+    cold.take_over()
     signal.raise_signal(signal.SIGQUIT)
     with pytest.raises(WorkerTerminate):
         consumer.hub.turn()
@@ -156,16 +165,17 @@ def test_a_handler_that_is_not_celerys_is_left_alone(told):
         told.append("theirs")
 
     signal.signal(signal.SIGTERM, theirs)
-    defer_cold_shutdown(consumer_with())
+    cold = ColdShutdown(consumer_with(), Drain())
+    cold.take_over()
     assert signal.getsignal(signal.SIGTERM) is theirs
-    defer_no_more()
+    cold.forget()
 
 
 @pytest.mark.parametrize("accepted", [True, False])
 def test_a_run_that_was_sent_is_waited_for_until_it_is_accepted(told, accepted):
     job = SimpleNamespace(_write_to=object(), _accepted=False)
     consumer, clock = consumer_with(job), Time()
-    cold = ColdShutdown(consumer, clock)
+    cold = ColdShutdown(consumer, Drain(), clock)
     cold.take_over()
     signal.raise_signal(signal.SIGQUIT)
     for _ in range(3):
@@ -188,10 +198,11 @@ def test_a_run_that_waits_for_a_process_is_not(consumer, told):
         consumer.hub.turn()
 
 
-def test_a_pool_that_cannot_end_its_runs_is_drained_within_the_soft_timeout(consumer, told, monkeypatch):
+def test_a_pool_that_cannot_end_its_runs_is_drained_within_the_soft_timeout(told):
+    consumer, drain, sent = consumer_with(), Drain(), []
     consumer.pool = SoloPool(1)
-    asked, sent = [], []
-    monkeypatch.setattr(cold_shutdown, "drain", lambda *args: asked.append(args))
+    cold = ColdShutdown(consumer, drain)
+    cold.take_over()
 
     def on_shutting_down(**facts):
         sent.append((facts["sig"], facts["how"], facts["exitcode"]))
@@ -199,16 +210,18 @@ def test_a_pool_that_cannot_end_its_runs_is_drained_within_the_soft_timeout(cons
     signals.worker_shutting_down.connect(on_shutting_down)
     for _ in range(2):
         signal.raise_signal(signal.SIGQUIT)
-    assert asked == [(7, 1), (0, 1)], "who asks twice does not want to wait"
+    assert drain.asked == [(7, 1), (0, 1)], "who asks twice does not want to wait"
     assert sent == [("SIGQUIT", "Cold", 1)]
     assert state.should_stop == 1
     assert told == []
+    cold.forget()
 
 
 def test_nothing_is_left_of_a_worker_that_has_stopped(told):
     before = len(list(DESCRIPTORS.iterdir()))
     consumer = consumer_with()
-    defer_cold_shutdown(consumer)
-    defer_no_more()
+    cold = ColdShutdown(consumer, Drain())
+    cold.take_over()
+    cold.forget()
     assert consumer.hub.readers == {}
     assert len(list(DESCRIPTORS.iterdir())) == before

@@ -1,0 +1,96 @@
+"""Every way in which a worker may end leads to its drain, and to none when it has stopped."""
+
+from __future__ import annotations
+
+import math
+import threading
+from types import SimpleNamespace
+
+import pytest
+from celery import signals
+from celery.worker import state
+
+from celery_sqs_visibility import endings
+from celery_sqs_visibility.endings import Endings
+from celery_sqs_visibility.shutdown import Drain
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch):
+    """The seconds that drains were asked for."""
+    seconds = []
+    monkeypatch.setattr(Drain, "ask", lambda _drain, timeout=None: seconds.append(timeout))
+    for flag in ("should_stop", "should_terminate"):
+        monkeypatch.setattr(state, flag, None)
+    return seconds
+
+
+@pytest.fixture
+def consumer():
+    broker = SimpleNamespace(options=SimpleNamespace(shutdown_timeout=20), depots=[])
+    connection = SimpleNamespace(transport=SimpleNamespace(broker=broker))
+    return SimpleNamespace(connection=connection, hub=None)
+
+
+@pytest.fixture
+def ending(consumer):
+    ending = Endings(consumer)
+    ending.start(consumer)
+    yield ending
+    ending.shutdown(consumer)
+
+
+def tell(how):
+    """As Celery's signal handlers do."""
+    signals.worker_shutting_down.send(sender="worker@host", sig="SIGTERM", how=how, exitcode=0)
+
+
+def drains():
+    """The drains that wait to be asked."""
+    return [thread for thread in threading.enumerate() if thread.name == "sqs-drain"]
+
+
+@pytest.mark.usefixtures("ending")
+def test_a_warm_shutdown_drains(asked):
+    tell("Warm")
+    assert asked == [None]
+
+
+@pytest.mark.usefixtures("ending")
+def test_a_cold_shutdown_does_not(asked):
+    tell("Cold")
+    assert asked == []
+
+
+@pytest.mark.usefixtures("ending")
+def test_a_stop_without_a_signal_lets_runs_end(consumer, asked):
+    consumer.close()
+    assert asked == [math.inf]
+
+
+@pytest.mark.usefixtures("ending")
+def test_a_close_in_a_cold_shutdown_does_not_drain(consumer, asked):
+    state.should_terminate = 1
+    consumer.close()
+    assert asked == []
+
+
+def test_a_consumer_that_starts_again_has_one_drain(consumer, ending):
+    before = len(drains())
+    ending.start(consumer)
+    assert len(drains()) == before
+
+
+def test_nothing_is_asked_before_the_start_or_after_the_end(consumer, asked):
+    before = drains()
+    ending = Endings(consumer)
+    consumer.close()
+    ending.start(consumer)
+    [thread] = [thread for thread in drains() if thread not in before]
+    ending.shutdown(consumer)
+    tell("Warm")
+    consumer.close()
+    assert asked == []
+    assert endings._of_this_process is None
+    thread.join(10)
+    assert not thread.is_alive()
