@@ -178,10 +178,15 @@ class Depot:
     def ran(self, delivery: Delivery) -> None:
         """A run has ended whose message was acknowledged when it began. Any thread."""
         if delivery.began is not None:
-            self.room.ran(delivery.began)
+            self.room.ran(delivery, delivery.began)
 
     def _let_go(self, ended: Delivery | None = None) -> None:
-        self.room.gave_back(began=ended.began if ended and not ended.acknowledged_early else None)
+        if ended is None or ended.began is None:
+            self.room.gave_back()
+        elif ended.acknowledged_early:
+            self.room.runs_on(ended)
+        else:
+            self.room.gave_back(began=ended.began)
         if self._closed and not len(self.ledger):
             self._stop()
 

@@ -205,7 +205,7 @@ class Delivery:
 
     def ran(self) -> None:
         """Its run has ended, after it was acknowledged when that began."""
-        self.keeper.ran(self)
+        self.current.keeper.ran(self.current)
 
     @property
     def lease_key(self) -> Key | None:

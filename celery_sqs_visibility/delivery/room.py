@@ -6,6 +6,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.prefetch import Duration, Pace, Slots, capacity, enough_to_ask
@@ -57,6 +58,7 @@ class Room:
         self._pace = Pace()
         self._duration = Duration()
         self._held = 0
+        self._running_on: WeakSet[object] = WeakSet()  # runs whose messages were settled when they began
         self._reserved = 0
         self._queues = 0  # that poll or want to
         self._polls: Counter[str] = Counter()  # in flight, by queue
@@ -140,19 +142,30 @@ class Room:
             self._held -= 1
             if began is not None:
                 self._note_run(began)
-            if self._line and self._worth_asking(self._line[0].queue):
-                self._changed.notify_all()
+            self._tell_next()
 
-    def ran(self, began: float) -> None:
-        """A run has ended that began at that monotonic instant; its message was settled then."""
+    def runs_on(self, run: object) -> None:
+        """One of the held was settled, and its run begins: it has a slot until it `ran`, or is forgotten."""
         with self._changed:
+            self._held -= 1
+            self._running_on.add(run)
+            self._tell_next()
+
+    def ran(self, run: object, began: float) -> None:
+        """That run has ended, which began at that monotonic instant and ran on."""
+        with self._changed:
+            self._running_on.discard(run)
             self._note_run(began)
-            self._changed.notify_all()
+            self._tell_next()
 
     def _note_run(self, began: float) -> None:
         now = self._clock.monotonic()
         self._pace.note(now)
         self._duration.note(now - began)
+
+    def _tell_next(self) -> None:
+        if self._line and self._worth_asking(self._line[0].queue):
+            self._changed.notify_all()
 
     def interrupt(self) -> None:
         """Have those who wait look at the world again."""
@@ -166,23 +179,26 @@ class Room:
     def _pool(self) -> Slots:
         return self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
 
+    def _occupied(self) -> int:
+        return self._held + len(self._running_on)
+
     def _free(self) -> int:
-        return self._limit(self._pool()) - self._held - self._reserved
+        return self._limit(self._pool()) - self._occupied() - self._reserved
 
     def _worth_asking(self, queue: str) -> bool:
         slots = self._pool()
         limit = self._limit(slots)
-        taken = self._held + self._reserved
+        taken = self._occupied() + self._reserved
         if limit - taken >= enough_to_ask(taken, slots.number, limit, BATCH_ENTRIES):
             return True
-        return queue not in self._polls and not self._held and self._left_to_queues() > 0
+        return queue not in self._polls and not self._occupied() and self._left_to_queues() > 0
 
     def _left_to_queues(self) -> int:
-        """Room for polls of one message each: while nothing is held, as many as Celery's prefetch count.
+        """Room for polls of one message each: while nothing is occupied, as many as Celery's prefetch count.
 
         So where there are more queues than slots an idle queue is still polled, and not every second.
         """
         limit = self._limit(self._pool())
-        if not self._held:
+        if not self._occupied():
             limit = max(limit, self._prefetch_count)
-        return limit - self._held - self._reserved
+        return limit - self._occupied() - self._reserved

@@ -199,6 +199,13 @@ def stock(self, key):
     return key
 
 
+@app.task(bind=True, base=Task, acks_late=False)
+def stock_slow(self, key, seconds):
+    started(self, key)
+    time.sleep(seconds)
+    note("done", key=key)
+
+
 @app.task(bind=True, base=Task, acks_late=True, max_retries=2)
 def stock_retrying(self, key):
     note("started", key=key, retries=self.request.retries)

@@ -25,11 +25,12 @@ def test_of_long_tasks_a_second_worker_gets_its_share(make_site):
     assert all(worker.running for worker in workers)
 
 
-def test_of_long_tasks_nothing_is_held_that_a_free_slot_could_not_start(make_site):
+@pytest.mark.parametrize("task", ["slow", "stock_slow"], ids=["acknowledged late", "acknowledged early"])
+def test_of_long_tasks_nothing_is_held_that_a_free_slot_could_not_start(make_site, task):
     site = make_site(visibility_timeout=60, wait_time_seconds=1)
     site.start(concurrency=2)
     for key in range(8):
-        site.send("slow", key, 1.5)
+        site.send(task, key, 1.5)
     done = [entry["monotonic"] for entry in site.diary.wait_for("done", 8)]
     received = 0
     for call in site.proxy.calls("ReceiveMessage"):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import queue as queues
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.clock import FakeClock
+from support.processes import wait_until
 
 from celery_sqs_visibility.delivery.room import Room
-from celery_sqs_visibility.policy.prefetch import UNLIMITED, Slots
+from celery_sqs_visibility.policy.prefetch import LONG, UNLIMITED, Slots
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 
@@ -308,7 +311,48 @@ def test_runs_that_were_acknowledged_when_they_began_count_when_they_end(runs, s
     room.prefetch_count = 8
     for _ in range(runs):
         room.received(room.reserve("q", 0), 1)
-        room.gave_back()
+        room.runs_on(run := Run())
         clock.advance(0.01)
-        room.ran(clock.monotonic() - seconds)
+        room.ran(run, clock.monotonic() - seconds)
     assert room.reserve("q", 0).messages == messages
+
+
+class Run:
+    """Stands for a delivery."""
+
+
+def test_a_run_that_was_acknowledged_when_it_began_has_a_slot_until_it_ends():
+    room = Room(1, clock := FakeClock(), lambda: Slots(2, 2))
+    room.prefetch_count = 2
+    room.received(room.reserve("q", 0), 2)
+    runs = [Run(), Run()]
+    for run in runs:
+        room.runs_on(run)
+    assert room.held == 0
+    assert room.reserve("q", 0) is None
+    for _ in range(2):  # told twice, it counts once
+        room.ran(runs[0], clock.monotonic() - LONG)
+    assert room.reserve("q", 0).messages == 1
+    assert room.reserve("q", 0) is None
+
+
+def test_a_run_that_is_forgotten_has_no_slot():
+    room = Room(1, FakeClock(), lambda: Slots(2, 2))
+    room.prefetch_count = 2
+    room.received(room.reserve("q", 0), 2)
+    for _ in range(2):
+        room.runs_on(Run())
+    gc.collect()
+    assert room.reserve("q", 0).messages == 2
+
+
+def test_who_waits_for_a_slot_is_told_when_a_run_ends():
+    room = Room(1, clock := FakeClock(), lambda: Slots(1, 1))
+    room.prefetch_count = 1
+    room.received(room.reserve("q", 0), 1)
+    room.runs_on(run := Run())
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(room.reserve, "q", 30)
+        wait_until(lambda: room._line, 10, "somebody to wait in line")
+        room.ran(run, clock.monotonic() - LONG)
+        assert waiting.result(10).messages == 1
