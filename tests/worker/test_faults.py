@@ -112,6 +112,15 @@ def injected(site, fault, *actions, **how):
         yield
 
 
+@contextlib.contextmanager
+def answers_lost(site):
+    """Lasts until the last answer is lost: a long poll under way takes what comes after."""
+    with injected(site, lose_response()):
+        yield
+    ended = time.monotonic()
+    site.proxy.wait_for(lambda _: all(call.started > ended for call in site.proxy.in_flight()))
+
+
 def everywhere(fault, **how):
     return functools.partial(injected, fault=fault, **how)
 
@@ -176,7 +185,7 @@ FAULTS = {
     "no such queue": (everywhere(error("QueueDoesNotExist")), 3, "`QueueDoesNotExist` to every request"),
     "refused": (refused, 6, "every connection refused"),
     "reset": (everywhere(reset_connection()), 4, "every connection reset before the request is read"),
-    "answers lost": (everywhere(lose_response()), 4, "every request carried out, its answer lost"),
+    "answers lost": (answers_lost, 4, "every request carried out, its answer lost"),
     "black hole": (everywhere(black_hole()), 8, "no request answered"),
     "a minute's throttling": (
         everywhere(error("RequestThrottled")),
