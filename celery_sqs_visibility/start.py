@@ -80,6 +80,7 @@ class QueuesFirst:
         trouble = Trouble(logger, "cannot find the queue", "finds the queue", name, SYSTEM_CLOCK)
         failures = 0
         while True:
+            since = SYSTEM_CLOCK.monotonic()
             try:
                 queues.ensure(name)
             except SQSError as error:
@@ -89,7 +90,7 @@ class QueuesFirst:
                 failures += 1
                 self._rest(pause(failures))
             else:
-                trouble.worked()
+                trouble.worked(since)
                 return
 
     def _may_pass(self, error: SQSError) -> bool:

@@ -109,7 +109,7 @@ class Heartbeat:
         for delivery in batch.others:
             self._not_worth_it(delivery, since)
         if batch.extensions:
-            self._tell_trouble(batch.queue, failed.values())
+            self._tell_trouble(batch.queue, since, failed.values())
         for position, (delivery, seconds) in enumerate(batch.extensions):
             self._note(delivery, seconds, since + seconds, failed.get(position))
 
@@ -119,7 +119,7 @@ class Heartbeat:
         else:
             self._after(delivery, self._ledger.not_extensible(delivery, now))
 
-    def _tell_trouble(self, queue: Queue, errors: Iterable[SQSError]) -> None:
+    def _tell_trouble(self, queue: Queue, since: float, errors: Iterable[SQSError]) -> None:
         """One line when extending begins to fail, and one when it works again."""
         with self.crew.lock:
             trouble = self._troubles.get(queue.name)
@@ -131,7 +131,7 @@ class Heartbeat:
         # Of a handle that was refused the message's own event tells.
         error = next((error for error in errors if not isinstance(error, HandleIsInvalid)), None)
         if error is None:
-            trouble.worked()
+            trouble.worked(since)
         else:
             trouble.failed(error)
 

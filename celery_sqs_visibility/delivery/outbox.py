@@ -135,9 +135,10 @@ class Outbox:
     def _run(self) -> None:
         batch = self._next()
         while batch:
+            since = self._clock.monotonic()
             outcome = self._send(batch)
             with suppress(Exception):  # a filter of the log's must not end a sender
-                self._tell(batch[0].queue, outcome)
+                self._tell(batch[0].queue, since, outcome)
             batch = self._next(batch, outcome)
 
     def _next(
@@ -179,7 +180,7 @@ class Outbox:
             logger.exception("sending stumbled and tries again", extra={"queue": queue.name})
             return Unavailable(repr(bug))
 
-    def _tell(self, queue: Queue, outcome: BatchResult | SQSError) -> None:
+    def _tell(self, queue: Queue, since: float, outcome: BatchResult | SQSError) -> None:
         if isinstance(outcome, QueueDoesNotExist):
             self._missing(queue.name)
         errors = [outcome] if isinstance(outcome, SQSError) else list(outcome.failed.values())
@@ -187,7 +188,7 @@ class Outbox:
         if passing:
             self._trouble(queue).failed(passing[0])
         elif queue in self._troubles and not isinstance(outcome, SQSError):
-            self._trouble(queue).worked()
+            self._trouble(queue).worked(since)
 
     def _trouble(self, queue: Queue) -> Trouble:
         with self._work:

@@ -46,6 +46,7 @@ class Poll:
         thread: whose.
         reservation: the room for its messages.
         wait: seconds that SQS may wait for a message.
+        started: the monotonic instant at which it was made.
         overdue: the monotonic instant after which its thread is relieved.
         beside: whether it was made beside a long poll, for what comes back meanwhile.
         given_up: whether that came to pass; the reservation of a call under way is given back then.
@@ -55,6 +56,7 @@ class Poll:
     thread: threading.Thread
     reservation: Reservation
     wait: int
+    started: float
     overdue: float
     beside: bool = False
     given_up: bool = False
@@ -148,7 +150,8 @@ class Receiver:
         """One request and what follows from it; how many messages it brought. A polling thread."""
         messages: list[ReceivedMessage] = []
         started = self._clock.monotonic()
-        poll = Poll(threading.current_thread(), reservation, wait, started + wait + patience(), beside)
+        overdue = started + wait + patience()
+        poll = Poll(threading.current_thread(), reservation, wait, started, overdue, beside)
         if not self._begin(poll):
             self._room.received(reservation, 0)
             return 0
@@ -345,4 +348,4 @@ class Receiver:
                 self._schedule.glanced(now, message_ids)
             elif message_ids or not glanced:  # else a poll that looks everywhere, and waits, comes next
                 self._schedule.polled(now, message_ids, more=more)
-        self._trouble.worked()
+        self._trouble.worked(poll.started)

@@ -217,7 +217,7 @@ class Settler:
         over = len(jobs)
         try:
             failed = {i: error for i, error in failed.items() if not _was_done_before(jobs[i], error)}
-            self._tell_trouble(batch.lane, list(failed.values()), worked=len(failed) < len(jobs))
+            self._tell_trouble(batch.lane, list(failed.values()), since, worked=len(failed) < len(jobs))
             now = self._clock.monotonic()
             # One pause for all, so that they meet again in one batch.
             failures = 1 + max((jobs[position].failures for position in failed), default=0)
@@ -233,13 +233,13 @@ class Settler:
             self._finish(batch.lane, over)
 
     @staticmethod
-    def _tell_trouble(lane: Lane, errors: list[SQSError], *, worked: bool) -> None:
+    def _tell_trouble(lane: Lane, errors: list[SQSError], since: float, *, worked: bool) -> None:
         """Of what is tried again; of what SQS refuses for good, each message's own event tells."""
         errors = [error for error in errors if not isinstance(error, FINAL)]
         if errors:
             lane.trouble.failed(errors[0])
         elif worked:
-            lane.trouble.worked()
+            lane.trouble.worked(since)
 
     def _again(self, job: Job, error: SQSError, not_before: float) -> bool:
         """Whether the job is tried again."""

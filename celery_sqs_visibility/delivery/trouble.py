@@ -35,6 +35,7 @@ class Trouble:
         self._kinds: set[type[SQSError]] = set()  # told since it began; empty: no trouble
         self.error: SQSError | None = None  # the latest, while there is trouble; for who tells of its results
         self._failures = 0
+        self._began_at = 0.0
         self._failed_at = 0.0
         self._over_at: float | None = None
         self._relapse = False
@@ -44,6 +45,7 @@ class Trouble:
         with self._lock:
             now = self._clock.monotonic()
             if not self._kinds:
+                self._began_at = now
                 self._relapse = self._over_at is not None and now - self._over_at < STEADY
             self._failures += 1
             self.error = error
@@ -55,13 +57,18 @@ class Trouble:
                 "%s and will try again: %s (%s)", self._cannot, error, self._extra["sqs"], extra=self._extra
             )
 
-    def worked(self) -> None:
-        """A request worked. A line if there was trouble, and it is over."""
+    def worked(self, since: float) -> None:
+        """A request worked that was made at that monotonic instant. A line if there was trouble: it is over.
+
+        What was made before the trouble began tells nothing of its end, however late the answer came.
+        """
         if not self._kinds:
             return
         with self._lock:
             now = self._clock.monotonic()
-            if not self._kinds or (self._relapse and now - self._failed_at < STEADY):
+            if not self._kinds or since < self._began_at:
+                return
+            if self._relapse and now - self._failed_at < STEADY:
                 return
             failures, self._failures = self._failures, 0
             self._kinds.clear()
