@@ -178,8 +178,14 @@ class BotoSQS:
     def _batch(self, action: str, queue_url: str, entries: list[dict[str, Any]]) -> BatchResult:
         def failures(response: Mapping[str, Any]) -> BatchResult:
             done = {entry.get("Id") for entry in response.get("Successful", [])}
-            left_out = [i for i, entry in enumerate(entries) if entry["Id"] not in done]
-            return BatchResult({i: _no_word_of_it(action) for i in left_out} | _failed(response, action))
+            errors = {entry.get("Id"): entry for entry in response.get("Failed", [])}
+            failed: dict[int, SQSError] = {}
+            for i, entry in enumerate(entries):
+                if (error := errors.get(entry["Id"])) is not None:
+                    failed[i] = translate_entry(error, action)
+                elif entry["Id"] not in done:
+                    failed[i] = _no_word_of_it(action)
+            return BatchResult(failed)
 
         return self._call(action, failures, QueueUrl=queue_url, Entries=entries)
 
@@ -282,10 +288,6 @@ def _params(message: OutgoingMessage) -> dict[str, Any]:
         "MessageDeduplicationId": message.deduplication_id,
     }
     return {"MessageBody": message.body, **{k: value for k, value in optional.items() if value is not None}}
-
-
-def _failed(response: Mapping[str, Any], action: str) -> dict[int, SQSError]:
-    return {int(entry["Id"]): translate_entry(entry, action) for entry in response.get("Failed", [])}
 
 
 def _no_word_of_it(action: str) -> Unavailable:

@@ -130,6 +130,7 @@ class MemorySQS:
                 code="TooManyEntriesInBatchRequest",
                 action=action,
             )
+        failed = {position: error for position, error in failed.items() if position < len(entries)}
         for position, entry in enumerate(entries):
             if position not in failed:
                 try:

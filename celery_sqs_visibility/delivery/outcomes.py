@@ -79,27 +79,27 @@ class Outcomes:
     def _settled(
         self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
     ) -> None:
-        """Tell what became of it. The settler's threads, or the one that settled."""
+        """Expect it back, and tell what became of it. The settler's threads, or the one that settled."""
         facts = delivery.facts
         if error is not None:
-            emit(Lost(facts, str(error)))
             self._expect(delivery, max(now, delivery.deadline))
+            emit(Lost(facts, str(error)))
             return
         match settlement:
             case Delete():
                 emit(Deleted(facts))
             case Hide(seconds):
+                self._expect(delivery, now + seconds)
                 emit(Hidden(facts, seconds))
-                self._expect(delivery, now + seconds)
             case Park(seconds):
-                emit(Parked(facts, seconds))
                 self._expect(delivery, now + seconds)
+                emit(Parked(facts, seconds))
             case Lapse():
-                emit(Hidden(facts, max(0.0, delivery.deadline - now)))
                 self._expect(delivery, delivery.deadline)
+                emit(Hidden(facts, max(0.0, delivery.deadline - now)))
             case Release():
-                emit(Released(facts))
                 self._expect(delivery, now)
+                emit(Released(facts))
             case DeadLetter():
                 pass  # its copy was sent, or was not; what follows is settled in its own right
 

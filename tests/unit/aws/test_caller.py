@@ -328,6 +328,13 @@ def test_what_an_answer_does_not_mention_is_not_done(server, sqs):
         assert {position: type(error) for position, error in failed.items()} == {0: Unavailable}
 
 
+def test_what_was_not_asked_about_is_not_told(server, sqs):
+    named = [{"Id": name, "Code": "InternalError", "SenderFault": False} for name in ("1", "2", "x")]
+    server.answer = json_answer(200, {"Successful": [{"Id": "0"}], "Failed": named})
+    for _ in range(2):
+        assert sqs.delete(url_on(server), HANDLES).failed.keys() == {1}
+
+
 def test_nulls_are_read_as_nothing(server, sqs):
     message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "", "Attributes": None}
     server.answer = json_answer(200, {"Messages": [message]})
