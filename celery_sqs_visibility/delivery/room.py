@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from weakref import WeakSet
 
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.prefetch import Duration, Pace, Slots, capacity, enough_to_ask
+from celery_sqs_visibility.policy.prefetch import (
+    Duration,
+    Pace,
+    Slots,
+    capacity,
+    enough_to_ask,
+    waiting_for_eta,
+)
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 #: A poll's wait while other queues wait for their turn, since it keeps their room. Whole seconds.
@@ -189,16 +196,23 @@ class Room:
         slots = self._pool()
         limit = self._limit(slots)
         taken = self._occupied() + self._reserved
-        if limit - taken >= enough_to_ask(taken, slots.number, limit, BATCH_ENTRIES):
+        waiting = waiting_for_eta(self._prefetch_count, slots)
+        if limit - taken >= enough_to_ask(taken - waiting, slots.number, limit - waiting, BATCH_ENTRIES):
             return True
-        return queue not in self._polls and not self._occupied() and self._left_to_queues() > 0
+        return queue not in self._polls and self._is_slot_free(slots) and self._left_to_queues() > 0
+
+    def _is_slot_free(self, slots: Slots) -> bool:
+        return self._occupied() - waiting_for_eta(self._prefetch_count, slots) < slots.number
 
     def _left_to_queues(self) -> int:
-        """Room for polls of one message each: while nothing is occupied, as many as Celery's prefetch count.
+        """Room for polls of one message each: while a slot is free, as many as Celery's prefetch count.
 
-        So where there are more queues than slots an idle queue is still polled, and not every second.
+        A poll in flight then counts as one message, whatever it has reserved, since an idle queue's long poll
+        brings none: otherwise the idle queues would keep the slots that a busy one could use. And where there
+        are more queues than slots an idle queue is still polled, and not every second.
         """
-        limit = self._limit(self._pool())
-        if not self._occupied():
-            limit = max(limit, self._prefetch_count)
-        return limit - self._occupied() - self._reserved
+        slots = self._pool()
+        limit = self._limit(slots)
+        if not self._is_slot_free(slots):
+            return limit - self._occupied() - self._reserved
+        return max(limit, self._prefetch_count) - self._occupied() - self._polls.total()

@@ -103,7 +103,7 @@ def capacity(
     """
     if prefetch_count <= 0:
         return UNLIMITED
-    waiting = max(0, prefetch_count - slots.prefetch_count)
+    waiting = waiting_for_eta(prefetch_count, slots)
     if task_seconds is None or task_seconds >= LONG:
         return slots.number + waiting
     beyond = min(slots.number * prefetch_seconds / max(task_seconds, SHORTEST), UNLIMITED)
@@ -112,8 +112,13 @@ def capacity(
     return waiting + (few if work <= few * WORTHWHILE else min(math.floor(work), UNLIMITED))
 
 
+def waiting_for_eta(prefetch_count: int, slots: Slots) -> int:
+    """How many tasks Celery holds in memory for their ETA: it adds each to its prefetch count."""
+    return max(0, prefetch_count - slots.prefetch_count)
+
+
 def enough_to_ask(held: int, slots: int, limit: int, batch: int) -> int:
-    """The least free room worth a request.
+    """The least free room worth a request. What is held for its ETA is not to be counted, nor its room.
 
     While slots may stand idle, one. Beyond that a full batch, since a request costs the same for one
     message as for ten.
