@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -41,6 +42,9 @@ logger = logging.getLogger(__name__)
 #: Seconds that closing waits for polls in flight, and for settlements.
 POLLS_IN_FLIGHT = 4.5
 FLUSH = 5.0
+
+#: Seconds in which a poll that is still in flight brings back what was released under it.
+COMES_BACK = 1.0
 
 #: Takes a kombu payload on the main thread.
 HandOver = Callable[[dict[str, Any]], object]
@@ -95,6 +99,7 @@ class Depot:
         self._running = False
         self._closed = False  # what still runs is the last of it
         self._polls_end: float | None = None  # until when polls in flight are waited for; guarded too
+        self._released_at = -math.inf  # when something was last given back because of a shutdown
 
     def consume(self, queue: Queue, hand_over: HandOver) -> None:
         """Poll the queue from now on; its messages go to `hand_over`, on the thread that calls ours."""
@@ -232,11 +237,21 @@ class Depot:
         return orphans
 
     def flush(self) -> None:
-        """Finish what is being settled; bounded in time."""
+        """Finish what is being settled; bounded in time.
+
+        What was released under a long poll of one's own is its answer, at once, and is released again.
+        """
         until = self._clock.monotonic() + FLUSH
-        resumed = self.ledger.wait_for_extensions(FLUSH)
-        if not (self._outcomes.settler.flush(max(0.0, until - self._clock.monotonic())) and resumed):
+        finished = self._finish_settling(until)
+        for receiver, _ in list(self._receivers.values()):
+            if receiver.stopping:
+                receiver.settle_down(min(until, self._released_at + COMES_BACK))
+        if not (self._finish_settling(until) and finished):
             logger.warning("not everything could be settled in time; SQS hands it out again")
+
+    def _finish_settling(self, until: float) -> bool:
+        resumed = self.ledger.wait_for_extensions(max(0.0, until - self._clock.monotonic()))
+        return self._outcomes.settler.flush(max(0.0, until - self._clock.monotonic())) and resumed
 
     def close(self) -> None:
         """Stop polling, give back what does not run, finish what is under way; bounded in time.
@@ -253,9 +268,11 @@ class Depot:
         if not len(self.ledger):
             self._stop()
 
-    @staticmethod
-    def _give_back(deliveries: Iterable[Delivery]) -> int:
-        return sum(delivery.settle(Release()) for delivery in deliveries)
+    def _give_back(self, deliveries: Iterable[Delivery]) -> int:
+        released = sum(delivery.settle(Release()) for delivery in deliveries)
+        if released:
+            self._released_at = self._clock.monotonic()
+        return released
 
     def _start(self) -> None:
         with self._lock:
