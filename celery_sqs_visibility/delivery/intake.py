@@ -114,7 +114,8 @@ class Intake:
                 logger.exception("taking in a message stumbled", extra={"queue": queue.name})
                 continue
             deadline = since + self._visibility_timeout
-            taken.append((Delivery(queue, handle, facts, since, deadline, self._keeper), content, message))
+            # SQS counts its 12 hours from the request, however long that waited for a message.
+            taken.append((Delivery(queue, handle, facts, called, deadline, self._keeper), content, message))
             emit(Received(facts))
         return taken
 

@@ -139,7 +139,7 @@ class Delivery:
         queue: Queue,
         handle: str,
         facts: Facts,
-        received_at: float,
+        asked_at: float,
         deadline: float,
         keeper: Keeper,
     ) -> None:
@@ -147,7 +147,7 @@ class Delivery:
         self.handle = handle
         self.facts = facts
         self.deadline = deadline
-        self.horizon = received_at + VISIBILITY_HORIZON
+        self.horizon = asked_at + VISIBILITY_HORIZON
         self.began: float | None = None
         self.dispatched = False
         self.acknowledged_early = False
