@@ -28,6 +28,11 @@ logger = logging.getLogger(__name__)
 #: Threads that poll a queue while its batches come back full.
 MAX_PARALLEL = 12
 
+#: SQS may answer with fewer messages than it has. So many are as good as full, of a poll that did not wait
+#: for them: one that was answered within so many seconds.
+AS_GOOD_AS_FULL = 5
+AT_ONCE = 0.5
+
 #: Threads of a queue, those that hang included: what keeps so many from returning, more of them do not cure.
 MOST_THREADS = 20
 
@@ -238,10 +243,12 @@ class Receiver:
         reservation = self._room.reserve(self.queue.name, PATIENCE, lambda: self.stopping)
         if reservation is None:
             return
+        asked = self._clock.monotonic()
         brought = self.poll(reservation, wait=self._wait_of(reservation))
+        waited = self._clock.monotonic() - asked >= AT_ONCE
         if self._failures:
             self._rest(pause(self._failures))
-        elif brought == BATCH_ENTRIES:
+        elif brought >= (BATCH_ENTRIES if waited else AS_GOOD_AS_FULL):
             self._call_for_help()
 
     def _wait_of(self, reservation: Reservation) -> int:
@@ -260,7 +267,7 @@ class Receiver:
     def _help(self) -> None:
         """Poll while there is room and batches come back full."""
         brought = BATCH_ENTRIES
-        while brought == BATCH_ENTRIES and not self.stopping:
+        while brought >= AS_GOOD_AS_FULL and not self.stopping:
             reservation = self._room.reserve(self.queue.name, 0, lambda: self.stopping)
             if reservation is None:
                 return

@@ -9,18 +9,26 @@ from contextlib import suppress
 
 import pytest
 from support.clock import FakeClock
+from support.processes import wait_until
 
 from celery_sqs_visibility.aws.errors import AccessDenied, Throttled, Unavailable
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receiver import MAX_PARALLEL, MOST_THREADS, Receiver
+from celery_sqs_visibility.delivery.receiver import (
+    AS_GOOD_AS_FULL,
+    AT_ONCE,
+    MAX_PARALLEL,
+    MOST_THREADS,
+    Receiver,
+)
 from celery_sqs_visibility.delivery.room import Room
 from celery_sqs_visibility.delivery.watchdog import HANGS
 from celery_sqs_visibility.policy.polling import IMMINENT, PollSchedule
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
 LONG = 3600.0  # a sleep that only something else than its end can end
+SOON = 30  # seconds; a test that passes does not wait that long
 
 
 class World:
@@ -58,7 +66,11 @@ class World:
 
     def bodies(self):
         """What arrives next; bounded."""
-        return self.arrived.get(timeout=5)[1]
+        return self.arrived.get(timeout=SOON)[1]
+
+    def wait_for_sleep(self):
+        """Until the one thread that polls does not, and would not before it is woken."""
+        wait_until(lambda: self.receiver._changed._waiters, SOON, "the receiver to sleep")
 
 
 @pytest.fixture
@@ -81,7 +93,7 @@ def running():
         world.receiver.stop()
         world.room.prefetch_count = 1000  # nobody is left waiting for room
         for thread in list(world.receiver._threads):
-            thread.join(5)
+            thread.join(SOON)
 
 
 def receives(world):
@@ -167,9 +179,9 @@ def test_starting_twice_is_harmless(running, world):
 
 def test_a_message_known_to_come_back_ends_the_sleep(running):
     world = running(World())
+    world.wait_for_sleep()
     world.send("a")
-    for _ in range(2):  # the sleep may begin before or after the message came
-        world.receiver.expect("a", world.clock.monotonic())
+    world.receiver.expect("a", world.clock.monotonic())
     assert world.bodies() == ["a"]
 
 
@@ -195,7 +207,7 @@ def test_a_message_hidden_while_a_receiver_goes_to_sleep_is_not_slept_past(runni
     world = World(schedule)
     schedule.raced_at_last = lambda: world.send("a")
     running(world)
-    assert world.arrived.get(timeout=1)[1] == ["a"]
+    assert world.bodies() == ["a"]
 
 
 def test_no_error_ends_the_polling(running, caplog):
@@ -216,12 +228,31 @@ def test_full_batches_call_for_help(running):
 
     def meet():
         if next(batches) in {2, 3}:
-            met.put(together.wait(5))
+            met.put(together.wait(SOON))
 
     world.on_arrival = meet
     world.send(*map(str, range(30)))
     running(world)
-    assert sorted(met.get(timeout=6) for _ in range(2)) == [0, 1]
+    assert sorted(met.get(timeout=SOON) for _ in range(2)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("most", "seconds", "helped"),
+    [(AS_GOOD_AS_FULL, 0.1, True), (AS_GOOD_AS_FULL - 1, 0.1, False), (9, AT_ONCE, False), (10, 15, True)],
+    ids=["there is more", "that was all", "it was waited for", "waited for, and there is more"],
+)
+def test_where_an_answer_came_at_once_fewer_than_ten_call_for_help(world, most, seconds, helped):
+    receive, calls = world.sqs.receive, []
+
+    def receive_fewer(url, messages, wait, options):
+        world.clock.advance(seconds)
+        return receive(url, min(messages, most), wait, options)
+
+    world.sqs.receive = receive_fewer
+    world.receiver._call_for_help = lambda: calls.append(True)
+    world.send(*map(str, range(10)))
+    world.receiver._turn()
+    assert bool(calls) == helped
 
 
 def test_help_has_a_limit(running):
@@ -248,7 +279,7 @@ def test_what_comes_back_in_a_moment_is_not_left_to_a_long_poll(running, back_in
     world.sqs.receive = asked_once
     world.receiver.expect("a", world.clock.monotonic() + back_in)
     running(world)
-    assert asked.get(timeout=5) == wait
+    assert asked.get(timeout=SOON) == wait
 
 
 class LongPoll:
@@ -264,7 +295,7 @@ class LongPoll:
     def __call__(self, url, messages, wait, options):
         self.asked.put(wait)
         if wait:
-            assert self.let_go.wait(10)
+            assert self.let_go.wait(SOON)
             return []
         return self.receive(url, messages, 0, options)
 
@@ -274,7 +305,7 @@ def long_poll(running):
     world = World(schedule=PollSchedule(0, 0), prefetch_count=20)
     poll = LongPoll(world)
     running(world)
-    assert poll.asked.get(timeout=5) == 20
+    assert poll.asked.get(timeout=SOON) == 20
     yield poll
     world.receiver.stop()
     poll.let_go.set()
@@ -284,10 +315,10 @@ def test_what_comes_back_while_a_long_poll_waits_is_asked_for_beside_it(long_pol
     world = long_poll.world
     world.send("back")
     world.receiver.expect("back", world.clock.monotonic())
-    assert long_poll.asked.get(timeout=5) == 0
+    assert long_poll.asked.get(timeout=SOON) == 0
     assert world.bodies() == ["back"]
     world.receiver.expect("gone elsewhere", world.clock.monotonic())
-    assert long_poll.asked.get(timeout=5) == 0
+    assert long_poll.asked.get(timeout=SOON) == 0
     with pytest.raises(queues.Empty):  # that one is left to the long poll
         long_poll.asked.get(timeout=0.4)
 
@@ -299,7 +330,7 @@ def test_when_the_long_poll_is_over_nobody_stands_in(long_poll):
     world.receiver.stop()
     long_poll.let_go.set()
     for thread in list(world.receiver._threads):
-        thread.join(5)
+        thread.join(SOON)
     assert world.receiver._threads == set()
 
 
@@ -307,7 +338,7 @@ def test_without_room_the_long_poll_has_to_bring_it(running):
     world = World(schedule=PollSchedule(0, 0), prefetch_count=2)
     poll = LongPoll(world)
     running(world)
-    assert poll.asked.get(timeout=5) == 20
+    assert poll.asked.get(timeout=SOON) == 20
     world.receiver.expect("back", world.clock.monotonic())
     with pytest.raises(queues.Empty):
         poll.asked.get(timeout=0.2)
@@ -322,6 +353,7 @@ def test_a_fifo_queue_has_one_poller(running):
     world.send(*map(str, range(20)))
     running(world)
     assert world.bodies() == list(map(str, range(10)))
+    wait_until(lambda: threads, SOON, "its thread to be noted")
     assert len(threads) == 1
     assert len(world.receiver._threads) == 1
 
@@ -332,7 +364,7 @@ def test_a_stopped_receiver_ends(world):
     world.receiver.stop()
     world.receiver.stop()
     for thread in threads:
-        thread.join(5)
+        thread.join(SOON)
         assert not thread.is_alive()
 
 
@@ -383,7 +415,7 @@ class Hanging:
             self.calls -= 1
             let_go = self.let_go if self.calls else self.let_last_go
             self.hang.put(wait)
-            assert let_go.wait(10)
+            assert let_go.wait(SOON)
         return self.sqs.receive(url, messages, 0, options)
 
     def doubt_connections(self):
@@ -406,10 +438,10 @@ def test_a_thread_that_hangs_is_relieved_again_and_again_until_there_is_an_answe
     world = World(prefetch_count=1)  # all the room there is hangs with it
     hanging = hang(world, 3)
     running(world)
-    assert hanging.hang.get(timeout=5) == 20
+    assert hanging.hang.get(timeout=SOON) == 20
     for _ in range(2):
         pass_time(world, 30)
-        assert hanging.hang.get(timeout=5) == 0, "who relieves another asks for an answer at once"
+        assert hanging.hang.get(timeout=SOON) == 0, "who relieves another asks for an answer at once"
     world.send("a")
     pass_time(world, 30)
     assert world.bodies() == ["a"]
@@ -431,14 +463,14 @@ def hang_all(world, let_last_go=None):
     hanging.let_last_go = let_last_go or hanging.let_go
     world.receiver.start()
     for _ in range(MOST_THREADS):
-        hanging.hang.get(timeout=5)
+        hanging.hang.get(timeout=SOON)
         pass_time(world, 30)
     return hanging, world.receiver._poller
 
 
 def wait_for_others_to_end(world, thread):
     for other in world.receiver._threads - {thread}:
-        other.join(5)
+        other.join(SOON)
     assert world.receiver._threads == {thread}
 
 
@@ -451,9 +483,9 @@ def test_threads_that_hang_are_bounded_and_polling_goes_on_when_they_return(runn
     hanging.let_go.set()
     assert world.bodies() == ["a"]
     wait_for_others_to_end(world, latest)
+    world.wait_for_sleep()
     world.send("b")
-    for _ in range(2):  # the sleep may begin before or after the message came
-        world.receiver.expect("b", world.clock.monotonic())
+    world.receiver.expect("b", world.clock.monotonic())
     assert world.bodies() == ["b"]
 
 
@@ -475,13 +507,13 @@ def test_who_was_relieved_ends(running):
     world = World()
     hanging = hang(world, 1)
     running(world)
-    hanging.hang.get(timeout=5)
+    hanging.hang.get(timeout=SOON)
     (relieved,) = world.receiver._threads
     world.send("a")
     pass_time(world, 30)
     assert world.bodies() == ["a"]
     hanging.let_go.set()
-    relieved.join(5)
+    relieved.join(SOON)
     assert not relieved.is_alive()
     assert len(world.receiver._threads) == 1
 
@@ -489,7 +521,7 @@ def test_who_was_relieved_ends(running):
 def test_an_answer_in_time_relieves_nobody(running, world):
     hanging = hang(world, 1)
     running(world)
-    hanging.hang.get(timeout=5)
+    hanging.hang.get(timeout=SOON)
     pass_time(world, 20)
     assert len(world.receiver._threads) == 1
     hanging.let_go.set()
@@ -512,24 +544,24 @@ def test_where_no_thread_can_be_started_none_is_counted_and_the_next_ones_are(lo
     assert len(receiver._threads) == 1
     assert caplog.messages == ["a thread that polls 'q' could not be started"]
     receiver.expect("m", 0.0)
-    assert receiver._stands_in is not None
+    assert long_poll.asked.get(timeout=SOON) == 0
 
 
 @DIES
 def test_a_thread_that_died_is_replaced(running, caplog):
     world = World()
-    died = threading.Event()
+    may_die = threading.Event()
 
     def die(*_):
-        died.set()
+        assert may_die.wait(SOON)
         raise SystemExit
 
     world.receiver._arrived = die
+    world.send("a")
     running(world)
     (before,) = world.receiver._threads
-    world.send("a")
-    assert died.wait(5)
-    before.join(5)
+    may_die.set()
+    before.join(SOON)
     world.receiver.look_after(world.clock.monotonic())
     (after,) = world.receiver._threads
     assert after is not before
@@ -545,12 +577,12 @@ def test_a_thread_that_hangs_with_what_it_brought_is_replaced(running, caplog):
     def hang_once(*_):
         if not hangs.is_set():
             hangs.set()
-            assert let_go.wait(10)
+            assert let_go.wait(SOON)
 
     world.receiver._arrived = hang_once
-    running(world)
     world.send("a")
-    assert hangs.wait(5)
+    running(world)
+    assert hangs.wait(SOON)
     held = world.room.held
     world.receiver.look_after(world.clock.monotonic())
     assert len(world.receiver._threads) == 1
@@ -580,5 +612,5 @@ def test_an_idle_receiver_at_the_defaults_polls_three_times_a_minute(running):
 
     world.sqs.receive = long_poll
     running(world)
-    assert hour_is_over.wait(10)
+    assert hour_is_over.wait(SOON)
     assert len(receives(world)) == 60 * 3
