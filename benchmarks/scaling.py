@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
+from celery_sqs_visibility.delivery.settler import WINDOWS_IN_COMPANY  # noqa: E402
 from celery_sqs_visibility.policy.prefetch import Slots, capacity, enough_to_ask  # noqa: E402
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES  # noqa: E402
 
@@ -89,8 +90,14 @@ def receive_batch(work: Workload) -> int:
     return enough_to_ask(held(work), work.slots, held(work), BATCH_ENTRIES)
 
 
-def settle_batch(work: Workload) -> float:
-    """Deletes, or hides, a request: the first one waits `settle_window` for others."""
+def delete_batch(work: Workload) -> float:
+    """Deletes a request: the first one waits `settle_window` for others, and longer if one comes."""
+    company = pace(work) * work.settle_window
+    return min(BATCH_ENTRIES, 1 + company * (WINDOWS_IN_COMPANY if company >= 1 else 1))
+
+
+def hide_batch(work: Workload) -> float:
+    """Hides a request."""
     return min(BATCH_ENTRIES, 1 + pace(work) * work.settle_window)
 
 
@@ -141,8 +148,8 @@ def calls(work: Workload) -> Calls:
     return Calls(
         send=1 / work.published_by + work.dead,
         receive=runs / receive_batch(work),
-        change_visibility=runs * extended / extension_batch(work) + work.retries / settle_batch(work),
-        delete=1 / settle_batch(work),
+        change_visibility=runs * extended / extension_batch(work) + work.retries / hide_batch(work),
+        delete=1 / delete_batch(work),
     )
 
 

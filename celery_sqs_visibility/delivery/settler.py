@@ -71,6 +71,8 @@ class Lane:
         self.jobs: deque[Job] = deque()
         #: How many jobs one request carries.
         self.batch = 1 if kind is DeadLetter else BATCH_ENTRIES
+        #: Whether nobody waits for it, but for who pays for the requests: in a FIFO queue the group does.
+        self.can_wait = kind is Delete and not queue.fifo
         #: Whether one request waits for the other: copies in a FIFO queue stay in the order they arrive.
         self.in_order = kind is DeadLetter and queue.fifo
         self.under_way = False  # whether such a request is, and has not been concluded
@@ -90,6 +92,9 @@ class Batch:
         return len(self.jobs)
 
 
+#: Where a delete has met others within the window, more are to come: it waits for so many windows.
+WINDOWS_IN_COMPANY = 5
+
 #: Errors after which nothing is tried again.
 FINAL = (HandleIsInvalid, RequestRefused)
 
@@ -107,7 +112,7 @@ class Settler:
     A job that fails is tried again, in whatever batch it finds, until its delivery's deadline.
 
     Args:
-        window: seconds a job waits for company.
+        window: seconds a job waits for company; deletes that have some wait longer.
         clock: the monotonic clock of the deadlines.
         settled: is told how each job ended.
         send_dead_letter: sends the copy of a message that is given up.
@@ -178,7 +183,10 @@ class Settler:
         return len(lane.jobs) >= lane.batch or self._hurried > 0
 
     def _due_of(self, lane: Lane, now: float) -> float:
-        return max(lane.not_before, now if self._is_full(lane) else lane.jobs[0].since + self._window)
+        if self._is_full(lane):
+            return max(lane.not_before, now)
+        windows = WINDOWS_IN_COMPANY if lane.can_wait and len(lane.jobs) > 1 else 1
+        return max(lane.not_before, lane.jobs[0].since + windows * self._window)
 
     def _free_lanes(self) -> list[Lane]:
         """Those that may be sent now: where order counts, not those of which a batch is under way."""

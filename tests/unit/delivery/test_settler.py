@@ -25,13 +25,14 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.deadletters import DeadLetters
 from celery_sqs_visibility.delivery.events import Facts
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Park, Release
-from celery_sqs_visibility.delivery.settler import Settler
+from celery_sqs_visibility.delivery.settler import WINDOWS_IN_COMPANY, Settler
 from celery_sqs_visibility.policy.pauses import LONGEST_PAUSE
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN, VISIBILITY_HORIZON
 
 TIMEOUT = 120
 WINDOW = 0.02
 STEP = 0.05  # by which tests turn the clock
+SOON = 30  # seconds; a test that passes does not wait that long
 RECEIVE = ReceiveOptions(visibility_timeout=TIMEOUT, system_attributes=("All",))
 DELETES = "DeleteMessageBatch"
 CHANGES = "ChangeMessageVisibilityBatch"
@@ -141,24 +142,35 @@ def test_ten_go_at_once_in_one_request(world, queue):
     assert world.done
 
 
-def test_fewer_than_ten_wait_for_company(world, queue):
-    world.submit(world.receive(queue, 3), Delete())
+@pytest.mark.parametrize(
+    ("name", "settlement", "count", "windows"),
+    [
+        ("q", Delete(), 1, 1),
+        ("q", Delete(), 3, WINDOWS_IN_COMPANY),
+        ("q.fifo", Delete(), 3, 1),
+        ("q", Hide(5), 3, 1),
+    ],
+    ids=["alone", "in company", "in company, and its group waits", "a delay counts from then"],
+)
+def test_fewer_than_ten_wait_for_company(world, name, settlement, count, windows):
+    queue = world.queue(name, {"FifoQueue": "true"} if name.endswith(".fifo") else None)
+    world.submit(world.receive(queue, count), settlement)
     assert not world.turn()
-    world.clock.advance(WINDOW / 2)
+    world.clock.advance(WINDOW * (windows - 0.5))
     assert not world.turn()
     world.clock.advance(WINDOW / 2)
     assert world.turn()
-    assert [len(batch) for batch in world.batches(DELETES)] == [3]
+    assert [len(batch) for batch in world.batches(DELETES) + world.batches(CHANGES)] == [count]
 
 
 def test_the_first_of_a_batch_sets_the_time(world, queue):
     first, second = world.receive(queue, 2)
-    world.submit([first], Delete())
+    world.submit([first], Hide(5))
     world.clock.advance(WINDOW * 0.9)
-    world.submit([second], Delete())
+    world.submit([second], Hide(5))
     world.clock.advance(WINDOW * 0.2)
     assert world.turn()
-    assert world.batches(DELETES) == [[first.handle, second.handle]]
+    assert world.batches(CHANGES) == [[(first.handle, 5), (second.handle, 5)]]
 
 
 def test_without_a_window_everything_goes_at_once():
@@ -311,7 +323,6 @@ def test_one_job_that_keeps_failing_does_not_hold_up_the_others(world, queue):
 @given(
     st.integers(0, VISIBILITY_HORIZON), st.integers(0, VISIBILITY_HORIZON - 1), st.sampled_from([Hide, Park])
 )
-@settings(deadline=None)
 def test_a_hide_is_clamped_to_what_is_left_of_the_twelve_hours(seconds, elapsed, kind):
     world = World(window=0)
     queue = world.queue()
@@ -327,7 +338,7 @@ def test_a_hide_is_clamped_to_what_is_left_of_the_twelve_hours(seconds, elapsed,
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([Delete(), Hide(5), Release()])), max_size=80))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_whatever_is_submitted_every_job_is_done_once_and_no_batch_is_too_large(jobs):
     world = World()
     queues = [world.queue(name) for name in "abc"]
@@ -495,7 +506,7 @@ def test_a_flush_does_not_wait_for_company():
     world.settler.crew.start()
     try:
         world.submit(world.receive(queue, 3), Delete())
-        assert world.settler.flush(5)
+        assert world.settler.flush(SOON)
     finally:
         world.settler.crew.stop()
     assert world.left(queue) == 0
@@ -509,7 +520,7 @@ def test_a_stopped_settler_finishes_what_it_was_given():
     world.settler.crew.stop()
     world.settler.crew.start()
     world.settler.crew.stop()
-    assert world.settler.flush(5)
+    assert world.settler.flush(SOON)
     assert world.left(queue) == 0
 
 
