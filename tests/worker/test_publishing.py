@@ -13,14 +13,17 @@ from celery import chord, group
 from support.faults import error, fail_entries, lose_response
 
 from celery_sqs_visibility import PublishError, publish_batch
+from celery_sqs_visibility.delivery import backlog, outbox
 
 SENDS = "SendMessage"
 BATCHES = "SendMessageBatch"
 
 
 @pytest.fixture
-def site(make_site):
-    """One that knows its queue, so that only publications are counted."""
+def site(make_site, monkeypatch):
+    """One that knows its queue, so that only publications are counted, in batches that wait to be full."""
+    for module in (backlog, outbox):
+        monkeypatch.setattr(module, "WINDOW", 60.0)
     site = make_site(wait_time_seconds=1)
     site.send("quick", "first")
     site.sqs.purge_queue(QueueUrl=site.url)
@@ -162,8 +165,18 @@ def test_a_fifo_queue_takes_what_is_sent_again_once_and_in_order(site, sqs):
     assert seen == {"a": [0, 2, 4, 6], "b": [1, 3, 5, 7]}
 
 
+def test_a_fifo_queue_takes_what_delay_sends_again_once(site, sqs):
+    name = f"{site.queue[:60]}.fifo"
+    url = sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
+    site.proxy.inject(lose_response(), SENDS, times=1)
+    for number in range(2):  # which differ in nothing that SQS could tell them apart by
+        signature(site, "same").apply_async(queue=name, argsrepr=str(number))
+    assert site.proxy.count(SENDS) == 3
+    assert site.counts(url) == (2, 0)
+
+
 def test_a_task_may_publish_many(site):
     site.send("publishing_many", "many", 20)
     assert run_all(site, 21) == {"many": 1, **dict.fromkeys(range(20), 1)}
-    assert site.proxy.count(BATCHES) == 2
+    assert site.proxy.count(BATCHES) in (2, 3)  # a child that stalls for a second sends what it has
     assert site.proxy.count(SENDS) == 1
