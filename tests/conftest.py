@@ -9,6 +9,7 @@ import uuid
 
 import boto3
 import pytest
+from hypothesis import HealthCheck, settings
 from support.app import behind, close_app, make_app
 from support.diary import DIARY_VARIABLE, Diary
 from support.emulator import MotoServer
@@ -28,6 +29,11 @@ CREDENTIALS = {
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 # Set, they would win over what a test configures.
 CELERY_VARIABLES = ("CELERY_BROKER_URL", "CELERY_RESULT_BACKEND", "CELERY_CONFIG_MODULE")
+
+# The same examples in every run, however slow the machine; `--hypothesis-profile fresh` tries others.
+settings.register_profile("fresh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("suite", settings.get_profile("fresh"), derandomize=True, database=None)
+settings.load_profile("suite")
 
 
 def pytest_addoption(parser):

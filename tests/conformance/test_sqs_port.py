@@ -14,7 +14,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from celery_sqs_visibility.aws.boto import BotoSQS
-from celery_sqs_visibility.aws.clients import ClientSettings
+from celery_sqs_visibility.aws.clients import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.errors import (
     HandleIsInvalid,
     QueueDoesNotExist,
@@ -28,6 +28,8 @@ from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",), message_attributes=("All",))
 BRIEFLY = ReceiveOptions(visibility_timeout=1, system_attributes=("All",))
+# What lasts a second lasts longer for who is kept waiting, and never less: clocks differ by so much.
+ALMOST_A_SECOND = 0.9
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,8 @@ def moto_url():
 
 @pytest.fixture(scope="module")
 def boto_sqs(moto_url):
-    sqs = BotoSQS(ClientSettings("us-east-1", moto_url, access_key_id="key", secret_access_key="secret"))
+    keys = {"access_key_id": "key", "secret_access_key": "secret"}
+    sqs = BotoSQS(ClientSettings("us-east-1", moto_url, **keys, config=frozen_config({"read_timeout": 30})))
     yield sqs
     sqs.close()
 
@@ -68,6 +71,10 @@ def receive(sqs, url, limit=10, wait=0, options=OPTIONS):
     return sqs.receive(url, limit, wait, options)
 
 
+def bodies(messages):
+    return [message["Body"] for message in messages]
+
+
 def handle_of_one(sqs, url, options=OPTIONS):
     send(sqs, url, "task")
     (message,) = receive(sqs, url, options=options)
@@ -84,7 +91,7 @@ def test_a_message_arrives_with_its_id_body_and_attributes(sqs, url):
     assert message["MessageAttributes"]["urgent"]["DataType"] == "String"
     attributes = message["Attributes"]
     assert attributes["ApproximateReceiveCount"] == "1"
-    assert int(attributes["SentTimestamp"]) / 1000 == pytest.approx(before, abs=5)
+    assert int(attributes["SentTimestamp"]) / 1000 == pytest.approx(before, abs=60)
     assert int(attributes["ApproximateFirstReceiveTimestamp"]) >= int(attributes["SentTimestamp"])
 
 
@@ -110,9 +117,11 @@ def test_no_more_messages_come_than_were_asked_for(sqs, url):
 
 def test_a_received_message_hides_and_comes_back_with_a_new_handle(sqs, url):
     send(sqs, url, "task")
+    asked = time.monotonic()
     (first,) = receive(sqs, url, options=BRIEFLY)
+    (second,) = receive(sqs, url, wait=20)
+    assert time.monotonic() - asked > ALMOST_A_SECOND
     assert receive(sqs, url) == []
-    (second,) = receive(sqs, url, wait=5)
     assert second["MessageId"] == first["MessageId"]
     assert second["ReceiptHandle"] != first["ReceiptHandle"]
     assert second["Attributes"]["ApproximateReceiveCount"] == "2"
@@ -206,9 +215,14 @@ def test_a_batch_of_ten_sends_ten_as_they_are(sqs, url):
 
 
 def test_a_batch_sends_with_delays_of_its_own(sqs, url):
+    sent = time.monotonic()
     sqs.send_batch(url, [OutgoingMessage("now"), OutgoingMessage("later", delay=1)])
-    assert [message["Body"] for message in receive(sqs, url)] == ["now"]
-    assert [message["Body"] for message in receive(sqs, url, wait=5)] == ["later"]
+    came = bodies(receive(sqs, url))
+    assert "now" in came
+    if "later" not in came:  # as it is, unless this took a second
+        came += bodies(receive(sqs, url, wait=20))
+    assert time.monotonic() - sent > ALMOST_A_SECOND
+    assert sorted(came) == ["later", "now"]
 
 
 def test_a_batch_to_a_fifo_queue_keeps_order_and_takes_a_duplicate_for_the_original(sqs):
@@ -216,7 +230,7 @@ def test_a_batch_to_a_fifo_queue_keeps_order_and_takes_a_duplicate_for_the_origi
     batch = [OutgoingMessage(n, group_id="a", deduplication_id=n) for n in "123"]
     assert sqs.send_batch(url, batch).failed == {}
     assert sqs.send_batch(url, batch).failed == {}
-    assert [message["Body"] for message in receive(sqs, url)] == ["1", "2", "3"]
+    assert bodies(receive(sqs, url)) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("entries", [0, 11])
@@ -311,9 +325,10 @@ def test_a_message_received_too_often_moves_to_the_dead_letter_queue(sqs):
 
 
 def test_a_delayed_message_comes_later(sqs, url):
+    sent = time.monotonic()
     send(sqs, url, "task", delay=1)
-    assert receive(sqs, url) == []
-    assert len(receive(sqs, url, wait=5)) == 1
+    assert bodies(receive(sqs, url, wait=20)) == ["task"]
+    assert time.monotonic() - sent > ALMOST_A_SECOND
 
 
 def test_a_delay_over_15_minutes_is_refused(sqs, url):
@@ -327,8 +342,8 @@ def test_a_long_poll_brings_a_message_sent_meanwhile(sqs, url):
     started = time.monotonic()
     messages = receive(sqs, url, wait=20)
     sender.join()
-    assert [message["Body"] for message in messages] == ["task"]
-    assert time.monotonic() - started < 5
+    assert bodies(messages) == ["task"]
+    assert time.monotonic() - started < 15
 
 
 def test_a_fifo_queue_keeps_a_groups_next_message_until_the_first_is_done(sqs):
@@ -338,15 +353,15 @@ def test_a_fifo_queue_keeps_a_groups_next_message_until_the_first_is_done(sqs):
     send(sqs, url, "other", group_id="b", deduplication_id="3")
     (first,) = receive(sqs, url, limit=1)
     assert (first["Body"], first["Attributes"]["MessageGroupId"]) == ("1", "a")
-    assert [message["Body"] for message in receive(sqs, url)] == ["other"]
+    assert bodies(receive(sqs, url)) == ["other"]
     sqs.delete(url, [first["ReceiptHandle"]])
-    assert [message["Body"] for message in receive(sqs, url)] == ["2"]
+    assert bodies(receive(sqs, url)) == ["2"]
 
 
 def test_a_fifo_queue_takes_a_duplicate_for_the_original(sqs):
     url = sqs.create_queue(unique(".fifo"), {"FifoQueue": "true"}, {})
     send(sqs, url, "1", "again", group_id="a", deduplication_id="same")
-    assert [message["Body"] for message in receive(sqs, url)] == ["1"]
+    assert bodies(receive(sqs, url)) == ["1"]
 
 
 def test_every_call_is_reported_with_its_outcome(moto_url):

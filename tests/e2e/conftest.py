@@ -36,7 +36,7 @@ from support.processes import free_port
 ROOT = Path(__file__).resolve().parents[2]
 ON_DOCKER = os.environ.get("SQS_TEST_NODES", "process") == "docker"
 BROKER_TRANSPORT = "celery_sqs_visibility"
-VISIBILITY_TIMEOUT = 3
+VISIBILITY_TIMEOUT = 10
 
 
 @pytest.fixture(scope="session", autouse=True)

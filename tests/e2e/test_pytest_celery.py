@@ -11,7 +11,7 @@ from e2e.tasks import add, add_at_third_attempt, survive, total, whoami
 from pytest_celery import CeleryWorkerCluster
 from support.processes import wait_until
 
-RESULT_SECONDS = 40
+RESULT_SECONDS = 60
 
 
 @pytest.fixture

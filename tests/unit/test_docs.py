@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from celery import _state
 
 from celery_sqs_visibility.policy.options import REFERENCE, Options, reference_table
 
@@ -20,7 +21,9 @@ def blocks(page):
 @pytest.mark.parametrize(
     ("page", "number"), [(page, number) for page in PAGES for number in range(len(blocks(page)))]
 )
-def test_python_in_the_docs_runs(page, number):
+def test_python_in_the_docs_runs(page, number, monkeypatch):
+    # A block's app becomes the current one of this process, in which other tests have theirs.
+    monkeypatch.setattr(_state._tls, "current_app", None)
     names = {"__name__": page.stem}
     exec(compile(blocks(page)[number], f"{page.name}, block {number}", "exec"), names)
     if "app" in names:

@@ -17,9 +17,10 @@ from celery_sqs_visibility.aws.errors import AccessDenied
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.delivery import backlog
 from celery_sqs_visibility.publishing import batched, current
 
-SOON = 10
+SOON = 30  # seconds; a test that passes does not wait that long
 broker_of = celery_sqs_visibility.publish._broker_of
 
 
@@ -50,6 +51,12 @@ class Site:
             [message.body for message in arguments.get("messages", [arguments.get("message")])]
             for _, arguments in sent
         ]
+
+
+@pytest.fixture(autouse=True)
+def window(monkeypatch):
+    """So long that no batch leaves half-full because this process was kept waiting."""
+    monkeypatch.setattr(backlog, "WINDOW", 60.0)
 
 
 @pytest.fixture

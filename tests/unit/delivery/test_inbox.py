@@ -14,6 +14,7 @@ from celery_sqs_visibility.delivery.inbox import Inbox, Parcel
 from celery_sqs_visibility.delivery.model import Delivery
 
 QUEUE = Queue("q", "memory://q", MemorySQS())
+SOON = 30  # seconds; a test that passes does not wait that long
 
 
 def parcel(number):
@@ -122,8 +123,8 @@ def test_waiting_for_what_is_there_does_not_wait(inbox):
 
 def test_a_reader_without_an_event_loop_is_woken_by_an_arrival(inbox):
     seen = []
-    reader = threading.Thread(target=lambda: seen.append(inbox.wait(5)), daemon=True)
+    reader = threading.Thread(target=lambda: seen.append(inbox.wait(SOON)), daemon=True)
     reader.start()
     inbox.put([parcel(1)])
-    reader.join(5)
+    reader.join(SOON)
     assert seen == [True]

@@ -17,6 +17,7 @@ from celery_sqs_visibility.delivery.leases import SEATS, LeaseBoard, open_board
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 NOW = 1000.0
+SOON = 30  # seconds; a test that passes does not wait that long
 
 
 @contextmanager
@@ -173,7 +174,7 @@ def test_a_childs_wish_makes_the_parents_descriptor_readable_and_is_passed_on(se
     assert select.select([seats.fileno()], [], [], 0)[0] == []
     assert in_child(ask)
     assert wishes == []
-    assert select.select([seats.fileno()], [], [], 5)[0]
+    assert select.select([seats.fileno()], [], [], SOON)[0]
     seats.on_readable()
     assert wishes == [NOW + 30]
     assert select.select([seats.fileno()], [], [], 0)[0] == []

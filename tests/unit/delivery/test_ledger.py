@@ -576,4 +576,4 @@ class Holding(RuleBasedStateMachine):
 
 
 TestHolding = Holding.TestCase
-TestHolding.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHolding.settings = settings(max_examples=60, stateful_step_count=40)

@@ -12,11 +12,12 @@ from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist, Th
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery import backlog
 from celery_sqs_visibility.delivery import outbox as module
 from celery_sqs_visibility.delivery.outbox import MOST_MESSAGES, THREADS, Outbox, PublishError
 
 BATCHES = "SendMessageBatch"
-SOON = 10
+SOON = 30  # seconds; a test that passes does not wait that long
 
 
 class GatedSQS(MemorySQS):
@@ -48,6 +49,12 @@ def batches(sqs):
 
 def bodies(sqs, queue):
     return Counter(message.body for message in sqs._queues[queue.url].messages)
+
+
+@pytest.fixture(autouse=True)
+def window(monkeypatch):
+    """So long that no batch leaves half-full because this process was kept waiting."""
+    monkeypatch.setattr(backlog, "WINDOW", 60.0)
 
 
 @pytest.fixture
@@ -112,6 +119,7 @@ def test_publishing_waits_where_sqs_takes_less_than_is_published():
 
 
 def test_publishing_waits_for_room_in_bytes_too(monkeypatch):
+    monkeypatch.setattr(backlog, "WINDOW", 0.0)
     monkeypatch.setattr(module, "MOST_BYTES", 10)
     sqs = GatedSQS()
     queue, outbox = new_queue(sqs), Outbox()

@@ -21,6 +21,7 @@ from celery_sqs_visibility.delivery.watchdog import HANGS
 
 TIMEOUT = 120
 RECEIVE = ReceiveOptions(TIMEOUT)
+SOON = 30  # seconds; a test that passes does not wait that long
 
 #: pytest says so where a thread ends with an exception.
 DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -32,7 +33,9 @@ class Stubborn(MemorySQS):
     def __init__(self, clock):
         super().__init__(clock)
         self.first = None
+        self.lock = threading.Lock()  # guards it: two may ask at once
         self.asked = threading.Event()
+        self.hung = None  # the thread that did last
         self.let_go = threading.Event()
 
     def change_visibility(self, queue_url, changes):
@@ -44,13 +47,15 @@ class Stubborn(MemorySQS):
         return super().delete(queue_url, handles)
 
     def _be_stubborn(self):
-        first, self.first = self.first, None
+        with self.lock:
+            first, self.first = self.first, None
         if first is not None:
             first(self)
 
     def hang(self):
+        self.hung = threading.current_thread()
         self.asked.set()
-        assert self.let_go.wait(10)
+        assert self.let_go.wait(SOON)
 
     def hang_twice(self):
         self.first = Stubborn.hang
@@ -122,19 +127,19 @@ def test_another_thread_extends_what_a_heartbeat_had_in_hand(make, first, caplog
     world.ledger.add(deliveries)
     world.clock.advance(TIMEOUT - 40)
     world.heartbeat.crew.start()
-    assert world.sqs.asked.wait(5)
+    assert world.sqs.asked.wait(SOON)
     world.clock.advance(HANGS)
     if first is Stubborn.die:
         wait_until(
             lambda: not any(thread.is_alive() for thread in world.heartbeat.crew._threads),
-            5,
-            "it to come true",
+            SOON,
+            "the thread to end",
         )
     world.heartbeat.crew.look_after(world.clock.monotonic())
     world.clock.advance(10)
-    world.heartbeat.notice()
+    world.heartbeat.crew.call()  # it may be asleep by now, on a clock that stood still
     wait_until(
-        lambda: all(delivery.deadline > 1000 + TIMEOUT for delivery in deliveries), 5, "it to come true"
+        lambda: all(delivery.deadline > 1000 + TIMEOUT for delivery in deliveries), SOON, "the extensions"
     )
     what = "hangs" if first is Stubborn.hang else "died"
     assert caplog.messages == [
@@ -150,10 +155,10 @@ def test_another_thread_extends_what_a_heartbeat_had_in_hand(make, first, caplog
 
 def relieve(world):
     """The heartbeat's thread hangs, and another takes its place; the one that hangs."""
-    assert world.sqs.asked.wait(5)
+    assert world.sqs.asked.wait(SOON)
     world.sqs.asked.clear()
-    crew = world.heartbeat.crew
-    (thread,) = crew._hands
+    crew, thread = world.heartbeat.crew, world.sqs.hung
+    wait_until(lambda: set(crew._hands) == {thread}, SOON, "the others to have nothing in hand")
     world.clock.advance(HANGS)
     crew.look_after(world.clock.monotonic())
     assert thread not in crew._threads
@@ -165,7 +170,7 @@ def let_return(world, *relieved):
     world.sqs.let_go.set()
     world.heartbeat.crew.stop()
     for thread in relieved:
-        thread.join(5)
+        thread.join(SOON)
         assert not thread.is_alive()
 
 
@@ -180,13 +185,11 @@ def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_
     world.heartbeat.crew.start()
     one = relieve(world)
     world.clock.advance(10)
-    world.heartbeat.notice()
+    world.heartbeat.crew.call()  # as above
     other = relieve(world)
     let_return(world, one, other)
     work_off(world.heartbeat.crew)
-    wait_until(  # a thread tells how its batch ended when it has it in hand no more
-        lambda: not any(delivery.extending for delivery in first + second), 5, "all to be told"
-    )
+    assert not any(delivery.extending for delivery in first + second)
     assert {world.ledger.settle(delivery, Delete()) for delivery in first + second} == {(True, True)}
 
 
@@ -197,7 +200,7 @@ def test_what_another_thread_has_taken_over_is_not_extended_by_the_one_that_hung
     world.clock.advance(TIMEOUT - 40)
     world.heartbeat.crew.start()
     hung = relieve(world)
-    wait_until(lambda: not any(delivery.extending for delivery in deliveries), 5, "it to come true")
+    wait_until(lambda: not any(delivery.extending for delivery in deliveries), SOON, "all to be told")
     extended = world.extended()
     assert len(extended) == 10, "what the other had in hand is tried again later"
     assert {world.ledger.settle(delivery, Delete()) for delivery in deliveries} == {(True, True)}
@@ -213,17 +216,19 @@ def test_another_thread_settles_what_a_settler_had_in_hand(make, first, caplog):
     world.settler.crew.start()
     for delivery in world.deliver(3):
         world.settler.submit(delivery, Delete())
-    assert world.sqs.asked.wait(5)
+    assert world.sqs.asked.wait(SOON)
     world.clock.advance(HANGS + 1)
     if first is Stubborn.die:
         wait_until(
-            lambda: not all(thread.is_alive() for thread in world.settler.crew._threads), 5, "it to come true"
+            lambda: not all(thread.is_alive() for thread in world.settler.crew._threads),
+            SOON,
+            "the thread to end",
         )
     world.settler.crew.look_after(world.clock.monotonic())
     world.clock.advance(5)  # the pause after a failure
-    assert world.settler.flush(5)
+    assert world.settler.flush(SOON)
     for _ in range(3):
-        assert world.settled.acquire(timeout=5)
+        assert world.settled.acquire(timeout=SOON)
     world.sqs.let_go.set()
     what = "hangs" if first is Stubborn.hang else "died"
     assert caplog.records[0].getMessage() == (

@@ -299,4 +299,4 @@ class ComingBack(RuleBasedStateMachine):
 
 
 TestComingBack = ComingBack.TestCase
-TestComingBack.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestComingBack.settings = settings(max_examples=60, stateful_step_count=40)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import boto3
@@ -30,12 +29,24 @@ from support.faults import (
 
 
 @pytest.fixture
-def client(proxy):
-    """A client behind the proxy that gives up at the first failure, and after two seconds."""
-    config = Config(retries={"total_max_attempts": 1}, read_timeout=2, max_pool_connections=30)
-    client = boto3.client("sqs", endpoint_url=proxy.url, config=config)
-    yield client
-    client.close()
+def new_client(proxy):
+    """Make clients behind the proxy that give up at the first failure."""
+    with contextlib.ExitStack() as clients:
+
+        def new(read_timeout):
+            once = {"total_max_attempts": 1}
+            config = Config(retries=once, read_timeout=read_timeout, max_pool_connections=30)
+            return clients.enter_context(
+                contextlib.closing(boto3.client("sqs", endpoint_url=proxy.url, config=config))
+            )
+
+        yield new
+
+
+@pytest.fixture
+def client(new_client):
+    """One that waits for an answer longer than a long poll takes."""
+    return new_client(read_timeout=30)
 
 
 @pytest.fixture
@@ -67,7 +78,7 @@ def test_every_call_is_written_down(client, proxy, url, queue):
 
 
 def test_the_query_protocol_is_understood(proxy, emulator):
-    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=30)
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     connection.request("POST", "/", "Action=GetQueueUrl&QueueName=nowhere", form)
     connection.getresponse().read()
@@ -77,21 +88,24 @@ def test_the_query_protocol_is_understood(proxy, emulator):
 
 
 def test_long_polls_do_not_block_each_other(client, proxy, url):
-    def receive(_):
-        return client.receive_message(QueueUrl=url, WaitTimeSeconds=1)
-
-    started = time.monotonic()
-    with ThreadPoolExecutor(10) as pool:
-        list(pool.map(receive, range(10)))
-    assert time.monotonic() - started < 8
+    release = threading.Event()
+    with ThreadPoolExecutor(10) as pool, proxy.inject(hold_request(release), "ReceiveMessage"):
+        polls = [pool.submit(client.receive_message, QueueUrl=url, WaitTimeSeconds=1) for _ in range(10)]
+        proxy.wait_for(lambda _: len(proxy.in_flight("ReceiveMessage")) == 10)
+        release.set()
+        for poll in polls:
+            poll.result(30)
     assert proxy.count("ReceiveMessage") == 10
 
 
 def test_a_call_in_flight_is_seen(client, proxy, url):
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(client.receive_message, QueueUrl=url, WaitTimeSeconds=1)
-        proxy.wait_for(lambda _: proxy.in_flight("ReceiveMessage"), timeout=10)
-        proxy.wait_for_calls("ReceiveMessage", timeout=10)
+    release = threading.Event()
+    with ThreadPoolExecutor(1) as pool, proxy.inject(hold_request(release)):
+        pool.submit(client.receive_message, QueueUrl=url)
+        proxy.wait_for(lambda _: proxy.in_flight("ReceiveMessage"))
+        assert proxy.calls() == []
+        release.set()
+        proxy.wait_for_calls("ReceiveMessage")
     assert proxy.in_flight() == []
 
 
@@ -142,10 +156,10 @@ def test_a_held_request_reaches_sqs_when_the_test_says_so(client, proxy, sqs, ur
     proxy.inject(hold_request(release), "SendMessage")
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(client.send_message, QueueUrl=url, MessageBody="x")
-        proxy.wait_for(lambda _: proxy.in_flight("SendMessage"), timeout=10)
+        proxy.wait_for(lambda _: proxy.in_flight("SendMessage"))
         assert depth(sqs, queue) == 0
         release.set()
-        sending.result(10)
+        sending.result(30)
     assert depth(sqs, queue) == 1
 
 
@@ -165,9 +179,9 @@ def test_a_reset_connection_never_reached_sqs(client, proxy, sqs, url, queue):
     client.send_message(QueueUrl=url, MessageBody="x")
 
 
-def test_a_black_hole_never_answers_until_it_is_cleared(client, proxy, url):
+def test_a_black_hole_never_answers_until_it_is_cleared(client, new_client, proxy, url):
     with proxy.inject(black_hole()), pytest.raises(ReadTimeoutError):
-        client.send_message(QueueUrl=url, MessageBody="x")
+        new_client(read_timeout=0.5).send_message(QueueUrl=url, MessageBody="x")
     client.send_message(QueueUrl=url, MessageBody="x")
 
 
@@ -191,7 +205,7 @@ def test_a_refusing_proxy_is_down_and_comes_back_on_its_port(client, proxy, url)
         polling = pool.submit(client.receive_message, QueueUrl=f"{url}", WaitTimeSeconds=20)
         proxy.wait_for(lambda _: proxy.in_flight("ReceiveMessage") or proxy.count("ReceiveMessage"))
         proxy.refuse()
-        polling.exception(10)
+        polling.exception(30)
     with pytest.raises(EndpointConnectionError):
         client.send_message(QueueUrl=url, MessageBody="x")
     proxy.accept()
