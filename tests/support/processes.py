@@ -159,17 +159,26 @@ class GuardedProcess:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port of 127.0.0.1 for a server that may take its time to listen.
+
+    It stays bound as long as this process lives, so that nobody else is given it; who sets SO_REUSEADDR, as
+    servers do, can listen there all the same.
+    """
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind(("127.0.0.1", 0))
+    port = reservation.getsockname()[1]
+    reservation.detach()
+    return port
 
 
 def wait_until(condition: Callable[[], T], timeout: float, what: Callable[[], str] | str) -> T:
     """Poll until the condition is true and return what it returned; `what` describes the wait that failed."""
     deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        if time.monotonic() >= deadline:
+    while True:
+        last = time.monotonic() >= deadline  # known before: who stalls meanwhile looks once more
+        if value := condition():
+            return value
+        if last:
             raise TimeoutError(f"waited {timeout} s for {what() if callable(what) else what}")
         time.sleep(POLL_SECONDS)
-    return value

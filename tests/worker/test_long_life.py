@@ -29,7 +29,7 @@ def deliveries(site):
 
 @pytest.mark.timeout(240)  # a child that leaves takes a second for it (billiard/pool.py: `_do_exit`)
 def test_a_child_for_every_task_under_load_runs_each_delivery_once(make_site):
-    site = make_site(visibility_timeout=5)
+    site = make_site(visibility_timeout=30)
     tasks = 200
     for key in range(tasks):
         site.send("quick", key)
@@ -50,7 +50,7 @@ def test_a_child_for_every_task_under_load_runs_each_delivery_once(make_site):
 
 def test_children_that_publish_have_clients_of_their_own_whatever_was_held_when_they_were_forked(make_site):
     # Three receivers, the heartbeat and the settlers are busy in the parent while it forks.
-    site = make_site(visibility_timeout=2, wait_time_seconds=0, settle_window=0)
+    site = make_site(visibility_timeout=30, heartbeat_interval=28, wait_time_seconds=0, settle_window=0)
     tasks = 30
     for key in range(tasks):
         site.send("publishing", key)
@@ -72,10 +72,10 @@ def test_a_child_has_no_thread_of_ours_and_asks_sqs_for_nothing(make_site):
         site.send("looking_around", key)
     looked = site.diary.wait_for("looked", 2)
     assert [entry["threads"] for entry in looked] == [["MainThread"]] * 2
-    site.send("slow", "alone", 3)
+    site.send("slow", "alone", 4)
     site.diary.wait_for("started", key="alone")
     os.kill(worker.pid, signal.SIGSTOP)
-    frozen = time.monotonic() + 0.3  # what the stopped process had sent may still be arriving
+    frozen = time.monotonic() + 1  # what the stopped process had sent may still be arriving
     site.diary.wait_for("done", key="alone")
     assert [call.action for call in site.proxy.calls() if call.started > frozen] == []
     os.kill(worker.pid, signal.SIGCONT)

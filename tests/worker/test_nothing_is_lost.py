@@ -101,7 +101,7 @@ def test_what_failed_for_good_is_kept_where_the_redrive_policy_cannot_be_read(ma
 
 @pytest.mark.own_pool
 def test_a_task_that_kills_every_worker_ends_as_a_failure(make_site):
-    site = make_site(visibility_timeout=2, wait_time_seconds=1)
+    site = make_site(visibility_timeout=2, heartbeat_interval=1.5, wait_time_seconds=1)
     result = site.send("hopeless_killer", "a")
     # max_retries=0; three more receives are forgiven, because they might have been releases.
     for attempt in range(4):

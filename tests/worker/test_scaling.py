@@ -37,29 +37,30 @@ def test_a_hundred_quick_tasks_cost_ten_receives_and_ten_deletes(make_site):
 
 
 @pytest.mark.own_pool
-def test_a_task_of_ten_seconds_is_received_extended_and_deleted_as_computed(make_site):
-    work = scaling.Workload("slow", 10, slots=1, multiplier=1, visibility_timeout=3, settle_window=0)
-    site = make_site(visibility_timeout=3, settle_window=0)
+def test_a_task_of_nine_seconds_is_received_extended_and_deleted_as_computed(make_site):
+    # Its extensions are farther from its end than a busy machine is late.
+    work = scaling.Workload("slow", 9, slots=1, multiplier=1, visibility_timeout=6, settle_window=0)
+    site = make_site(visibility_timeout=6, settle_window=0)
     site.start(pool="threads", concurrency=1, prefetch_multiplier=1)
     site.send("slow", "a", work.seconds)
-    site.diary.wait_for("done", key="a", timeout=40)
+    site.diary.wait_for("done", key="a", timeout=60)
     site.proxy.wait_for_calls("DeleteMessageBatch")
     assert len(brought(site)) == scaling.calls(work).receive == 1
-    assert entries(site, "ChangeMessageVisibilityBatch") == [1] * scaling.extensions(10, 3)
-    assert scaling.calls(work).change_visibility == scaling.extensions(10, 3) == 5
+    assert entries(site, "ChangeMessageVisibilityBatch") == [1] * scaling.extensions(9, 6)
+    assert scaling.calls(work).change_visibility == scaling.extensions(9, 6) == 2
     assert len(entries(site, "DeleteMessageBatch")) == scaling.calls(work).delete == 1
 
 
 @pytest.mark.own_pool
 def test_tasks_of_one_worker_share_the_requests_that_extend_them(make_site):
-    work = scaling.Workload("slow", 4, slots=10, multiplier=1, visibility_timeout=3)
-    site = make_site(visibility_timeout=3)
+    work = scaling.Workload("slow", 9, slots=10, multiplier=1, visibility_timeout=6)
+    site = make_site(visibility_timeout=6)
     for key in range(10):
         site.send("slow", key, work.seconds)
     site.start(pool="threads", concurrency=10, prefetch_multiplier=1)
-    site.diary.wait_for("done", 10, timeout=40)
+    site.diary.wait_for("done", 10, timeout=60)
     extensions = entries(site, "ChangeMessageVisibilityBatch")
-    assert extensions == [10] * scaling.extensions(4, 3)
+    assert extensions == [10] * scaling.extensions(9, 6)
     assert len(extensions) == 10 * scaling.calls(work).change_visibility
 
 
@@ -81,9 +82,10 @@ def test_an_idle_worker_polls_as_often_as_its_polls_are_long(make_site):
     site = make_site(wait_time_seconds=1)
     site.start()
     site.proxy.wait_for_calls("ReceiveMessage", 1)
-    polls = site.proxy.count("ReceiveMessage")
+    polls, began = site.proxy.count("ReceiveMessage"), time.monotonic()
     time.sleep(10)
-    assert site.proxy.count("ReceiveMessage") - polls <= scaling.idle_polls(1) / 6 + 1
+    polls = site.proxy.count("ReceiveMessage") - polls
+    assert polls <= scaling.idle_polls(1) * (time.monotonic() - began) / 60 + 1
     assert {call.action for call in site.proxy.calls(queue=site.queue)} <= {
         "ReceiveMessage",
         "GetQueueUrl",

@@ -9,22 +9,29 @@ import pytest
 from support.faults import error, fail_entries
 from support.processes import wait_until
 
+from celery_sqs_visibility.policy.pauses import FIRST_DOUBT
+
 
 def test_short_tasks_cost_a_fifth_of_a_request_each(make_site):
-    site = make_site(settle_window=0.5)
-    for key in range(100):
+    site = make_site(settle_window=5)
+    for key in range(130):
         site.send("quick", key)
     site.start(concurrency=2, prefetch_multiplier=5)
-    site.diary.wait_for("started", 100, timeout=60)
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    deletes = site.proxy.calls("DeleteMessageBatch")
-    full = [
-        call for call in site.proxy.calls("ReceiveMessage", queue=site.queue) if call.response.get("Messages")
-    ]
-    assert sum(len(call.request["Entries"]) for call in deletes) == 100
-    assert len(deletes) <= 15
-    assert len(full) <= 15
+    site.diary.wait_for("started", 130, timeout=60)
+    site.proxy.wait_for(lambda _: sum(entries(site)) == 130)
+    polls = site.proxy.calls("ReceiveMessage", queue=site.queue)
+    brought = [number for poll in polls if (number := len(poll.response.get("Messages", [])))]
+    assert sum(brought) == 130
+    while sum(brought) > 100:  # the first find out how long a task takes
+        del brought[0]
+    assert len(brought) <= 15
+    assert len(entries(site)) <= 18
     assert site.proxy.count("ChangeMessageVisibilityBatch") == 0
+
+
+def entries(site):
+    """How many each delete had."""
+    return [len(call.request["Entries"]) for call in site.proxy.calls("DeleteMessageBatch")]
 
 
 @pytest.mark.own_pool
@@ -69,11 +76,14 @@ def test_all_queues_share_one_reservation(make_site, start_worker):
     site.diary.wait_for("done", 16, timeout=60)
     asked = [call for name in queues for call in site.proxy.calls("ReceiveMessage", queue=name)]
     for poll in asked:
-        meanwhile = [
-            other for other in asked if other.started <= poll.started < (other.finished or other.started)
-        ]
+        meanwhile = [other for other in asked if other.started <= poll.started < waited_for_until(other)]
         assert sum(call.request["MaxNumberOfMessages"] for call in meanwhile) <= 4
     assert {entry["key"] for entry in site.diary.entries("done")} == set(queues)
+
+
+def waited_for_until(poll):
+    """When it was answered, or its room was given to another, since the answer was late."""
+    return min(poll.finished, poll.started + poll.request["WaitTimeSeconds"] + FIRST_DOUBT)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from kombu.exceptions import OperationalError
 from support.faults import black_hole, error, reset_connection
 
+RECOVERY = 3 + 6  # seconds, and those for a busy machine
 CANNOT = "cannot start, since queue"
 UNSIGNED = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
 INVALID = error("InvalidClientTokenId", 403, "The security token included in the request is invalid.")
@@ -103,7 +104,7 @@ def test_what_passes_is_waited_for(make_site, name, reliability):
     ended = time.monotonic()
     (start,) = site.diary.wait_for("started", key="a")
     seconds = start["monotonic"] - ended
-    assert seconds < 3 + 1
+    assert seconds < RECOVERY
     assert worker.log.count("will try again") == 1
     assert worker.log.count("finds the queue again") == 1
     assert "Traceback" not in worker.log
