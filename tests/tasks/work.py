@@ -165,7 +165,7 @@ def rejecting(self, key, requeue=False):
     raise Reject("not for me", requeue=requeue)
 
 
-@app.task(bind=True, error_visibility_timeout=1, soft_time_limit=1)
+@app.task(bind=True, error_visibility_timeout=1, soft_time_limit=3)
 def softly_limited(self, key):
     started(self, key)
     if self.request.retries < 1:
@@ -177,7 +177,7 @@ def softly_limited(self, key):
     note("done", key=key)
 
 
-@app.task(bind=True, error_visibility_timeout=1, time_limit=2)
+@app.task(bind=True, error_visibility_timeout=1, time_limit=5)
 def limited(self, key, times=1):
     started(self, key)
     if self.request.retries < times:

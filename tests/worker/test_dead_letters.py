@@ -42,6 +42,7 @@ class Graves:
                 self.sqs.receive_message(
                     QueueUrl=self.url,
                     MaxNumberOfMessages=10,
+                    VisibilityTimeout=300,
                     MessageAttributeNames=["All"],
                     MessageSystemAttributeNames=["All"],
                 ).get("Messages", [])

@@ -15,9 +15,9 @@ POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 
 def hold_more_than_runs(site, tasks, seconds=60, **options):
     """Have the worker hold that many long tasks, as it does when it has only known short ones so far."""
-    for number in range(5):
+    for number in range(25):  # a slow first run is forgotten by then
         site.send("quick", f"short {number}")
-    site.diary.wait_for("started", 5, task="work.quick")
+    site.diary.wait_for("started", 25, task="work.quick")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     with site.proxy.inject(error("InternalError", 500), "ReceiveMessage") as silence:
         site.proxy.wait_for(lambda _: silence.hits)  # so that one poll brings them all
@@ -31,16 +31,16 @@ def hold_more_than_runs(site, tasks, seconds=60, **options):
 def test_what_has_not_begun_is_visible_again_at_once_and_what_runs_when_the_time_is_up(
     make_site, pool, reliability
 ):
-    site = make_site(visibility_timeout=60, shutdown_timeout=4, wait_time_seconds=1)
+    site = make_site(visibility_timeout=60, shutdown_timeout=10, wait_time_seconds=1)
     worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=5)
     hold_more_than_runs(site, 5)
     asked = time.monotonic()
     worker.terminate()
-    site.proxy.wait_for(lambda _: site.counts() == (4, 1), timeout=10)
+    site.proxy.wait_for(lambda _: site.counts() == (4, 1), timeout=9)
     released = time.monotonic() - asked
-    assert released < 3.5
-    assert worker.wait_exit(20) == 0
-    assert time.monotonic() - asked < 10
+    assert released < 9
+    assert worker.wait_exit(30) == 0
+    assert time.monotonic() - asked < 20
     site.proxy.wait_for(lambda _: site.counts() == (5, 0), timeout=5)
     ended = time.monotonic() - asked
     assert site.diary.count("started", task="work.slow") == 1
@@ -48,7 +48,7 @@ def test_what_has_not_begun_is_visible_again_at_once_and_what_runs_when_the_time
     assert worker.children() == []
     reliability("SIGTERM: not begun", "1 task runs, 4 wait", range(5), kept=site.kept, seconds=released)
     reliability(
-        "SIGTERM: what runs too long", "`shutdown_timeout` 4 s", range(5), kept=site.kept, seconds=ended
+        "SIGTERM: what runs too long", "`shutdown_timeout` 10 s", range(5), kept=site.kept, seconds=ended
     )
 
 
@@ -67,15 +67,15 @@ def test_what_ends_in_time_is_done(make_site, pool, reliability):
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_an_idle_worker_is_gone_within_six_seconds(make_site, pool, reliability):
+def test_an_idle_worker_does_not_wait_for_its_poll_to_end(make_site, pool, reliability):
     site = make_site()
     worker = site.start(pool=pool)
     site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))
     asked = time.monotonic()
     worker.terminate()
-    assert worker.wait_exit(20) == 0
+    assert worker.wait_exit(30) == 0
     seconds = time.monotonic() - asked
-    assert seconds < 6 + 2, "and what a busy machine takes"
+    assert seconds < 15, "the poll takes 20"
     reliability("SIGTERM: nothing to do", "while a poll waits up to 20 s", [], seconds=seconds)
 
 
@@ -92,11 +92,11 @@ def test_a_run_with_a_request_class_of_the_users_is_not_given_back(make_site, po
 
 
 def test_what_has_not_begun_and_may_expire_is_visible_again_at_once(make_site):
-    site = make_site(visibility_timeout=60, shutdown_timeout=8, wait_time_seconds=1)
+    site = make_site(visibility_timeout=60, wait_time_seconds=1)
     worker = site.start(concurrency=1, prefetch_multiplier=4)
     hold_more_than_runs(site, 4, expires=600)
     worker.terminate()
-    site.proxy.wait_for(lambda _: site.counts() == (3, 1), timeout=5)
+    site.proxy.wait_for(lambda _: site.counts() == (3, 1), timeout=20)
 
 
 ECS = {"ECS_CONTAINER_METADATA_URI_V4": "http://127.0.0.1/"}
@@ -136,33 +136,33 @@ def test_a_worker_warns_at_its_start(make_site):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_second_sigterm_changes_nothing(make_site, pool, reliability):
-    site = make_site(visibility_timeout=60, shutdown_timeout=4, wait_time_seconds=1)
+    site = make_site(visibility_timeout=60, shutdown_timeout=8, wait_time_seconds=1)
     site.send("slow", "a", 60)
     worker = site.start(pool=pool)
     site.diary.wait_for("started")
     asked = time.monotonic()
     worker.terminate()
     worker.wait_for_log("messages given back that had not begun")
-    time.sleep(3)
+    time.sleep(6)
     worker.terminate()
-    assert worker.wait_exit(20) == 0
+    assert worker.wait_exit(30) == 0
     seconds = time.monotonic() - asked
-    assert seconds < 4 + 2 + 2, "the timeout, the end, and what a busy machine takes"
+    assert seconds < 13, "it would be 14 if the timeout began anew"
     site.proxy.wait_for(lambda _: site.counts() == (1, 0), timeout=5)
     assert worker.children() == []
-    reliability("two SIGTERMs", "`shutdown_timeout` 4 s", ["a"], kept=site.kept, seconds=seconds)
+    reliability("two SIGTERMs", "`shutdown_timeout` 8 s", ["a"], kept=site.kept, seconds=seconds)
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_ctrl_c_is_a_warm_shutdown(make_site, pool, reliability):
     site = make_site(visibility_timeout=60, wait_time_seconds=1)
-    site.send("slow", "a", 4)
+    site.send("slow", "a", 8)
     for key in range(3):
         site.send("slow", key, 30)
     worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=4)
     site.diary.wait_for("started")
     worker.process.signal_main(signal.SIGINT)
-    worker.wait_exit(20)
+    worker.wait_exit(40)
     assert site.diary.count("done") == 1
     assert site.diary.count("started") == 1
     assert site.counts() == (3, 0)
@@ -181,9 +181,9 @@ def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, si
     for number in signals:
         worker.process.signal_main(number)
         time.sleep(0.5)
-    worker.wait_exit(20)
+    worker.wait_exit()
     seconds = time.monotonic() - asked
-    assert seconds < 8
+    assert seconds < 20
     assert worker.children() == []
     site.proxy.wait_for(lambda _: site.counts() == (4, 0), timeout=5)
     assert site.diary.count("started") == 2
@@ -193,7 +193,7 @@ def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, si
 
 
 def test_a_soft_shutdown_lets_what_runs_end_in_time(make_site, reliability):
-    site = make_site({"worker_soft_shutdown_timeout": 5}, visibility_timeout=2, wait_time_seconds=1)
+    site = make_site({"worker_soft_shutdown_timeout": 8}, visibility_timeout=2, wait_time_seconds=1)
     site.send("slow", "short", 3)
     worker = site.start(pool="prefork")
     site.diary.wait_for("started")
@@ -207,26 +207,26 @@ def test_a_soft_shutdown_lets_what_runs_end_in_time(make_site, reliability):
 
 @pytest.mark.parametrize("size", [1, 100_000], ids=["small", "more than a pipe takes"])
 def test_a_soft_shutdown_waits_for_what_begins_just_then(make_site, size):
-    site = make_site({"worker_soft_shutdown_timeout": 3}, visibility_timeout=60, wait_time_seconds=1)
+    site = make_site({"worker_soft_shutdown_timeout": 6}, visibility_timeout=60, wait_time_seconds=1)
     site.send("slow", "x" * size, 1)
     worker = site.start("quitting", pool="prefork")
-    worker.wait_exit(20)
+    worker.wait_exit()
     assert site.diary.count("done") == 1
     site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=5)
 
 
 def test_a_second_sigterm_while_the_last_polls_are_waited_for_gives_no_more_time(make_site):
-    site = make_site(visibility_timeout=60, shutdown_timeout=6)
+    site = make_site(visibility_timeout=60, shutdown_timeout=10)
     site.send("slow", "a", 60)
     worker = site.start(pool="threads", concurrency=2)
     site.diary.wait_for("started")
     site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))  # a long poll of 20 seconds
     asked = time.monotonic()
     worker.terminate()
-    time.sleep(4)
+    time.sleep(4)  # of the 4.5 that they are waited for
     worker.terminate()
-    assert worker.wait_exit(20) == 0
-    assert time.monotonic() - asked < 6 + 3
+    assert worker.wait_exit(30) == 0
+    assert time.monotonic() - asked < 13.5, "it would be 14 if the timeout began anew"
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
@@ -238,9 +238,9 @@ def test_a_cold_shutdown_of_what_cannot_be_ended_hands_it_back(make_site, pool):
     site.diary.wait_for("started")
     asked = time.monotonic()
     worker.process.signal_main(signal.SIGQUIT)
-    assert worker.wait_exit(20) == 1
+    assert worker.wait_exit() == 1
     seconds = time.monotonic() - asked
-    assert 3 <= seconds < 3 + 2 + 2, "the timeout, the end, and what a busy machine takes"
+    assert 3 <= seconds < 30, "the runs take 60"
     site.proxy.wait_for(lambda _: site.counts() == (2, 0), timeout=5)
     assert site.diary.count("started") == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-SLACK = 2.5  # moto's long poll looks once a second, and the machine is shared
+SLACK = 12  # the machine is shared; without a delay it would be the visibility timeout's 30 seconds
 
 
 def test_sqsd_case_1_success_deletes_the_message(make_site):
@@ -18,12 +18,12 @@ def test_sqsd_case_1_success_deletes_the_message(make_site):
 
 
 def test_sqsd_case_2_an_error_without_error_visibility_timeout_costs_no_call(make_site):
-    site = make_site(visibility_timeout=4, heartbeat_interval=1)
+    site = make_site(visibility_timeout=6, heartbeat_interval=1)
     site.start()
     site.send("plain", "a")
     site.diary.wait_for("done", key="a")
-    (gap,) = site.gaps("a")
-    assert 3 < gap < 4 + SLACK
+    first, second = site.diary.entries("started", key="a")
+    assert 6 <= second["time"] - first["sqs"]["first_receive_time"] < 6 + SLACK
     assert site.changes() == []
 
 
@@ -120,7 +120,7 @@ def test_only_the_last_attempt_fails(make_site):
     errback = site.app.signature("work.on_error")
     result = site.send("hopeless", "a", link_error=errback)
     site.diary.wait_for("started", 2, key="a")
-    assert result.state in ("PENDING", "RETRY")
+    assert result.state in ("PENDING", "RETRY") or site.diary.count("started", key="a") == 3
     site.diary.wait_for("errback")
     assert result.state == "FAILURE"
     assert [entry["retries"] for entry in site.diary.entries("started", key="a")] == [0, 1, 2]
@@ -138,7 +138,7 @@ def test_a_lost_child_is_an_error_like_any_other(make_site):
     site.diary.wait_for("done", key="once")
     site.diary.wait_for("started", 3, timeout=60, key="always")
     site.proxy.wait_for(lambda _: hopeless.state == "FAILURE", timeout=30)
-    assert result.get(timeout=5) is None
+    assert result.get(timeout=30) is None
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("started", key="always") == 3
 
@@ -153,7 +153,7 @@ def test_what_is_not_to_be_retried_fails_at_once(make_site):
     comes_back = site.send("only_for_os_errors", "included", os_error=True)
     site.diary.wait_for("done", key="included")
     site.proxy.wait_for(lambda _: comes_back.state == "SUCCESS")
-    assert [result.state for result in results] == ["FAILURE", "FAILURE"]
+    site.proxy.wait_for(lambda _: [result.state for result in results] == ["FAILURE", "FAILURE"])
     assert site.diary.count("started", key="excluded") == 1
     assert site.diary.count("started", key="narrowed") == 1
     assert site.changes() == [1]
@@ -171,7 +171,7 @@ def test_ignore_reject_revoked_and_expired_keep_celerys_meaning(make_site):
     assert site.diary.count("started", key="expired") == 0
     assert site.diary.count("started", key="ignored") == 1
     assert site.diary.count("started", key="rejected") == 1
-    assert site.changes() == [0]
+    site.proxy.wait_for(lambda _: site.changes() == [0])
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_a_task_that_sees_the_shutdown_begin_gives_its_message_back(make_site, p
     site.diary.wait_for("started")
     asked = time.monotonic()
     worker.terminate()
-    seconds = site.diary.wait_for("saved", timeout=3)[0]["monotonic"] - asked
+    seconds = site.diary.wait_for("saved", timeout=20)[0]["monotonic"] - asked
     assert worker.wait_exit(20) == 0
     assert "orphaned" not in worker.log
     assert site.counts() == (1, 0)
@@ -54,27 +54,27 @@ def test_a_task_that_sees_the_shutdown_begin_gives_its_message_back(make_site, p
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_task_sees_its_lease_renewed(make_site, pool):
-    site = make_site(visibility_timeout=3)
-    send(site, "watching", "a", 7)
+    site = make_site(visibility_timeout=6, heartbeat_interval=5)
+    send(site, "watching", "a", 8)
     start(site, pool=pool)
     (done,) = site.diary.wait_for("done")
     (started,) = site.diary.entries("started")
-    assert 1 < started["remaining"] <= 3
-    assert 0 < done["least"] <= 2
+    assert 1 < started["remaining"] <= 6
+    assert 0 < done["least"] <= 5.5
     assert site.diary.count("lost") == 0
     assert site.diary.count("started") == 1
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_without_heartbeat_a_task_can_extend_its_lease_itself(make_site, pool):
-    site = make_site(visibility_timeout=2, heartbeat_interval=0)
-    send(site, "extending", "a", 8, 5)
+    site = make_site(visibility_timeout=5, heartbeat_interval=0)
+    send(site, "extending", "a", 20, 8)
     workers = [start(site, pool=pool, concurrency=1) for _ in range(2)]
     (extended,) = site.diary.wait_for("extended")
     (done,) = site.diary.wait_for("done")
-    assert 7 < extended["remaining"] <= 8
+    assert 15 < extended["remaining"] <= 20
     assert not done["lost"]
-    assert site.changes() == [8]
+    assert site.changes() == [20]
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("started") == 1
     assert all(worker.running for worker in workers)
@@ -89,7 +89,7 @@ def test_a_task_can_extend_its_lease_while_the_worker_drains(make_site, pool):
     worker.terminate()
     (extended,) = site.diary.wait_for("extended", timeout=15)
     (asked,) = site.diary.entries("asks")
-    assert extended["monotonic"] - asked["monotonic"] < 3
+    assert extended["monotonic"] - asked["monotonic"] < 9
     assert 80 < extended["remaining"] <= 90
     assert site.changes() == [90]
     assert worker.wait_exit(20) == 0
@@ -98,11 +98,12 @@ def test_a_task_can_extend_its_lease_while_the_worker_drains(make_site, pool):
 
 
 def test_a_longer_lease_is_kept_by_the_heartbeat(make_site):
-    site = make_site(visibility_timeout=2)
-    send(site, "extending", "a", 6, 7)
+    site = make_site(visibility_timeout=7, heartbeat_interval=3)
+    send(site, "extending", "a", 8, 9)
     start(site)
-    site.diary.wait_for("done")
-    assert site.changes()[0] == 6
+    (done,) = site.diary.wait_for("done")
+    assert site.changes()[0] == 8
+    assert not done["lost"]
     assert site.diary.count("started") == 1
 
 
@@ -116,7 +117,7 @@ def test_bad_extensions_are_refused_with_the_bound(make_site):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_lost_lease_is_told_to_the_task_by_a_signal_and_in_the_log(make_site, pool, reliability):
-    site = make_site(visibility_timeout=3, wait_time_seconds=1)
+    site = make_site(visibility_timeout=6, wait_time_seconds=1)
     cannot_extend(site)
     send(site, "until_lost", "a", 1)
     worker = start(site, pool=pool, concurrency=1)
@@ -133,7 +134,7 @@ def test_a_lost_lease_is_told_to_the_task_by_a_signal_and_in_the_log(make_site, 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_lost_message_that_comes_back_is_not_run_beside_its_first_run(make_site, pool, reliability):
-    site = make_site(visibility_timeout=3)
+    site = make_site(visibility_timeout=5, heartbeat_interval=4)
     fault = cannot_extend(site)
     send(site, "until_lost", "a", 6)
     worker = start(site, pool=pool, concurrency=2)
@@ -145,7 +146,7 @@ def test_a_lost_message_that_comes_back_is_not_run_beside_its_first_run(make_sit
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("started") == 1
     assert pool == "solo" or not done["lost"]
-    reliability("lease lost, the message comes back here", "no extension allowed, 3 s and more", ["a"])
+    reliability("lease lost, the message comes back here", "no extension allowed, 5 s and more", ["a"])
 
 
 def test_a_message_that_comes_back_while_it_waits_for_the_main_thread_is_run_once(make_site, reliability):
@@ -163,6 +164,11 @@ def test_a_message_that_comes_back_while_it_waits_for_the_main_thread_is_run_onc
     reliability("lease lost, the message comes back here", told, ["first", "second"])
 
 
+def deleted_handles(calls):
+    deletes = [call.request["Entries"] for call in calls if call.action == "DeleteMessageBatch"]
+    return {entry["ReceiptHandle"] for entries in deletes for entry in entries}
+
+
 def test_a_finished_message_that_comes_back_is_deleted_with_its_new_handle(make_site, reliability):
     site = make_site(visibility_timeout=2)
     fault = site.proxy.inject(error("InternalError", 500), "DeleteMessageBatch")
@@ -172,19 +178,14 @@ def test_a_finished_message_that_comes_back_is_deleted_with_its_new_handle(make_
     worker.wait_for_log("message came back though finished here, and is deleted")
     fault.remove()
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    handles = {
-        entry["ReceiptHandle"]
-        for call in site.proxy.calls("DeleteMessageBatch")
-        for entry in call.request["Entries"]
-    }
-    assert len(handles) >= 2
+    site.proxy.wait_for(lambda calls: len(deleted_handles(calls)) >= 2)
     assert site.diary.count("started") == 1
     reliability("a finished message comes back", "no delete for a lease of 2 s and more", ["a"])
 
 
 @pytest.mark.parametrize("pool", CAN_END_A_RUN)
 def test_a_run_is_ended_when_its_lease_is_lost_if_the_task_wants_that(make_site, pool, reliability):
-    site = make_site(visibility_timeout=3, wait_time_seconds=1)
+    site = make_site(visibility_timeout=6, heartbeat_interval=5, wait_time_seconds=1)
     fault = cannot_extend(site)
     result = send(site, "ended_when_lost", "a", 8)
     worker = start(site, pool=pool, concurrency=1)
@@ -193,11 +194,11 @@ def test_a_run_is_ended_when_its_lease_is_lost_if_the_task_wants_that(make_site,
     worker.wait_for_log("is ended: its message is lost")
     fault.remove()
     silence.remove()
-    first, second = site.diary.wait_for("started", 2)
-    site.diary.wait_for("done")
+    second = site.diary.wait_for("started", 2)[1]
+    (done,) = site.diary.wait_for("done")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("done") == 1
-    assert second["monotonic"] - first["monotonic"] < 8
+    assert done["monotonic"] - second["monotonic"] >= 8, "it is not the first run's end"
     assert result.state == "SUCCESS"
     assert worker.running
     reliability("lease lost, `on_lost='terminate'`", "no extension allowed; the run is ended", ["a"])
@@ -227,9 +228,9 @@ def test_it_is_too_late_to_extend_what_is_lost(make_site):
 
 
 def test_leases_are_kept_apart_when_children_are_replaced_after_every_task(make_site):
-    site = make_site(visibility_timeout=3)
+    site = make_site(visibility_timeout=5, heartbeat_interval=4)
     for key in range(6):
-        send(site, "watching", key, 4)
+        send(site, "watching", key, 6)
     start(site, concurrency=3, extra_args=["--max-tasks-per-child", "1"])
     site.diary.wait_for("done", 6)
     assert site.diary.count("lost") == 0
