@@ -294,17 +294,25 @@ class Sharing(RuleBasedStateMachine):
     def celery_changes_its_mind(self, count):
         self.room.prefetch_count = count
 
-    @rule()
-    def reserve(self):
+    @rule(name=st.sampled_from("abc"))
+    def reserve(self, name):
         reserved = sum(reservation.messages for reservation in self.reservations)
-        reservation = self.room.reserve("q", 0)
+        polls = len(self.reservations)
+        is_polled = any(reservation.queue == name for reservation in self.reservations)
+        limit = max(self.room._limit(self.room._pool()), self.room.prefetch_count)
+        reservation = self.room.reserve(name, 0)
         if reservation is not None:
             assert 1 <= reservation.messages <= BATCH_ENTRIES
-            limit = max(self.room._limit(self.room._pool()), self.room.prefetch_count)
-            assert self.held + reserved + reservation.messages <= limit
+            if self.held + reserved + reservation.messages > limit:  # for a slot that is free
+                assert not is_polled
+                assert reservation.messages == 1
+                assert self.held < self.room.prefetch_count
+                assert self.held + polls < limit
             self.reservations.append(reservation)
-        elif self.held + reserved < self.room.prefetch_count:
-            raise AssertionError("a slot stands idle")
+        elif self.held < self.room.prefetch_count:
+            waits_for_its_turn = is_polled or self.held + polls >= limit
+            assert waits_for_its_turn, "a slot stands idle"
+            assert self.held + reserved >= self.room.prefetch_count, "a slot stands idle"
 
     @precondition(lambda self: self.reservations)
     @rule(data=st.data())
