@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty
@@ -195,8 +194,6 @@ class Channel(virtual.Channel):
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
         """Send it, or have it sent by the block of `publish_batch` around. The publishing thread."""
         target = self.broker.queues.find_or_create(queue)
-        if target.fifo:  # where it fails, kombu puts this very message again, which SQS may have
-            message["properties"].setdefault("MessageDeduplicationId", str(uuid.uuid4()))
         outgoing = seal(message, target, base64_encoded=self.broker.options.sqs_base64_encoding)
         if publishing.batched(self.broker, target, outgoing, message):
             return

@@ -48,7 +48,8 @@ def seal(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> O
     """Make kombu's message ready to be sent.
 
     The properties `message_attributes`, `MessageGroupId`, `MessageDeduplicationId` and `delay_seconds` (or
-    `DelaySeconds`) become those of SQS.
+    `DelaySeconds`) become those of SQS. The id that a message to a FIFO queue is given, if it has none, stays
+    among them: where sending fails, kombu has this very message sealed again, and SQS may have it already.
     """
     properties = dict(message.get("properties", {}))
     attributes = properties.pop("message_attributes", None) or {}
@@ -57,7 +58,9 @@ def seal(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> O
     delay = None
     if queue.fifo:
         group = group or DEFAULT_GROUP
-        deduplication = properties.get("MessageDeduplicationId") or str(uuid.uuid4())
+        deduplication = properties.get("MessageDeduplicationId")
+        if not deduplication:
+            deduplication = message["properties"]["MessageDeduplicationId"] = str(uuid.uuid4())
     else:
         delay = _delay_seconds(properties)
     text = dumps({**message, "properties": properties})
