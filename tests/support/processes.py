@@ -26,6 +26,12 @@ T = TypeVar("T")
 
 POLL_SECONDS = 0.03
 
+#: How long to wait, in seconds, for what comes at once where nothing is wrong.
+SOON = 30
+
+#: Within so many seconds of a fault's end work goes on, and what a busy machine takes.
+RECOVERY = 3 + 6
+
 GUARD = """
 import os, signal, sys
 groups = set()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.app import close_app, make_app
+from support.processes import SOON
 
 import celery_sqs_visibility.publish
 from celery_sqs_visibility import PublishError, publish_batch
@@ -20,7 +21,6 @@ from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.delivery import backlog
 from celery_sqs_visibility.publishing import batched, current
 
-SOON = 30  # seconds; a test that passes does not wait that long
 broker_of = celery_sqs_visibility.publish._broker_of
 
 

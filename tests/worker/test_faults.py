@@ -21,8 +21,8 @@ from support.faults import (
     lose_response,
     reset_connection,
 )
+from support.processes import RECOVERY
 
-RECOVERY = 3 + 6  # seconds, and those for a busy machine
 BEGIN, END = "cannot receive from SQS and will try again", "receives from SQS again"
 RECEIVE, DELETE, CHANGE = "ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"
 

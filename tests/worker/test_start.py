@@ -8,8 +8,8 @@ import time
 import pytest
 from kombu.exceptions import OperationalError
 from support.faults import black_hole, error, reset_connection
+from support.processes import RECOVERY
 
-RECOVERY = 3 + 6  # seconds, and those for a busy machine
 CANNOT = "cannot start, since queue"
 UNSIGNED = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
 INVALID = error("InvalidClientTokenId", 403, "The security token included in the request is invalid.")

@@ -7,7 +7,7 @@ import threading
 import pytest
 from support.clock import FakeClock
 from support.crew import work_off
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.errors import Throttled, Unavailable
 from celery_sqs_visibility.aws.port import BatchResult
@@ -17,7 +17,6 @@ from celery_sqs_visibility.delivery.watchdog import HANGS
 
 MOST = 4
 LATER = 60.0  # seconds, on a clock that stands still
-SOON = 30  # seconds; a test that passes does not wait that long
 
 #: pytest says so where a thread ends with an exception.
 DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

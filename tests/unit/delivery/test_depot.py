@@ -9,7 +9,7 @@ import threading
 import pytest
 from support.clock import FakeClock
 from support.crew import work_off
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.errors import AccessDenied, HandleIsInvalid
 from celery_sqs_visibility.aws.memory import MemorySQS
@@ -40,7 +40,6 @@ from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
 TIMEOUT = 120
 RECEIVE = ReceiveOptions(visibility_timeout=TIMEOUT, system_attributes=("All",))
-SOON = 30  # seconds; a test that passes does not wait that long
 
 
 class BrokenError(Exception):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clock import FakeClock
 from support.crew import work_off
+from support.processes import SOON
 
 from celery_sqs_visibility.aws.errors import HandleIsInvalid, RequestRefused, Throttled, Unavailable
 from celery_sqs_visibility.aws.memory import MemorySQS
@@ -23,7 +24,6 @@ from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
 TIMEOUT = 120
 INTERVAL = 40.0
-SOON = 30  # seconds; a test that passes does not wait that long
 
 
 class SlowSQS(MemorySQS):

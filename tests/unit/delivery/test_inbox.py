@@ -6,6 +6,7 @@ import select
 import threading
 
 import pytest
+from support.processes import SOON
 
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.queues import Queue
@@ -14,7 +15,6 @@ from celery_sqs_visibility.delivery.inbox import Inbox, Parcel
 from celery_sqs_visibility.delivery.model import Delivery
 
 QUEUE = Queue("q", "memory://q", MemorySQS())
-SOON = 30  # seconds; a test that passes does not wait that long
 
 
 def parcel(number):

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.processes import SOON
 
 from celery_sqs_visibility.delivery import leases
 from celery_sqs_visibility.delivery.leases import SEATS, LeaseBoard, open_board
@@ -17,7 +18,6 @@ from celery_sqs_visibility.delivery.leases import SEATS, LeaseBoard, open_board
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 NOW = 1000.0
-SOON = 30  # seconds; a test that passes does not wait that long
 
 
 @contextmanager

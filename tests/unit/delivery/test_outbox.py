@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 
 import pytest
+from support.processes import SOON
 
 from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist, Throttled, Unavailable
 from celery_sqs_visibility.aws.memory import MemorySQS
@@ -17,7 +18,6 @@ from celery_sqs_visibility.delivery import outbox as module
 from celery_sqs_visibility.delivery.outbox import MOST_MESSAGES, THREADS, Outbox, PublishError
 
 BATCHES = "SendMessageBatch"
-SOON = 30  # seconds; a test that passes does not wait that long
 
 
 class GatedSQS(MemorySQS):

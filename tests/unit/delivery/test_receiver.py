@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 from support.clock import FakeClock
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.errors import AccessDenied, Throttled, Unavailable
 from celery_sqs_visibility.aws.memory import MemorySQS
@@ -28,7 +28,6 @@ from celery_sqs_visibility.policy.polling import IMMINENT, PollSchedule
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
 LONG = 3600.0  # a sleep that only something else than its end can end
-SOON = 30  # seconds; a test that passes does not wait that long
 
 
 class World:

@@ -12,13 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.clock import FakeClock
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.delivery.room import Room
 from celery_sqs_visibility.policy.prefetch import LONG, UNLIMITED, Slots
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
-
-SOON = 30  # seconds; a test that passes does not wait that long
 
 
 def make_room(prefetch_count, queue_count=1, prefetch_seconds=0.0, clock=None):

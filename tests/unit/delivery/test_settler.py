@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clock import FakeClock
+from support.processes import SOON
 
 from celery_sqs_visibility.aws.errors import (
     AccessDenied,
@@ -32,7 +33,6 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN, V
 TIMEOUT = 120
 WINDOW = 0.02
 STEP = 0.05  # by which tests turn the clock
-SOON = 30  # seconds; a test that passes does not wait that long
 RECEIVE = ReceiveOptions(visibility_timeout=TIMEOUT, system_attributes=("All",))
 DELETES = "DeleteMessageBatch"
 CHANGES = "ChangeMessageVisibilityBatch"
