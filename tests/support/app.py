@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import kombu.pools
 from celery import Celery
+from celery.backends.filesystem import FilesystemBackend
+from kombu.utils.encoding import ensure_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +29,17 @@ DEFAULTS: dict[str, Any] = {
     "broker_connection_retry_on_startup": True,
     "task_acks_late": True,
 }
+
+
+def write_at_once(self: FilesystemBackend, key: bytes, value: str | bytes) -> None:
+    """As `FilesystemBackend.set`, whose files are found empty, or half full, while it writes them."""
+    path = Path(os.fsdecode(self._filename(key)))
+    new = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    new.write_bytes(ensure_bytes(value))
+    new.replace(path)
+
+
+FilesystemBackend.set = write_at_once
 
 
 def encode_config(config: Mapping[str, Any]) -> str:
