@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from celery import Task
 from celery.concurrency.base import BasePool
 from celery.exceptions import Reject, TaskRevokedError
 from celery.utils.log import get_logger
@@ -28,6 +29,9 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.parking import parks_before
 
 logger = get_logger(__name__)
+
+#: Where Celery publishes retries.
+RETRY_FILE = Task.retry.__code__.co_filename
 
 #: How to cancel a run without storing a RETRY: Celery 5.5 always stores one.
 QUIETLY = {"emit_retry": False} if "emit_retry" in inspect.signature(Request.cancel).parameters else {}
@@ -106,6 +110,11 @@ class DeliveryRequest(Request):
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
         """It ended with an exception."""
+        if self.delivery is not None and _could_not_publish_retry(exc_info):
+            logger.warning("Task %s[%s] comes back: its retry could not be published", self.name, self.id)
+            state.task_ready(self)
+            self.come_back_later()
+            return None
         self._rejected_on_purpose = isinstance(exception_of(exc_info), Reject)
         with self._settled_if_it_raises():
             result = super().on_failure(exc_info, send_failed_event, return_ok)
@@ -232,6 +241,21 @@ class DeliveryRequest(Request):
 def can_end_runs(pool: Any) -> bool:
     """Whether a pool has a way to end a run: threads have none, and the solo pool."""
     return getattr(pool.terminate_job, "__func__", None) is not BasePool.terminate_job
+
+
+def _could_not_publish_retry(exc_info: ExceptionInfo) -> bool:
+    """Whether Celery rejects a message since it could not publish the retry (celery/app/task.py: `retry`).
+
+    A task may raise such a `Reject` itself, with an exception for its reason, and means it: that is Celery's
+    documented way to dead-letter a message.
+    """
+    exc = exception_of(exc_info)
+    if not isinstance(exc, Reject) or exc.requeue or not isinstance(exc.reason, BaseException):
+        return False
+    traceback = exc_info.tb
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_code.co_filename == RETRY_FILE
 
 
 def exception_of(exc_info: ExceptionInfo) -> BaseException:

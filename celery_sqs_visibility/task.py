@@ -3,8 +3,10 @@
 The decision is made where the exception is, in the pool's child, since not every exception can be pickled
 (Celery sends `UnpickleableExceptionWrapper` instead): `run` and `before_start` are wrapped, as Celery's
 autoretry wraps `run` (celery/app/autoretry.py), so that a failure which comes back becomes a
-`VisibilityRetry`, which Celery's tracer (celery/app/trace.py: `build_tracer`) records as RETRY. The worker's
-main process finds the delay in it and settles the message (`celery_sqs_visibility.visibility_request`).
+`VisibilityRetry`, which Celery's tracer (celery/app/trace.py: `build_tracer`) records as RETRY. What fails
+outside them, Celery's tracer being at it, is decided in `celery_sqs_visibility.tracing`. The worker's main
+process finds the delay in the `VisibilityRetry` and settles the message
+(`celery_sqs_visibility.visibility_request`).
 """
 
 from __future__ import annotations
@@ -14,13 +16,12 @@ import logging
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
-from functools import cached_property, partial, wraps
+from functools import cached_property, partial
 from typing import Any, ClassVar, NoReturn
 
 from celery import Task
 from celery.app.task import Context
 from celery.exceptions import (
-    Ignore,
     ImproperlyConfigured,
     MaxRetriesExceededError,
     Reject,
@@ -31,11 +32,22 @@ from celery.exceptions import (
 )
 from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
+from celery_sqs_visibility.aws.queues import FIFO_SUFFIX
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.delays import DelayRule, DelayRules, choose_delay, parse_delay
+from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.options import OptionError, Options
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.policy.retrying import is_last_attempt
+from celery_sqs_visibility.tracing import (
+    LIMIT_HEADER,
+    VisibilityRetry,
+    is_a_delivery,
+    retry_before,
+    trace_deliveries,
+    turning_failures,
+    turning_failures_of_call,
+)
 from celery_sqs_visibility.visibility import Visibility
 
 logger = logging.getLogger(__name__)
@@ -55,39 +67,16 @@ EVERY_EXCEPTION: tuple[type[BaseException], ...] = _EveryException()
 #: A time limit or a lost pool child says nothing about the task's own errors.
 LOST_RUNS = (SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError)
 
+#: Tasks of Celery's own that poll: they wait and do not fail, so each poll is a message of its own. The
+#: receives of one message would use up the queue's `maxReceiveCount`.
+POLLING_TASKS = ("celery.chord_unlock",)
+
 #: (retries, exc)
 TWO_ARGUMENTS = 2
-
-#: Where a request keeps the exception that `self.retry()` raised because there are no retries left.
-FINAL = "visibility_final"
-
-# Celery takes every key of a request that its Context does not know for a header of the message, and sends
-# it along with retries and chains (celery/app/task.py: `Context._get_custom_headers`). Ours it shall know;
-# and so `self.request.sqs` is `None` wherever there is no SQS.
-Context.sqs = None
-Context.visibility_lease = None
 
 #: The child counts the 12 hours from the hand-over, which was a moment after the receive, and the settling
 #: is a moment later.
 HAND_OVER = 5.0
-
-
-class VisibilityRetry(Retry):
-    """The message comes back by itself.
-
-    Attributes:
-        delay: seconds to hide it, or `None`: the rest of its visibility timeout.
-    """
-
-    def __init__(
-        self, message: str | None = None, exc: BaseException | None = None, when: Any = None, **kwargs: Any
-    ) -> None:
-        super().__init__(message, exc, when, **kwargs)
-        self.delay: float | None = when
-
-    def humanize(self) -> str:
-        """For Celery's log line, "Task retry: ..."."""
-        return "when its visibility timeout runs out" if self.delay is None else f"in {self.delay:g}s"
 
 
 class VisibilityTask(Task):
@@ -120,9 +109,9 @@ class VisibilityTask(Task):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG004 - a task class may take some
         """Wrap what of the task may fail; a `__call__` or `__init__` of the user's does not undo it."""
         task = super().__new__(cls)
-        task.run = _turning_failures(task, task.run)
+        task.run = turning_failures(task, task.run)
         if cls.before_start is not Task.before_start:
-            task.before_start = _turning_failures(task, task.before_start)
+            task.before_start = turning_failures(task, task.before_start)
         return task
 
     @classmethod
@@ -146,9 +135,17 @@ class VisibilityTask(Task):
         _check_choice(cls, "on_exhausted")
         _check_choice(cls, "on_lost")
         if cls.__call__ is not Task.__call__ and not hasattr(cls.__call__, "turns_failures"):
-            cls.__call__ = _turning_failures_of_call(cls.__call__)
-            cls.__call__.turns_failures = True
+            cls.__call__ = turning_failures_of_call(cls.__call__)
         return bound
+
+    @property
+    def __trace__(self) -> Callable[..., Any] | None:
+        """The tracer of its runs, which Celery builds and sets (celery/app/trace.py: `build_tracer`)."""
+        return self.__dict__.get("_tracer")
+
+    @__trace__.setter
+    def __trace__(self, tracer: Callable[..., Any] | None) -> None:
+        self.__dict__["_tracer"] = None if tracer is None else trace_deliveries(self, tracer)
 
     def retry(
         self,
@@ -164,34 +161,52 @@ class VisibilityTask(Task):
         """Try again later, with the same message if SQS can express that, otherwise as Celery does.
 
         It cannot: other arguments, another queue or other options, `throw=False`, or a delay longer than
-        what is left of the 12 hours.
+        what is left of the 12 hours. Nor can a message be told a `max_retries` beyond the task's own: so the
+        retry that leads to the task's own last attempt is published, with that limit (not in a FIFO queue,
+        where it would lose its place).
 
         Raises:
             Retry: to be passed on.
             MaxRetriesExceededError: or `exc`, if this was the last attempt.
         """
         request = self.request
-        if not _is_a_delivery(self):
+        if not is_a_delivery(self):
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         if eta is not None and countdown is None:
             countdown = (
                 maybe_make_aware(eta, self.app.timezone) - datetime.now(timezone.utc)
             ).total_seconds()
-        changes = not throw or args is not None or kwargs is not None or self._changes(request, options)
-        if changes or (countdown is not None and countdown > _horizon_left(request)):
-            return self._retry_by_publishing(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         limit = self.max_retries if max_retries is None else max_retries
-        self._come_back(exc, countdown, limit, explicit=True)
+        publishes = not throw or args is not None or kwargs is not None or self._changes(request, options)
+        publishes = publishes or (countdown is not None and countdown > _horizon_left(request))
+        if publishes or self.name in POLLING_TASKS:
+            return self._retry_by_publishing(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+        if self._is_limit_to_be_told(request, limit):
+            delay = self.delay_after(request, exc or self._exhausted(), countdown, explicit=True)
+            headers = {**(request.headers or {}), LIMIT_HEADER: limit}
+            return self._retry_by_publishing(exc=exc, countdown=delay, max_retries=limit, headers=headers)
+        self._end(End.RETRIED, exc, countdown, limit)
         return None
 
     def on_run_failed(self, exc: Exception) -> NoReturn:
         """A run raised `exc`: raise what Celery is to see, which is a `VisibilityRetry` if it comes back."""
-        if exc is getattr(self.request, FINAL, None) or not self.comes_back(exc):
+        if exc is self.request.visibility_final:
             raise exc
         given = self._retry_kwargs
-        if given.keys() - {"countdown", "max_retries"}:
+        if given.keys() - {"countdown", "max_retries"} and self.comes_back(exc):
             raise self.retry(exc=exc, **given)
-        self._come_back(exc, given.get("countdown"), self.retry_limit, explicit=False)
+        self._end(End.FAILED, exc, given.get("countdown"), self.retry_limit)
+
+    def retry_after_error_outside(self, request: Context, exc: BaseException) -> VisibilityRetry | None:
+        """Celery failed outside the task's own code: how the run comes back; `None`: it was the last attempt.
+
+        What the task itself decided before, that it comes back after a delay, stands.
+        """
+        decided = retry_before(exc)
+        last = self.is_last_attempt(request, self.limit_of(request))
+        if decided is None and fate_of(End.UNDECIDED, last=last) is Fate.COME_BACK:
+            decided = VisibilityRetry(None, exc, self.delay_after(request, exc))
+        return decided
 
     @property
     def visibility(self) -> Visibility:
@@ -203,6 +218,19 @@ class VisibilityTask(Task):
         """How often a failure that nobody handles is retried: `max_retries`, also in `retry_kwargs`."""
         given = self._retry_kwargs.get("max_retries")
         return self.max_retries if given is None else given
+
+    def limit_of(self, request: Context) -> int | None:
+        """How often the message of a run that cannot tell is retried: as a run before it said, if one did."""
+        told: int | None = request.visibility_max_retries
+        return self.retry_limit if told is None else told
+
+    def _is_limit_to_be_told(self, request: Context, limit: int | None) -> bool:
+        """Whether this retry leads to what others take for the last attempt, and is given a higher limit."""
+        known = self.limit_of(request)
+        if limit is None or known is None or limit <= known or request.retries + 1 < known:
+            return False
+        url = request.properties["delivery_info"]["sqs_queue"]
+        return not (url.endswith(FIFO_SUFFIX) or self.is_last_attempt(request, limit))
 
     @property
     def _retry_kwargs(self) -> dict[str, Any]:
@@ -234,16 +262,17 @@ class VisibilityTask(Task):
             return True
         return isinstance(exc, tuple(self.autoretry_for or ()))
 
-    def _come_back(
-        self, exc: BaseException | str | None, countdown: float | None, limit: int | None, *, explicit: bool
+    def _end(
+        self, end: End, exc: BaseException | str | None, countdown: float | None, limit: int | None
     ) -> NoReturn:
         request = self.request
         current = sys.exc_info()[1]
         cause = exc if isinstance(exc, BaseException) else current
-        if self.is_last_attempt(request, limit):
-            final = exc if isinstance(exc, BaseException) else self._exhausted()
-            setattr(request, FINAL, final)
-            raise final
+        explicit = end is End.RETRIED
+        retried = explicit or (cause is not None and self.comes_back(cause))
+        if fate_of(end, retried=retried, last=self.is_last_attempt(request, limit)) is Fate.GIVE_UP:
+            request.visibility_final = exc if isinstance(exc, BaseException) else self._exhausted()
+            raise request.visibility_final
         delay = self.delay_after(request, cause or self._exhausted(), countdown, explicit=explicit)
         raise VisibilityRetry(None, exc if exc is not None else current, delay) from cause
 
@@ -269,7 +298,7 @@ class VisibilityTask(Task):
             reason = failure.reason if isinstance(failure.reason, BaseException) else failure
             raise VisibilityRetry(None, reason, self.delay_after(request, reason)) from failure
         except Exception as final:  # Celery says that there are no retries left
-            setattr(request, FINAL, final)
+            request.visibility_final = final
             raise
 
     @staticmethod
@@ -316,33 +345,6 @@ class _CeleryBackoff:
         return get_exponential_backoff_interval(self._factor, retries, self._maximum, self._jitter)
 
 
-def _turning_failures(task: VisibilityTask, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a part of a task, so that its failure becomes what Celery is to see."""
-
-    @wraps(function, updated=())
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not _is_a_delivery(task):
-            return function(*args, **kwargs)
-        try:
-            return function(*args, **kwargs)
-        except (Ignore, Reject, Retry):
-            raise
-        except Exception as exc:  # noqa: BLE001 - it is raised again, as what it means
-            return task.on_run_failed(exc)
-
-    return run
-
-
-def _turning_failures_of_call(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a `__call__` of the user's, which the tracer calls instead of `run`."""
-
-    @wraps(call)
-    def turned(task: VisibilityTask, *args: Any, **kwargs: Any) -> Any:
-        return _turning_failures(task, partial(call, task))(*args, **kwargs)
-
-    return turned
-
-
 def _check_choice(cls: type[VisibilityTask], name: str) -> None:
     """Of an attribute that may take the place of a transport option: whether that option would take it.
 
@@ -353,14 +355,6 @@ def _check_choice(cls: type[VisibilityTask], name: str) -> None:
         Options.parse({name: getattr(cls, name)})
     except OptionError as error:
         raise ImproperlyConfigured(f"task {cls.name!r}: {error}") from None
-
-
-def _is_a_delivery(task: Task) -> bool:
-    """Whether it runs for a message from SQS, and not for a direct or eager call."""
-    if task.request_stack is None:  # a task class used without an app, as in a unit test
-        return False
-    request = task.request
-    return request.sqs is not None and not request.called_directly and not request.is_eager
 
 
 def _is_set(cls: type, attribute: str) -> bool:

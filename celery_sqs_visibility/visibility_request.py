@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timezone
+from functools import cached_property
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals, states
+from celery.canvas import maybe_signature
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.log import get_logger
 from celery.utils.serialization import UnpickleableExceptionWrapper
@@ -22,10 +24,13 @@ from kombu.utils.encoding import safe_repr, safe_str
 from celery_sqs_visibility.delivery.events import Failed, emit
 from celery_sqs_visibility.delivery.memory import Remembered
 from celery_sqs_visibility.delivery.model import Delivery, Hide, Lapse
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.delays import whole_seconds
+from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.retrying import attempts_made
 from celery_sqs_visibility.request import DeliveryRequest, exception_of
-from celery_sqs_visibility.task import EVERY_EXCEPTION, VisibilityRetry
+from celery_sqs_visibility.task import EVERY_EXCEPTION
+from celery_sqs_visibility.tracing import VisibilityRetry
 
 logger = get_logger(__name__)
 
@@ -39,6 +44,9 @@ RELEASES_FORGIVEN = 3
 
 #: Seconds by which the clocks of a worker and of SQS may differ.
 CLOCK_SKEW = 5
+
+#: The address of Celery's backend that sends results to their callers.
+RPC = "rpc://"
 
 #: Ids of the messages that this process gave up.
 _given_up: Remembered[str] = Remembered(10_000)
@@ -65,7 +73,7 @@ class VisibilityRequest(DeliveryRequest):
         """It failed for good, as the child decided, or its run was lost, of which the child knows nothing."""
         exc = exception_of(exc_info)
         if self.delivery is not None and not self._is_celerys_own(exc):
-            # An internal error, of the result backend for one, the child has not decided about.
+            # An internal error is one of Celery's, at the last attempt, that nobody could record.
             decided = return_ok and not exc_info.internal
             if self.pool_has_processes and not decided and isinstance(exc, (SystemExit, KeyboardInterrupt)):
                 exc_info = _lost_by(exc)
@@ -104,7 +112,7 @@ class VisibilityRequest(DeliveryRequest):
     def revoked(self) -> bool:
         """Whether not to run it: as any other, or because it was given up before, or kills its workers."""
         try:
-            may_not = self._given_up_unrun()
+            may_not = self._is_not_run()
         except Exception:
             # Raised from here it would cost the pool a slot.
             logger.exception("Task %s[%s] could not be failed, and comes back", self.name, self.id)
@@ -124,21 +132,45 @@ class VisibilityRequest(DeliveryRequest):
         if isinstance(exc, (Retry, Ignore, Reject, Terminated)):
             return True
         cut_off = self._already_cancelled or self._already_revoked
-        return cut_off or (isinstance(exc, WorkerLostError) and self._has_succeeded())
+        return cut_off or (
+            isinstance(exc, WorkerLostError) and self._has_succeeded and not self._may_owe_chord
+        )
 
+    @cached_property
     def _has_succeeded(self) -> bool:
         """Whether the child was lost after it had stored its success (Celery 5.7)."""
         stored = getattr(self, "_success_was_stored", None)
         return bool(stored and stored())
 
+    @property
+    def _may_owe_chord(self) -> bool:
+        """Whether a run whose success is stored may not have told its chord, or not published its body."""
+        return bool(self._context.chord) and self._attempts_beyond() <= RELEASES_FORGIVEN
+
+    @cached_property
+    def _chord_claim_seconds(self) -> float:
+        """How long a run that was lost may keep others from publishing the body of its chord.
+
+        Celery 5.7 has a lease for that (celery/backends/redis.py: `on_chord_part_return`); who comes while it
+        lasts does nothing, without a word.
+        """
+        lease = getattr(self.task.backend, "_chord_publish_claim_expires", None)
+        if lease is None or not self._context.chord:
+            return 0.0
+        app: Any = self.app
+        join = max(5, int((app.conf.result_chord_join_timeout or 5.0) * 2))
+        return float(join + lease(join, maybe_signature(self._context.chord, app=app)))
+
     def _lost_run_comes_back(self, exc: BaseException, exc_info: ExceptionInfo) -> bool:
         """Hide the message of a run whose child is gone, and tell the world as the child would have."""
         task, context = self.task, self._context
-        if self.acknowledged or not task.comes_back(exc) or task.is_last_attempt(context, task.retry_limit):
+        if self.acknowledged or self._fate_of_lost_run(exc) is not Fate.COME_BACK:
             return False
         delay = task.delay_after(context, exc)
         if delay is not None and isinstance(exc, TimeLimitExceeded):
             delay = max(delay, KILLED_BY_THEN)
+        if self._chord_claim_seconds:
+            delay = max(delay or 0.0, self._chord_claim_seconds)
         state.task_ready(self)
         self._come_back(delay, safe_repr(exc))
         if self.store_errors:
@@ -153,6 +185,12 @@ class VisibilityRequest(DeliveryRequest):
             task.request_stack.pop()
         logger.info("Task %s[%s] retry: %s", self.name, self.id, reason)
         return True
+
+    def _fate_of_lost_run(self, exc: BaseException) -> Fate:
+        if isinstance(exc, WorkerLostError) and self._has_succeeded:
+            return Fate.COME_BACK  # only its chord is left to do
+        last = self.task.is_last_attempt(self._context, self.task.limit_of(self._context))
+        return fate_of(End.LOST, retried=self.task.comes_back(exc), last=last)
 
     def _come_back(self, delay: float | None, error: str) -> None:
         self._tell_failure(error, delay, last=False)
@@ -171,7 +209,7 @@ class VisibilityRequest(DeliveryRequest):
             self.come_back_later()
             raise
         if not settled:
-            last = self.task.is_last_attempt(self._context, self.task.retry_limit)
+            last = self.task.is_last_attempt(self._context, self.task.limit_of(self._context))
             self.give_up(
                 "failed at its last attempt" if last else "failed, and is not to be retried",
                 exception=_described(exc),
@@ -179,26 +217,29 @@ class VisibilityRequest(DeliveryRequest):
                 attempts=str(self._request_dict["retries"] + 1),
             )
 
-    def _given_up_unrun(self) -> bool:
-        """Give up what was given up before, or has used up its attempts; whether it did."""
+    def _is_not_run(self) -> bool:
+        """Settle a message that was given up before, has no attempts left or has to wait; whether it did."""
         if self.delivery is None or self.acknowledged:
             return False
-        failure = self._failure_before(self.delivery)
-        if failure is not None:
-            error = failure.get("result")
+        given_up = self.delivery.facts.message_id in _given_up
+        stored = self._stored() if given_up or self._may_be_stored() else {}
+        if given_up or self._is_failure_of(self.delivery, stored):
+            error = stored.get("result")
             self.give_up(
                 "was given up before",
                 exception=_described(error) if isinstance(error, BaseException) else "",
-                traceback=safe_str(failure.get("traceback") or ""),
+                traceback=safe_str(stored.get("traceback") or ""),
             )
-        elif self._attempts_beyond() > RELEASES_FORGIVEN:
+        elif stored.get("status") == states.STARTED and self._attempts_beyond() > RELEASES_FORGIVEN:
             self._fail_unrun()
+        elif (seconds := self._claim_left(stored)) > 0:
+            self.settle(Hide(whole_seconds(seconds)))
         else:
             return False
         return True
 
     def _fail_unrun(self) -> None:
-        """Fail what has used up its attempts, none of which could tell of its end."""
+        """Fail what has used up its attempts, the last of which began and could not tell of its end."""
         try:
             raise WorkerLostError("No attempts left: the runs before were lost, with their workers.")  # noqa: TRY301
         except WorkerLostError:
@@ -206,32 +247,46 @@ class VisibilityRequest(DeliveryRequest):
 
     def _attempts_beyond(self) -> int:
         """How many receives there were since that of the last attempt."""
-        limit = self.task.retry_limit
+        limit = self.task.limit_of(self._context)
         return 0 if limit is None else max(0, self._request_dict["retries"] - limit)
 
-    def _failure_before(self, delivery: Delivery) -> Mapping[str, Any] | None:
-        """What the result backend has of its failure for good; empty if only we know that it was given up.
-
-        Such a message comes back where it could not be moved or deleted, or was kept on purpose.
-        """
-        remembered = delivery.facts.message_id in _given_up
-        if not remembered and not self._may_have_failed():
-            return None
-        try:
-            stored = self.task.backend.get_task_meta(self.id, cache=False)
-            if stored["status"] == states.FAILURE and _is_since(delivery.facts.first_received, stored):
-                return dict(stored)
-        except Exception:  # noqa: BLE001, S110 - no result backend, or none that answers: then nobody knows
-            pass
-        return {} if remembered else None
-
-    def _may_have_failed(self) -> bool:
+    def _may_be_stored(self) -> bool:
         """Whether the result backend is worth a question, which costs the main thread a moment."""
         task = self.task
         if not (self._delivery_info["redelivered"] and self.store_errors and task.backend.persistent):
             return False
         every = task.autoretry_for is EVERY_EXCEPTION and not task.dont_autoretry_for
-        return self._attempts_beyond() > 0 or task.retry_limit is None or not every
+        limit = task.limit_of(self._context)
+        return self._attempts_beyond() > 0 or limit is None or not every or self._chord_claim_seconds > 0
+
+    def _stored(self) -> Mapping[str, Any]:
+        """What the result backend has of the task; empty where it tells nothing."""
+        backend = self.task.backend
+        if backend.as_uri() == RPC:  # to ask would make a queue, and only the caller has the result
+            return {}
+        try:
+            return dict(backend.get_task_meta(self.id, cache=False))
+        except Exception:  # noqa: BLE001 - no result backend, or none that answers: then nobody knows
+            return {}
+
+    @staticmethod
+    def _is_failure_of(delivery: Delivery, stored: Mapping[str, Any]) -> bool:
+        """Whether it is this message's failure for good that is stored.
+
+        A message that was moved back from a dead-letter queue has the task id of one that failed before. A
+        time that is not known decides nothing.
+        """
+        done, first = _done_at(stored), delivery.facts.first_received
+        if stored.get("status") != states.FAILURE or done is None or not first:
+            return False
+        return done >= first - CLOCK_SKEW
+
+    def _claim_left(self, stored: Mapping[str, Any]) -> float:
+        """Seconds for which a lost run may still keep others from publishing the body of its chord."""
+        done = _done_at(stored)
+        if not self._chord_claim_seconds or stored.get("status") != states.SUCCESS or done is None:
+            return 0.0
+        return done + self._chord_claim_seconds - SYSTEM_CLOCK.wall()
 
     def _tell_handlers(self, exc: Exception, einfo: ExceptionInfo) -> None:
         """Call the task's handlers for a run that was cut off, as Celery 5.7 does in `on_timeout`."""
@@ -265,14 +320,17 @@ def _described(exc: BaseException) -> str:
     return f"{name if module == 'builtins' else f'{module}.{name}'}: {message}"
 
 
-def _is_since(first_received: float, stored: Mapping[str, Any]) -> bool:
-    """Whether a stored outcome is this message's, and not that of one moved here from a dead-letter queue.
+def _done_at(stored: Mapping[str, Any]) -> float | None:
+    """When a stored outcome came to pass, in seconds since the epoch; `None` if that is not known.
 
-    Such a message has the task id of the one that failed, whose outcome is older. Without a time it is ours.
+    Celery's backends store UTC; those on SQL and MongoDB drop that word (celery/backends/database/models.py).
     """
     done = stored.get("date_done")
     if isinstance(done, str):
-        done = datetime.fromisoformat(done.replace("Z", "+00:00"))
-    if not isinstance(done, datetime) or done.tzinfo is None:
-        return True
-    return done.timestamp() >= first_received - CLOCK_SKEW
+        try:
+            done = datetime.fromisoformat(done.replace("Z", "+00:00"))
+        except ValueError:
+            return None
+    if not isinstance(done, datetime):
+        return None
+    return (done if done.tzinfo else done.replace(tzinfo=timezone.utc)).timestamp()

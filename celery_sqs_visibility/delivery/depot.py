@@ -85,7 +85,9 @@ class Depot:
         self._inbox = inbox
         self._receive = receive
         self._clock = clock
-        self._outcomes = Outcomes(options.settle_window, clock, redrive, returns.finish, self._expect)
+        self._outcomes = Outcomes(
+            options.visibility_timeout, options.settle_window, clock, redrive, returns.finish, self._expect
+        )
         self._heartbeat = Heartbeat(self.ledger, clock, self._outcomes.carry_out)
         self._watchdog = Watchdog(self._wards, clock)
         self._intake = Intake(

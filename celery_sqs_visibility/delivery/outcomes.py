@@ -39,6 +39,7 @@ class Outcomes:
     """Carries out settlements of deliveries that the ledger has let go of. Any thread; does no I/O itself.
 
     Args:
+        visibility_timeout: seconds after which a message that nobody extends comes back, at the latest.
         window: seconds that a settlement waits for company.
         clock: the monotonic clock of the deadlines.
         redrive: knows the dead-letter queues.
@@ -48,12 +49,14 @@ class Outcomes:
 
     def __init__(
         self,
+        visibility_timeout: int,
         window: float,
         clock: Clock,
         redrive: RedriveBook,
         finish: Callable[[Delivery], None],
         expect: Callable[[Delivery, float], None],
     ) -> None:
+        self._visibility_timeout = visibility_timeout
         self.settler = Settler(window, clock, self._settled, self._dead_letter)
         self._clock = clock
         self._finish = finish
@@ -71,6 +74,9 @@ class Outcomes:
             self.settler.submit(delivery, settlement)
         elif delivery.lost:
             pass  # it comes back by itself, to whoever asks first
+        elif isinstance(settlement, Lapse) and delivery.deadline > now + self._visibility_timeout:
+            # Its task has extended it for longer than anybody wants to wait for its next attempt.
+            self.settler.submit(delivery, Hide(self._visibility_timeout))
         elif isinstance(settlement, Lapse):
             self._settled(delivery, settlement, None, now)
         else:

@@ -94,7 +94,16 @@ def test_the_tracer_records_a_retry_and_runs_what_we_wrap():
         "except Retry as exc",
         "task.run",
         "task_before_start(uuid, args, kwargs)",
+        "Info=TraceInfo",
+        "R, I, state, retval = on_error(",
+        "return trace_ok_t(R, I, T, Rstr)",
     )
+    calls(celery.app.trace.TraceInfo.handle_error_state, "self.handle_retry", "self.handle_failure")
+    calls(celery.app.trace.fast_trace_task, "tasks[task].__trace__(")
+
+
+def test_a_retry_that_cannot_be_published_is_rejected_in_celerys_own_file():
+    calls(Task.retry, "S.apply_async()", "raise Reject(exc, requeue=False)")
 
 
 def test_a_shutdown_tells_how_and_prefork_alone_has_a_semaphore():

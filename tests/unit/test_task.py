@@ -7,7 +7,8 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured, Retry
 
 from celery_sqs_visibility import VisibilityTask
-from celery_sqs_visibility.task import EVERY_EXCEPTION, VisibilityRetry
+from celery_sqs_visibility.task import EVERY_EXCEPTION
+from celery_sqs_visibility.tracing import VisibilityRetry
 
 
 @pytest.fixture

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
-from celery_sqs_visibility.visibility_request import CLOCK_SKEW, _described, _is_since
+from celery_sqs_visibility.visibility_request import CLOCK_SKEW, VisibilityRequest, _described, _done_at
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
@@ -40,14 +41,40 @@ def test_an_exception_that_cannot_say_what_it_is_is_told_all_the_same():
     assert _described(MuteError()).startswith(f"{__name__}.MuteError: ")
 
 
-@pytest.mark.parametrize("form", [datetime.isoformat, lambda done: done])
-def test_a_failure_older_than_the_first_receive_is_another_messages(form):
-    stored = {"date_done": form(NOON)}
-    assert _is_since(NOON.timestamp() - 60, stored)
-    assert _is_since(NOON.timestamp() + CLOCK_SKEW, stored)
-    assert not _is_since(NOON.timestamp() + CLOCK_SKEW + 1, stored)
+@pytest.mark.parametrize(
+    "done",
+    [
+        NOON,
+        NOON.isoformat(),
+        NOON.isoformat().replace("+00:00", "Z"),
+        NOON.replace(tzinfo=None),  # SQL and MongoDB
+        NOON.replace(tzinfo=None).isoformat(),
+        NOON.astimezone(timezone(timedelta(hours=5))).isoformat(),
+    ],
+)
+def test_the_time_of_an_outcome_without_a_zone_is_utc(done):
+    assert _done_at({"date_done": done}) == NOON.timestamp()
 
 
-@pytest.mark.parametrize("done", [None, NOON.replace(tzinfo=None), 7])
-def test_a_failure_without_a_time_is_this_messages(done):
-    assert _is_since(NOON.timestamp() + 3600, {"date_done": done})
+@pytest.mark.parametrize("done", [None, 7, "yesterday"])
+def test_a_time_that_cannot_be_read_is_not_known(done):
+    assert _done_at({"date_done": done}) is None
+    assert _done_at({}) is None
+
+
+def delivery(first_received):
+    return SimpleNamespace(facts=SimpleNamespace(first_received=first_received))
+
+
+def test_a_failure_older_than_the_first_receive_is_another_messages():
+    stored = {"status": "FAILURE", "date_done": NOON.replace(tzinfo=None)}
+    is_failure_of = VisibilityRequest._is_failure_of
+    assert is_failure_of(delivery(NOON.timestamp() - 60), stored)
+    assert is_failure_of(delivery(NOON.timestamp() + CLOCK_SKEW), stored)
+    assert not is_failure_of(delivery(NOON.timestamp() + CLOCK_SKEW + 1), stored)
+
+
+def test_a_time_that_is_not_known_decides_nothing():
+    is_failure_of = VisibilityRequest._is_failure_of
+    assert not is_failure_of(delivery(NOON.timestamp()), {"status": "FAILURE", "date_done": None})
+    assert not is_failure_of(delivery(0), {"status": "FAILURE", "date_done": NOON})

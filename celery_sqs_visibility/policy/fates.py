@@ -1,0 +1,60 @@
+"""What becomes of a message when the run of its task ends: one decision, for every way to end.
+
+The pool's child decides where the exception is (`celery_sqs_visibility.tracing`); of a child that is gone the
+main process decides with the same function (`celery_sqs_visibility.visibility_request`).
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class End(enum.Enum):
+    """How a run of a `VisibilityTask` ended, or why there was none."""
+
+    SUCCEEDED = "the task returned, and Celery stored its result"
+    FAILED = "the task raised an exception"
+    RETRIED = "the task called `self.retry()`, which changes nothing but the time"
+    PUBLISHED = "the task published its successor: `self.retry()` with changes, `self.replace()`"
+    UNDECIDED = "Celery failed outside the task: the result backend, publishing what follows, pickling"
+    LOST = "the child is gone, or a time limit has passed"
+    IGNORED = "the task raised `Ignore`"
+    RELEASED = "the task raised `Reject(requeue=True)`, or called `self.visibility.release()`"
+    REJECTED = "the task raised `Reject(requeue=False)`"
+    REVOKED = "the task was revoked, or has expired"
+
+
+class Fate(enum.Enum):
+    """What becomes of the message."""
+
+    DELETE = "deleted"
+    COME_BACK = "hidden for a delay, then received again"
+    RELEASE = "visible again at once"
+    GIVE_UP = "moved to the dead-letter queue; without one, deleted or kept as `on_exhausted` says"
+
+
+#: The fate of a message where neither its attempts nor the exception matter.
+_FIXED = {
+    End.SUCCEEDED: Fate.DELETE,
+    End.PUBLISHED: Fate.DELETE,
+    End.IGNORED: Fate.DELETE,
+    End.REVOKED: Fate.DELETE,
+    End.RELEASED: Fate.RELEASE,
+    End.REJECTED: Fate.GIVE_UP,
+}
+
+
+def fate_of(end: End, *, retried: bool = True, last: bool = False) -> Fate:
+    """Decide what becomes of a message.
+
+    Args:
+        end: how the run ended.
+        retried: whether the task retries this exception (`autoretry_for`, `dont_autoretry_for`). An exception
+            that is not the task's, of `UNDECIDED`, is always retried.
+        last: whether this was the last attempt.
+    """
+    fixed = _FIXED.get(end)
+    if fixed is not None:
+        return fixed
+    asked = end in (End.FAILED, End.LOST)
+    return Fate.GIVE_UP if last or (asked and not retried) else Fate.COME_BACK

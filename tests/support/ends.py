@@ -1,0 +1,150 @@
+"""Every way in which a run may end, and what becomes of its message, its state and its errbacks: one table.
+
+`tests/worker/test_ends.py` holds workers to it, in every pool; `docs/ends.md` is written from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import celery
+
+from celery_sqs_visibility.policy.fates import End, Fate, fate_of
+
+CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
+
+#: Where a step of a chain, or a callback, goes that cannot be published for a while.
+ELSEWHERE = "elsewhere"
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one run ends.
+
+    Attributes:
+        end: in which way.
+        last: whether it is the last attempt.
+        retried: whether the task retries such an exception.
+        told: whether a task_retry signal tells that it comes back.
+    """
+
+    end: End
+    last: bool = False
+    retried: bool = True
+    told: bool = True
+
+    @property
+    def fate(self) -> Fate:
+        return fate_of(self.end, retried=self.retried, last=self.last)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A message from its first run to its end.
+
+    Attributes:
+        task: of `tests/tasks/ends.py`.
+        told: what happens, for whoever reads the docs.
+        runs: how its runs end, in order; the first that does not come back is the last of the message.
+        state: what the result backend has in the end.
+        kwargs: the task's arguments.
+        options: how it is sent.
+        more: runs of what it published, or of a message that was not the same.
+        needs: "processes", or nothing.
+    """
+
+    task: str
+    told: str
+    runs: tuple[Run, ...]
+    state: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    more: int = 0
+    needs: str = ""
+
+    @property
+    def name(self) -> str:
+        words = [self.task, *map(str, self.kwargs), *self.options]
+        return "-".join([*words, *self.kwargs.get("refused", ())])
+
+
+S, F, R = "SUCCESS", "FAILURE", "RETRY"
+SUCCEEDS = Run(End.SUCCEEDED)
+#: What comes back once and fails for good at its second attempt.
+TWICE = {end: (Run(end), Run(end, last=True)) for end in End}
+
+ROWS = (
+    Row("returning", "returns", (SUCCEEDS,), S),
+    Row("failing", "raises an exception", TWICE[End.FAILED], F),
+    Row("failing", "raises once, then returns", (Run(End.FAILED), SUCCEEDS), S, {"times": 1}),
+    Row("excluded", "raises what `dont_autoretry_for` names", (Run(End.FAILED, retried=False),), F),
+    Row("narrowed", "raises what `autoretry_for` does not name", (Run(End.FAILED, retried=False),), F),
+    Row("narrowed", "raises what `autoretry_for` names", TWICE[End.FAILED], F, {"included": True}),
+    Row("retrying", "`self.retry()`", TWICE[End.RETRIED], F),
+    Row(
+        "retrying",
+        "`self.retry(max_retries=6)` of a task with `max_retries=1`",
+        (*[Run(End.RETRIED)] * 6, Run(End.RETRIED, last=True)),
+        F,
+        {"max_retries": 6},
+    ),
+    Row(
+        "retrying_with_arguments",
+        "`self.retry(kwargs=...)`",
+        (Run(End.PUBLISHED),),
+        S,
+        more=1,
+    ),
+    Row("replacing", "`self.replace()`", (Run(End.PUBLISHED),), S, more=1),
+    Row("ignoring", "raises `Ignore`", (Run(End.IGNORED),), "PENDING"),
+    Row(
+        "rejecting",
+        "raises `Reject(exception, requeue=False)`",
+        (Run(End.REJECTED),),
+        F if CELERY >= (5, 7) else "PENDING",
+    ),
+    Row("releasing", "`self.visibility.release()`, then returns", (Run(End.RELEASED), SUCCEEDS), S),
+    Row("returning", "expired", (), "REVOKED", options={"expires": -1}),
+    Row("exiting", "exits", TWICE[End.LOST], F),
+    Row("killed", "its child is killed", TWICE[End.LOST], F, needs="processes"),
+    Row("limited", "its hard time limit passes", TWICE[End.LOST], F, needs="processes"),
+    Row("raising_what_cannot_be_pickled", "raises what cannot be pickled", TWICE[End.FAILED], F),
+    Row("returning_what_cannot_be_stored", "returns what cannot be encoded", TWICE[End.UNDECIDED], F),
+    Row("calling_itself", "`self.run()` within `try`", (SUCCEEDS,), S),
+    Row(
+        "returning",
+        "the result backend cannot store its success",
+        (Run(End.UNDECIDED), SUCCEEDS),
+        S,
+        {"refused": [S]},
+    ),
+    Row(
+        "narrowed_and_returning",
+        "the same, of a task whose `autoretry_for` does not name the backend's exception",
+        (Run(End.UNDECIDED), SUCCEEDS),
+        S,
+        {"refused": [S]},
+    ),
+    Row(
+        "returning",
+        "the result backend stores nothing",
+        (Run(End.UNDECIDED, told=False), SUCCEEDS),
+        S,
+        {"refused": [S, R, F]},
+    ),
+    Row(
+        "narrowed_and_retrying",
+        "the result backend cannot store that it is to be retried",
+        (Run(End.RETRIED, told=False), SUCCEEDS),
+        S,
+        {"times": 1, "refused": [R]},
+    ),
+    Row(
+        "excluded",
+        "the result backend cannot store its failure for good",
+        (Run(End.UNDECIDED), Run(End.FAILED, retried=False)),
+        F,
+        {"refused": [F]},
+    ),
+)

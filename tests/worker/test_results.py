@@ -1,0 +1,64 @@
+"""What the result backends tell of a task decides nothing about another message with its id."""
+
+from __future__ import annotations
+
+import pytest
+from support.faults import error
+
+SERVER_ERROR = error("InternalError", 500)
+
+
+def backends(tmp_path):
+    return {
+        "files": f"file://{tmp_path / 'results'}",
+        "SQL": f"db+sqlite:///{tmp_path / 'results.db'}",
+        "rpc": "rpc://",
+    }
+
+
+@pytest.mark.parametrize("backend", ["files", "SQL", "rpc"])
+def test_an_id_that_failed_once_and_is_published_again_runs_on_another_worker(make_site, tmp_path, backend):
+    site = make_site({"result_backend": backends(tmp_path)[backend]})
+    send = {"name": "ends.excluded", "kwargs": {}, "task_id": f"{site.queue}-again"}
+    worker = site.start("ends")
+    site.app.send_task(**send)
+    site.diary.wait_for("task_failure")
+    site.proxy.wait_for_calls("DeleteMessageBatch", 1)
+    worker.kill()
+    site.app.send_task(**send)
+    # A worker got it and died: its next receive is a redelivery, about which the backend is asked.
+    message = site.proxy.wait_for(lambda _: received(site))
+    site.sqs.change_message_visibility(
+        QueueUrl=site.url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
+    )
+    site.start("ends")
+    assert [entry["retries"] for entry in site.diary.wait_for("run", 2)] == [0, 1]
+
+
+def received(site):
+    (message,) = site.sqs.receive_message(QueueUrl=site.url).get("Messages", [None])
+    return message
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_stock_task_whose_retry_cannot_be_published_comes_back(make_site, pool):
+    site = make_site(error_visibility_timeout=1)
+    elsewhere = f"{site.queue}-elsewhere"
+    site.start("ends", pool=pool)
+    outage = site.proxy.inject(SERVER_ERROR, "SendMessage", queue=elsewhere)
+    result = site.app.send_task("ends.stock_retrying", (), {"queue": elsewhere})
+    site.diary.wait_for("run", 2, id=result.id, timeout=60)
+    assert site.kept == 1
+    outage.remove()
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
+    url = site.sqs.get_queue_url(QueueName=elsewhere)["QueueUrl"]
+    assert sum(site.counts(url)) == 1
+
+
+def test_a_stock_task_that_rejects_with_an_exception_means_it(make_site):
+    site = make_site(error_visibility_timeout=1)
+    site.start("ends")
+    result = site.app.send_task("ends.stock_rejecting")
+    site.diary.wait_for("run", id=result.id)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("run", id=result.id) == 1
