@@ -42,9 +42,6 @@ KILLED_BY_THEN = 1
 #: was only released is not to fail without ever having run.
 RELEASES_FORGIVEN = 3
 
-#: Seconds by which the clocks of a worker and of SQS may differ.
-CLOCK_SKEW = 5
-
 #: The address of Celery's backend that sends results to their callers.
 RPC = "rpc://"
 
@@ -273,13 +270,13 @@ class VisibilityRequest(DeliveryRequest):
     def _is_failure_of(delivery: Delivery, stored: Mapping[str, Any]) -> bool:
         """Whether it is this message's failure for good that is stored.
 
-        A message that was moved back from a dead-letter queue has the task id of one that failed before. A
-        time that is not known decides nothing.
+        A message that was moved back from a dead-letter queue has the task id of one that failed before. In
+        doubt it is run: a time that is not known decides nothing, and no clock is taken to be wrong.
         """
         done, first = _done_at(stored), delivery.facts.first_received
         if stored.get("status") != states.FAILURE or done is None or not first:
             return False
-        return done >= first - CLOCK_SKEW
+        return done > first
 
     def _claim_left(self, stored: Mapping[str, Any]) -> float:
         """Seconds for which a lost run may still keep others from publishing the body of its chord."""

@@ -18,13 +18,14 @@ def backends(tmp_path):
 
 @pytest.mark.parametrize("backend", ["files", "SQL", "rpc"])
 def test_an_id_that_failed_once_and_is_published_again_runs_on_another_worker(make_site, tmp_path, backend):
-    site = make_site({"result_backend": backends(tmp_path)[backend]})
+    site = make_site({"result_backend": backends(tmp_path)[backend]}, wait_time_seconds=1)
     send = {"name": "ends.excluded", "kwargs": {}, "task_id": f"{site.queue}-again"}
     worker = site.start("ends")
     site.app.send_task(**send)
     site.diary.wait_for("task_failure")
     site.proxy.wait_for_calls("DeleteMessageBatch", 1)
-    worker.kill()
+    worker.terminate()
+    worker.wait_exit()
     site.app.send_task(**send)
     # A worker got it and died: its next receive is a redelivery, about which the backend is asked.
     message = site.proxy.wait_for(lambda _: received(site))
