@@ -28,9 +28,12 @@ class Fate(enum.Enum):
     """What becomes of the message."""
 
     DELETE = "deleted"
-    COME_BACK = "hidden for a delay, then received again"
-    RELEASE = "visible again at once"
-    GIVE_UP = "moved to the dead-letter queue; without one, deleted or kept as `on_exhausted` says"
+    #: Hidden for a delay, then received again.
+    COME_BACK = "comes back"
+    #: Visible again at once.
+    RELEASE = "released"
+    #: Moved to the dead-letter queue; without one, deleted or kept as `on_exhausted` says.
+    GIVE_UP = "given up"
 
 
 #: The fate of a message where neither its attempts nor the exception matter.

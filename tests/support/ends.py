@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,3 +149,78 @@ ROWS = (
         {"refused": [F]},
     ),
 )
+
+
+DOCUMENT = """\
+# How runs end
+
+What becomes of the message of a `VisibilityTask`, however its run ends. The first table is the decision,
+which `policy/fates.py` makes for the pool's children and for the main process. The second is what the
+tests hold workers to, in every pool and on every Celery that is supported (`pytest
+tests/worker/test_ends.py`); its tasks have `max_retries=1`, so that the second attempt is the last. A
+message that comes back is hidden for its delay and received again; one that is given up goes to the
+dead-letter queue, and without one is deleted or kept as `on_exhausted` says.
+
+The last attempt is the smaller of `max_retries + 1` attempts and the queue's `maxReceiveCount` receives.
+
+## The decision
+
+{decision}
+## What tests hold workers to
+
+The state is what the result backend has in the end. Before that it is RETRY, no errback is called and no
+`task_failure` is sent. With FAILURE both are, once.
+
+{rows}
+A state of FAILURE after `Reject` is Celery's since 5.7. An exception of a task's own `on_success` or
+`after_return` is only logged by Celery 5.7; before, the run is undecided, and is repeated.
+
+## What follows a run, and chords
+
+- **A link, a chain's next step or a chord's body that cannot be sent** is sent again for ten seconds
+  after the end of the task's code. Then the run of a task with a link or a chain comes back, attempts
+  permitting. Of a chord's body Celery does not tell: it fails the body, with a `ChordError`.
+- **A member of a chord whose child is lost after its result was stored** comes back and runs again, since
+  its chord may not have been told. While Celery's claim on the body lasts (Redis, Celery 5.7: 27 seconds
+  at the defaults) it is hidden, since Celery would do nothing then, in silence.
+- **`celery.chord_unlock`**, with which Celery polls for chords on backends without counters, publishes
+  each poll as a message of its own, as Celery does: polls use up neither attempts nor `maxReceiveCount`.
+- **A limit given to `self.retry()` that exceeds the task's own** is told to the workers by one message
+  more, which takes the place of the first before the task's own last attempt. In a FIFO queue it would
+  lose its place, and is not sent: a child that is lost beyond the task's own limit is a failure for good
+  there.
+- **A run that takes its whole worker along** tells nobody of its end, and its receive counts as an
+  attempt. Three receives beyond the last attempt the message is failed without being run again, if the
+  result backend shows that the run before began and told no end. Otherwise it is run: a receive may have
+  been a release, at a deploy. A redrive policy ends both.
+- **Stock tasks** have Celery's own outcomes. Where Celery rejects a message since it could not publish
+  the task's retry, the message comes back; a `Reject` of the task's own means what it says.
+"""
+
+
+def decision_table():
+    lines = ["| a run ends | attempts left | at the last attempt |", "|---|---|---|"]
+    for end in End:
+        first, last = fate_of(end), fate_of(end, last=True)
+        shown = first.value
+        if fate_of(end, retried=False) is not first:
+            shown += f"; if the task does not retry it, {fate_of(end, retried=False).value}"
+        lines.append(f"| {end.value} | {shown} | {last.value} |")
+    return "\n".join(lines) + "\n"
+
+
+def rows_table():
+    lines = ["| what happens | after each run | state |", "|---|---|---|"]
+    for row in ROWS:
+        fates = [run.fate.value for run in row.runs] or ["deleted, not run"]
+        where = " (prefork)" if row.needs else ""
+        lines.append(f"| {row.told}{where} | {', '.join(fates)} | {row.state} |")
+    return "\n".join(lines) + "\n"
+
+
+def document():
+    return DOCUMENT.format(decision=decision_table(), rows=rows_table())
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())
