@@ -181,8 +181,9 @@ def _tell_release(task: Any, request: dict[str, Any], info: Any) -> None:
 
 
 def _is_beyond_limit(task: Any, request: dict[str, Any]) -> bool:
-    limit = task.limit_of(Context(request))
-    return limit is not None and (request.get("retries") or 0) > limit
+    retries = request.get("retries") or 0
+    limit = task.limit_of(Context(request)) if retries else None
+    return limit is not None and retries > limit
 
 
 def _store(task: Any, request: dict[str, Any], result: Any, state: str) -> None:
