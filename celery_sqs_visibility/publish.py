@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from celery.exceptions import Ignore, Reject, Retry
+
 from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.outbox import PublishError
 from celery_sqs_visibility.publishing import Batch, current, let_threads_inherit
+from celery_sqs_visibility.task import VisibilityRetry
 from celery_sqs_visibility.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -25,7 +28,8 @@ def publish_batch(app: Any) -> Iterator[Batch]:
 
     What fails for a reason that may pass is tried again for up to 30 seconds. An exception in the block goes
     on after what was published before it has been sent; that something could not be is then a note of
-    it, and logged.
+    it, and logged. An exception that ends the block without failing (see `_hides_failures`) does not go on
+    where something could not be sent.
 
     Args:
         app: the Celery app whose broker it is about.
@@ -41,6 +45,8 @@ def publish_batch(app: Any) -> Iterator[Batch]:
     except BaseException as error:
         unsent = batch.close()
         if unsent is not None:
+            if _hides_failures(error):
+                raise unsent from error
             _note(error, unsent)
         raise
     unsent = batch.close()
@@ -53,6 +59,18 @@ def _broker_of(app: Any) -> Broker | None:
     with app.connection_for_write() as connection:
         transport = connection.transport
         return transport.broker if isinstance(transport, Transport) else None
+
+
+def _hides_failures(error: BaseException) -> bool:
+    """Whether the exception is no failure: nobody would do anything about messages that were not sent.
+
+    Celery is done with the message of a task that ends by `Ignore` (`self.replace()` raises it), `Reject` or a
+    `Retry` that was published. A message that comes back by itself keeps the delay that its task has asked
+    for, and its next run publishes everything again. A generator that is closed early raises nothing.
+    """
+    if isinstance(error, VisibilityRetry) or (isinstance(error, Reject) and error.requeue):
+        return False
+    return isinstance(error, (Ignore, Reject, Retry, GeneratorExit))
 
 
 def _note(error: BaseException, unsent: PublishError) -> None:

@@ -392,3 +392,37 @@ def publishing_many(self, key, count):
     with publish_batch(self.app):
         for number in range(count):
             quick.delay(number)
+
+
+@app.task(bind=True, error_visibility_timeout=1)
+def replaced_in_a_block(self, key):
+    started(self, key)
+    with publish_batch(self.app):
+        quick.delay(f"beside {key}")
+        raise self.replace(quick.si(f"in place of {key}"))
+
+
+@app.task(bind=True, error_visibility_timeout=1)
+def retried_with_other_arguments_in_a_block(self, key, again=False):
+    started(self, key)
+    if not again:
+        with publish_batch(self.app):
+            quick.delay(f"beside {key}")
+            raise self.retry(args=(f"{key} again", True), countdown=0)
+
+
+@app.task(bind=True, error_visibility_timeout=1)
+def rejected_in_a_block(self, key):
+    started(self, key)
+    with publish_batch(self.app):
+        quick.delay(f"beside {key}")
+        raise Reject("it is of no use", requeue=False)
+
+
+@app.task(bind=True, error_visibility_timeout=30)
+def retried_in_a_block(self, key):
+    started(self, key)
+    if self.request.retries < 1:
+        with publish_batch(self.app):
+            quick.delay(f"beside {key}")
+            raise self.retry(countdown=1)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from celery.exceptions import Ignore, Reject, Retry
 from support.app import close_app, make_app
 from support.processes import SOON
 
@@ -20,6 +21,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.delivery import backlog
 from celery_sqs_visibility.publishing import batched, current
+from celery_sqs_visibility.task import VisibilityRetry
 
 broker_of = celery_sqs_visibility.publish._broker_of
 
@@ -210,6 +212,44 @@ def test_of_two_errors_the_blocks_goes_on_and_tells_of_the_other(site, caplog):
     assert "1 of 1 messages could not be sent" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "predicate", [Ignore(), Retry("published anew"), Reject("of no use", requeue=False)], ids=repr
+)
+def test_a_predicate_of_celerys_does_not_carry_away_what_could_not_be_sent(site, predicate):
+    site.sqs.fail_next("SendMessageBatch", AccessDenied("no"))
+    with pytest.raises(PublishError) as caught:
+        publish_and_raise(site, predicate)
+    assert caught.value.__cause__ is predicate
+
+
+@pytest.mark.parametrize("predicate", [VisibilityRetry(when=5), Reject("later", requeue=True)], ids=repr)
+def test_a_message_that_comes_back_by_itself_does_so_when_the_task_said(site, predicate, caplog):
+    site.sqs.fail_next("SendMessageBatch", AccessDenied("no"))
+    with pytest.raises(type(predicate)) as caught:
+        publish_and_raise(site, predicate)
+    assert caught.value is predicate
+    assert caught.value.__notes__ == ["1 of 1 messages could not be sent: a: no"]
+    assert "1 of 1 messages could not be sent" in caplog.text
+
+
+def test_a_predicate_goes_on_after_all_is_sent(site):
+    with pytest.raises(Ignore):
+        publish_and_raise(site, Ignore())
+    assert site.requests() == [["a"]]
+
+
+def test_a_generator_that_is_closed_early_tells_what_could_not_be_sent(site):
+    def publishing():
+        with publish_batch("app"):
+            yield site.publish("a")
+
+    site.sqs.fail_next("SendMessageBatch", AccessDenied("no"))
+    generator = publishing()
+    next(generator)
+    with pytest.raises(PublishError):
+        generator.close()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of what other tests' threads may do
 def test_a_forked_child_leaves_its_parents_block_alone(site):
     with publish_batch("app"):
@@ -261,7 +301,7 @@ def in_a_thread(function, *arguments):
     thread.join(SOON)
 
 
-def publish_and_raise(site):
+def publish_and_raise(site, error=ZeroDivisionError):
     with publish_batch("app"):
         site.publish("a")
-        raise ZeroDivisionError
+        raise error

@@ -180,3 +180,32 @@ def test_a_task_may_publish_many(site):
     assert run_all(site, 21) == {"many": 1, **dict.fromkeys(range(20), 1)}
     assert site.proxy.count(BATCHES) in (2, 3)  # a child that stalls for a second sends what it has
     assert site.proxy.count(SENDS) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "published"),
+    [
+        ("replaced_in_a_block", {"beside a", "in place of a"}),
+        ("retried_with_other_arguments_in_a_block", {"beside a", "a again"}),
+        ("rejected_in_a_block", {"beside a"}),
+    ],
+)
+def test_a_task_that_ends_by_a_predicate_comes_back_while_its_messages_could_not_be_sent(
+    site, task, published
+):
+    site.proxy.inject(fail_entries("InvalidMessageContents"), BATCHES, times=1)
+    site.send(task, "a")
+    site.start()
+    for key in published:
+        site.diary.wait_for("started", key=key)
+    assert len(site.diary.entries("started", key="a")) == 2
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+
+
+def test_a_retry_of_the_same_message_keeps_its_delay(site):
+    site.proxy.inject(fail_entries("InvalidMessageContents"), BATCHES, times=1)
+    site.send("retried_in_a_block", "a")
+    worker = site.start()
+    site.diary.wait_for("started", 2, key="a")
+    assert site.changes()[:1] == [1]
+    assert "1 of 1 messages could not be sent" in worker.log
