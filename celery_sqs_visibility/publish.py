@@ -11,7 +11,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.outbox import PublishError
-from celery_sqs_visibility.publishing import Batch, current, let_threads_inherit
+from celery_sqs_visibility.publishing import Batch
 from celery_sqs_visibility.task import VisibilityRetry
 from celery_sqs_visibility.transport import Transport
 
@@ -23,8 +23,8 @@ def publish_batch(app: Any) -> Iterator[Batch]:
     """Send what is published inside in batches, ten messages or 1 MiB a request, several at a time.
 
     Sending begins at once, and leaving the block means sent. What is published is what reaches the app's
-    broker inside the block and in threads started there; another thread or a greenlet takes part with
-    `with batch.joined():`. On any other broker the block changes nothing.
+    broker inside the block; another thread or a greenlet takes part with `with batch.joined():`. On any other
+    broker the block changes nothing.
 
     What fails for a reason that may pass is tried again for up to 30 seconds. An exception in the block goes
     on after what was published before it has been sent; that something could not be is then a note of
@@ -37,8 +37,7 @@ def publish_batch(app: Any) -> Iterator[Batch]:
     Raises:
         PublishError: some messages could not be sent; the others were.
     """
-    let_threads_inherit()
-    batch = Batch(lambda: _broker_of(app), current())
+    batch = Batch(lambda: _broker_of(app))
     try:
         with batch.joined():
             yield batch
@@ -64,11 +63,11 @@ def _broker_of(app: Any) -> Broker | None:
 def _hides_failures(error: BaseException) -> bool:
     """Whether the exception is no failure: nobody would do anything about messages that were not sent.
 
-    Celery is done with the message of a task that ends by `Ignore` (`self.replace()` raises it), `Reject` or a
-    `Retry` that was published. A message that comes back by itself keeps the delay that its task has asked
+    Celery is done with the message of a task that ends by `Ignore` (`self.replace()` raises it), `Reject` or
+    a `Retry` that was published. A message that comes back by itself keeps the delay that its task has asked
     for, and its next run publishes everything again. A generator that is closed early raises nothing.
     """
-    if isinstance(error, VisibilityRetry) or (isinstance(error, Reject) and error.requeue):
+    if isinstance(error, VisibilityRetry) or getattr(error, "requeue", False):  # `Reject.requeue`
         return False
     return isinstance(error, (Ignore, Reject, Retry, GeneratorExit))
 

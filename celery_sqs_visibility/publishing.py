@@ -1,29 +1,58 @@
 """Which block of `publish_batch` a publication belongs to: the innermost around it, of the same broker.
 
-"Around" is what Python's context variables say, which asyncio's tasks inherit, and threads do not. A thread
-that is started within a block inherits it all the same; one that was there before is somebody else's as far
-as we know, whose `delay()` has to mean "sent", so it takes part only where it says so (`Batch.joined`).
+"Around" is what Python's context variables say. asyncio's tasks and `asyncio.to_thread` inherit them. Threads
+and greenlets do not: one that serves another request has to find its messages sent when `delay()` returns, so
+it takes part only where it joins (`Batch.joined`, `contextvars.copy_context().run`).
+
+A generator runs in its caller's context. So a block that a generator holds takes only what is published while
+the generator runs, and not what its caller publishes before the next `next()`.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.outbox import Outbox, PublishError
 
-_here: ContextVar[Batch | None] = ContextVar("celery_sqs_visibility.publishing", default=None)
+GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
-#: The attribute of a thread that was started within a block.
-_INHERITED = "_celery_sqs_visibility_batch"
+#: The context managers' methods that run between a `with` statement and what it opens.
+ENTER: Final = ("__enter__", "__aenter__")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """One `with` statement whose body publishes into a block.
+
+    Attributes:
+        batch: the block.
+        generator: the frame of the generator that the statement is in, if it is in one.
+    """
+
+    batch: Batch
+    generator: FrameType | None
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the caller publishes into the block."""
+        return self.batch.open and (self.generator is None or _is_running(self.generator))
+
+
+#: What this context has joined, the innermost last.
+_joined: ContextVar[tuple[Joined, ...]] = ContextVar("celery_sqs_visibility.publishing", default=())
 
 
 class Batch:
@@ -31,11 +60,9 @@ class Batch:
 
     Args:
         find_broker: gives the broker that the block is about; `None`: one that is not ours.
-        outer: the block around it.
     """
 
-    def __init__(self, find_broker: Callable[[], Broker | None], outer: Batch | None) -> None:
-        self.outer = outer
+    def __init__(self, find_broker: Callable[[], Broker | None]) -> None:
         self._find_broker = find_broker
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards everything below
@@ -55,19 +82,28 @@ class Batch:
     @contextmanager
     def joined(self) -> Iterator[Batch]:
         """Have this thread, or greenlet, publish into the block too, inside `with batch.joined():`."""
-        before = _here.get()
-        _here.set(self)
+        here = Joined(self, _generator_that_enters())
+        others = [other for other in _joined.get() if other.batch.open]
+        # A generator that is suspended now is called from here when it runs, so its block is further in.
+        suspended = [other for other in others if not other.takes_part]
+        _joined.set((*(other for other in others if other not in suspended), here, *suspended))
         try:
             yield self
         finally:
-            _here.set(before)
+            # Not what was there before: generators end in any order.
+            _joined.set(tuple(other for other in _joined.get() if other is not here))
 
     def put(self, queue: Queue, message: OutgoingMessage, task_id: str | None) -> bool:
         """See `Outbox.put`."""
-        if queue.fifo:
-            self._let_outer_blocks_send()
         outbox = self._outbox()
         return outbox is not None and outbox.put(queue, message, task_id)
+
+    def send_so_far(self) -> None:
+        """Wait until what was published before is sent."""
+        before = self._outbox()
+        if before is not None and not before.empty:
+            self._outbox(new=True)
+            before.close()
 
     def close(self) -> PublishError | None:
         """Wait until everything is sent; what was not. From then on, nothing goes into the block."""
@@ -88,23 +124,10 @@ class Batch:
                 self._outboxes.append(Outbox(self.broker.queues.forget) if self.broker else Outbox())
             return self._outboxes[-1]
 
-    def _let_outer_blocks_send(self) -> None:
-        """What was published before, around this block, comes before what is in it: FIFO."""
-        outer = self.outer
-        while outer is not None:
-            outer._send_so_far()  # noqa: SLF001 - another of the same class
-            outer = outer.outer
 
-    def _send_so_far(self) -> None:
-        before = self._outbox() if self.open else None
-        if before is not None and not before.empty:
-            self._outbox(new=True)
-            before.close()
-
-
-def current() -> Batch | None:
-    """The innermost block around the caller."""
-    return _here.get() or getattr(threading.current_thread(), _INHERITED, None)
+def blocks_around() -> list[Batch]:
+    """The open blocks around the caller, the innermost last."""
+    return [joined.batch for joined in _joined.get() if joined.takes_part]
 
 
 def batched(broker: Broker, queue: Queue, message: OutgoingMessage, content: Mapping[str, Any]) -> bool:
@@ -118,32 +141,39 @@ def batched(broker: Broker, queue: Queue, message: OutgoingMessage, content: Map
         message: what goes there.
         content: kombu's message, of which it was made.
     """
-    batch = current()
-    while batch is not None:
-        if batch.open and batch.broker is broker and batch.put(queue, message, _task_id(content)):
+    blocks = [batch for batch in blocks_around() if batch.broker is broker]
+    while blocks:
+        batch = blocks.pop()
+        if queue.fifo:
+            for outer in blocks:  # what was published before, around this block, comes before what is in it
+                outer.send_so_far()
+        if batch.put(queue, message, _task_id(content)):
             return True
-        batch = batch.outer
     return False
 
 
-def let_threads_inherit() -> None:
-    """Have threads that are started within a block publish into it. Harmless if they do.
+def _generator_that_enters() -> FrameType | None:
+    """The generator whose `with` statement is being entered, if it is one's.
 
-    `threading.Thread.start` is replaced, once, since threads do not know who started them.
+    A generator that contextlib makes a context manager of, and any context manager's `__enter__`, enter for
+    the caller, whose `with` statement it is.
     """
-    start = threading.Thread.start
-    if getattr(start, _INHERITED, False):
-        return
+    frame = sys._getframe(1)  # noqa: SLF001 - CPython's and PyPy's documented way
+    while frame.f_back is not None and (_enters_for_another(frame) or _enters_for_another(frame.f_back)):
+        frame = frame.f_back
+    return frame if frame.f_code.co_flags & GENERATORS else None
 
-    @functools.wraps(start)
-    def start_in_block(thread: threading.Thread) -> None:
-        batch = current()
-        if batch is not None and batch.open:
-            setattr(thread, _INHERITED, batch)
-        start(thread)
 
-    setattr(start_in_block, _INHERITED, True)
-    threading.Thread.start = start_in_block  # type: ignore[method-assign, assignment]
+def _enters_for_another(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == "contextlib" or frame.f_code.co_name in ENTER
+
+
+def _is_running(generator: FrameType) -> bool:
+    """Whether the caller was called by that generator."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - see _generator_that_enters
+    while frame is not None and frame is not generator:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _task_id(content: Mapping[str, Any]) -> str | None:

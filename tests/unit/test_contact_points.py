@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import subprocess
 import sys
@@ -168,3 +169,15 @@ def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
     assert callable(client._endpoint.http_session.send)
     assert isinstance(client._endpoint.http_session._socket_options, list)
     assert client._request_signer._credentials.get_frozen_credentials().access_key == "a"
+
+
+def test_a_generator_has_one_frame_and_contextlib_enters_from_its_own_module():
+    def generator():
+        yield sys._getframe()
+        yield sys._getframe()
+
+    one, again = generator_frames = list(generator())
+    assert one is again
+    assert all(frame.f_code.co_flags & inspect.CO_GENERATOR for frame in generator_frames)
+    assert contextlib._GeneratorContextManager.__enter__.__globals__["__name__"] == "contextlib"
+    assert contextlib.ExitStack.enter_context.__globals__["__name__"] == "contextlib"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import gc
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +23,7 @@ from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.delivery import backlog
-from celery_sqs_visibility.publishing import batched, current
+from celery_sqs_visibility.publishing import batched, blocks_around
 from celery_sqs_visibility.task import VisibilityRetry
 
 broker_of = celery_sqs_visibility.publish._broker_of
@@ -116,20 +119,215 @@ def test_what_an_inner_block_sends_to_a_fifo_queue_does_not_overtake(site):
     assert site.requests() == [["a"], ["b"], ["c"]]
 
 
-def test_threads_started_inside_take_part_and_their_threads(site):
-    def publish_and_start_another():
-        site.publish("a")
-        in_a_thread(site.publish, "b")
-
+def test_a_thread_that_is_started_inside_means_sent(site):
     with publish_batch("app"):
-        in_a_thread(publish_and_start_another)
-    assert site.requests() == [["a", "b"]]
+        in_a_thread(site.publish, "a")
+        assert site.requests() == [["a"]]
 
 
-def test_a_pool_takes_part_whose_threads_start_inside(site):
+def test_a_pool_whose_threads_start_inside_serves_others_later(site):
+    """As asyncio's default executor, whose threads start when they are first needed."""
+    with ThreadPoolExecutor(1) as pool, publish_batch("app"):
+        pool.submit(bool).result(SOON)
+        assert not pool.submit(site.publish, "another request's").result(SOON)
+        assert site.requests() == [["another request's"]]
+
+
+def test_a_call_in_a_copy_of_the_context_takes_part_in_any_thread(site):
     with ThreadPoolExecutor(4) as pool, publish_batch("app"):
-        assert all(pool.map(site.publish, "abcd"))
+        calls = [pool.submit(contextvars.copy_context().run, site.publish, name) for name in "abcd"]
+        assert all(call.result(SOON) for call in calls)
     assert [sorted(names) for names in site.requests()] == [["a", "b", "c", "d"]]
+
+
+def test_starting_threads_is_left_to_python(site):
+    start = threading.Thread.start
+    with publish_batch("app"):
+        site.publish("a")
+    assert threading.Thread.start is start
+    assert start.__module__ == "threading"
+
+
+def test_asyncios_tasks_take_part_and_its_executor_where_the_context_is_copied(site):
+    async def publish_all():
+        with publish_batch("app"):
+            await asyncio.gather(publish("a"), asyncio.to_thread(site.publish, "b"))
+            loop = asyncio.get_running_loop()
+            assert not await loop.run_in_executor(None, site.publish, "another request's")
+
+    async def publish(name):
+        await asyncio.sleep(0)
+        return site.publish(name)
+
+    asyncio.run(publish_all())
+    assert [sorted(names) for names in site.requests()] == [["another request's"], ["a", "b"]]
+
+
+def test_a_task_that_outlives_the_block_sends_by_itself(site):
+    async def publish_late(closed):
+        await closed.wait()
+        return site.publish("late")
+
+    async def main():
+        closed = asyncio.Event()
+        with publish_batch("app"):
+            task = asyncio.create_task(publish_late(closed))
+            await asyncio.sleep(0)
+        closed.set()
+        assert not await task
+
+    asyncio.run(main())
+    assert site.requests() == [["late"]]
+
+
+def publish_one_by_one(site, names):
+    with publish_batch("app"):
+        for name in names:
+            yield site.publish(name)
+
+
+def test_while_a_generator_that_holds_a_block_waits_delay_means_sent(site):
+    generator = publish_one_by_one(site, "ab")
+    assert next(generator)
+    assert not site.publish("the caller's")
+    assert site.requests() == [["the caller's"]]
+    assert list(generator) == [True]
+    assert site.requests() == [["the caller's"], ["a", "b"]]
+
+
+def test_what_a_generator_that_holds_a_block_calls_takes_part(site):
+    def publish_by_others():
+        with publish_batch("app"):
+            yield all(list(map(site.publish, "ab")))
+            yield from publish_all_of("cd")
+
+    def publish_all_of(names):
+        for name in names:
+            yield site.publish(name)
+
+    assert all(publish_by_others())
+    assert site.requests() == [["a", "b", "c", "d"]]
+
+
+def test_a_block_that_a_generator_with_a_block_opens_further_in_is_sent_at_its_own_end(site):
+    def publish_all():
+        with publish_batch("app"):
+            yield site.publish("a")
+            yield publish_in_a_block("b")
+
+    def publish_in_a_block(name):
+        with publish_batch("app"):
+            site.publish(name)
+        return site.requests()[-1]
+
+    assert list(publish_all()) == [True, ["b"]]
+    assert site.requests() == [["b"], ["a"]]
+
+
+def test_two_generators_and_their_callers_block_do_not_get_into_each_others_way(site):
+    one, other = publish_one_by_one(site, "ab"), publish_one_by_one(site, "cd")
+    next(one)
+    with publish_batch("app"):
+        site.publish("x")
+        next(other)
+        assert list(one) == [True]
+        assert site.requests() == [["a", "b"]]
+        assert site.publish("y")
+        assert list(other) == [True]
+        assert site.requests() == [["a", "b"], ["c", "d"]]
+    assert site.requests()[-1] == ["x", "y"]
+    assert blocks_around() == []
+
+
+def test_while_an_async_generator_that_holds_a_block_waits_delay_means_sent(site):
+    async def publish_one_by_one():
+        with publish_batch("app"):
+            for name in "ab":
+                await asyncio.sleep(0)
+                yield site.publish(name)
+
+    async def main():
+        assert all([(taken, site.publish(n)) == (True, False) async for n, taken in numbered()])
+
+    async def numbered():
+        n = 0
+        async for taken in publish_one_by_one():
+            n += 1
+            yield f"the caller's {n}", taken
+
+    asyncio.run(main())
+    assert site.requests() == [["the caller's 1"], ["the caller's 2"], ["a", "b"]]
+
+
+@contextmanager
+def a_block_and_more():
+    with publish_batch("app") as batch:
+        yield batch
+
+
+@asynccontextmanager
+async def an_async_block():
+    with a_block_and_more() as batch:
+        yield batch
+
+
+class BlockOfTheUsers:
+    def __enter__(self):
+        self.block = publish_batch("app")
+        return self.block.__enter__()
+
+    def __exit__(self, *error):
+        return self.block.__exit__(*error)
+
+
+@contextmanager
+def a_block_on_a_stack():
+    with ExitStack() as stack:
+        yield stack.enter_context(a_block_and_more())
+
+
+@pytest.mark.parametrize("manager", [a_block_and_more, BlockOfTheUsers, a_block_on_a_stack])
+def test_a_context_manager_may_open_the_block_for_whom_it_manages(site, manager):
+    def publishing():
+        with manager():
+            yield site.publish("b")
+
+    with manager():
+        assert site.publish("a")
+    generator = publishing()
+    assert next(generator)
+    assert not site.publish("the caller's")
+    generator.close()
+    assert site.requests() == [["a"], ["the caller's"], ["b"]]
+
+
+def test_an_async_context_manager_may_open_the_block_for_whom_it_manages(site):
+    async def main():
+        async with an_async_block():
+            return site.publish("a")
+
+    assert asyncio.run(main())
+
+
+def test_who_joins_in_a_generator_joins_for_the_generator(site):
+    def publishing(batch):
+        with batch.joined():
+            yield site.publish("a")
+
+    with publish_batch("app") as batch:
+        generator = contextvars.Context().run(publishing, batch)
+        elsewhere = contextvars.Context()
+        assert elsewhere.run(next, generator)
+        assert not elsewhere.run(site.publish, "the caller's")
+        elsewhere.run(generator.close)
+    assert site.requests() == [["the caller's"], ["a"]]
+
+
+def test_a_generator_that_is_forgotten_sends_what_it_has_published(site):
+    next(publish_one_by_one(site, "ab"))
+    gc.collect()
+    assert site.requests() == [["a"]]
+    assert not site.publish("b")
 
 
 def test_a_thread_that_was_there_before_means_sent_unless_it_joins(site):
@@ -192,7 +390,7 @@ def test_an_exception_goes_on_after_what_was_published_is_sent(site):
     with pytest.raises(ZeroDivisionError):
         publish_and_raise(site)
     assert site.requests() == [["a"]]
-    assert current() is None
+    assert blocks_around() == []
 
 
 def test_what_could_not_be_sent_raises_one_error(site):

@@ -64,10 +64,16 @@ def test_three_hundred_tasks_are_thirty_requests_and_run_once_each(site):
     assert run_all(site, 300) == dict.fromkeys(range(300), 1)
 
 
-def test_several_threads_share_batches(site):
-    with publish_batch(site.app), ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda key: site.send("quick", key), range(200)))
-    assert requests(site) == {BATCHES: 20}
+def test_threads_that_join_share_batches_and_others_send(site):
+    def send_joining(key):
+        with batch.joined():
+            site.send("quick", key)
+
+    with publish_batch(site.app) as batch, ThreadPoolExecutor(8) as pool:
+        list(pool.map(send_joining, range(200)))
+        pool.submit(site.send, "quick", "another request's").result()
+        assert site.proxy.count(SENDS) == 1
+    assert requests(site) == {BATCHES: 20, SENDS: 1}
 
 
 def test_groups_chords_and_chunks_share_batches(site):
