@@ -17,6 +17,9 @@ from celery_sqs_visibility.transport import Transport
 
 logger = logging.getLogger(__name__)
 
+#: How many task ids a log line spells out.
+SPELT_OUT = 10
+
 
 @contextmanager
 def publish_batch(app: Any) -> Iterator[Batch]:
@@ -29,7 +32,8 @@ def publish_batch(app: Any) -> Iterator[Batch]:
     What fails for a reason that may pass is tried again for up to 30 seconds. An exception in the block goes
     on after what was published before it has been sent; that something could not be is then a note of
     it, and logged. An exception that ends the block without failing (see `_hides_failures`) does not go on
-    where something could not be sent.
+    where something could not be sent. An exception that comes while leaving the block waits, as a second
+    Ctrl-C does, goes on at once, and tells how much was not sent.
 
     Args:
         app: the Celery app whose broker it is about.
@@ -42,13 +46,13 @@ def publish_batch(app: Any) -> Iterator[Batch]:
         with batch.joined():
             yield batch
     except BaseException as error:
-        unsent = batch.close()
+        unsent = _close(batch)
         if unsent is not None:
             if _hides_failures(error):
                 raise unsent from error
-            _note(error, unsent)
+            _tell(error, "messages published before an exception in publish_batch were not sent", str(unsent))
         raise
-    unsent = batch.close()
+    unsent = _close(batch)
     if unsent is not None:
         raise unsent
 
@@ -72,7 +76,26 @@ def _hides_failures(error: BaseException) -> bool:
     return isinstance(error, (Ignore, Reject, Retry, GeneratorExit))
 
 
-def _note(error: BaseException, unsent: PublishError) -> None:
-    logger.error("messages published before an exception in publish_batch were not sent: %s", unsent)
+def _close(batch: Batch) -> PublishError | None:
+    """Wait until everything is sent; what could not be.
+
+    An exception that ends the wait goes on at once: a second Ctrl-C, a time limit.
+    """
+    try:
+        return batch.close()
+    except BaseException as interruption:
+        unsent = batch.unsent()
+        if unsent is not None:
+            ids = ", ".join(str(task_id) for task_id, _ in unsent.failures[:SPELT_OUT])
+            told = f"{len(unsent.failures)} of {unsent.published} messages were not sent yet: {ids}"
+            more = len(unsent.failures) - SPELT_OUT
+            told += f" and {more} more" if more > 0 else ""
+            _tell(interruption, "publish_batch was interrupted while it was sending", told)
+        raise
+
+
+def _tell(error: BaseException, event: str, unsent: str) -> None:
+    """Log what was not sent, and make a note of it to the exception."""
+    logger.error("%s: %s", event, unsent)
     # What add_note() does, from Python 3.11 on.
-    error.__notes__ = [*getattr(error, "__notes__", []), str(unsent)]  # type: ignore[attr-defined]
+    error.__notes__ = [*getattr(error, "__notes__", []), unsent]  # type: ignore[attr-defined]

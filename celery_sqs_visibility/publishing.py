@@ -112,7 +112,13 @@ class Batch:
         with self._lock:
             self._closed = True
             outboxes = list(self._outboxes)
-        results = [outbox.close() for outbox in outboxes]
+        for outbox in outboxes:
+            outbox.close()
+        return self.unsent()
+
+    def unsent(self) -> PublishError | None:
+        """What is not known to have been sent by now."""
+        results = [outbox.unsent() for outbox in self._outboxes]
         failures = [failure for failed, _ in results for failure in failed]
         return PublishError(failures, sum(count for _, count in results)) if failures else None
 

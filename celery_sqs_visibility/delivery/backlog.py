@@ -123,20 +123,29 @@ class Backlog:
     """What was published and not yet sent.
 
     Attributes:
-        count: entries that wait or are under way.
-        size: their bytes.
+        size: bytes of what waits or is under way.
         failures: task id and reason of what was given up.
         accepted: entries that were ever added.
     """
 
     def __init__(self) -> None:
-        self.count = 0
         self.size = 0
         self.accepted = 0
         self.failures: list[tuple[str | None, Exception]] = []
+        self._entries: dict[Entry, None] = {}  # in the order of their publication
         self._lanes: dict[Queue, Lane] = {}
         self._later: list[tuple[float, int, Entry]] = []  # heap: (not before, tie-break, failed entry)
         self._ties = itertools.count()
+
+    @property
+    def count(self) -> int:
+        """How many wait or are under way."""
+        return len(self._entries)
+
+    @property
+    def waiting(self) -> list[str | None]:
+        """Their task ids, the first published first."""
+        return [entry.task_id for entry in self._entries]
 
     def add(self, queue: Queue, message: OutgoingMessage, task_id: str | None, now: float) -> bool:
         """Have it sent; whether there is now a batch that waits for nothing."""
@@ -149,8 +158,9 @@ class Backlog:
         lane = self._lanes.get(queue)
         if lane is None:
             lane = self._lanes[queue] = Lane()
-        lane.add(Entry(queue, message, task_id, size, now))
-        self.count += 1
+        entry = Entry(queue, message, task_id, size, now)
+        lane.add(entry)
+        self._entries[entry] = None
         self.size += size
         return lane.first_batch()[1]
 
@@ -227,7 +237,7 @@ class Backlog:
 
     def _over(self, lane: Lane, entry: Entry) -> None:
         lane.over(entry)
-        self.count -= 1
+        del self._entries[entry]
         self.size -= entry.size
 
 

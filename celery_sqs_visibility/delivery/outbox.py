@@ -108,7 +108,15 @@ class Outbox:
             self._work.notify_all()
             self._room.notify_all()
             self._room.wait_for(lambda: not self._backlog.count)
-            return self._backlog.failures, self._backlog.accepted
+        return self.unsent()
+
+    def unsent(self) -> tuple[list[tuple[str | None, Exception]], int]:
+        """As `close`, of this moment: what waits, or whose answer has not come, is not sent yet."""
+        if self._pid != os.getpid():
+            return [], 0
+        with self._work:
+            waiting = [(task_id, Unavailable("it was not sent yet")) for task_id in self._backlog.waiting]
+            return [*self._backlog.failures, *waiting], self._backlog.accepted
 
     def _has_room(self) -> bool:
         full = self._backlog.count >= MOST_MESSAGES or self._backlog.size >= MOST_BYTES

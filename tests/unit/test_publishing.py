@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import gc
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -446,6 +447,28 @@ def test_a_generator_that_is_closed_early_tells_what_could_not_be_sent(site):
     next(generator)
     with pytest.raises(PublishError):
         generator.close()
+
+
+def test_ctrl_c_while_the_block_is_left_tells_how_much_was_not_sent(site, caplog):
+    """Twelve messages in two batches that are not full, and so are sent when the block is left."""
+    interrupted = threading.Event()
+    send_batch = site.sqs.send_batch
+
+    def interrupt_once_and_send_later(*arguments):
+        if not interrupted.is_set():
+            interrupted.set()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert told.wait(SOON)
+        return send_batch(*arguments)
+
+    told = threading.Event()
+    site.sqs.send_batch = interrupt_once_and_send_later
+    with pytest.raises(KeyboardInterrupt) as caught, publish_batch("app"):
+        _ = [site.publish(f"{number}", queue="pq"[number % 2]) for number in range(12)]
+    told.set()
+    sentence = "12 of 12 messages were not sent yet: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+    assert caught.value.__notes__ == [sentence]
+    assert sentence in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of what other tests' threads may do

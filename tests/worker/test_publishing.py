@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from celery import chord, group
-from support.faults import error, fail_entries, lose_response
+from support.app import CONFIG_VARIABLE, behind, encode_config
+from support.faults import error, fail_entries, hold_request, lose_response
+from support.processes import SOON
 
 from celery_sqs_visibility import PublishError, publish_batch
 from celery_sqs_visibility.delivery import backlog, outbox
@@ -215,3 +221,54 @@ def test_a_retry_of_the_same_message_keeps_its_delay(site):
     site.diary.wait_for("started", 2, key="a")
     assert site.changes()[:1] == [1]
     assert "1 of 1 messages could not be sent" in worker.log
+
+
+PUBLISHER = """
+import time
+from celery_sqs_visibility import publish_batch
+from celery_sqs_visibility.delivery import backlog, outbox
+from support.app import make_app
+
+backlog.WINDOW = outbox.WINDOW = 60.0
+app = make_app("publisher")
+with publish_batch(app):
+    for number in range(13):
+        app.send_task("work.quick", (number,), task_id=f"task-{number}")
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def publisher(site):
+    """A process that has published 13 messages: a full batch, and one that waits for the end of the block."""
+    environment = {
+        **os.environ,
+        CONFIG_VARIABLE: encode_config(behind(site.proxy.url, site.config)),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", PUBLISHER], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_ctrl_c_sends_what_was_published_and_a_second_one_tells_what_was_not(site, publisher):
+    site.proxy.wait_for_calls(BATCHES, timeout=SOON)
+    site.proxy.inject(hold_request(SOON), BATCHES)
+    publisher.send_signal(signal.SIGINT)
+    site.proxy.wait_for(lambda _: site.proxy.in_flight(BATCHES))
+    publisher.send_signal(signal.SIGINT)
+    _, errors = publisher.communicate(timeout=SOON)
+    assert publisher.returncode == -signal.SIGINT
+    assert "3 of 13 messages were not sent yet: task-10, task-11, task-12" in errors
+
+
+def test_one_ctrl_c_sends_what_was_published(site, publisher):
+    site.proxy.wait_for_calls(BATCHES, timeout=SOON)
+    publisher.send_signal(signal.SIGINT)
+    _, errors = publisher.communicate(timeout=SOON)
+    assert publisher.returncode == -signal.SIGINT
+    assert "messages" not in errors
+    assert site.counts() == (13, 0)
