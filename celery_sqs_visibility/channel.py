@@ -18,8 +18,8 @@ from kombu.transport import virtual
 from kombu.utils.json import loads as kombu_loads
 
 from celery_sqs_visibility import publishing
-from celery_sqs_visibility.aws.errors import QueueDoesNotExist
-from celery_sqs_visibility.aws.port import ReceiveOptions
+from celery_sqs_visibility.aws.errors import PASSING, CredentialsRefused, QueueDoesNotExist
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.depot import Depot
@@ -34,6 +34,19 @@ UTF_8: Final = ("utf-8", "UTF-8", "us-ascii")
 
 #: As in an envelope, so in a body.
 TYPED_BYTES: Final = TYPED.encode()
+
+#: What is worth another attempt to publish: what passes by itself, and credentials that may be rotated ones.
+RETRIED: Final = (*PASSING, CredentialsRefused)
+
+
+class Attempts:
+    """The attempts to publish by one of kombu's Connections, which one thread at a time uses.
+
+    Attributes:
+        failed: how many failed in a row for a reason that may pass.
+    """
+
+    failed = 0
 
 
 class Message(virtual.Message):
@@ -193,15 +206,28 @@ class Channel(virtual.Channel):
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
         """Send it, or have it sent by the block of `publish_batch` around. The publishing thread."""
-        target = self.broker.queues.find_or_create(queue)
-        outgoing = seal(message, target, base64_encoded=self.broker.options.sqs_base64_encoding)
-        if publishing.batched(self.broker, target, outgoing, message):
-            return
+        attempts = self._transport.attempts
         try:
-            target.sqs.send(target.url, outgoing)
-        except QueueDoesNotExist:
-            self.broker.queues.forget(queue)  # the next publication looks it up, or creates it
+            target = self.broker.queues.find_or_create(queue)
+            outgoing = seal(message, target, base64_encoded=self.broker.options.sqs_base64_encoding)
+            if not publishing.batched(self.broker, target, outgoing, message):
+                self._send(target, outgoing)
+        except RETRIED:
+            attempts.failed += 1
             raise
+        attempts.failed = 0
+
+    def _send(self, queue: Queue, message: OutgoingMessage) -> None:
+        try:
+            queue.sqs.send(queue.url, message)
+        except QueueDoesNotExist:
+            queues = self.broker.queues
+            queues.forget(queue.name)
+            if self.broker.options.predefined_queues:
+                raise
+            # It was deleted after it was found.
+            queue = queues.find_or_create(queue.name)
+            queue.sqs.send(queue.url, message)
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:  # noqa: ARG002 - virtual's
         """Fetch one message, for `basic_get`: held by nobody, to be settled within its visibility timeout."""
@@ -217,7 +243,11 @@ class Channel(virtual.Channel):
         raise Empty
 
     def _new_queue(self, queue: str, **_: Any) -> None:
-        self.broker.queues.find_or_create(queue)
+        try:
+            self.broker.queues.find_or_create(queue)
+        except RETRIED:
+            self._transport.attempts.failed += 1
+            raise
 
     def _has_queue(self, queue: str, **_: Any) -> bool:
         try:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import threading
 from importlib.metadata import version
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from kombu.transport import virtual
 
-from celery_sqs_visibility.aws.errors import NotFromSQS, OverLimit, SQSError, Throttled, Unavailable
+from celery_sqs_visibility.aws.errors import PASSING, SQSError
 from celery_sqs_visibility.broker import Broker, shared_broker
-from celery_sqs_visibility.channel import Channel
+from celery_sqs_visibility.channel import RETRIED, Attempts, Channel
 from celery_sqs_visibility.delivery.inbox import Inbox
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.pauses import retry_interval
+
+#: By kombu's Connection, which makes a new Transport and a new Channel before each retry of a publication.
+_attempts: WeakKeyDictionary[Any, Attempts] = WeakKeyDictionary()
 
 
 class Transport(virtual.Transport):
@@ -30,16 +36,12 @@ class Transport(virtual.Transport):
     #: No "localhost" where the URL names no host: it would be taken for an endpoint, and warned of.
     default_connection_params: ClassVar[dict[str, Any]] = {}
     polling_interval = None
-    #: Errors that pass: Celery retries to publish, and to start. Consuming never raises them.
-    connection_errors = (
-        *virtual.Transport.connection_errors,
-        Unavailable,
-        NotFromSQS,
-        Throttled,
-        OverLimit,
-        OSError,
-    )
+    #: Errors that pass. Consuming never raises them.
+    connection_errors = (*virtual.Transport.connection_errors, *PASSING, OSError)
     channel_errors = (*virtual.Transport.channel_errors, SQSError)
+    #: What kombu publishes again after, as often as the retry policy says. A refusal raises at once.
+    recoverable_connection_errors = (*virtual.Transport.connection_errors, *RETRIED, OSError)
+    recoverable_channel_errors = ()
     implements = virtual.Transport.implements.extend(
         asynchronous=True,
         exchange_type=frozenset(["direct"]),
@@ -51,6 +53,7 @@ class Transport(virtual.Transport):
         self._loop: Any = None
         self._broker: Broker | None = None
         self.inbox = Inbox()
+        self.attempts = _attempts.setdefault(client, Attempts())
 
     def driver_version(self) -> str:
         """The package's version, for `celery report`."""
@@ -62,6 +65,17 @@ class Transport(virtual.Transport):
         if self._broker is None or self._broker.pid != os.getpid():
             self._broker = shared_broker(self.client, self.options)
         return self._broker
+
+    def establish_connection(self) -> Any:
+        """Connect, which takes no request; before a retry of a publication, after its policy's interval.
+
+        kombu connects anew before each retry, and applies the intervals to attempts to connect
+        (kombu/connection.py: `Connection.ensure`). Those always work here, so this is where to wait.
+        """
+        if self.attempts.failed:
+            policy = self.client.transport_options  # type: ignore[union-attr]
+            threading.Event().wait(retry_interval(policy, self.attempts.failed))
+        return super().establish_connection()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:  # noqa: ARG002 - kombu's
         """Have the event loop hand over what arrives (Celery's `Consumer.connect`)."""

@@ -66,7 +66,7 @@ class BotoSQS:
         settings: where SQS is and who asks.
         on_request: called after every call with the API action, the seconds it took and "ok" or the error's
             code, in the calling thread. It should be quick; what it raises is logged and goes no further.
-            A send that botocore retried counts as one call.
+            A send that botocore retries, where `client-config` says so, counts as one call.
         clock: what the seconds are measured with, and requests dated.
     """
 

@@ -61,14 +61,14 @@ class Purpose(Enum):
     GLANCE = "glance"
     #: Deletes, visibility changes, look-ups. One attempt: the settler retries by entry, against the deadline.
     SETTLE = "settle"
-    #: Sending and creating. botocore's standard retries: the caller is waiting for yes or no.
+    #: Sending and creating. One attempt: kombu retries, as `task_publish_retry_policy` says.
     PUBLISH = "publish"
     #: Sending in batches. One attempt: the outbox retries by entry.
     PUBLISH_BATCH = "publish batch"
 
 
 #: Seconds to wait for an answer. What settles and extends must leave time for more tries before a deadline
-#: passes; and a publisher makes six attempts at the most, botocore's three for each of kombu's two. A batch
+#: passes; and a publisher, whose caller waits, makes four attempts by Celery's default retry policy. A batch
 #: that is cut off is sent again, ten messages twice: better to wait.
 READ_SECONDS: Final = {
     Purpose.RECEIVE: WAIT_TIME_SECONDS + POLL_MARGIN,
@@ -216,13 +216,14 @@ def _config(settings: ClientSettings, purpose: Purpose, app_id: str | None) -> C
     options = dict(_options(settings))
     options.setdefault("connect_timeout", CONNECT_SECONDS)
     options.setdefault("read_timeout", READ_SECONDS[purpose])
+    # The mode, too: "adaptive", which may be set for the whole machine, slows a client down after a
+    # throttled answer, and looks at botocore's own attempts to speed it up again.
+    once = {"total_max_attempts": 1, "mode": "standard"}
     if purpose is Purpose.PUBLISH:
-        options.setdefault("retries", {"mode": "standard"})
+        options.setdefault("retries", once)
     else:
         # Held: a hidden second attempt would outlast the deadline the caller retries against.
-        # And the mode: "adaptive", which may be set for the whole machine, slows a client down after a
-        # throttled answer, and looks at botocore's own attempts to speed it up again.
-        options["retries"] = {"total_max_attempts": 1, "mode": "standard"}
+        options["retries"] = once
     if purpose is Purpose.RECEIVE:
         # Held: a poll cut off by the client still takes messages, and nobody gets them. `None` would
         # mean for ever, and threads would hang on for ever to connections that died silently.

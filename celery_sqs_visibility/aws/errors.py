@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from kombu.exceptions import OperationalError
+
 
 class SQSError(Exception):
     """A request to SQS failed; the class says what to do about it.
@@ -47,15 +49,23 @@ class ClockIsWrong(CredentialsRefused):
     """This machine's clock is too far from SQS's for its signatures: try again, and say so."""
 
 
-class AccessDenied(SQSError):
+class Refused(SQSError, OperationalError):
+    """SQS has said no: to ask again at once is of no use.
+
+    An OperationalError, since that is what Celery's users expect of `delay()`. kombu makes one of what it has
+    retried in vain, and lets pass what it does not retry.
+    """
+
+
+class AccessDenied(Refused):
     """The credentials are good, the permission is missing: try again slowly, and say so."""
 
 
-class QueueDoesNotExist(SQSError):
+class QueueDoesNotExist(Refused):
     """No queue of that name or URL (or no permission to see it)."""
 
 
-class HandleIsInvalid(SQSError):
+class HandleIsInvalid(Refused):
     """The receipt handle no longer holds the message: deleted, received again, or expired."""
 
 
@@ -63,5 +73,9 @@ class NotFromSQS(SQSError):
     """A refusal without a code, by a proxy, a gateway or a wrong endpoint: try again, and say so."""
 
 
-class RequestRefused(SQSError):
+class RequestRefused(Refused):
     """Any other refusal by SQS: the request is wrong and will stay so."""
+
+
+#: What passes by itself.
+PASSING = (Throttled, Unavailable, NotFromSQS, OverLimit)

@@ -11,15 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from celery_sqs_visibility.aws.errors import (
-    CredentialsRefused,
-    NotFromSQS,
-    OverLimit,
-    RequestRefused,
-    SQSError,
-    Throttled,
-    Unavailable,
-)
+from celery_sqs_visibility.aws.errors import PASSING, CredentialsRefused, RequestRefused, SQSError
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.policy.attributes import message_bytes
@@ -34,9 +26,6 @@ PATIENCE = 30.0
 
 #: How often credentials are looked for anew; rotated ones are found the first time.
 MOST_REFUSALS = 3
-
-#: What passes by itself.
-PASSING = (Throttled, Unavailable, NotFromSQS, OverLimit)
 
 
 @dataclass(slots=True, eq=False)

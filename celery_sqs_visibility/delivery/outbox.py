@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from celery_sqs_visibility.aws.errors import QueueDoesNotExist, SQSError, Unavailable
+from celery_sqs_visibility.aws.errors import PASSING, QueueDoesNotExist, SQSError, Unavailable
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.backlog import PASSING, WINDOW, Backlog, Entry
+from celery_sqs_visibility.delivery.backlog import WINDOW, Backlog, Entry
 from celery_sqs_visibility.delivery.trouble import Trouble
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 

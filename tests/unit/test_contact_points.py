@@ -22,6 +22,8 @@ import celery.worker.consumer.consumer
 import celery.worker.request
 import celery.worker.state
 import celery.worker.worker
+import kombu.connection
+import kombu.messaging
 import kombu.serialization
 import kombu.transport
 import kombu.transport.virtual
@@ -169,6 +171,19 @@ def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
     assert callable(client._endpoint.http_session.send)
     assert isinstance(client._endpoint.http_session._socket_options, list)
     assert client._request_signer._credentials.get_frozen_credentials().access_key == "a"
+
+
+def test_kombu_connects_anew_before_it_publishes_again_and_says_how_long_to_wait():
+    calls(
+        kombu.connection.Connection.ensure,
+        "conn_errors = self.recoverable_connection_errors",
+        "if max_retries is not None and retries >= max_retries:",
+    )
+    source = inspect.getsource(kombu.connection.Connection.ensure)
+    assert source.index("self.collect()") < source.index("self._ensure_connection(")
+    calls(kombu.connection.Connection._connection_factory, "self._establish_connection()")
+    calls(kombu.messaging.Producer.publish, "self.connection.transport_options.update(retry_policy)")
+    calls(kombu.connection.Connection._do_close_transport, "self._transport = None")
 
 
 def test_a_generator_has_one_frame_and_contextlib_enters_from_its_own_module():

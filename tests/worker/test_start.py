@@ -134,7 +134,7 @@ def test_a_worker_that_waits_can_be_told_to_stop(make_site):
         (INVALID, "GetQueueUrl", 5),
         (DENIED, "SendMessage", 5),
         (error("InternalFailure", 500), "SendMessage", 20),
-        (black_hole(), "GetQueueUrl", 15),
+        (black_hole(), "GetQueueUrl", 30),
         (black_hole(), "SendMessage", 45),
     ],
     ids=["invalid credentials", "denied", "500", "black hole", "black hole for sends"],

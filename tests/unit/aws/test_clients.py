@@ -45,7 +45,7 @@ def config_of(purpose, **options):
         (Purpose.RECEIVE, 30, {"total_max_attempts": 1, "mode": "standard"}),
         (Purpose.GLANCE, 6, {"total_max_attempts": 1, "mode": "standard"}),
         (Purpose.SETTLE, 4, {"total_max_attempts": 1, "mode": "standard"}),
-        (Purpose.PUBLISH, 5, {"mode": "standard"}),
+        (Purpose.PUBLISH, 5, {"total_max_attempts": 1, "mode": "standard"}),
     ],
 )
 def test_each_purpose_has_its_timeouts_and_attempts(purpose, read_timeout, retries):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu.utils.functional import fxrange
 
 from celery_sqs_visibility.policy.pauses import (
     FIRST_DOUBT,
@@ -12,6 +16,7 @@ from celery_sqs_visibility.policy.pauses import (
     LONGEST_PAUSE,
     patience,
     pause,
+    retry_interval,
 )
 
 RECOVERY = 3  # seconds after the end of a fault in which it is to be noticed
@@ -37,3 +42,24 @@ def test_pauses_are_spread_so_that_workers_do_not_come_back_together():
 
 def test_one_asks_again_beside_a_late_answer_in_time_to_notice_the_end_of_a_fault():
     assert FIRST_DOUBT <= patience() <= LAST_DOUBT < RECOVERY
+
+
+@given(st.integers(0, 30), *[st.floats(0, 100)] * 3)
+def test_the_intervals_of_a_retry_policy_are_kombus(retries, start, step, longest):
+    """As in `kombu.utils.functional.retry_over_time`."""
+    policy = {"interval_start": start, "interval_step": step, "interval_max": longest}
+    values = fxrange(start, longest + start, step, repeatlast=True)
+    theirs = next(itertools.islice((min(value, longest) for value in values), retries, None))
+    ours = retry_interval(policy, failures=retries + 1)
+    assert theirs - step - 1e-6 <= ours  # what kombu repeats last may be a step less than the longest
+    assert ours == pytest.approx(min(start + retries * step, longest))
+
+
+def test_a_policy_that_says_nothing_is_kombus():
+    assert [retry_interval({}, failures) for failures in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_after_the_last_retry_of_a_policy_the_next_publication_begins_anew():
+    policy = {"max_retries": 2, "interval_start": 0, "interval_step": 0.5, "interval_max": 9}
+    assert [retry_interval(policy, failures) for failures in (1, 2, 4, 5, 7)] == [0, 0.5, 0, 0.5, 0]
+    assert retry_interval({**policy, "max_retries": None}, 7) == 3
