@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import Empty
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from kombu.serialization import registry
 from kombu.transport import virtual
 from kombu.utils.json import loads as kombu_loads
 
-from celery_sqs_visibility import publishing
+from celery_sqs_visibility import publish_deadline, publishing
 from celery_sqs_visibility.aws.errors import PASSING, CredentialsRefused, QueueDoesNotExist
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
@@ -211,7 +212,7 @@ class Channel(virtual.Channel):
             target = self.broker.queues.find_or_create(queue)
             outgoing = seal(message, target, base64_encoded=self.broker.options.sqs_base64_encoding)
             if not publishing.batched(self.broker, target, outgoing, message):
-                self._send(target, outgoing)
+                publish_deadline.send(partial(self._send, target, outgoing))
         except RETRIED:
             attempts.failed += 1
             raise

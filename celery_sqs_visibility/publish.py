@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.outbox import PublishError
 from celery_sqs_visibility.publishing import Batch
-from celery_sqs_visibility.task import VisibilityRetry
+from celery_sqs_visibility.tracing import VisibilityRetry
 from celery_sqs_visibility.transport import Transport
 
 logger = logging.getLogger(__name__)

@@ -40,6 +40,7 @@ from celery_sqs_visibility.policy.options import OptionError, Options
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.policy.retrying import is_last_attempt
 from celery_sqs_visibility.tracing import (
+    CHORD_UNLOCK,
     LIMIT_HEADER,
     VisibilityRetry,
     is_a_delivery,
@@ -66,10 +67,6 @@ EVERY_EXCEPTION: tuple[type[BaseException], ...] = _EveryException()
 
 #: A time limit or a lost pool child says nothing about the task's own errors.
 LOST_RUNS = (SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError)
-
-#: Tasks of Celery's own that poll: they wait and do not fail, so each poll is a message of its own. The
-#: receives of one message would use up the queue's `maxReceiveCount`.
-POLLING_TASKS = ("celery.chord_unlock",)
 
 #: (retries, exc)
 TWO_ARGUMENTS = 2
@@ -179,7 +176,8 @@ class VisibilityTask(Task):
         limit = self.max_retries if max_retries is None else max_retries
         publishes = not throw or args is not None or kwargs is not None or self._changes(request, options)
         publishes = publishes or (countdown is not None and countdown > _horizon_left(request))
-        if publishes or self.name in POLLING_TASKS:
+        # To poll is not to fail: the receives of one message would use up the queue's `maxReceiveCount`.
+        if publishes or self.name == CHORD_UNLOCK:
             return self._retry_by_publishing(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         if self._is_limit_to_be_told(request, limit):
             delay = self.delay_after(request, exc or self._exhausted(), countdown, explicit=True)

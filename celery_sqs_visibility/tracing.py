@@ -23,7 +23,12 @@ from celery.app.task import Context
 from celery.app.trace import TraceInfo, build_tracer, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
 
+from celery_sqs_visibility import publish_deadline
+
 logger = logging.getLogger(__name__)
+
+#: A task of Celery's own that polls for a chord, and publishes its body before it ends.
+CHORD_UNLOCK = "celery.chord_unlock"
 
 #: The header by which a retry that was published tells the limit that was given to `self.retry()`.
 LIMIT_HEADER = "visibility_max_retries"
@@ -106,6 +111,8 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
                 raise
             logger.exception("Celery could not record how task %s[%s] ended; it comes back", task.name, uuid)
             return trace_ok_t(_raised(retry, ExceptionInfo), DeliveryTrace(states.RETRY, retry), 0.0, None)
+        finally:
+            publish_deadline.end()
         _tell_release(task, request, info)
         # Where Celery itself failed, `result` is that error, whatever was made of it.
         return trace_ok_t(getattr(info, "einfo", result), info, seconds, shown)
@@ -126,13 +133,15 @@ def turning_failures(task: Any, function: Callable[..., Any]) -> Callable[..., A
             return function(*args, **kwargs)
         request.visibility_in_run = True
         try:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
         except (Ignore, Reject, Retry):
             raise
         except Exception as exc:  # noqa: BLE001 - it is raised again, as what it means
             return task.on_run_failed(exc)
         finally:
             request.visibility_in_run = False
+        publish_deadline.begin()
+        return result
 
     return run
 
@@ -164,7 +173,9 @@ def retry_before(exc: BaseException | None) -> VisibilityRetry | None:
 
 
 def _prepare(task: Any, request: dict[str, Any]) -> None:
-    """What Celery is to know of a run before it begins."""
+    """What Celery, and who comes after it, is to know of a run before it begins."""
+    if task.name == CHORD_UNLOCK:
+        publish_deadline.begin()
     if request.get("chord") and task.app.conf.worker_deduplicate_successful_tasks:
         # Celery would skip a run whose result is stored; but its chord may not have been told of that.
         request["delivery_info"] = {**(request.get("delivery_info") or {}), "redelivered": False}
