@@ -29,6 +29,8 @@ import kombu.transport
 import kombu.transport.virtual
 import pytest
 from celery.app.task import Context, Task
+from celery.backends.redis import RedisBackend
+from support.ends import CELERY
 
 from celery_sqs_visibility import task as our_task
 from celery_sqs_visibility.aws.clients import ClientSettings, Purpose, new_client
@@ -103,6 +105,17 @@ def test_the_tracer_records_a_retry_and_runs_what_we_wrap():
     )
     calls(celery.app.trace.TraceInfo.handle_error_state, "self.handle_retry", "self.handle_failure")
     calls(celery.app.trace.fast_trace_task, "tasks[task].__trace__(")
+
+
+@pytest.mark.skipif(CELERY < (5, 7), reason="Celery claims the body of a chord since 5.7")
+def test_the_body_of_a_chord_is_claimed_for_a_while():
+    calls(
+        RedisBackend.on_chord_part_return,
+        "claim_expires = max(5, int(join_timeout * 2))",
+        "self._chord_publish_claim_expires(",
+        "_retry_publish(callback.delay, resl)",
+    )
+    calls(celery.worker.request.Request.on_failure, "self._success_was_stored()")
 
 
 def test_a_retry_that_cannot_be_published_is_rejected_in_celerys_own_file():
