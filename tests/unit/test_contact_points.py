@@ -100,7 +100,7 @@ def test_the_tracer_records_a_retry_and_runs_what_we_wrap():
         "task.run",
         "task_before_start(uuid, args, kwargs)",
         "Info=TraceInfo",
-        "R, I, state, retval = on_error(",
+        "I, R, state, retval = on_error(",
         "return trace_ok_t(R, I, T, Rstr)",
     )
     calls(celery.app.trace.TraceInfo.handle_error_state, "self.handle_retry", "self.handle_failure")
