@@ -12,6 +12,9 @@ from support.redis_server import redis_server
 
 SERVER_ERROR = error("InternalError", 500)
 
+# Celery before 5.7 calls what redis-py now calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory):
@@ -29,9 +32,13 @@ def redis_site(make_site, redis_url):
             "broker_connection_timeout": 1,
             "result_chord_join_timeout": 1,
         }
-        return make_site(settings, **options)
+        sites.append(make_site(settings, **options))
+        return sites[-1]
 
-    return make
+    sites = []
+    yield make
+    for site in sites:
+        site.app.backend.client.close()
 
 
 def signature(site, name, *args, **kwargs):
