@@ -20,8 +20,10 @@ from celery_sqs_visibility.delivery.deadletters import DeadLetters
 from celery_sqs_visibility.delivery.leases import open_board
 from celery_sqs_visibility.pools import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.request import DeliveryRequest
+from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.start import QueuesFirst
 from celery_sqs_visibility.task import VisibilityTask
+from celery_sqs_visibility.transport import Transport
 from celery_sqs_visibility.vetting import vet
 from celery_sqs_visibility.visibility_request import VisibilityRequest
 
@@ -37,8 +39,14 @@ class Deliveries(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    def __init__(self, c: Any, **kwargs: Any) -> None:
-        super().__init__(c, **kwargs)
+    def include_if(self, parent: Any) -> bool:
+        """Whether the consumer is on our transport."""
+        return isinstance(parent.conninfo.transport, Transport)
+
+    def create(self, c: Any) -> None:
+        """Prepare the worker, which is being made and has not forked yet: children inherit the board."""
+        open_board()
+        send_signals()
         for task in c.app.tasks.values():
             _give_request_class(task)
         # Prefork alone has a semaphore, and processes.

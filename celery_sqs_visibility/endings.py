@@ -14,6 +14,7 @@ from celery.worker import state
 from celery_sqs_visibility.cold_shutdown import ColdShutdown
 from celery_sqs_visibility.delivery.leases import board
 from celery_sqs_visibility.shutdown import Drain
+from celery_sqs_visibility.transport import Transport
 
 
 class Endings(bootsteps.StartStopStep):
@@ -25,7 +26,13 @@ class Endings(bootsteps.StartStopStep):
         super().__init__(c, **kwargs)
         self._drain: Drain | None = None
         self._cold_shutdown: ColdShutdown | None = None
-        # Celery calls it where there is one (celery/worker/worker.py: `signal_consumer_close`).
+
+    def include_if(self, parent: Any) -> bool:
+        """Whether the consumer is on our transport."""
+        return isinstance(parent.conninfo.transport, Transport)
+
+    def create(self, c: Any) -> None:
+        """Have Celery tell that the worker ends (celery/worker/worker.py: `signal_consumer_close`)."""
         c.close = self._on_close
 
     def start(self, c: Any) -> None:

@@ -146,13 +146,12 @@ def workers(proxy):
 def start_worker(workers, proxy, diary, tmp_path, pytestconfig):
     """Start `WorkerProcess`es behind the proxy: `start_worker("module", queues=[queue], ...)`.
 
-    Their pool is the one the test names, or that of `--pool`.
+    Their pool is the one the test names, or that of `--pool`. They have no broker URL but that of `config`.
     Returns when the worker is ready (`ready=False`: at once). All are killed after the test.
     """
 
     def start(module, *, ready=True, config=None, **options):
         log_path = tmp_path / f"worker{len(workers) + 1}.log"
-        config = behind(proxy.url, config)
         defaults = {"endpoint": proxy.url, "pool": pytestconfig.getoption("pool")}
         worker = WorkerProcess(module, log_path, config=config, **{**defaults, **options})
         workers.append(worker)

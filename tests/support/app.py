@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 CONFIG_VARIABLE = "CELERY_TEST_CONFIG"
 
+#: Of the broker the README's one setting, and nothing else: a URL would have every worker import the
+#: transport as soon as its app makes a connection.
 DEFAULTS: dict[str, Any] = {
-    "broker_url": "sqs://",
     "broker_transport": "celery_sqs_visibility",
     "broker_connection_retry_on_startup": True,
     "task_acks_late": True,
@@ -56,10 +57,10 @@ def make_app(name: str, config: Mapping[str, Any] | None = None, **options: Any)
 
 
 def behind(endpoint: str, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings with that SQS endpoint, `http://host:port`, in the broker URL.
+    """The settings with that SQS endpoint, `http://host:port`, in the broker URL: for the test's own process.
 
-    The URL it is, not AWS_ENDPOINT_URL_SQS, because a process keeps and shares its SQS clients by what the
-    settings say: the next test's would be this one's.
+    It keeps and shares its SQS clients by what the settings say, so with AWS_ENDPOINT_URL_SQS the next test's
+    would be this one's. Worker processes get the endpoint by environment, and no URL.
     """
     given = dict(config or {})
     options = {"is_secure": False, **given.pop("broker_transport_options", {})}

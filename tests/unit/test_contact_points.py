@@ -10,6 +10,7 @@ import sys
 import billiard.pool
 import botocore.endpoint
 import botocore.parsers
+import celery._state
 import celery.app.autoretry
 import celery.app.trace
 import celery.apps.worker
@@ -62,11 +63,14 @@ def test_importing_kombu_imports_nothing_heavy_of_ours():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_worker_loads_the_transport_before_it_builds_its_blueprints():
+def test_a_worker_has_its_bootsteps_before_it_builds_its_blueprints():
     source = inspect.getsource(celery.worker.worker.WorkController.setup_instance)
-    assert (
-        source.index("should_use_eventloop()") < source.index("worker_init.send") < source.index("Blueprint(")
-    )
+    assert source.index("worker_init.send") < source.index("Blueprint(")
+    source = inspect.getsource(celery.worker.consumer.consumer.Consumer.__init__)
+    assert source.index("self.conninfo.connection_errors") < source.index("self.app.steps['consumer']")
+    app = celery.Celery("app", set_as_current=False)
+    assert app in celery._state._get_active_apps()
+    app.close()
 
 
 def test_a_request_keeps_its_facts_where_we_complete_them():

@@ -35,6 +35,7 @@ def consumer():
 @pytest.fixture
 def ending(consumer):
     ending = Endings(consumer)
+    ending.create(consumer)
     ending.start(consumer)
     yield ending
     ending.shutdown(consumer)
@@ -84,6 +85,7 @@ def test_a_consumer_that_starts_again_has_one_drain(consumer, ending):
 def test_nothing_is_asked_before_the_start_or_after_the_end(consumer, asked):
     before = drains()
     ending = Endings(consumer)
+    ending.create(consumer)
     consumer.close()
     ending.start(consumer)
     [thread] = [thread for thread in drains() if thread not in before]

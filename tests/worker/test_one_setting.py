@@ -11,6 +11,8 @@ import pytest
 from support.app import CONFIG_VARIABLE, behind
 from support.worker import IMPORT_PATHS
 
+POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
+
 PRODUCER = """
 from celery import Celery
 import sys
@@ -47,11 +49,36 @@ def test_a_producer_needs_the_setting_and_nothing_of_ours(make_site):
 def test_a_worker_without_broker_url_finds_sqs_as_any_boto3_program_does(make_site):
     site = make_site()
     site.send("quick", "a")
-    without_url = {key: value for key, value in site.config.items() if key != "broker_url"}
-    worker = site.start_worker("work", config={**without_url, "broker_url": None})
+    worker = site.start()
     site.diary.wait_for("started", key="a")
     assert "localhost" not in [call.request.get("QueueUrl", "") for call in site.proxy.calls()]
     assert "No hostname was supplied" not in worker.log
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_the_message_of_an_unknown_task_is_kept_with_the_one_setting(make_site, pool):
+    site = make_site(error_visibility_timeout=60)
+    site.create_queue()
+    site.app.send_task("work.nobody_knows", ("a",))
+    worker = site.start(pool=pool)
+    worker.wait_for_log("work.nobody_knows")
+    site.send("quick", "after")
+    site.diary.wait_for("started", key="after")
+    site.proxy.wait_for(lambda _: site.changes() == [60])
+    site.proxy.wait_for(lambda _: site.counts() == (0, 1))
+    assert "message is no task for this worker" in worker.log
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_sigterm_beside_a_long_task_ends_in_time_with_the_one_setting(make_site, pool):
+    site = make_site(visibility_timeout=60, shutdown_timeout=5, wait_time_seconds=1)
+    worker = site.start(pool=pool)
+    site.send("slow", "long", 70)
+    site.diary.wait_for("started", key="long")
+    worker.terminate()
+    assert worker.wait_exit(40) == 0
+    assert "orphaned, handed back (task=work.slow task_id=" in worker.log
+    site.proxy.wait_for(lambda _: site.counts() == (1, 0))
 
 
 def test_beat_needs_nothing_else(make_site, tmp_path):
@@ -61,7 +88,7 @@ def test_beat_needs_nothing_else(make_site, tmp_path):
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS)),
-        CONFIG_VARIABLE: json.dumps(behind(site.proxy.url, site.config)),
+        CONFIG_VARIABLE: json.dumps(site.config),
     }
     with subprocess.Popen(
         [sys.executable, *beat], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -91,7 +118,7 @@ app.send_task("work.quick", ["from stock"])
 def test_our_messages_run_on_a_stock_worker(make_site):
     site = make_site()
     site.create_queue()
-    stock = {**site.config, "broker_transport": "sqs"}
+    stock = {**behind(site.proxy.url, site.config), "broker_transport": "sqs"}
     site.start_worker("work", config=stock)
     results = [site.send("quick", "ours"), site.send("stock", "ours, to a stock task")]
     site.diary.wait_for("started", 2)

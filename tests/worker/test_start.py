@@ -47,14 +47,14 @@ def test_invalid_credentials(make_site):
 def test_an_unknown_region(make_site, region, said):
     # Nothing leaves this machine: a proxy is asked for that endpoint, and there is none.
     env = {"AWS_ENDPOINT_URL_SQS": "", "HTTPS_PROXY": "http://127.0.0.1:1"}
-    site = make_site({"broker_url": "sqs://"})
+    site = make_site()
     site.config["broker_transport_options"] = {"visibility_timeout": 30, "region": region}
     sentence = refusal(site.start(pool="solo", ready=False, env=env))
     assert said in sentence
 
 
 def test_a_malformed_endpoint(make_site):
-    site = make_site({"broker_url": "sqs://"})
+    site = make_site()
     env = {"AWS_ENDPOINT_URL_SQS": "not a url"}
     assert "Invalid endpoint: not a url" in refusal(site.start(pool="solo", ready=False, env=env))
 
