@@ -19,6 +19,7 @@ from celery_sqs_visibility.delivery.returns import Returns
 from celery_sqs_visibility.envelope import open_message
 from celery_sqs_visibility.policy.options import OTHER_PEOPLES_OPTIONS, Options
 from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.temporary import TemporaryQueues
 
 #: What every receive asks for: how often it was received before, when first, and its group.
 SYSTEM_ATTRIBUTES = ("ApproximateFirstReceiveTimestamp", "ApproximateReceiveCount", "MessageGroupId")
@@ -40,6 +41,7 @@ class Broker:
         self.pid = os.getpid()
         self.options = options
         self.queues = _queues(client, options)
+        self.temporary_queues = TemporaryQueues(self.queues)
         self.receive_options = receive_options(options)
         self._returns = Returns()
         letters = options.dead_letter_queue

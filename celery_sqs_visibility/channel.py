@@ -7,6 +7,7 @@ that matters differs. Settling does no I/O here: acknowledging is a note to the 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,19 +20,33 @@ from kombu.transport import virtual
 from kombu.utils.json import loads as kombu_loads
 
 from celery_sqs_visibility import publish_deadline, publishing
+from celery_sqs_visibility.administration import AdministrativeChannel
 from celery_sqs_visibility.aws.errors import PASSING, CredentialsRefused, QueueDoesNotExist
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.intake import UnreadableError
 from celery_sqs_visibility.delivery.model import Delete, Delivery
 from celery_sqs_visibility.envelope import TYPED, open_message, seal, seal_again
+from celery_sqs_visibility.exchanges import refuse_unbound
+from celery_sqs_visibility.fetched import Fetched
 from celery_sqs_visibility.inflate import inflate
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+from celery_sqs_visibility.temporary import is_reply, log_dropped_reply
 
 #: What a body that Celery sends is, and how its text is encoded.
 JSON: Final = "application/json"
 UTF_8: Final = ("utf-8", "UTF-8", "us-ascii")
+
+#: Where Celery's own ways to end with a bad message are.
+CELERYS_CONSUMER: Final = "celery.worker.consumer.consumer"
+
+LOSES_MESSAGES: Final = (
+    "this Celery worker consumes from SQS without the bootsteps of celery_sqs_visibility: it would delete "
+    "messages that it cannot read, and give nothing back at its end. Import celery_sqs_visibility.worker "
+    "before the worker is made"
+)
 
 #: As in an envelope, so in a body.
 TYPED_BYTES: Final = TYPED.encode()
@@ -116,7 +131,7 @@ class QoS(virtual.QoS):
         """The ledger knows it already."""
 
 
-class Channel(virtual.Channel):
+class Channel(AdministrativeChannel):
     """One channel. Methods without a word on threads belong to Celery's main thread."""
 
     Message = Message
@@ -125,21 +140,19 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        self._transport = connection  # virtual.Channel forgets it when it closes
+        self._pid = os.getpid()
         self._depot: Depot | None = None
-        self._fetched: dict[str, Queue] = {}  # delivery tags of basic_get; no thread looks after them
-
-    @property
-    def broker(self) -> Broker:
-        """What the connections of this process share."""
-        broker: Broker = self._transport.broker
-        return broker
+        self._fetched = Fetched(
+            connection.options.visibility_timeout, lambda: self.broker.redrive, SYSTEM_CLOCK
+        )
+        self._in_hand: set[str] | None = set()  # handed over and maybe settled; `None` after basic_qos
 
     @property
     def depot(self) -> Depot:
         """What this channel holds. Made for a consumer: producers hold nothing."""
         if self._depot is None:
             self._depot = self.broker.new_depot(self._transport.inbox)
+            self.make_room()
         return self._depot
 
     def delivery(self, delivery_tag: str) -> Delivery | None:
@@ -147,9 +160,19 @@ class Channel(virtual.Channel):
         return self._depot.ledger.get(delivery_tag) if self._depot else None
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
-        """Celery's prefetch count, of which the room to receive is made."""
+        """Celery's prefetch count, of which the room to receive is made. 0 is no limit."""
+        self._in_hand = None
         self.qos.prefetch_count = prefetch_count
         self.depot.room.prefetch_count = prefetch_count
+
+    def make_room(self) -> None:
+        """Let a consumer that was told no prefetch count have ten more, whatever it has in hand.
+
+        As kombu's own SQS transport, which receives ten for each `drain_events`. The thread that drains.
+        """
+        if self._depot is not None and self._in_hand is not None:
+            self._in_hand = {tag for tag in self._in_hand if self._depot.ledger.get(tag) is not None}
+            self._depot.room.prefetch_count = BATCH_ENTRIES + len(self._in_hand)
 
     def basic_consume(
         self,
@@ -159,11 +182,18 @@ class Channel(virtual.Channel):
         consumer_tag: str,
         **kwargs: Any,
     ) -> None:
-        """Receive from the queue from now on."""
+        """Receive from the queue from now on.
+
+        Raises:
+            RuntimeError: it is for a Celery worker without our bootsteps, which would lose messages.
+        """
+        if _loses_messages(callback):
+            raise RuntimeError(LOSES_MESSAGES)
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         hand_over = self.connection._callbacks[queue]  # noqa: SLF001 - virtual.Transport's table of consumers
         self.depot.consume(
-            self.broker.queues.find_or_create(queue), self._without_ack(hand_over) if no_ack else hand_over
+            self.broker.queues.find_or_create(queue),
+            self._without_ack(hand_over) if no_ack else self._noted(hand_over),
         )
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -172,29 +202,58 @@ class Channel(virtual.Channel):
         super().basic_cancel(consumer_tag)
         if queue is not None and queue not in self._active_queues:
             self.depot.cancel(queue)
+            if not self._transport.for_worker:
+                self.delete_temporary(queue)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
         """Done: delete the message. Any thread; does no I/O, but for what `basic_get` fetched."""
-        if (queue := self._fetched.pop(delivery_tag, None)) is not None:
-            queue.sqs.delete(queue.url, [delivery_tag])
-        elif (delivery := self.delivery(delivery_tag)) is not None:
+        if self._fetched.acknowledge(delivery_tag):
+            return
+        if (delivery := self.delivery(delivery_tag)) is not None:
             delivery.settle(Delete())
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
         """Back to the queue at once or, without `requeue`, given up: see `Failures.reject`. Any thread."""
-        if (queue := self._fetched.pop(delivery_tag, None)) is not None:
-            if requeue:
-                queue.sqs.change_visibility(queue.url, [(delivery_tag, 0)])
-            else:
-                queue.sqs.delete(queue.url, [delivery_tag])
-        elif (delivery := self.delivery(delivery_tag)) is not None:
+        if self._fetched.reject(delivery_tag, requeue=requeue):
+            return
+        if (delivery := self.delivery(delivery_tag)) is not None:
             self.depot.failures.reject(delivery, requeue=requeue)
 
     def close(self) -> None:
-        """Give back what does not run, and close."""
+        """Give back what does not run, and close. In a forked child nothing is the child's to give back."""
+        if self._pid != os.getpid():
+            self._consumers.clear()
+            super().close()
+            return
         super().close()
         if self._depot is not None:
             self._depot.close()
+        self._fetched.give_back()
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:  # noqa: FBT001, FBT002
+        """Fetch a message, if there is one. With `no_ack` it is deleted, unless it cannot be read."""
+        message: Message | None = super().basic_get(queue, no_ack, **kwargs)
+        if no_ack and message is not None and not message.errors:
+            self.basic_ack(message.delivery_tag)
+        return message
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
+        """Send the message to the queues that are bound, on this connection.
+
+        Raises:
+            UnroutableError: there are none.
+        """
+        if exchange and not self._lookup(exchange, routing_key):
+            refuse_unbound(exchange, routing_key)
+        super().basic_publish(message, exchange, routing_key, **kwargs)
+
+    def _noted(self, hand_over: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, Any]], object]:
+        def note_and_hand_over(payload: dict[str, Any]) -> object:
+            if self._in_hand is not None:
+                self._in_hand.add(payload["properties"]["delivery_tag"])
+            return hand_over(payload)
+
+        return note_and_hand_over
 
     def _without_ack(
         self, hand_over: Callable[[dict[str, Any]], object]
@@ -209,66 +268,61 @@ class Channel(virtual.Channel):
         """Send it, or have it sent by the block of `publish_batch` around. The publishing thread."""
         attempts = self._transport.attempts
         try:
-            target = self.broker.queues.find_or_create(queue)
-            outgoing = seal(message, target, base64_encoded=self.broker.options.sqs_base64_encoding)
-            if not publishing.batched(self.broker, target, outgoing, message):
-                publish_deadline.send(partial(self._send, target, outgoing))
+            target = self._target(queue, message)
+            if target is not None:
+                outgoing = seal(message, target, base64_encoded=self.broker.options.sqs_base64_encoding)
+                if not publishing.batched(self.broker, target, outgoing, message):
+                    publish_deadline.send(partial(self._send, target, outgoing, message))
         except RETRIED:
             attempts.failed += 1
             raise
         attempts.failed = 0
 
-    def _send(self, queue: Queue, message: OutgoingMessage) -> None:
+    def _send(self, queue: Queue, outgoing: OutgoingMessage, message: dict[str, Any]) -> None:
         try:
-            queue.sqs.send(queue.url, message)
+            queue.sqs.send(queue.url, outgoing)
         except QueueDoesNotExist:
-            queues = self.broker.queues
-            queues.forget(queue.name)
+            self.broker.queues.forget(queue.name)
             if self.broker.options.predefined_queues:
                 raise
             # It was deleted after it was found.
-            queue = queues.find_or_create(queue.name)
-            queue.sqs.send(queue.url, message)
+            again = self._target(queue.name, message)
+            if again is not None:
+                again.sqs.send(again.url, outgoing)
+
+    def _target(self, queue: str, message: dict[str, Any]) -> Queue | None:
+        """Where the message goes; `None` if it is a result whose client has gone, with its queue."""
+        if not is_reply(message, message["properties"]["delivery_info"]["exchange"], queue):
+            return self.broker.queues.find_or_create(queue)
+        try:
+            return self.broker.queues.find(queue)
+        except QueueDoesNotExist:
+            log_dropped_reply(queue)
+            return None
+
+    def _new_queue(self, queue: str, **kwargs: Any) -> None:
+        try:
+            super()._new_queue(queue, **kwargs)
+        except RETRIED:
+            self._transport.attempts.failed += 1
+            raise
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:  # noqa: ARG002 - virtual's
         """Fetch one message, for `basic_get`: held by nobody, to be settled within its visibility timeout."""
         source = self.broker.queues.find_or_create(queue)
         options: ReceiveOptions = self.broker.receive_options
+        called = SYSTEM_CLOCK.monotonic()
         for message in source.sqs.receive(source.url, 1, 0, options):
             try:
                 payload = open_message(source, message).payload
             except UnreadableError as error:
                 raise ValueError(f"a message of queue {queue!r} cannot be read: {error}") from error
-            self._fetched[message["ReceiptHandle"]] = source
+            self._fetched.add(message["ReceiptHandle"], source, called)
             return payload
         raise Empty
 
-    def _new_queue(self, queue: str, **_: Any) -> None:
-        try:
-            self.broker.queues.find_or_create(queue)
-        except RETRIED:
-            self._transport.attempts.failed += 1
-            raise
 
-    def _has_queue(self, queue: str, **_: Any) -> bool:
-        try:
-            self.broker.queues.find(queue)
-        except QueueDoesNotExist:
-            return False
-        return True
-
-    def _size(self, queue: str) -> int:  # noqa: ARG002 - virtual's
-        """0, unasked: Celery does not look at it, and GetQueueAttributes is a request and a permission."""
-        return 0
-
-    def _purge(self, queue: str) -> int:
-        target = self.broker.queues.find_or_create(queue)
-        attributes = target.sqs.queue_attributes(target.url, ["ApproximateNumberOfMessages"])
-        target.sqs.purge(target.url)
-        return int(attributes.get("ApproximateNumberOfMessages", 0))
-
-    def _delete(self, queue: str, *_: Any, **__: Any) -> None:
-        if not self.broker.options.predefined_queues:
-            target = self.broker.queues.find(queue)
-            target.sqs.delete_queue(target.url)
-            self.broker.queues.forget(queue)
+def _loses_messages(callback: Any) -> bool:
+    """Whether it is of a Celery worker whose bad messages are still Celery's, which deletes them."""
+    on_decode_error = getattr(getattr(callback, "__self__", None), "on_decode_error", None)
+    return getattr(on_decode_error, "__module__", None) == CELERYS_CONSUMER

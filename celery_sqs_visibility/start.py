@@ -26,6 +26,7 @@ from celery_sqs_visibility.aws.errors import (
 )
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.delivery.trouble import Trouble
+from celery_sqs_visibility.exchanges import UnroutableError, refuse_type
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.pauses import pause
 
@@ -67,14 +68,25 @@ class QueuesFirst:
         """Stand in for `Consumer.connect`.
 
         Raises:
-            WorkerShutdown: the worker was told to stop or, at its start, a queue cannot be had.
+            WorkerShutdown: the worker was told to stop or, at its start, a queue cannot be had; or a queue is
+                bound to an exchange that SQS cannot have.
         """
+        self._refuse_exchanges()
         with self._app.connection_for_read() as connection:
             queues: Queues = connection.transport.broker.queues
             for name in self._app.amqp.queues.consume_from:
                 self._await(queues, name)
         self._started = True
         return self._connect()
+
+    def _refuse_exchanges(self) -> None:
+        for queue in self._app.amqp.queues.consume_from.values():
+            for exchange in (queue.exchange, *(binding.exchange for binding in queue.bindings)):
+                try:
+                    refuse_type(exchange.name, exchange.type)
+                except UnroutableError as error:
+                    logger.critical("cannot start, since queue %r cannot be consumed: %s.", queue.name, error)
+                    raise WorkerShutdown(1) from error
 
     def _await(self, queues: Queues, name: str) -> None:
         trouble = Trouble(logger, "cannot find the queue", "finds the queue", name, SYSTEM_CLOCK)

@@ -35,6 +35,9 @@ class Transport(virtual.Transport):
     default_port = None
     #: No "localhost" where the URL names no host: it would be taken for an endpoint, and warned of.
     default_connection_params: ClassVar[dict[str, Any]] = {}
+    #: Whether a Celery worker consumes here, which no consumer's exception may end; its bootstep says so.
+    #: kombu's own consumers stop by raising.
+    for_worker = False
     polling_interval = None
     #: Errors that pass. Consuming never raises them.
     connection_errors = (*virtual.Transport.connection_errors, *PASSING, OSError)
@@ -85,12 +88,15 @@ class Transport(virtual.Transport):
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:  # noqa: ARG002 - kombu's
         """Hand over what arrives within `timeout` seconds, where there is no event loop.
 
+        An exception in a consumer's callback leaves it, but in a Celery worker.
+
         Raises:
             TimeoutError: nothing arrived (Celery expects it under its old name, `socket.timeout`).
         """
+        self._make_room()
         if not self.inbox.wait(timeout):
             raise TimeoutError("no message arrived")
-        self.inbox.hand_over(SYSTEM_CLOCK)
+        self.inbox.hand_over(SYSTEM_CLOCK, raising=not self.for_worker)
 
     def close_connection(self, connection: Any) -> None:
         """Close the channels; the event loop no longer watches for messages."""
@@ -104,4 +110,10 @@ class Transport(virtual.Transport):
 
     def _on_arrival(self) -> None:
         self.inbox.woken()
-        self.inbox.hand_over(SYSTEM_CLOCK)
+        self.inbox.hand_over(SYSTEM_CLOCK, raising=not self.for_worker)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        channels: list[Channel] = self.channels  # type: ignore[assignment]
+        for channel in channels:
+            channel.make_room()

@@ -111,8 +111,12 @@ class Queues:
             found = self._keep(self._predefined_queue(name) if self._predefined else self._existing(name))
         return found
 
-    def find_or_create(self, name: str) -> Queue:
+    def find_or_create(self, name: str, attributes: Mapping[str, str] | None = None) -> Queue:
         """Return the queue of that name, and create it if SQS has none. A predefined one is never created.
+
+        Args:
+            name: Celery's.
+            attributes: CreateQueue's, for this queue.
 
         Raises:
             AccessDenied: there is none, and we may not create it.
@@ -124,7 +128,7 @@ class Queues:
         except QueueDoesNotExist:
             if self._predefined:
                 raise
-        return self._keep(self._created(name))
+        return self._keep(self._created(name, attributes or {}))
 
     def ensure(self, name: str) -> Queue:
         """As `find_or_create`, and ask whether a predefined queue is there, if we may ask that.
@@ -183,11 +187,11 @@ class Queues:
                 action=error.action,
             ) from error
 
-    def _created(self, name: str) -> Queue:
+    def _created(self, name: str, attributes: Mapping[str, str]) -> Queue:
         canonical = self.canonical_name(name)
         fifo = {"FifoQueue": "true"} if canonical.endswith(FIFO_SUFFIX) else {}
         try:
-            url = self._sqs.create_queue(canonical, {**self._attributes, **fifo}, self._tags)
+            url = self._sqs.create_queue(canonical, {**self._attributes, **attributes, **fifo}, self._tags)
         except AccessDenied as error:
             raise AccessDenied(
                 f"SQS has no queue {canonical!r} (for Celery's queue {name!r}) and does not let us create "

@@ -373,16 +373,22 @@ class Depot:
         ):
             parcel.delivery.settle(Release())
 
-    def _to(self, consumer: HandOver) -> Callable[[Parcel], None]:
-        """How a parcel is handed to that consumer, on the main thread."""
+    def _to(self, consumer: HandOver) -> Callable[[Parcel, bool], None]:
+        """How a parcel is handed to that consumer, on the main thread.
 
-        def hand_over(parcel: Parcel) -> None:
+        A consumer's exception is raised if that is wanted, and its message stays held; otherwise it is
+        logged, and the message comes back.
+        """
+
+        def hand_over(parcel: Parcel, raising: bool) -> None:  # noqa: FBT001 - see Parcel
             delivery = parcel.delivery
             if self._lapsed(delivery.current):
                 return
             try:
                 consumer(parcel.payload)
             except Exception:
+                if raising:
+                    raise
                 facts = Fields(message_id=delivery.facts.message_id)
                 logger.exception("message could not be handed to Celery (%s)", facts, extra={"sqs": facts})
                 delivery.settle(self.failures.after_an_error(delivery))

@@ -19,11 +19,14 @@ TURN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A delivery, the kombu payload made of its message, and how to hand it to Celery on the main thread."""
+    """A delivery, the kombu payload made of its message, and how to hand it over on the main thread.
+
+    `hand_over` is told whether an exception of the consumer is to be raised; otherwise it is logged.
+    """
 
     delivery: Delivery
     payload: dict[str, Any]
-    hand_over: Callable[[Parcel], None]
+    hand_over: Callable[[Parcel, bool], None]
 
 
 class Inbox:
@@ -56,17 +59,22 @@ class Inbox:
         with self._arrived:
             return self._arrived.wait_for(self._parcels.__len__, timeout) > 0
 
-    def hand_over(self, clock: Clock) -> int:
-        """Hand over what has arrived, in order, for a moment; how many. The reader's thread."""
+    def hand_over(self, clock: Clock, *, raising: bool = False) -> int:
+        """Hand over what has arrived, in order, for a moment; how many. The reader's thread.
+
+        Args:
+            clock: time.
+            raising: whether an exception of a consumer ends it; what has not been handed over stays here.
+        """
         until = clock.monotonic() + TURN
         handed = 0
-        while (parcel := self.get()) is not None:
-            parcel.hand_over(parcel)
-            handed += 1
-            if clock.monotonic() > until:
-                if self._parcels:
-                    self.wake()
-                break
+        try:
+            while clock.monotonic() <= until and (parcel := self.get()) is not None:
+                parcel.hand_over(parcel, raising)
+                handed += 1
+        finally:
+            if self._parcels:
+                self.wake()
         return handed
 
     def take(self, wanted: Callable[[Parcel], bool]) -> list[Parcel]:

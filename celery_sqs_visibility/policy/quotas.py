@@ -25,5 +25,8 @@ WAIT_TIME_SECONDS: Final = 20
 #: Longest DelaySeconds of one message; not allowed on FIFO queues.
 DELAY_SECONDS: Final = 15 * 60
 
+#: Shortest and longest MessageRetentionPeriod.
+RETENTION_SECONDS: Final = 60, 14 * 24 * 60 * 60
+
 #: Attributes a message may carry.
 MESSAGE_ATTRIBUTES: Final = 10
