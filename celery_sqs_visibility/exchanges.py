@@ -44,8 +44,9 @@ def refuse_unbound(exchange: str, routing_key: str) -> None:
     """
     if not is_celerys_own(exchange):
         raise UnroutableError(
-            f"no queue is bound to exchange {exchange!r} with routing key {routing_key!r} here, "
-            f"and SQS knows no exchanges: publish to the queue by its name (queue=), or declare it (declare=)"
+            f"no queue is bound to exchange {exchange!r} with routing key {routing_key!r} here. On SQS there "
+            f"are no exchanges of type fanout (Broadcast) or topic, and a direct one is known only where its "
+            f"queue is declared: publish to the queue by its name (queue=), or declare it first (declare=)"
         )
 
 

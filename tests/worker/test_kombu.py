@@ -1,0 +1,116 @@
+"""What of kombu's SQS cannot have is refused, and what Celery does with it unasked harms nobody."""
+
+from __future__ import annotations
+
+import pytest
+from botocore.exceptions import ClientError
+from kombu.common import Broadcast
+
+from celery_sqs_visibility.exchanges import UnroutableError
+
+BROADCAST = """
+from kombu.common import Broadcast
+from work import app
+
+app.conf.task_queues = [Broadcast("news")]
+"""
+
+RAISING = """
+from work import app, quick
+
+
+def strategy(task, app, consumer):
+    def raising(*_, **__):
+        raise KeyError("a strategy of the user's")
+
+    return raising
+
+
+@app.task(name="work.unlucky")
+def unlucky(key):
+    quick(key)
+
+
+unlucky.Strategy = strategy
+"""
+
+
+def write(tmp_path, name, code):
+    (tmp_path / f"{name}.py").write_text(code)
+    return {"import_paths": [tmp_path]}
+
+
+def test_a_worker_of_a_broadcast_queue_ends_with_a_sentence_and_makes_no_queue(make_site, tmp_path):
+    site = make_site()
+    worker = site.start("news", ready=False, **write(tmp_path, "news", BROADCAST))
+    assert worker.wait_exit(30) != 0
+    assert "cannot start, since queue 'bcast." in worker.log
+    assert "exchange 'news' is of type 'fanout'" in worker.log
+    assert "Traceback" not in worker.log
+    assert site.proxy.count("CreateQueue") == 0
+
+
+def test_a_task_for_a_broadcast_queue_is_refused_where_it_is_published(make_site, producer):
+    site = make_site()
+    app = producer({**site.config, "task_queues": [Broadcast("news")]})
+    with pytest.raises(
+        UnroutableError, match=r"exchange 'news' .* no exchanges of type fanout \(Broadcast\)"
+    ):
+        app.send_task("work.quick", ("a",), queue="news")
+    assert site.proxy.count("SendMessage") == 0
+
+
+def test_a_task_for_an_exchange_that_no_queue_is_bound_to_is_refused_where_it_is_published(make_site):
+    site = make_site()
+    with pytest.raises(UnroutableError, match="no queue is bound to exchange 'media'"):
+        site.app.send_task("work.quick", ("a",), exchange="media", routing_key="video")
+
+
+@pytest.mark.parametrize("settings", [{}, {"event_exchange": "ours", "control_exchange": "ours"}])
+def test_events_and_remote_control_go_nowhere_and_harm_nobody(make_site, settings):
+    site = make_site({"worker_send_task_events": True, "task_send_sent_event": True, **settings})
+    worker = site.start(extra_args=["-E", "--heartbeat-interval", "1"])
+    site.send("quick", "a")
+    site.diary.wait_for("started", key="a")
+    site.app.control.revoke("somebody")
+    site.send("quick", "b")
+    site.diary.wait_for("started", key="b")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert worker.running
+    assert "UnroutableError" not in worker.log
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+def test_an_exception_while_celery_takes_a_message_ends_no_worker(make_site, tmp_path, pool):
+    site = make_site(visibility_timeout=10, error_visibility_timeout=60)
+    worker = site.start("unlucky", pool=pool, **write(tmp_path, "unlucky", RAISING))
+    site.send("unlucky", "a")
+    worker.wait_for_log("message could not be handed to Celery")
+    site.send("quick", "after")
+    site.diary.wait_for("started", key="after")
+    site.proxy.wait_for(lambda _: site.kept == 1)
+    assert worker.running
+
+
+def queue_of_the_client(site, app):
+    try:
+        return site.sqs.get_queue_url(QueueName=app.backend.oid)["QueueUrl"]
+    except ClientError:
+        return None
+
+
+def test_results_by_rpc_arrive_and_leave_no_queue_when_their_client_ends(make_site):
+    site = make_site({"result_backend": "rpc://", "result_expires": 3600})
+    site.start()
+    assert site.send("quick", "a").get(timeout=30) == "a"
+    url = queue_of_the_client(site, site.app)
+    attributes = site.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    assert attributes["MessageRetentionPeriod"] == "3600"
+    late = site.send("slow", "late", 3)
+    site.diary.wait_for("started", key="late")
+    site.app.backend.result_consumer.stop()
+    assert queue_of_the_client(site, site.app) is None
+    site.diary.wait_for("done", key="late")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert queue_of_the_client(site, site.app) is None
+    assert late
