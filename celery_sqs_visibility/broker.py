@@ -51,8 +51,8 @@ class Broker:
         #: Those in use, of channels that were closed too, as long as something of theirs still runs.
         self.depots: WeakSet[Depot] = WeakSet()
 
-    def new_depot(self, inbox: Inbox) -> Depot:
-        """A place to hold what is received from it."""
+    def new_depot(self, inbox: Inbox, *, for_worker: bool) -> Depot:
+        """A place to hold what is received from it, by a worker or by a consumer that has no slots."""
         depot = Depot(
             self.options,
             self.receive_options,
@@ -60,7 +60,7 @@ class Broker:
             self.redrive,
             self._returns,
             inbox,
-            slots=self.slots,
+            slots=self.slots if for_worker else None,
         )
         self.depots.add(depot)
         return depot

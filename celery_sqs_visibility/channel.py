@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from queue import Empty
@@ -151,7 +151,8 @@ class Channel(AdministrativeChannel):
     def depot(self) -> Depot:
         """What this channel holds. Made for a consumer: producers hold nothing."""
         if self._depot is None:
-            self._depot = self.broker.new_depot(self._transport.inbox)
+            transport = self._transport
+            self._depot = self.broker.new_depot(transport.inbox, for_worker=transport.for_worker)
             self.make_room()
         return self._depot
 
@@ -237,15 +238,16 @@ class Channel(AdministrativeChannel):
             self.basic_ack(message.delivery_tag)
         return message
 
-    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """Send the message to the queues that are bound, on this connection.
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> Collection[str]:
+        """The queues that a publication goes to: what is bound, on this connection.
 
         Raises:
-            UnroutableError: there are none.
+            UnroutableError: there are none, and the exchange is not Celery's own.
         """
-        if exchange and not self._lookup(exchange, routing_key):
+        queues: Collection[str] = super()._lookup(exchange, routing_key, default)
+        if not queues:
             refuse_unbound(exchange, routing_key)
-        super().basic_publish(message, exchange, routing_key, **kwargs)
+        return queues
 
     def _noted(self, hand_over: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, Any]], object]:
         def note_and_hand_over(payload: dict[str, Any]) -> object:

@@ -67,8 +67,7 @@ class Deliveries(bootsteps.StartStopStep):
         c.create_task_handler = self._vetting(c.create_task_handler)
 
     def start(self, c: Any) -> None:
-        """Be ready for children that want more time, and for what they say late; and survive any message."""
-        c.connection.transport.for_worker = True
+        """Be ready for children that want more time, and for what they say late."""
         if c.pool.uses_semaphore:
             keep_what_was_sent(c.pool)
         if c.hub is not None:

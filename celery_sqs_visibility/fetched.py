@@ -31,7 +31,8 @@ class Fetched:
         self._visibility_timeout = visibility_timeout
         self._redrive = redrive
         self._clock = clock
-        self._lock = threading.Lock()  # guards _queues
+        # Guards _queues. Reentrant: Celery's cold shutdown settles in a signal handler.
+        self._lock = threading.RLock()
         self._queues: dict[str, tuple[Queue, float]] = {}  # by handle, with its deadline; the oldest first
 
     def __len__(self) -> int:
@@ -78,6 +79,8 @@ class Fetched:
         return redrive.has_dead_letter_queue(queue) or not redrive.knows(queue)
 
     def _take(self, handle: str) -> Queue | None:
+        if not self._queues:  # of a consumer's channel, for each of its messages
+            return None
         with self._lock:
             queue, _ = self._queues.pop(handle, (None, 0.0))
             return queue
@@ -95,8 +98,11 @@ class Fetched:
 
     def _forget_lapsed(self) -> None:
         now = self._clock.monotonic()
-        while self._queues and next(iter(self._queues.values()))[1] <= now:
-            del self._queues[next(iter(self._queues))]
+        while self._queues:
+            handle, (_, deadline) = next(iter(self._queues.items()))
+            if deadline > now:
+                break
+            del self._queues[handle]
 
     @staticmethod
     def _release(queue: Queue, handles: list[str]) -> None:

@@ -77,7 +77,9 @@ class QueuesFirst:
             for name in self._app.amqp.queues.consume_from:
                 self._await(queues, name)
         self._started = True
-        return self._connect()
+        connection = self._connect()
+        connection.transport.for_worker = True
+        return connection
 
     def _refuse_exchanges(self) -> None:
         for queue in self._app.amqp.queues.consume_from.values():

@@ -35,8 +35,8 @@ class Transport(virtual.Transport):
     default_port = None
     #: No "localhost" where the URL names no host: it would be taken for an endpoint, and warned of.
     default_connection_params: ClassVar[dict[str, Any]] = {}
-    #: Whether a Celery worker consumes here, which no consumer's exception may end; its bootstep says so.
-    #: kombu's own consumers stop by raising.
+    #: Whether a Celery worker consumes here (`start.QueuesFirst`), which no consumer's exception may
+    #: end. kombu's own consumers stop by raising.
     for_worker = False
     polling_interval = None
     #: Errors that pass. Consuming never raises them.

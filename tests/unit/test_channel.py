@@ -27,6 +27,7 @@ from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.exchanges import UnroutableError
+from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.temporary import TemporaryQueues
 
 DENIED = AccessDenied("not you", code="AccessDenied", action="GetQueueAttributes")
@@ -230,7 +231,9 @@ def test_one_get_takes_ten_messages_at_the_most(site, connection, channel):
     assert sum(site.counts("q")) == 50
 
 
-def test_a_consumer_may_have_any_number_in_hand(site, connection, channel):
+@pytest.mark.parametrize("slots", [None, lambda: Slots(2, 200)], ids=["alone", "within a worker's task"])
+def test_a_consumer_may_have_any_number_in_hand(site, connection, channel, slots):
+    connection.transport.broker.slots = slots
     declared(channel)
     publish(channel, *range(35))
     taken = []

@@ -18,24 +18,31 @@ import celery.concurrency.asynpool
 import celery.concurrency.base
 import celery.concurrency.prefork
 import celery.concurrency.thread
+import celery.events.dispatcher
+import celery.events.event
 import celery.worker.consumer.connection
 import celery.worker.consumer.consumer
+import celery.worker.consumer.tasks
 import celery.worker.request
 import celery.worker.state
 import celery.worker.worker
 import kombu.connection
 import kombu.messaging
+import kombu.pidbox
 import kombu.serialization
 import kombu.transport
 import kombu.transport.virtual
+import kombu.transport.virtual.exchange
 import pytest
 from celery.app.task import Context, Task
 from celery.backends.redis import RedisBackend
 from support.ends import CELERY
 
+from celery_sqs_visibility import channel, exchanges
 from celery_sqs_visibility import task as our_task
 from celery_sqs_visibility.aws.clients import ClientSettings, Purpose, new_client
 from celery_sqs_visibility.policy.delays import CELERY_RETRY_DELAY
+from celery_sqs_visibility.temporary import temporary
 
 
 def calls(function, *names):
@@ -213,3 +220,31 @@ def test_a_generator_has_one_frame_and_contextlib_enters_from_its_own_module():
     assert all(frame.f_code.co_flags & inspect.CO_GENERATOR for frame in generator_frames)
     assert contextlib._GeneratorContextManager.__enter__.__globals__["__name__"] == "contextlib"
     assert contextlib.ExitStack.enter_context.__globals__["__name__"] == "contextlib"
+
+
+def test_celery_publishes_unasked_to_the_exchanges_that_we_let_through():
+    assert kombu.pidbox.Mailbox.exchange_fmt.endswith(exchanges.CONTROL_SUFFIX)
+    assert kombu.pidbox.Mailbox.reply_exchange_fmt.endswith(exchanges.CONTROL_SUFFIX)
+    assert celery.events.event.EVENT_EXCHANGE_NAME == exchanges.EVENT_EXCHANGE
+    calls(celery.events.dispatcher.EventDispatcher, "name=self.app.conf.event_exchange")
+
+
+def test_a_workers_consumer_is_known_by_what_it_does_with_bad_messages():
+    calls(celery.worker.consumer.tasks.Tasks.start, "on_decode_error=c.on_decode_error")
+    on_decode_error = celery.worker.consumer.consumer.Consumer.on_decode_error
+    assert on_decode_error.__module__ == channel.CELERYS_CONSUMER
+
+
+def test_a_client_of_rpc_has_a_temporary_queue():
+    app = celery.Celery("rpc", set_as_current=False, backend="rpc://")
+    queue = app.backend.binding
+    attributes = temporary(queue.name, auto_delete=queue.auto_delete, arguments={"x-expires": 3_600_000})
+    assert attributes == {"MessageRetentionPeriod": "3600"}
+    assert temporary(queue.name, auto_delete=queue.auto_delete, arguments={}) == {}
+    app.close()
+
+
+def test_the_virtual_channel_deletes_what_is_bound_which_we_do_not():
+    calls(kombu.transport.virtual.Channel.exchange_delete, "self.queue_delete(")
+    calls(kombu.transport.virtual.Channel.queue_declare, "self._size(queue)", "self._has_queue(")
+    calls(kombu.transport.virtual.exchange.DirectExchange.deliver, "self.channel._lookup")
