@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from celery_sqs_visibility.aws.errors import SQSError, Unavailable
+from celery_sqs_visibility.aws.errors import QueueDoesNotExist, SQSError, Unavailable
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.room import CROWDED_WAIT, Reservation, Room
@@ -163,7 +163,8 @@ class Receiver:
         try:
             messages = self.queue.sqs.receive(self.queue.url, reservation.messages, wait, self._options)
         except SQSError as error:
-            if not poll.given_up:  # else it was told, and may be over
+            gone = self.stopping and isinstance(error, QueueDoesNotExist)  # its last consumer deleted it
+            if not (poll.given_up or gone):  # given up, it was told, and may be over
                 self._failed(error)
         else:
             more = len(messages) == reservation.messages

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import threading
 import types
 import uuid
 
@@ -458,6 +459,10 @@ def reply_queue(**options):
     return Queue(str(uuid.uuid4()), Exchange(""), durable=True, auto_delete=True, **options)
 
 
+def receives(name):
+    return any(name in thread.name for thread in threading.enumerate())
+
+
 def attributes_of(site, name):
     return site.sqs.queue_attributes(site.sqs.queue_url(name), ["All"])
 
@@ -482,14 +487,17 @@ def test_a_temporary_queue_is_told_once(site, channel, caplog):
 
 
 @pytest.mark.parametrize("options", [{"expires": 60}, {}], ids=["expires", "result_expires=None"])
-def test_a_temporary_queue_is_deleted_when_its_consumer_ends(site, connection, channel, options):
+def test_a_temporary_queue_is_deleted_when_its_consumer_ends(site, connection, channel, options, caplog):
     queue = reply_queue(**options)
     queue(channel).declare()
     consumer = Consumer(connection.channel(), [queue], no_ack=True)
     consumer.consume()
     assert site.exists(queue.name)
+    wait_until(lambda: "ReceiveMessage" in site.actions(), SOON, "a poll to be in flight")
     consumer.cancel()
     assert not site.exists(queue.name)
+    wait_until(lambda: not receives(queue.name), SOON, "the poll to end")
+    assert "cannot receive" not in caplog.text
 
 
 def test_a_temporary_queue_is_deleted_when_its_consumers_connection_closes(site, channel):
