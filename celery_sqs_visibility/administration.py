@@ -100,11 +100,9 @@ class AdministrativeChannel(virtual.Channel):
             self.broker.queues.forget(queue)
             raise
 
-    def delete_temporary(self, queue: str) -> None:
-        """The queue's last consumer on this channel has ended: so does a temporary queue of this process."""
-        if queue in self._temporary:
-            self._temporary.discard(queue)
-            self.broker.temporary_queues.delete(queue)
+    def is_temporary(self, queue: str) -> bool:
+        """Whether it was declared here as temporary, and this process created it."""
+        return queue in self._temporary and self.broker.temporary_queues.created(queue)
 
     def _new_queue(
         self, queue: str, *, auto_delete: bool = False, arguments: dict[str, Any] | None = None, **_: Any

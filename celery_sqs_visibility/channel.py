@@ -203,8 +203,9 @@ class Channel(AdministrativeChannel):
         super().basic_cancel(consumer_tag)
         if queue is not None and queue not in self._active_queues:
             self.depot.cancel(queue)
-            if not self._transport.for_worker:
-                self.delete_temporary(queue)
+            if self.is_temporary(queue) and not self._transport.for_worker:
+                self.depot.abandon(queue)
+                self.broker.temporary_queues.delete(queue)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
         """Done: delete the message. Any thread; does no I/O, but for what `basic_get` fetched."""

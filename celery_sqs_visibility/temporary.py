@@ -41,10 +41,12 @@ class TemporaryQueues:
         self._tell(name)
         return queue
 
+    def created(self, name: str) -> bool:
+        """Whether this process created the queue."""
+        return name in self._created
+
     def delete(self, name: str) -> None:
-        """Its consumer has ended: delete the queue, if this process created it. Errors are logged."""
-        if name not in self._created:
-            return
+        """The consumer of a queue that this process created has ended. Errors are logged."""
         self._created.discard(name)
         try:
             queue = self._queues.find(name)

@@ -137,6 +137,16 @@ class Depot:
             receiver.stop()
             self.room.interrupt()
 
+    def abandon(self, queue_name: str) -> None:
+        """After `cancel`, before the queue is deleted: let go of its messages, and finish what is settled."""
+        self._inbox.take(
+            lambda parcel: parcel.delivery.queue.name == queue_name and parcel.delivery.keeper is self
+        )
+        for delivery in self.ledger.all():
+            if delivery.queue.name == queue_name:
+                delivery.settle(Lapse())
+        self.flush()
+
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """Settle a delivery; whether it was still ours to settle. Any thread; does no I/O."""
         if isinstance(settlement, Delete) and self.ledger.holds(delivery):

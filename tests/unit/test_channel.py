@@ -82,9 +82,11 @@ class Site:
 
 @pytest.fixture
 def site():
+    before = set(threading.enumerate())
     site = Site()
     yield site
     site.close()
+    wait_until(lambda: not set(threading.enumerate()) - before, SOON, "its threads to end")
 
 
 @pytest.fixture
@@ -507,6 +509,23 @@ def test_a_temporary_queue_is_deleted_when_its_consumers_connection_closes(site,
     Consumer(other, [queue], no_ack=True).consume()
     other.close()
     assert not site.exists(queue.name)
+
+
+def test_what_is_left_in_a_temporary_queue_ends_with_it(site, connection, channel, caplog):
+    queue = reply_queue(expires=60)
+    queue(channel).declare()
+    publish(channel, *range(15), name=queue.name)
+    taken = []
+    consumer = Consumer(channel, [queue], callbacks=[lambda _, message: taken.append(message)])
+    consumer.consume()
+    while len(taken) < 5:
+        connection.drain_events(timeout=SOON)
+    taken[0].ack()
+    consumer.cancel()
+    taken[1].ack()
+    channel.close()
+    assert not site.exists(queue.name)
+    assert "will try again" not in caplog.text
 
 
 def test_a_temporary_queue_of_another_process_is_left_alone(site, channel):
