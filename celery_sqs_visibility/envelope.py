@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.json import dumps, loads
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
@@ -117,16 +118,19 @@ def seal_again(payload: Mapping[str, Any]) -> str:
 
 
 def eta_of(headers: Mapping[str, Any]) -> float | None:
-    """The ETA in seconds since the epoch; `None` where there is none, or none that we understand."""
+    """The ETA in seconds since the epoch; `None` where there is none, or none that Celery understands.
+
+    The only place that says which instant an ETA is, and it asks Celery's own functions: to them a naive ETA
+    is UTC, whatever `timezone` and `enable_utc` say (celery/worker/request.py: `Request.__init__`).
+    """
     eta = headers.get("eta")
-    if not isinstance(eta, str):
+    if not eta or not isinstance(eta, (str, datetime)):
         return None
     try:
-        instant = datetime.fromisoformat(eta.replace("Z", "+00:00"))
-    except ValueError:
+        instant = maybe_iso8601(eta)
+        return None if instant is None else maybe_make_aware(instant).timestamp()
+    except Exception:  # noqa: BLE001 - whatever it is that the parser cannot bear; `vetting` refuses it
         return None
-    # A naive ETA is in the app's time zone, which Celery knows and we do not.
-    return None if instant.tzinfo is None else instant.timestamp()
 
 
 def _text(body: str) -> str:

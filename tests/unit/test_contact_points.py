@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 
 import billiard.pool
 import botocore.endpoint
@@ -27,6 +28,7 @@ import celery.worker.request
 import celery.worker.state
 import celery.worker.worker
 import kombu.connection
+import kombu.message
 import kombu.messaging
 import kombu.pidbox
 import kombu.serialization
@@ -34,6 +36,7 @@ import kombu.transport
 import kombu.transport.virtual
 import kombu.transport.virtual.exchange
 import pytest
+from celery import Celery
 from celery.app.task import Context, Task
 from celery.backends.redis import RedisBackend
 from support.ends import CELERY
@@ -41,8 +44,13 @@ from support.ends import CELERY
 from celery_sqs_visibility import channel, exchanges
 from celery_sqs_visibility import task as our_task
 from celery_sqs_visibility.aws.clients import ClientSettings, Purpose, new_client
+from celery_sqs_visibility.envelope import eta_of
 from celery_sqs_visibility.policy.delays import CELERY_RETRY_DELAY
 from celery_sqs_visibility.temporary import temporary
+
+
+def noop():
+    """A task."""
 
 
 def calls(function, *names):
@@ -58,6 +66,23 @@ def calls(function, *names):
 def test_kombu_loads_the_entry_points_we_hide_behind():
     calls(kombu.serialization, "entrypoints('kombu.serializers')")
     assert kombu.transport.TRANSPORT_ALIASES["celery_sqs_visibility"] == "celery_sqs_visibility:Transport"
+
+
+ETAS = [datetime(2030, 1, 1, 12), datetime(2030, 7, 1, 12, tzinfo=timezone(timedelta(hours=-5)))]  # noqa: DTZ001
+JAPAN = {"timezone": "Asia/Tokyo"}
+
+
+@pytest.mark.parametrize("eta", ETAS, ids=["naive", "aware"])
+@pytest.mark.parametrize("settings", [{}, {"enable_utc": False}, JAPAN, {**JAPAN, "enable_utc": False}])
+def test_celery_takes_an_eta_for_the_instant_that_we_take_it_for(settings, eta):
+    with Celery("test", set_as_current=False, broker="memory://") as app:
+        app.conf.update(settings)
+        task = app.task(noop, name="task", shared=False)
+        sent = app.amqp.as_task_v2("id-1", "task", eta=eta)
+        message = kombu.message.Message(headers=sent.headers, properties=sent.properties, delivery_tag="tag")
+        request = celery.worker.request.Request(message, app=app, task=task, body=sent.body, decoded=True)
+    instant = eta.replace(tzinfo=eta.tzinfo or timezone.utc).timestamp()
+    assert request.eta.timestamp() == eta_of(sent.headers) == instant
 
 
 def test_importing_kombu_imports_nothing_heavy_of_ours():

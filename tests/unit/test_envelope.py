@@ -326,7 +326,14 @@ INSTANT = datetime(2030, 1, 1, 12, tzinfo=timezone.utc).timestamp()
 
 
 @pytest.mark.parametrize(
-    "eta", ["2030-01-01T12:00:00+00:00", "2030-01-01T12:00:00Z", "2030-01-01T14:00:00.000000+02:00"]
+    "eta",
+    [
+        "2030-01-01T12:00:00+00:00",
+        "2030-01-01T12:00:00Z",
+        "2030-01-01T14:00:00.000000+02:00",
+        "2030-01-01T12:00:00",  # naive: UTC to Celery, whatever its time zone
+        "20300101T120000",
+    ],
 )
 def test_an_eta_is_an_instant(eta):
     assert eta_of({"eta": eta}) == INSTANT
@@ -334,8 +341,12 @@ def test_an_eta_is_an_instant(eta):
     assert opened.eta == INSTANT
 
 
-@pytest.mark.parametrize("eta", [None, "soon", "", 5, ["2030"], "2030-01-01T12:00:00"])
-def test_an_eta_that_is_none_or_in_celerys_own_time_zone_is_left_to_celery(eta):
+def test_an_eta_may_be_one_of_kombus_typed_values():
+    assert eta_of({"eta": datetime(2030, 1, 1, 12, tzinfo=timezone.utc)}) == INSTANT
+
+
+@pytest.mark.parametrize("eta", [None, "soon", "", 5, ["2030"]])
+def test_an_eta_that_is_none_is_left_to_celery(eta):
     assert eta_of({"eta": eta}) is None
 
 
