@@ -21,8 +21,13 @@ from celery_sqs_visibility.policy.options import OTHER_PEOPLES_OPTIONS, Options
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.temporary import TemporaryQueues
 
-#: What every receive asks for: how often it was received before, when first, and its group.
-SYSTEM_ATTRIBUTES = ("ApproximateFirstReceiveTimestamp", "ApproximateReceiveCount", "MessageGroupId")
+#: What every receive asks for: how often it was received before, when first, its group, and its age.
+SYSTEM_ATTRIBUTES = (
+    "ApproximateFirstReceiveTimestamp",
+    "ApproximateReceiveCount",
+    "MessageGroupId",
+    "SentTimestamp",
+)
 
 #: What kombu fills in where the URL names no host: nobody's endpoint.
 NO_HOST = "localhost"

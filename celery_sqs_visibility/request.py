@@ -24,9 +24,7 @@ from celery.worker.request import Request
 from celery_sqs_visibility.channel import Message
 from celery_sqs_visibility.delivery.events import Finished, emit
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Release, Settlement
-from celery_sqs_visibility.envelope import eta_of
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.parking import parks_before
 
 logger = get_logger(__name__)
 
@@ -219,8 +217,7 @@ class DeliveryRequest(Request):
         """Tell the task, in whatever process it will run, which delivery it is."""
         facts = delivery.facts
         redrive = self.message.channel.depot.redrive.peek(delivery.queue)
-        self._parks = self._parks_so_far(delivery)
-        self._delivery_info["redelivered"] = facts.receive_count - self._parks > 1
+        self._delivery_info["redelivered"] = facts.receive_count - delivery.parks > 1
         self._request_dict["sqs"] = {
             "queue": facts.queue,
             "message_id": facts.message_id,
@@ -229,13 +226,6 @@ class DeliveryRequest(Request):
             "received": SYSTEM_CLOCK.wall(),
             "max_receive_count": redrive.max_receive_count if redrive else None,
         }
-
-    def _parks_so_far(self, delivery: Delivery) -> int:
-        eta = eta_of(self._request_dict)
-        if eta is None:
-            return 0
-        options = self.message.channel.depot.options
-        return parks_before(eta - delivery.facts.first_received, options.visibility_timeout)
 
 
 def can_end_runs(pool: Any) -> bool:

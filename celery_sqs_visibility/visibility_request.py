@@ -122,7 +122,7 @@ class VisibilityRequest(DeliveryRequest):
     def _describe(self, delivery: Delivery) -> None:
         super()._describe(delivery)
         published = self._request_dict.get("retries") or 0
-        self._request_dict["retries"] = attempts_made(delivery.facts.receive_count, self._parks, published)
+        self._request_dict["retries"] = attempts_made(delivery.facts.receive_count, delivery.parks, published)
 
     def _is_celerys_own(self, exc: BaseException) -> bool:
         """Outcomes that keep Celery's meaning, and runs that Celery itself cut off."""

@@ -1,4 +1,7 @@
-"""Where a queue's dead letters go: what its redrive policy says, asked seldom and never insisted on."""
+"""Where a queue's dead letters go, and when: its redrive policy and its retention, asked seldom.
+
+Never insisted on: what nobody may ask is unknown.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from celery_sqs_visibility.aws.errors import AccessDenied, SQSError
 from celery_sqs_visibility.aws.forks import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,6 +23,9 @@ logger = logging.getLogger(__name__)
 #: Seconds an answer is good for. Deleting or keeping a rejected message hangs on it, so a dead-letter
 #: queue added while workers run must be noticed; kombu's SQS transport reads it as often.
 REDRIVE_SECONDS: Final = 300
+
+#: The attribute that says how long a queue keeps a message, in seconds.
+RETENTION: Final = "MessageRetentionPeriod"
 
 #: Seconds until SQS is asked again after an error that passes.
 AGAIN_SECONDS: Final = 10
@@ -48,9 +55,10 @@ class RedriveBook:
 
     def __init__(self, plain: Callable[[], Queue] | None = None) -> None:
         self._plain = plain
-        self._lock = ProcessLock()  # guards _asked, _known and _dead_letter_queues
+        self._lock = ProcessLock()  # guards _asked, _known, _retention and _dead_letter_queues
         self._asked: dict[str, float] = {}
         self._known: dict[str, Redrive | None] = {}
+        self._retention: dict[str, int] = {}
         self._dead_letter_queues: dict[tuple[str, str], Queue] = {}
 
     def get(self, queue: Queue, now: float) -> Redrive | None:
@@ -68,12 +76,13 @@ class RedriveBook:
                 return self._known.get(queue.url)
             self._asked[queue.url] = now
         try:
-            attributes = queue.sqs.queue_attributes(queue.url, ["RedrivePolicy"])
+            attributes = queue.sqs.queue_attributes(queue.url, ["RedrivePolicy", RETENTION])
         except SQSError as error:
             self._not_told(queue, now, error)
             return self.peek(queue)
         with self._lock:
             policy = self._known[queue.url] = parse_redrive_policy(attributes)
+            self._retention[queue.url] = int(attributes.get(RETENTION, DEFAULT_RETENTION_SECONDS))
         return policy
 
     def _not_told(self, queue: Queue, now: float, error: SQSError) -> None:
@@ -99,6 +108,10 @@ class RedriveBook:
     def peek(self, queue: Queue) -> Redrive | None:
         """Return the last known policy; makes no request, and takes no lock: it is asked for every task."""
         return self._known.get(queue.url)
+
+    def retention(self, queue: Queue) -> int:
+        """After how many seconds SQS deletes a message, its default if unknown. No request, no lock."""
+        return self._retention.get(queue.url, DEFAULT_RETENTION_SECONDS)
 
     def has_dead_letter_queue(self, queue: Queue) -> bool:
         """Return whether a queue is named for its dead letters, as far as we know. No request is made."""

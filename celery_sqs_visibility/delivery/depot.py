@@ -25,9 +25,11 @@ from celery_sqs_visibility.delivery.model import (
     Delivery,
     Lapse,
     Release,
+    Renew,
     Settlement,
 )
 from celery_sqs_visibility.delivery.outcomes import Outcomes
+from celery_sqs_visibility.delivery.parking import Parking
 from celery_sqs_visibility.delivery.receiver import Receiver
 from celery_sqs_visibility.delivery.returns import Met, Returns
 from celery_sqs_visibility.delivery.room import Room
@@ -36,6 +38,7 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.polling import PollSchedule
 from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +88,16 @@ class Depot:
         self._inbox = inbox
         self._receive = receive
         self._clock = clock
+        self.parking = Parking(redrive, options.visibility_timeout, clock)
         self._outcomes = Outcomes(
-            options.visibility_timeout, options.settle_window, clock, redrive, returns.finish, self._expect
+            options.visibility_timeout,
+            options.settle_window,
+            clock,
+            redrive,
+            returns.finish,
+            self._expect,
+            self.parking,
+            self._take_back,
         )
         self._heartbeat = Heartbeat(self.ledger, clock, self._outcomes.carry_out)
         self._watchdog = Watchdog(self._wards, clock)
@@ -344,14 +355,16 @@ class Depot:
         hand_over: HandOver | None,
     ) -> Parcel | None:
         """What arrived as a parcel for Celery, if it is for Celery now; otherwise it is seen to."""
+        if isinstance(content, Opened):
+            delivery.parks = self.parking.parks_so_far(delivery, content)
         if self._known(delivery):
             return None
         if isinstance(content, UnreadableError):
             self.failures.refuse(delivery, str(content), message["Body"])
         elif hand_over is None:
             delivery.settle(Release())
-        elif (park := self._intake.parking(content)) is not None and self.failures.may_return(delivery):
-            delivery.settle(park)
+        elif (waiting := self.parking.waiting(delivery, content, message)) is not None:
+            delivery.settle(waiting)
         else:
             return Parcel(delivery, content.payload, self._to(hand_over))
         return None
@@ -368,10 +381,26 @@ class Depot:
                 return False
         return True
 
-    def _expect(self, delivery: Delivery, at: float) -> None:
-        receiver, _ = self._receivers.get(delivery.queue.name, (None, None))
+    def _take_back(self, delivery: Delivery, renew: Renew) -> None:
+        """Its queue refuses the copy, and would not hand it out again: Celery holds it. The settler's."""
+        asked_at = delivery.horizon - VISIBILITY_HORIZON
+        again = Delivery(delivery.queue, delivery.handle, delivery.facts, asked_at, delivery.deadline, self)
+        again.parks = delivery.parks
+        self.room.unexpected(1)
+        self.ledger.add([again])
+        receiver, hand_over = self._receivers.get(delivery.queue.name, (None, None))
+        if self._known(again):
+            return
+        if hand_over is None or receiver is None or receiver.stopping:
+            again.settle(Release())
+        else:
+            self._inbox.put([Parcel(again, renew.payload, self._to(hand_over))])
+            self._heartbeat.notice()
+
+    def _expect(self, queue: Queue, message_id: str, at: float) -> None:
+        receiver, _ = self._receivers.get(queue.name, (None, None))
         if receiver is not None:
-            receiver.expect(delivery.facts.message_id, at)
+            receiver.expect(message_id, at)
 
     def _give_back_waiting(self, queue: Queue) -> None:
         """Nobody consumes the queue any more. The receiver's thread, after its last poll."""

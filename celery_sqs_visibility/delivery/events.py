@@ -88,6 +88,13 @@ class Parked(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Renewed(Event):
+    """It waits for its turn as a copy, which SQS hands out in `seconds` at the earliest."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finished(Event):
     """Celery is done with it; its deletion is under way."""
 

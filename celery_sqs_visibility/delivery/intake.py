@@ -1,4 +1,4 @@
-"""From what a poll brought to deliveries: known to the ledger, opened, parked, or put into the inbox."""
+"""From what a poll brought to deliveries: known to the ledger, and opened."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Facts, Received, Unreadable, emit
 from celery_sqs_visibility.delivery.memory import Remembered
-from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Keeper, Lapse, Park
+from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Keeper, Lapse
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.delays import DelayRule, whole_seconds
-from celery_sqs_visibility.policy.parking import park_for
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class Intake:
         open_message: what a message says.
         visibility_timeout: what the receives asked for, in seconds.
         on_error: how long an unreadable message stays hidden.
-        clock: wall time for ETAs.
+        clock: wall time.
         keeper: what the deliveries belong to.
     """
 
@@ -128,13 +127,6 @@ class Intake:
             if message.get("MessageId", "") not in self._told:
                 logger.exception("opening a message stumbled", extra={"queue": queue.name})
             return UnreadableError(f"it could not be opened: {error!r}")
-
-    def parking(self, opened: Opened) -> Park | None:
-        """How to park it, if its ETA is far away."""
-        if opened.eta is None:
-            return None
-        seconds = park_for(opened.eta - self._clock.wall(), self._visibility_timeout)
-        return None if seconds is None else Park(seconds)
 
     def refuse(self, delivery: Delivery, reason: str, body: str, *, wait: bool = False) -> None:
         """No task can be made of it: a dead letter, or else (or if to `wait`) hidden as after an error."""

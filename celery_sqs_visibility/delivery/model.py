@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Facts
 from celery_sqs_visibility.delivery.leases import Key, Lease
@@ -37,6 +38,19 @@ class Park:
 
 
 @dataclass(frozen=True, slots=True)
+class Renew:
+    """Not due yet, and it cannot wait any longer: send `copy`, which SQS counts and keeps anew, then delete.
+
+    Where the copy cannot be sent the message is parked for `park` seconds, or, if it may not come back
+    either (`None`), `payload` goes to Celery, which holds it.
+    """
+
+    copy: OutgoingMessage
+    payload: dict[str, Any]
+    park: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Not run: visible again now."""
 
@@ -54,7 +68,7 @@ class DeadLetter:
     attributes: Mapping[str, str] = field(default_factory=dict)
 
 
-Settlement = Delete | Hide | Lapse | Park | Release | DeadLetter
+Settlement = Delete | Hide | Lapse | Park | Renew | Release | DeadLetter
 
 
 class Keeper(Protocol):
@@ -109,6 +123,7 @@ class Delivery:
         slot: where the extension wheel keeps it.
         wanted: the monotonic instant until which its task wants it hidden.
         lease: what its task can see of all this, in whatever process it runs.
+        parks: how many of its message's receives so far only had it wait for its ETA.
         successor: the newer delivery of the same message that took its place.
         on_lost: called once it is lost, in the heartbeat's thread.
     """
@@ -127,6 +142,7 @@ class Delivery:
         "lease",
         "lost",
         "on_lost",
+        "parks",
         "queue",
         "slot",
         "successor",
@@ -157,6 +173,7 @@ class Delivery:
         self.slot: float | None = None
         self.keeper = keeper
         self.wanted = 0.0
+        self.parks = 0
         self.lease: Lease | None = None
         self.successor: Delivery | None = None
         self.on_lost: Callable[[], None] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from celery_sqs_visibility.aws.errors import SQSError
+from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.deadletters import DeadLetters
 from celery_sqs_visibility.delivery.events import (
@@ -14,6 +15,7 @@ from celery_sqs_visibility.delivery.events import (
     Lost,
     Parked,
     Released,
+    Renewed,
     emit,
 )
 from celery_sqs_visibility.delivery.heartbeat import DEADLINE_PASSED
@@ -25,8 +27,10 @@ from celery_sqs_visibility.delivery.model import (
     Lapse,
     Park,
     Release,
+    Renew,
     Settlement,
 )
+from celery_sqs_visibility.delivery.parking import Parking
 from celery_sqs_visibility.delivery.settler import Settler
 from celery_sqs_visibility.policy.clock import Clock
 
@@ -44,7 +48,9 @@ class Outcomes:
         clock: the monotonic clock of the deadlines.
         redrive: knows the dead-letter queues.
         finish: is told of what is done with, before it is deleted.
-        expect: is told when a message of ours becomes visible again: the delivery, and the monotonic instant.
+        expect: is told when a message becomes visible again: its queue, its id, the monotonic instant.
+        parking: sends the copies of messages that wait for their ETA.
+        take_back: is told of those whose copy was refused, and that may not come back.
     """
 
     def __init__(
@@ -54,14 +60,18 @@ class Outcomes:
         clock: Clock,
         redrive: RedriveBook,
         finish: Callable[[Delivery], None],
-        expect: Callable[[Delivery, float], None],
+        expect: Callable[[Queue, str, float], None],
+        parking: Parking,
+        take_back: Callable[[Delivery, Renew], None],
     ) -> None:
         self._visibility_timeout = visibility_timeout
-        self.settler = Settler(window, clock, self._settled, self._dead_letter)
+        self.settler = Settler(window, clock, self._settled, self._send_copy)
         self._clock = clock
         self._finish = finish
         self._dead_letters = DeadLetters(redrive)
         self._expect_at = expect
+        self._parking = parking
+        self._take_back = take_back
 
     def carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
         """Do that with it, if it is still worth it."""
@@ -106,11 +116,29 @@ class Outcomes:
             case Release():
                 self._expect(delivery, now)
                 emit(Released(facts))
-            case DeadLetter():
+            case DeadLetter() | Renew():
                 pass  # its copy was sent, or was not; what follows is settled in its own right
 
     def _expect(self, delivery: Delivery, at: float) -> None:
-        self._expect_at(delivery, at + REAPPEARS_AFTER)
+        self._expect_at(delivery.queue, delivery.facts.message_id, at + REAPPEARS_AFTER)
+
+    def _send_copy(self, delivery: Delivery, settlement: DeadLetter | Renew) -> None:
+        if isinstance(settlement, Renew):
+            self._renew(delivery, settlement)
+        else:
+            self._dead_letter(delivery, settlement)
+
+    def _renew(self, delivery: Delivery, renew: Renew) -> None:
+        delay = renew.copy.delay or 0
+        if (copy_id := self._parking.send(delivery, renew)) is not None:
+            self._expect_at(delivery.queue, copy_id, self._clock.monotonic() + delay + REAPPEARS_AFTER)
+            emit(Renewed(delivery.facts, delay))
+            self._finish(delivery)
+            self.carry_out(delivery, Delete())
+        elif renew.park is not None:
+            self.carry_out(delivery, Park(renew.park))
+        else:
+            self._take_back(delivery, renew)
 
     def _dead_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
         if self._dead_letters.send(delivery, letter):

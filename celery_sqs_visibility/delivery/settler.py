@@ -22,6 +22,7 @@ from celery_sqs_visibility.delivery.model import (
     Hide,
     Park,
     Release,
+    Renew,
     Settlement,
 )
 from celery_sqs_visibility.delivery.trouble import Trouble
@@ -41,8 +42,13 @@ LONGEST_REQUEST: Final = 0.1
 SENTENCES: Mapping[type[Settlement], tuple[str, str]] = {
     Delete: ("cannot delete messages", "deletes messages"),
     DeadLetter: ("cannot send dead letters", "sends dead letters"),
+    Renew: ("cannot send copies of messages with a far ETA", "sends copies of messages with a far ETA"),
     Hide: ("cannot hide or release messages", "hides and releases messages"),
 }
+
+
+#: Settlements that send a message.
+COPIES: Final = (DeadLetter, Renew)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +76,11 @@ class Lane:
         self.kind = kind
         self.jobs: deque[Job] = deque()
         #: How many jobs one request carries.
-        self.batch = 1 if kind is DeadLetter else BATCH_ENTRIES
+        self.batch = 1 if kind in COPIES else BATCH_ENTRIES
         #: Whether nobody waits for it, but for who pays for the requests: in a FIFO queue the group does.
         self.can_wait = kind is Delete and not queue.fifo
         #: Whether one request waits for the other: copies in a FIFO queue stay in the order they arrive.
-        self.in_order = kind is DeadLetter and queue.fifo
+        self.in_order = kind in COPIES and queue.fifo
         self.under_way = False  # whether such a request is, and has not been concluded
         #: The monotonic instant before which none of them is sent: the first is tried again then.
         self.not_before = 0.0
@@ -102,8 +108,8 @@ FINAL = (HandleIsInvalid, RequestRefused)
 #: instant from which the delay of a visibility change counts.
 Settled = Callable[[Delivery, Settlement, SQSError | None, float], None]
 
-#: Sends a dead letter, from a settler's thread. The caller of `Settler` then submits what remains to be done.
-SendDeadLetter = Callable[[Delivery, DeadLetter], None]
+#: Sends a copy, from a settler's thread. The caller of `Settler` then submits what remains to be done.
+SendCopy = Callable[[Delivery, DeadLetter | Renew], None]
 
 
 class Settler:
@@ -115,19 +121,17 @@ class Settler:
         window: seconds a job waits for company; deletes that have some wait longer.
         clock: the monotonic clock of the deadlines.
         settled: is told how each job ended.
-        send_dead_letter: sends the copy of a message that is given up.
+        send_copy: sends the copy of a message that is given up, or waits on as one.
 
     Attributes:
         crew: its threads, to be started.
     """
 
-    def __init__(
-        self, window: float, clock: Clock, settled: Settled, send_dead_letter: SendDeadLetter
-    ) -> None:
+    def __init__(self, window: float, clock: Clock, settled: Settled, send_copy: SendCopy) -> None:
         self._window = window
         self._clock = clock
         self._settled = settled
-        self._send_dead_letter = send_dead_letter
+        self._send_copy = send_copy
         self.crew: Crew[Batch] = Crew("sqs-settler", "settles messages", MOST_THREADS, self, clock)
         self._lock = self.crew.lock  # guards everything below
         self._done = threading.Condition(self._lock)
@@ -213,9 +217,9 @@ class Settler:
         queue, jobs = batch.lane.queue, batch.jobs
         if batch.lane.kind is Delete:
             return queue.sqs.delete(queue.url, [job.delivery.handle for job in jobs])
-        if batch.lane.kind is DeadLetter:
+        if batch.lane.kind in COPIES:
             for job in jobs:
-                self._send_dead_letter(job.delivery, job.settlement)  # type: ignore[arg-type]
+                self._send_copy(job.delivery, job.settlement)  # type: ignore[arg-type]
             return BatchResult({})
         return queue.sqs.change_visibility(queue.url, [(job.delivery.handle, _seconds(job)) for job in jobs])
 
@@ -287,8 +291,8 @@ def _was_done_before(job: Job, error: SQSError) -> bool:
 
 
 def _kind(settlement: Settlement) -> type[Settlement]:
-    """Deletes go with deletes, visibility changes with visibility changes, dead letters alone."""
-    return type(settlement) if isinstance(settlement, (Delete, DeadLetter)) else Hide
+    """Deletes go with deletes, visibility changes with visibility changes, copies alone."""
+    return type(settlement) if isinstance(settlement, (Delete, *COPIES)) else Hide
 
 
 def _seconds(job: Job) -> int:

@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, VISIBILITY_HORIZON
 
 #: A parked message is fetched back this many seconds early and then held, so that it starts on time.
 LEAD = 5
 
 #: The 12 hours count from the receive, which was a moment ago.
 LONGEST_PARK = VISIBILITY_HORIZON - 60
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long SQS lets a message wait.
+
+    Attributes:
+        receive_count: 1 for the first receive.
+        max_receive_count: of the queue's redrive policy; `None`: it has none.
+        age: seconds since the message was sent.
+        retention: seconds after which SQS deletes it, hidden or not.
+        visibility_timeout: the one in force.
+    """
+
+    receive_count: int
+    max_receive_count: int | None
+    age: float
+    retention: int
+    visibility_timeout: int
+
+    @property
+    def may_return(self) -> bool:
+        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
+        return self.max_receive_count is None or self.receive_count < self.max_receive_count
+
+    @property
+    def seconds_to_stay(self) -> int:
+        """Seconds a message sent now may wait: the other half of the retention is for its run and retries."""
+        return max(self.retention // 2, self.visibility_timeout + LEAD + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A part of the wait for an ETA: hidden for so many seconds, or as a copy, if `renewed`."""
+
+    seconds: int
+    renewed: bool = False
 
 
 def park_for(wait: float, visibility_timeout: int) -> int | None:
@@ -23,6 +61,26 @@ def park_for(wait: float, visibility_timeout: int) -> int | None:
     return min(math.floor(wait) - LEAD, LONGEST_PARK)
 
 
+def hop_for(wait: float, limits: Limits) -> Hop | None:
+    """How a message waits whose ETA is `wait` seconds away; `None`: hold it.
+
+    Its first receive parks it, unless the redrive policy allows no second. A later one renews it where the
+    next park would outlast the retention, or be the last but one that the redrive policy allows: so a copy
+    that cannot be sent has another chance. And the last park before the ETA is a copy's first, so that of
+    the receives that the policy allows one is for waiting, and the others are for attempts.
+    """
+    seconds = park_for(wait, limits.visibility_timeout)
+    if seconds is None:
+        return None
+    left = limits.seconds_to_stay - limits.age
+    if limits.receive_count <= 1:
+        renewed = not limits.may_return or left <= limits.visibility_timeout + LEAD
+        return Hop(seconds, renewed=True) if renewed else Hop(min(seconds, math.floor(left)))
+    most = limits.max_receive_count
+    renewed = most is not None and (seconds < LONGEST_PARK or limits.receive_count >= most - 1)
+    return Hop(seconds, renewed=renewed or seconds > left)
+
+
 def parks_before(wait: float, visibility_timeout: int) -> int:
     """How many of a message's receives were parks and not attempts.
 
@@ -30,8 +88,21 @@ def parks_before(wait: float, visibility_timeout: int) -> int:
         wait: seconds from the message's first receive to its ETA.
         visibility_timeout: the one in force, as for `park_for`.
     """
-    parks = 0
-    while (seconds := park_for(wait, visibility_timeout)) is not None:
-        parks += 1
-        wait -= seconds
-    return parks
+    # Every park but the last is of the longest kind. Floor division is exact, where `math.ceil` of a quotient
+    # would round.
+    return max(0, -int(-(wait - visibility_timeout - LEAD) // LONGEST_PARK))
+
+
+def parks_so_far(eta: float, first_received: float, now: float, visibility_timeout: int) -> int:
+    """How many of a message's receives were parks, told by its ETA and its first receive.
+
+    Where the first receive is not known there were as many as there may have been: an attempt too many is
+    harmless, and nothing may fail unrun on a guess.
+
+    Args:
+        eta: seconds since the epoch, as the others.
+        first_received: 0 is unknown.
+        now: SQS keeps no message for longer than 14 days, so it was first received since then.
+        visibility_timeout: the one in force.
+    """
+    return parks_before(eta - max(first_received, now - RETENTION_SECONDS), visibility_timeout)

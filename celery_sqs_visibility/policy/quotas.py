@@ -19,6 +19,10 @@ VISIBILITY_HORIZON: Final = 12 * 60 * 60
 #: The 12 hours count from a receive that SQS saw a little earlier than we did: stay that many seconds below.
 HORIZON_MARGIN: Final = 2
 
+#: Longest MessageRetentionPeriod, and the one of a queue that names none.
+RETENTION_SECONDS: Final = 14 * 24 * 60 * 60
+DEFAULT_RETENTION_SECONDS: Final = 4 * 24 * 60 * 60
+
 #: Longest long poll.
 WAIT_TIME_SECONDS: Final = 20
 

@@ -11,7 +11,7 @@ from support.clock import FakeClock
 from support.crew import work_off
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.aws.errors import AccessDenied, HandleIsInvalid
+from celery_sqs_visibility.aws.errors import AccessDenied, HandleIsInvalid, Throttled
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
@@ -26,6 +26,7 @@ from celery_sqs_visibility.delivery.events import (
     Lost,
     Parked,
     Released,
+    Renewed,
     Started,
     Unreadable,
     subscribe,
@@ -39,7 +40,7 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
 TIMEOUT = 120
-RECEIVE = ReceiveOptions(visibility_timeout=TIMEOUT, system_attributes=("All",))
+RECEIVE = ReceiveOptions(visibility_timeout=TIMEOUT, system_attributes=("All",), message_attributes=("All",))
 
 
 class BrokenError(Exception):
@@ -367,13 +368,100 @@ def test_a_far_eta_is_parked_and_not_handed_over(world, queue, events):
     assert world.depot.room.held == 0
 
 
-def test_a_far_eta_is_held_where_sqs_would_not_hand_it_out_again(world, mortal, events):
+def received_before(world, queue, times):
+    for _ in range(times):
+        world.sqs.receive(queue.url, 10, 0, ReceiveOptions(visibility_timeout=0))
+
+
+def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(world, mortal, events):
     world.send(mortal, "eta:3600")
-    for _ in range(2):
-        world.sqs.receive(mortal.url, 1, 0, ReceiveOptions(visibility_timeout=0))
+    received_before(world, mortal, 2)
     world.consume(mortal)
-    assert world.inbox.wait(SOON)
+    assert events.wait(Renewed)[0].seconds == 900
+    events.wait(Deleted)
+    actions = [name for name, _ in world.sqs.calls if name in ("SendMessage", "DeleteMessageBatch")]
+    assert actions == ["SendMessage", "SendMessage", "DeleteMessageBatch"], "sent, copied, then deleted"
     assert events.of(Parked) == []
+    assert world.depot.room.held == 0
+    assert world.visible(mortal) == []
+    world.clock.advance(900)
+    (copy,) = world.sqs.receive(mortal.url, 1, 0, RECEIVE)
+    assert (copy["Body"], copy["Attributes"]["ApproximateReceiveCount"]) == ("eta:3600", "1")
+
+
+def test_a_copy_that_comes_back_is_expected(world, mortal, events):
+    world.send(mortal, "eta:3600")
+    received_before(world, mortal, 2)
+    world.consume(mortal)
+    events.wait(Renewed)
+    assert world.next_poll(mortal) == pytest.approx(world.clock.monotonic() + 900 + REAPPEARS_AFTER)
+
+
+def test_a_copy_keeps_attributes_and_group_but_not_the_deduplication_id(world, graves, events):
+    arn = world.sqs.queue_attributes(graves.url, ["QueueArn"])["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
+    queue = world.queue("q.fifo", {"FifoQueue": "true", "RedrivePolicy": policy})
+    attributes = {"trace": {"DataType": "String", "StringValue": "1-2-3"}}
+    message = OutgoingMessage("eta:3600", attributes, group_id="g", deduplication_id="d")
+    world.sqs.send(queue.url, message)
+    received_before(world, queue, 2)
+    world.consume(queue)
+    events.wait(Deleted)
+    assert world.left(queue) == 1
+    copy = [arguments["message"] for name, arguments in world.sqs.calls if name == "SendMessage"][-1]
+    assert (copy.group_id, copy.delay) == ("g", None), "in a FIFO queue it is there at once"
+    assert copy.deduplication_id == events.of(Renewed)[0].delivery.message_id
+    assert copy.attributes == attributes
+
+
+def test_a_far_eta_is_held_where_the_queue_takes_no_copy_of_it(world, mortal, events, caplog):
+    world.send(mortal, "eta:3600", "eta:7200")
+    received_before(world, mortal, 2)
+    for _ in range(2):
+        world.sqs.fail_next("SendMessage", AccessDenied("no"))
+    world.consume(mortal)
+    wait_until(lambda: len(world.inbox) == 2, SOON, "both to be handed over")
+    world.inbox.hand_over(world.clock)
+    held = [world.delivery(payload) for payload in world.handed]
+    assert world.depot.ledger.all() == held
+    assert world.depot.room.held == 2
+    assert events.of(Parked) == events.of(Lost) == []
+    assert caplog.text.count("allow sqs:SendMessage") == 1
+    assert held[0].settle(Delete())
+    events.wait(Deleted)
+    assert world.left(mortal) == 1
+
+
+def test_where_it_may_come_back_a_message_whose_copy_is_refused_is_parked(world, mortal, events):
+    world.send(mortal, "eta:3600")
+    received_before(world, mortal, 1)
+    world.sqs.fail_next("SendMessage", AccessDenied("no"))
+    world.consume(mortal)
+    assert events.wait(Parked)[0].seconds == pytest.approx(3595)
+    assert world.inbox.get() is None
+
+
+def test_a_copy_that_cannot_be_sent_now_is_tried_again_and_nothing_is_deleted_meanwhile(
+    world, mortal, events
+):
+    world.send(mortal, "eta:3600")
+    received_before(world, mortal, 2)
+    world.sqs.fail_next("SendMessage", Throttled("slow down"))
+    world.consume(mortal)
+    wait_until(lambda: world.count("SendMessage") == 2, SOON, "the copy to be tried")
+    assert world.count("DeleteMessageBatch") == 0
+    world.clock.advance(5)
+    world.depot._outcomes.settler.crew.call()
+    events.wait(Renewed)
+    events.wait(Deleted)
+
+
+def test_parks_are_told_of_what_was_received_for_another_reason(world, queue):
+    world.send(queue, "eta:-60")
+    world.sqs.receive(queue.url, 1, 0, ReceiveOptions(visibility_timeout=0))
+    world.clock.advance(3600)
+    (one,) = world.deliveries(queue)
+    assert one.parks == 1
 
 
 def test_an_unreadable_message_is_moved_to_the_dead_letters(world, mortal, graves, events):

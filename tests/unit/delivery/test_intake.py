@@ -17,9 +17,8 @@ from celery_sqs_visibility.delivery.intake import (
     Opened,
     UnreadableError,
 )
-from celery_sqs_visibility.delivery.model import DeadLetter, Hide, Lapse, Park
+from celery_sqs_visibility.delivery.model import DeadLetter, Hide, Lapse
 from celery_sqs_visibility.policy.delays import DelayFunction, DelayList
-from celery_sqs_visibility.policy.parking import LEAD
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
 TIMEOUT = 120
@@ -144,18 +143,6 @@ def test_a_delivery_settles_itself(world):
     delivery = world.delivery()
     assert delivery.settle(Hide(5))
     assert world.settled == [(delivery, Hide(5))]
-
-
-def test_a_message_without_an_eta_is_not_parked(world):
-    assert world.intake.parking(Opened({})) is None
-
-
-def test_a_message_with_a_far_eta_is_parked(world):
-    assert world.intake.parking(Opened({}, eta=world.clock.wall() + 3600)) == Park(3600 - LEAD)
-
-
-def test_a_message_with_a_near_eta_is_held(world):
-    assert world.intake.parking(Opened({}, eta=world.clock.wall() + 60)) is None
 
 
 def test_what_is_refused_becomes_a_dead_letter_and_is_hidden_where_there_are_none():

@@ -419,7 +419,7 @@ def test_the_dead_letters_of_a_fifo_queue_go_one_after_the_other(world):
         assert world.settler.due(now) is None  # what another thread finds meanwhile
         assert world.settler.take(now) is None
 
-    world.settler._send_dead_letter = while_one_is_sent
+    world.settler._send_copy = while_one_is_sent
     world.submit(world.receive(queue, 2), LETTER)
     assert world.turn()
     assert world.turn()
@@ -436,7 +436,7 @@ def test_the_dead_letters_of_a_fifo_queue_stay_in_order_when_one_is_tried_again(
             raise Throttled("slow down")
         sent.append(delivery)
 
-    world.settler._send_dead_letter = fail_twice
+    world.settler._send_copy = fail_twice
     letters = world.receive(queue, 3)
     world.submit(letters, LETTER)
     assert world.turn()

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.parking import LEAD, LONGEST_PARK, park_for, parks_before
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.parking import (
+    LEAD,
+    LONGEST_PARK,
+    Hop,
+    Limits,
+    hop_for,
+    park_for,
+    parks_before,
+    parks_so_far,
+)
+from celery_sqs_visibility.policy.quotas import (
+    DEFAULT_RETENTION_SECONDS,
+    DELAY_SECONDS,
+    RETENTION_SECONDS,
+    VISIBILITY_HORIZON,
+)
 
 WAITS = st.floats(-1e7, 1e7)
 TIMEOUTS = st.integers(1, VISIBILITY_HORIZON)
@@ -56,6 +72,106 @@ def test_the_parks_of_the_past_are_those_that_were_made(wait, visibility_timeout
     parks, left = park_until_held(wait, visibility_timeout)
     assert parks_before(wait, visibility_timeout) == len(parks)
     assert left <= max(wait, 0) or wait < 0
+
+
+@given(st.integers(0, 300), st.integers(-2, 2), st.sampled_from([0.0, 1e-6, 0.5]), TIMEOUTS)
+def test_the_parks_of_the_past_are_right_at_the_bounds(parks, seconds, fraction, visibility_timeout):
+    wait = visibility_timeout + LEAD + parks * LONGEST_PARK + seconds + fraction
+    made, _ = park_until_held(wait, visibility_timeout)
+    assert parks_before(wait, visibility_timeout) == len(made)
+
+
+def test_an_eta_in_the_year_9000_takes_no_time():
+    assert parks_before(7000 * 365 * DAY, 120) == 5_117_108
+
+
+def test_where_the_first_receive_is_unknown_there_were_no_more_parks_than_retention_allows():
+    now = 1_800_000_000.0
+    most = parks_before(RETENTION_SECONDS, 120)
+    assert parks_so_far(now, 0, now, 120) == most == 29
+    assert parks_so_far(now, now - 3600, now, 120) == 1
+    assert parks_so_far(now - 13 * DAY, 0, now, 120) == 2
+
+
+@dataclasses.dataclass
+class Wait:
+    """A message's way to its ETA, through SQS and, if it must be, through copies."""
+
+    wait: float
+    max_receive_count: int | None
+    retention: int
+    visibility_timeout: int = 120
+    receive_count: int = 1
+    age: float = 0.0
+    copies: int = 0
+
+    def hop(self):
+        limits = Limits(
+            self.receive_count, self.max_receive_count, self.age, self.retention, self.visibility_timeout
+        )
+        return hop_for(self.wait, limits), limits
+
+    def go(self, hop, limits):
+        seconds = min(hop.seconds, limits.seconds_to_stay, DELAY_SECONDS) if hop.renewed else hop.seconds
+        self.wait -= seconds
+        if hop.renewed:
+            self.copies, self.receive_count, self.age = self.copies + 1, 1, seconds
+        else:
+            self.receive_count, self.age = self.receive_count + 1, self.age + seconds
+
+    def until_held(self):
+        parks = 0
+        first_wait = self.wait
+        while (step := self.hop())[0] is not None:
+            self.go(*step)
+            assert self.wait >= LEAD
+            assert self.age <= self.retention, "SQS would have deleted it"
+            assert self.max_receive_count is None or self.receive_count <= self.max_receive_count, "redriven"
+            if step[0].renewed:
+                parks, first_wait = 0, self.wait
+            else:
+                parks += 1
+        assert parks_before(first_wait, self.visibility_timeout) == parks == self.receive_count - 1
+        return self
+
+
+DAY = 24 * 3600
+
+
+@given(
+    st.floats(0, 40 * DAY),
+    st.integers(1, 20) | st.none(),
+    st.sampled_from([DAY // 4, DAY, DEFAULT_RETENTION_SECONDS, RETENTION_SECONDS]),
+    st.integers(1, 1800),
+)
+def test_no_eta_is_too_far_for_redrive_policy_and_retention(wait, most, retention, visibility_timeout):
+    held = Wait(wait, most, retention, visibility_timeout).until_held()
+    assert held.wait <= visibility_timeout + LEAD
+    if most is not None:
+        assert held.receive_count <= min(2, most), "the receives that are left are for attempts"
+
+
+def test_without_limits_in_sight_there_are_no_copies():
+    held = Wait(1.9 * DAY, None, DEFAULT_RETENTION_SECONDS).until_held()
+    assert (held.copies, held.receive_count) == (0, 5)
+
+
+def test_four_days_and_five_receives_take_three_copies():
+    held = Wait(4 * DAY, 5, RETENTION_SECONDS).until_held()
+    assert (held.copies, held.receive_count) == (3, 2)
+
+
+def test_the_retention_is_used_up_to_its_half():
+    held = Wait(3 * DAY, None, DEFAULT_RETENTION_SECONDS).until_held()
+    assert held.copies == 1
+
+
+def test_a_message_that_may_not_come_back_waits_as_a_copy():
+    assert hop_for(600, Limits(1, 1, 0, DEFAULT_RETENTION_SECONDS, 120)) == Hop(600 - LEAD, renewed=True)
+
+
+def test_a_backlog_that_is_older_than_half_the_retention_is_renewed_at_its_first_receive():
+    assert hop_for(600, Limits(1, None, 3 * DAY, DEFAULT_RETENTION_SECONDS, 120)).renewed
 
 
 @given(st.floats(0, LONGEST_PARK), TIMEOUTS, st.floats(0, 3600))
