@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from celery.exceptions import WorkerShutdown
@@ -24,7 +25,7 @@ from celery_sqs_visibility.aws.errors import (
     Throttled,
     Unavailable,
 )
-from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.broker import Broker
 from celery_sqs_visibility.delivery.trouble import Trouble
 from celery_sqs_visibility.exchanges import UnroutableError, refuse_type
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -73,9 +74,10 @@ class QueuesFirst:
         """
         self._refuse_exchanges()
         with self._app.connection_for_read() as connection:
-            queues: Queues = connection.transport.broker.queues
+            broker: Broker = connection.transport.broker
             for name in self._app.amqp.queues.consume_from:
-                self._await(queues, name)
+                self._await("queue", name, partial(broker.queues.ensure, name))
+                self._await("dead-letter queue of", name, partial(_find_dead_letter_queue, broker, name))
         self._started = True
         connection = self._connect()
         connection.transport.for_worker = True
@@ -90,16 +92,16 @@ class QueuesFirst:
                     logger.critical("cannot start, since queue %r cannot be consumed: %s.", queue.name, error)
                     raise WorkerShutdown(1) from error
 
-    def _await(self, queues: Queues, name: str) -> None:
-        trouble = Trouble(logger, "cannot find the queue", "finds the queue", name, SYSTEM_CLOCK)
+    def _await(self, what: str, name: str, find: Callable[[], object]) -> None:
+        trouble = Trouble(logger, f"cannot find the {what}", f"finds the {what}", name, SYSTEM_CLOCK)
         failures = 0
         while True:
             since = SYSTEM_CLOCK.monotonic()
             try:
-                queues.ensure(name)
+                find()
             except SQSError as error:
                 if not self._may_pass(error):
-                    self._end(name, error)
+                    self._end(what, name, error)
                 trouble.failed(error)
                 failures += 1
                 self._rest(pause(failures))
@@ -114,11 +116,10 @@ class QueuesFirst:
         return isinstance(error, PASSING) and self._app.conf.broker_connection_retry_on_startup is not False
 
     @staticmethod
-    def _end(name: str, error: SQSError) -> NoReturn:
+    def _end(what: str, name: str, error: SQSError) -> NoReturn:
         remedy = next(text for kind, text in REMEDIES if isinstance(error, kind))
-        logger.critical(
-            "cannot start, since queue %r cannot be used: %s. %s", name, str(error).rstrip("."), remedy
-        )
+        reason = str(error).rstrip(".")
+        logger.critical("cannot start, since %s %r cannot be used: %s. %s", what, name, reason, remedy)
         raise WorkerShutdown(1)
 
     @staticmethod
@@ -128,3 +129,10 @@ class QueuesFirst:
             maybe_shutdown()
             threading.Event().wait(min(left, GLANCE))
         maybe_shutdown()
+
+
+def _find_dead_letter_queue(broker: Broker, name: str) -> None:
+    """Make sure that a queue's plain dead-letter queue, if it needs one, exists."""
+    queue = broker.queues.find(name)
+    broker.redrive.get(queue, SYSTEM_CLOCK.monotonic())
+    broker.redrive.find_dead_letter_queue(queue)

@@ -238,13 +238,11 @@ class VisibilityTask(Task):
         self, request: Context, exc: BaseException, countdown: float | None = None, *, explicit: bool = False
     ) -> float | None:
         """Seconds to hide the message of a failed run; `None`: the rest of its visibility timeout."""
-        rules = self._delay_rules
-        try:
-            delay = choose_delay(rules, request.retries, exc, explicit=explicit, countdown=countdown)
-        except Exception:
-            # It must not take the place of the task's own error.
-            logger.exception("error_visibility_timeout of task %s failed", self.name)
-            delay = choose_delay(DelayRules(), request.retries, exc, explicit=explicit)
+        # An error of a rule must not take the place of the task's own.
+        failed = partial(logger.exception, "error_visibility_timeout of task %s failed", self.name)
+        delay = choose_delay(
+            self._delay_rules, request.retries, exc, explicit=explicit, countdown=countdown, failed=failed
+        )
         return None if delay is None else min(delay, _horizon_left(request))
 
     def is_last_attempt(self, request: Context, max_retries: int | None) -> bool:

@@ -44,7 +44,7 @@ class DelayFunction:
     function: Callable[[int, BaseException], float | None]
 
     def delay(self, retries: int, exc: BaseException) -> float | None:
-        """What the function says, 12 hours at the most: a steep back-off ends there.
+        """What the function says, 12 hours at the most: a steep back-off ends there, infinity included.
 
         Raises:
             ValueError: the function returned neither `None` nor a number of seconds.
@@ -53,6 +53,8 @@ class DelayFunction:
         seconds = self.function(retries, exc)
         if seconds is None:
             return None
+        if seconds == math.inf:
+            return float(VISIBILITY_HORIZON)
         name = "the value error_visibility_timeout(retries, exc) returned"
         return _bounded(name, min(_number(name, seconds), VISIBILITY_HORIZON))
 
@@ -160,7 +162,13 @@ class DelayRules:
 
 
 def choose_delay(
-    rules: DelayRules, retries: int, exc: BaseException, *, explicit: bool, countdown: float | None = None
+    rules: DelayRules,
+    retries: int,
+    exc: BaseException,
+    *,
+    explicit: bool,
+    countdown: float | None = None,
+    failed: Callable[[], object] = lambda: None,
 ) -> float | None:
     """Seconds to hide the message of a failed run, or `None`: the rest of its visibility timeout.
 
@@ -170,24 +178,22 @@ def choose_delay(
         exc: what the run raised.
         explicit: the task called `self.retry()`.
         countdown: what it gave to `self.retry()`, in seconds.
-
-    Raises:
-        Exception: whatever a user's callable raises.
+        failed: called while the error of a user's callable is handled, to log it: then the next rule decides.
     """
     if countdown is not None:
         return max(0.0, countdown)
     asked = retry_after(exc)
     if asked is not None:
         return asked
-    for rule in (rules.task, rules.backoff):
-        delay = rule.delay(retries, exc) if rule else None
-        if delay is not None:
-            return delay
-    if rules.retry_delay is not None:
-        return rules.retry_delay
-    delay = rules.fallback.delay(retries, exc) if rules.fallback else None
-    if delay is not None:
-        return delay
+    retry_delay = None if rules.retry_delay is None else DelayList((rules.retry_delay,))
+    for rule in (rules.task, rules.backoff, retry_delay, rules.fallback):
+        try:
+            delay = rule.delay(retries, exc) if rule else None
+        except Exception:  # noqa: BLE001 - a user's callable may raise anything; it is told, and logged there
+            failed()
+        else:
+            if delay is not None:
+                return delay
     return CELERY_RETRY_DELAY if explicit else None
 
 

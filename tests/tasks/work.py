@@ -96,6 +96,11 @@ def computed(self, key, times=2):
     return fail_until(self, key, times)
 
 
+@app.task(bind=True, error_visibility_timeout=lambda retries, exc: 1 / 0)
+def miscomputed(self, key, times=1):
+    return fail_until(self, key, times)
+
+
 class ByMethod(VisibilityTask):
     delays = (2, 1)
 

@@ -224,3 +224,13 @@ def test_the_last_lost_run_fails_whatever_the_task_says_of_lost_workers(make_sit
     site.proxy.wait_for(lambda _: result.state == "FAILURE")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("started", key="a") == 1
+
+
+def test_a_callable_that_raises_leaves_the_delay_to_the_transport_option(make_site):
+    site = make_site(error_visibility_timeout=2)
+    site.send("miscomputed", "a")
+    worker = site.start()
+    site.diary.wait_for("done", key="a")
+    assert site.changes() == [2]
+    assert "error_visibility_timeout of task work.miscomputed failed" in worker.log
+    assert "ZeroDivisionError" in worker.log

@@ -10,7 +10,7 @@ from kombu.exceptions import OperationalError
 from support.faults import black_hole, error, reset_connection
 from support.processes import RECOVERY
 
-CANNOT = "cannot start, since queue"
+CANNOT = "cannot start, since "
 UNSIGNED = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
 INVALID = error("InvalidClientTokenId", 403, "The security token included in the request is invalid.")
 DENIED = error("AccessDeniedException", 403, "User is not authorized to perform this action")
@@ -64,6 +64,17 @@ def test_a_queue_that_is_missing_and_may_not_be_created(make_site):
     site.proxy.inject(DENIED, "CreateQueue")
     sentence = refusal(site.start(pool="solo", ready=False))
     assert f"SQS has no queue '{site.queue}'" in sentence
+    assert "create the queue or allow sqs:CreateQueue" in sentence
+
+
+def test_a_dead_letter_queue_that_is_missing_and_may_not_be_created(make_site):
+    site = make_site()
+    site.create_queue()
+    site.config["broker_transport_options"]["dead_letter_queue"] = f"{site.queue}-dead"
+    site.proxy.inject(DENIED, "CreateQueue")
+    sentence = refusal(site.start(pool="solo", ready=False))
+    assert "the transport option dead_letter_queue" in sentence
+    assert f"SQS has no queue '{site.queue}-dead'" in sentence
     assert "create the queue or allow sqs:CreateQueue" in sentence
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from datetime import timedelta
 
 import pytest
@@ -78,7 +79,7 @@ def test_a_function_may_have_no_opinion():
     assert parsed(lambda _retries, _exc: None).delay(0, ValueError()) is None
 
 
-@pytest.mark.parametrize("value", [-1, "60", True, math.nan, math.inf, timedelta(seconds=1), [1]])
+@pytest.mark.parametrize("value", [-1, -math.inf, "60", True, math.nan, timedelta(seconds=1), [1]])
 def test_a_function_that_returns_no_seconds_is_told_so(value):
     with pytest.raises(ValueError, match=r"error_visibility_timeout\(retries, exc\)"):
         parsed(lambda _retries, _exc: value).delay(0, ValueError())
@@ -89,12 +90,33 @@ def test_a_function_may_ask_for_more_than_twelve_hours_and_waits_as_long_as_sqs_
     assert parsed(lambda retries, _exc: 60 * 4**retries).delay(6, ValueError()) >= VISIBILITY_HORIZON
 
 
-def test_what_a_function_raises_is_its_callers_to_handle():
-    def broken(retries, exc):
-        raise LookupError
+def test_a_function_that_asks_for_infinity_waits_as_long_as_sqs_can():
+    assert parsed(lambda _retries, _exc: math.inf).delay(6, ValueError()) == VISIBILITY_HORIZON
 
-    with pytest.raises(LookupError):
-        choose_delay(DelayRules(task=parsed(broken)), 0, ValueError(), explicit=False)
+
+def broken(retries, exc):
+    raise LookupError("a user's bug")
+
+
+@pytest.mark.parametrize("function", [broken, lambda _retries, _exc: math.nan])
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ({"backoff": parsed(7), "retry_delay": 8, "fallback": parsed(9)}, 7),
+        ({"retry_delay": 8, "fallback": parsed(9)}, 8),
+        ({"fallback": parsed(9)}, 9),
+        ({"fallback": parsed(broken)}, CELERY_RETRY_DELAY),
+    ],
+)
+def test_a_rule_that_raises_is_told_and_leaves_it_to_the_next(function, others, expected):
+    told = []
+    rules = DelayRules(task=parsed(function), **others)
+    chosen = choose_delay(
+        rules, 0, ValueError(), explicit=True, failed=lambda: told.append(sys.exc_info()[0])
+    )
+    assert chosen == expected
+    assert told[0] in (LookupError, ValueError)
+    assert len(told) == (2 if expected == CELERY_RETRY_DELAY else 1)
 
 
 @pytest.mark.parametrize(
