@@ -42,7 +42,8 @@ SHORT = 60
 PROTOCOL_2_PARTS = 3
 
 #: What only headers, Celery or we may say of a task's request.
-TAKEN = frozenset({*dir(Context), "sqs"})
+OURS = ("sqs", "visibility_lease")
+TAKEN = frozenset({*dir(Context), *OURS})
 
 
 def vet(message: Any, tasks: Mapping[str, Any]) -> None:
@@ -54,7 +55,8 @@ def vet(message: Any, tasks: Mapping[str, Any]) -> None:
         Exception: its body cannot be decoded.
     """
     headers = message.headers
-    headers.pop("sqs", None)  # we say that, nobody else
+    for name in OURS:
+        headers.pop(name, None)
     for name in ("reply_to", "correlation_id"):
         _check(name, message.properties.get(name))
     in_headers = "task" in headers

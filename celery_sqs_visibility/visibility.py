@@ -9,7 +9,7 @@ from typing import NoReturn
 from celery.app.task import Context
 from celery.exceptions import Reject
 
-from celery_sqs_visibility.delivery.leases import Lease, board
+from celery_sqs_visibility.delivery.leases import Lease, board, spawned_board
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
@@ -36,7 +36,7 @@ class Visibility:
     def __init__(self, request: Context) -> None:
         key = request.visibility_lease
         self._from_sqs = request.sqs is not None
-        self._board = board()
+        self._board = board() or (None if key is None else spawned_board(key))
         self._lease: Lease | None = None if key is None or self._board is None else self._board.lease(key)
 
     @property
@@ -74,7 +74,8 @@ class Visibility:
             ValueError: `seconds` is not a number between 0 and 12 hours.
             VisibilityLostError: it is too late.
             TimeoutError: SQS has not confirmed it in time; the worker goes on trying.
-            RuntimeError: the task has no lease: some 65,000 others run, or its process was not forked.
+            RuntimeError: the task has no lease: some 65,000 others run, or its process, spawned, may not open
+                the worker's memory.
         """
         if not 0 <= seconds <= VISIBILITY_HORIZON:
             raise ValueError(f"expected 0 to {VISIBILITY_HORIZON} seconds (SQS's 12 hours), got {seconds!r}")

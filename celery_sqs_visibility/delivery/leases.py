@@ -4,15 +4,21 @@ A pool's child gets a request once; what happens to the message afterwards only 
 knows. So the main process keeps a board, made before the pool forks, on which each running task has a seat:
 four numbers that the main process writes and the child reads, but for one by which the child asks for more
 time. No lock is shared, and nothing is sent but a byte that says "somebody asks".
+
+A forked child inherits the board. One that was spawned, a fresh interpreter, opens it by its name, which the
+lease's key tells; it inherits no pipe, and what it asks is found by the watchdog, twice a second.
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import mmap
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 #: How many tasks may run at once and have a seat. Memory is taken up by those that were ever used.
@@ -22,8 +28,10 @@ SEATS: Final = 65_536
 SERIAL, DEADLINE, LOST, WANTED = range(4)
 CELLS: Final = 4
 
-#: A seat, and which of its leases: seats are used again.
-Key = tuple[int, float]
+SIZE: Final = (SEATS * CELLS + 1) * 8
+
+#: A seat, which of its leases, since seats are used again, and the name of its board.
+Key = tuple[int, float, str]
 
 
 class Lease:
@@ -36,7 +44,7 @@ class Lease:
 
     __slots__ = ("_board", "_cells", "_first", "key")
 
-    def __init__(self, board: LeaseBoard, key: Key) -> None:
+    def __init__(self, board: LeaseBoard | SpawnedBoard, key: Key) -> None:
         self.key = key
         self._board = board
         self._cells = board.cells
@@ -96,8 +104,9 @@ class LeaseBoard:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        # The last cell says that the worker is stopping. Anonymous memory, shared with forked children.
-        self.cells = memoryview(mmap.mmap(-1, (SEATS * CELLS + 1) * 8)).cast("d")
+        self._fd, self.name = _memory()
+        # The last cell says that the worker is stopping.
+        self.cells = _cells(self._fd)
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
@@ -127,7 +136,7 @@ class LeaseBoard:
         seat = self._seat()
         if seat is None:
             return None
-        lease = Lease(self, (seat, next(self._serials)))
+        lease = Lease(self, (seat, next(self._serials), self.name))
         lease.begin(deadline)
         self._taken[lease.key] = lease, on_ask
         return lease
@@ -141,7 +150,7 @@ class LeaseBoard:
     def free(self, key: Key) -> None:
         """The seat's lease is over; harmless if it was before. The main process, any thread."""
         if self._taken.pop(key, None) is not None:
-            seat, _ = key
+            seat = key[0]
             self.cells[seat * CELLS + SERIAL] = 0.0
             self._free.append(seat)
 
@@ -179,7 +188,41 @@ class LeaseBoard:
                 on_ask(wanted)
 
 
+class SpawnedBoard:
+    """The board as seen from a process that did not inherit it.
+
+    Args:
+        name: the board's.
+
+    Raises:
+        OSError: there is none, or it cannot be opened.
+    """
+
+    def __init__(self, name: str) -> None:
+        fd = os.open(name, os.O_RDWR)
+        try:
+            self.cells = _cells(fd)
+        finally:
+            os.close(fd)
+
+    @property
+    def stopping(self) -> bool:
+        """See `LeaseBoard.stopping`."""
+        return self.cells[-1] != 0
+
+    def lease(self, key: Key) -> Lease:
+        """See `LeaseBoard.lease`."""
+        return Lease(self, key)
+
+    def ask(self) -> None:
+        """The worker looks by itself."""
+
+    def free(self, key: Key) -> None:
+        """The worker's to do."""
+
+
 _board: LeaseBoard | None = None
+_spawned: dict[str, SpawnedBoard] = {}
 
 
 def open_board() -> LeaseBoard:
@@ -192,5 +235,42 @@ def open_board() -> LeaseBoard:
 
 
 def board() -> LeaseBoard | None:
-    """The board of the worker to which this process belongs, if it belongs to one."""
+    """The board of the worker to which this process belongs, if it belongs to one and inherited it."""
     return _board
+
+
+def spawned_board(key: Key) -> SpawnedBoard | None:
+    """The board of that lease, for a process that inherited none; `None` if it cannot be opened."""
+    name = key[2]
+    if name not in _spawned:
+        try:
+            _spawned[name] = SpawnedBoard(name)
+        except OSError:
+            return None
+    return _spawned[name]
+
+
+def _memory() -> tuple[int, str]:
+    """Shared memory: a descriptor, and a path by which processes of the same user can open it.
+
+    On Linux it is gone when the processes are that have it open, however they end. Elsewhere it is a
+    temporary file, removed when this process exits in order.
+    """
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("celery-sqs-visibility")
+        name = f"/proc/{os.getpid()}/fd/{fd}"
+    else:
+        fd, name = tempfile.mkstemp(prefix="celery-sqs-visibility-")
+        atexit.register(_remove, name, os.getpid())
+    os.truncate(fd, SIZE)
+    return fd, name
+
+
+def _remove(name: str, pid: int) -> None:
+    if os.getpid() == pid:
+        with suppress(FileNotFoundError):
+            Path(name).unlink()
+
+
+def _cells(fd: int) -> memoryview[float]:
+    return memoryview(mmap.mmap(fd, SIZE)).cast("d")

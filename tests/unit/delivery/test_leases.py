@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from support.processes import SOON
 
 from celery_sqs_visibility.delivery import leases
-from celery_sqs_visibility.delivery.leases import SEATS, LeaseBoard, open_board
+from celery_sqs_visibility.delivery.leases import SEATS, LeaseBoard, open_board, spawned_board
 
 # The child does nothing that another thread of the test could hold a lock for.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -24,8 +25,8 @@ NOW = 1000.0
 def new_board():
     seats = LeaseBoard()
     yield seats
-    for end in seats._pipe:
-        os.close(end)
+    for descriptor in (*seats._pipe, seats._fd):
+        os.close(descriptor)
 
 
 @pytest.fixture
@@ -211,6 +212,38 @@ def test_a_process_that_inherited_a_board_and_is_a_worker_itself_makes_its_own(m
     monkeypatch.setattr(leases, "_board", None)
     first = open_board()
     assert in_child(lambda: open_board() is not first)
+
+
+def test_a_process_that_inherited_no_board_opens_it_by_its_name(seats, lease):
+    board = spawned_board(lease.key)
+    seen = board.lease(lease.key)
+    assert (seen.deadline, seen.lost) == (NOW, False)
+    seen.want(NOW + 30)
+    assert lease.wanted == NOW + 30
+    seats.stop()
+    assert board.stopping
+    lease.end()
+    assert seen.lost
+
+
+def test_a_board_whose_worker_is_gone_is_none():
+    assert spawned_board((0, 1.0, "/proc/0/fd/none")) is None
+
+
+def test_where_there_is_no_memory_without_a_file_the_file_is_removed_at_exit(monkeypatch):
+    monkeypatch.delattr("os.memfd_create", raising=False)
+    told = []
+    monkeypatch.setattr("atexit.register", lambda *call: told.append(call))
+    with new_board() as seats:
+        lease = seats.take(NOW, ignore)
+        assert spawned_board(lease.key).lease(lease.key).deadline == NOW
+        assert Path(seats.name).exists()
+        ((remove, *arguments),) = told
+        assert in_child(lambda: remove(*arguments) is None)
+        assert Path(seats.name).exists(), "a child's exit is not the worker's"
+        remove(*arguments)
+        assert not Path(seats.name).exists()
+        remove(*arguments)
 
 
 @given(st.lists(st.integers(0, 5)))
