@@ -26,8 +26,9 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.intake import UnreadableError
-from celery_sqs_visibility.delivery.model import Delete, Delivery
-from celery_sqs_visibility.envelope import TYPED, open_message, seal, seal_again
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Renew
+from celery_sqs_visibility.delivery.parking import Parking
+from celery_sqs_visibility.envelope import TYPED, open_message, seal, seal_again, with_eta
 from celery_sqs_visibility.exchanges import refuse_unbound
 from celery_sqs_visibility.fetched import Fetched
 from celery_sqs_visibility.inflate import inflate
@@ -112,6 +113,22 @@ class Message(virtual.Message):
             self.channel.depot.failures.give_up(
                 self.delivery, reason, lambda: seal_again(self._raw), on_exhausted, **attributes
             )
+
+    def put_off(self, eta: float, retries: int) -> Renew | None:
+        """How to have its task wait in SQS for another ETA; `None` if it cannot.
+
+        Args:
+            eta: seconds since the epoch.
+            retries: how many runs failed before.
+        """
+        # Protocol 1 has the ETA in its body.
+        if self.delivery is None or self.channel is None or "task" not in self.headers:
+            return None
+        payload = {**self._raw, "headers": with_eta(self.headers, eta, retries)}
+        info = self._raw["properties"]["delivery_info"]
+        attributes = info.get("sqs_message", {}).get("MessageAttributes", {})
+        parking: Parking = self.channel.depot.parking
+        return parking.renewal(self.delivery, eta, lambda: seal_again(payload), attributes, self._raw)
 
     def refuse(self, reason: str, *, others_may: bool = False) -> None:
         """No task of this worker can be made of it: see `Failures.refuse`. Never deleted."""

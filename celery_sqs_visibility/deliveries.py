@@ -19,6 +19,7 @@ from celery_sqs_visibility.channel import Message
 from celery_sqs_visibility.delivery.deadletters import DeadLetters
 from celery_sqs_visibility.delivery.leases import open_board
 from celery_sqs_visibility.pools import keep_what_was_sent, release_in_turn, slots_of, watched
+from celery_sqs_visibility.rate_limits import RateLimits
 from celery_sqs_visibility.request import DeliveryRequest
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.start import QueuesFirst
@@ -57,6 +58,7 @@ class Deliveries(bootsteps.StartStopStep):
         with c.app.connection_for_read() as connection:
             connection.transport.broker.slots = partial(slots_of, c)
         DeliveryRequest.pool, DeliveryRequest.pool_has_processes = c.pool, processes
+        RateLimits(c)
         c.connect = QueuesFirst(c, c.connect)
         DeadLetters.worker = c.hostname
         self._consumer = c

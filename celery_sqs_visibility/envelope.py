@@ -12,7 +12,7 @@ import codecs
 import json
 import uuid
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
@@ -131,6 +131,12 @@ def eta_of(headers: Mapping[str, Any]) -> float | None:
         return None if instant is None else maybe_make_aware(instant).timestamp()
     except Exception:  # noqa: BLE001 - whatever it is that the parser cannot bear; `vetting` refuses it
         return None
+
+
+def with_eta(headers: Mapping[str, Any], eta: float, retries: int) -> dict[str, Any]:
+    """The headers of a task that is to wait for another ETA, in seconds since the epoch."""
+    instant = datetime.fromtimestamp(eta, timezone.utc).isoformat()
+    return {**headers, "eta": instant, "retries": retries}
 
 
 def _text(body: str) -> str:

@@ -208,6 +208,24 @@ class DeliveryRequest(Request):
         self.acknowledged = True
         self.message.give_up(reason, getattr(self.task, "on_exhausted", None), **attributes)
 
+    @property
+    def visibility_timeout(self) -> int:
+        """The one in force, in seconds."""
+        timeout: int = self.message.channel.depot.options.visibility_timeout
+        return timeout
+
+    def put_off(self, eta: float) -> bool:
+        """Have it wait in SQS until then, as a copy that keeps its attempts; whether it may.
+
+        Args:
+            eta: seconds since the epoch.
+        """
+        renew = self.message.put_off(eta, self._request_dict.get("retries") or 0)
+        if renew is None:
+            return False
+        self.settle(renew)
+        return True
+
     def _tell_lease(self) -> None:
         """Give the task the key to its lease, before a pool with processes pickles the request."""
         if self.delivery is not None:

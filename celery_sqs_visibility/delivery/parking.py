@@ -7,6 +7,9 @@ it hidden or not. A copy has neither receives nor age. It is sent before the ori
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist, RequestRefused
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
@@ -14,7 +17,7 @@ from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS, RedriveBook
 from celery_sqs_visibility.delivery.intake import Opened
 from celery_sqs_visibility.delivery.model import Delivery, Park, Renew
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.parking import Limits, hop_for, parks_so_far
+from celery_sqs_visibility.policy.parking import LEAD, Limits, hop_for, parks_so_far
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -58,15 +61,33 @@ class Parking:
         # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
         if not self.may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
             return None if park is None else Park(park)
-        copy = OutgoingMessage(
-            body=message["Body"],
-            attributes=message.get("MessageAttributes", {}),
-            delay=None if queue.fifo else min(hop.seconds, limits.seconds_to_stay, DELAY_SECONDS),
-            group_id=delivery.facts.group,
-            # Another than the original's; the same when it is sent again, since no answer came.
-            deduplication_id=delivery.facts.message_id if queue.fifo else None,
-        )
+        delay = min(hop.seconds, limits.seconds_to_stay)
+        copy = _copy(delivery, message["Body"], message.get("MessageAttributes", {}), delay)
         return Renew(copy, opened.payload, park)
+
+    def renewal(
+        self,
+        delivery: Delivery,
+        eta: float,
+        body: Callable[[], str],
+        attributes: Mapping[str, Any],
+        payload: dict[str, Any],
+    ) -> Renew | None:
+        """How to have a message wait for another ETA than it has; `None`: it cannot. Any thread.
+
+        In a FIFO queue it would give up its place in its group.
+
+        Args:
+            delivery: what is to wait.
+            eta: seconds since the epoch.
+            body: makes the body of a message with that ETA.
+            attributes: the message's.
+            payload: what Celery gets where the queue refuses the copy.
+        """
+        if delivery.queue.fifo or not self.may_copy(delivery):
+            return None
+        delay = min(math.floor(eta - self._clock.wall()) - LEAD, self._redrive.retention(delivery.queue) // 2)
+        return Renew(_copy(delivery, body(), attributes, delay), payload, None)
 
     def may_copy(self, delivery: Delivery) -> bool:
         """Whether its queue takes copies from us, as far as we know."""
@@ -105,3 +126,15 @@ class Parking:
             retention=self._redrive.retention(delivery.queue),
             visibility_timeout=self._visibility_timeout,
         )
+
+
+def _copy(delivery: Delivery, body: str, attributes: Mapping[str, Any], delay: int) -> OutgoingMessage:
+    fifo, facts = delivery.queue.fifo, delivery.facts
+    return OutgoingMessage(
+        body=body,
+        attributes=attributes,
+        delay=None if fifo else max(0, min(delay, DELAY_SECONDS)),
+        group_id=facts.group,
+        # Another than the original's; the same when it is sent again, since no answer came.
+        deduplication_id=facts.message_id if fifo else None,
+    )

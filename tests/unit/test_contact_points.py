@@ -26,7 +26,9 @@ import celery.worker.consumer.consumer
 import celery.worker.consumer.tasks
 import celery.worker.request
 import celery.worker.state
+import celery.worker.strategy
 import celery.worker.worker
+import kombu.common
 import kombu.connection
 import kombu.message
 import kombu.messaging
@@ -35,6 +37,7 @@ import kombu.serialization
 import kombu.transport
 import kombu.transport.virtual
 import kombu.transport.virtual.exchange
+import kombu.utils.limits
 import pytest
 from celery import Celery
 from celery.app.task import Context, Task
@@ -273,3 +276,16 @@ def test_the_virtual_channel_deletes_what_is_bound_which_we_do_not():
     calls(kombu.transport.virtual.Channel.exchange_delete, "self.queue_delete(")
     calls(kombu.transport.virtual.Channel.queue_declare, "self._size(queue)", "self._has_queue(")
     calls(kombu.transport.virtual.exchange.DirectExchange.deliver, "self.channel._lookup")
+
+
+def test_celery_holds_what_exceeds_a_rate_in_buckets_that_we_stand_before():
+    calls(
+        celery.worker.strategy.default, "consumer._limit_task", "consumer._limit_post_eta", "limit_task(req"
+    )
+    consumer = celery.worker.consumer.consumer.Consumer
+    calls(consumer._schedule_bucket_request, "self._limit_move_to_pool(request)", "bucket.can_consume")
+    calls(consumer._limit_post_eta, "self.qos.decrement_eventually()", "bucket.add((request, tokens))")
+    bucket = kombu.utils.limits.TokenBucket(2)
+    assert (bucket.fill_rate, len(bucket.contents), bucket.expected_time(1)) == (2, 0, 0)
+    qos = kombu.common.QoS(print, 2)
+    assert (qos.increment_eventually(), qos.value) == (3, 3)
