@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility.aws.errors import QueueDoesNotExist, SQSError
 from celery_sqs_visibility.aws.queues import Queue, Queues
-from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS
+from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, SHORTEST_RETENTION_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +79,8 @@ def temporary(name: str, *, auto_delete: bool, arguments: Mapping[str, Any] | No
         return None
     if milliseconds is None:
         return {}
-    shortest, longest = RETENTION_SECONDS
-    return {"MessageRetentionPeriod": str(min(max(milliseconds // 1000, shortest), longest))}
+    seconds = min(max(milliseconds // 1000, SHORTEST_RETENTION_SECONDS), RETENTION_SECONDS)
+    return {"MessageRetentionPeriod": str(seconds)}
 
 
 def log_dropped_reply(queue: str) -> None:

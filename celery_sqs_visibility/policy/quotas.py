@@ -19,7 +19,8 @@ VISIBILITY_HORIZON: Final = 12 * 60 * 60
 #: The 12 hours count from a receive that SQS saw a little earlier than we did: stay that many seconds below.
 HORIZON_MARGIN: Final = 2
 
-#: Longest MessageRetentionPeriod, and the one of a queue that names none.
+#: Shortest and longest MessageRetentionPeriod, and the one of a queue that names none.
+SHORTEST_RETENTION_SECONDS: Final = 60
 RETENTION_SECONDS: Final = 14 * 24 * 60 * 60
 DEFAULT_RETENTION_SECONDS: Final = 4 * 24 * 60 * 60
 
@@ -28,9 +29,6 @@ WAIT_TIME_SECONDS: Final = 20
 
 #: Longest DelaySeconds of one message; not allowed on FIFO queues.
 DELAY_SECONDS: Final = 15 * 60
-
-#: Shortest and longest MessageRetentionPeriod.
-RETENTION_SECONDS: Final = 60, 14 * 24 * 60 * 60
 
 #: Attributes a message may carry.
 MESSAGE_ATTRIBUTES: Final = 10
