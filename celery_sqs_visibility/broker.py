@@ -48,7 +48,7 @@ class Broker:
         self.queues = _queues(client, options)
         self.temporary_queues = TemporaryQueues(self.queues)
         self.receive_options = receive_options(options)
-        self._returns = Returns()
+        self._returns = Returns(options.visibility_timeout)
         letters = options.dead_letter_queue
         self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
         #: Tells the slots of the worker's pool; set by its bootstep, before it consumes.

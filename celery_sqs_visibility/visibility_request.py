@@ -27,6 +27,7 @@ from celery_sqs_visibility.delivery.model import Delivery, Hide, Lapse
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.delays import whole_seconds
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.policy.retrying import attempts_made
 from celery_sqs_visibility.request import DeliveryRequest, exception_of
 from celery_sqs_visibility.task import EVERY_EXCEPTION
@@ -45,8 +46,8 @@ RELEASES_FORGIVEN = 3
 #: The address of Celery's backend that sends results to their callers.
 RPC = "rpc://"
 
-#: Ids of the messages that this process gave up.
-_given_up: Remembered[str] = Remembered(10_000)
+#: Ids of the messages that this process gave up. One that is kept comes back within 12 hours, each time.
+_given_up: Remembered[str] = Remembered(100_000, VISIBILITY_HORIZON)
 
 
 class VisibilityRequest(DeliveryRequest):

@@ -10,6 +10,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from celery_sqs_visibility.aws.errors import SQSError, Unavailable
 from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.delivery.telling import tell
 from celery_sqs_visibility.delivery.watchdog import HANGS
 from celery_sqs_visibility.policy.clock import Clock
 
@@ -135,7 +136,7 @@ class Crew(Generic[Batch]):
                 self._start_thread()
         for thread in unwell:
             what = "hangs" if thread.is_alive() else "died"
-            logger.error("a thread that %s %s: another has taken its place", self._does, what)
+            tell(logger.error, "a thread that %s %s: another has taken its place", self._does, what)
         for hand in abandoned:
             self._conclude(hand, _all_of(hand.batch, Unavailable("no answer")))
         self.call()  # all may be busy for longer than what is due can wait
@@ -151,14 +152,14 @@ class Crew(Generic[Batch]):
             thread.start()
         except RuntimeError:  # no more threads just now, or the interpreter is ending
             self._threads.discard(thread)
-            logger.exception("a thread that %s could not be started, and will be", self._does)
+            tell(logger.exception, "a thread that %s could not be started, and will be", self._does)
 
     def _run(self) -> None:
         while self._wait():
             try:
                 self.turn()
-            except Exception:
-                logger.exception("a thread that %s stumbled and goes on", self._does)
+            except Exception:  # noqa: BLE001 - it is logged
+                tell(logger.exception, "a thread that %s stumbled and goes on", self._does)
                 with self.lock:
                     self._called.wait(PAUSE_AFTER_BUG)
 
@@ -190,15 +191,15 @@ class Crew(Generic[Batch]):
             return self._work.send(hand.batch, hand.since).failed
         except SQSError as error:
             return _all_of(hand.batch, error)
-        except Exception as bug:
-            logger.exception("a thread that %s stumbled and tries again", self._does)
+        except Exception as bug:  # noqa: BLE001 - it is logged
+            tell(logger.exception, "a thread that %s stumbled and tries again", self._does)
             return _all_of(hand.batch, Unavailable(repr(bug)))
 
     def _conclude(self, hand: Hand[Batch], failed: Mapping[int, SQSError]) -> None:
         try:
             self._work.conclude(hand.batch, hand.since, failed)
-        except Exception:
-            logger.exception("a thread that %s stumbled and goes on", self._does)
+        except Exception:  # noqa: BLE001 - it is logged
+            tell(logger.exception, "a thread that %s stumbled and goes on", self._does)
 
 
 def _all_of(batch: Sized, error: SQSError) -> dict[int, SQSError]:

@@ -12,6 +12,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Lapse, Release
+from celery_sqs_visibility.delivery.telling import tell
 from celery_sqs_visibility.policy.attributes import DATA_TYPE, beginning, fitting, last_lines, legal
 from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES
 
@@ -77,7 +78,8 @@ class DeadLetters:
                 told = queue.url in self._refused
                 self._refused.add(queue.url)
             if not told:
-                logger.warning(
+                tell(
+                    logger.warning,
                     "cannot send to the dead-letter queue of %r, so messages that are given up stay, to be "
                     "moved by SQS if the queue has a redrive policy: %s",
                     queue.name,

@@ -96,6 +96,7 @@ class Depot:
             redrive,
             returns.finish,
             self._expect,
+            self.ledger.postponed,
             self.parking,
             self._take_back,
         )

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from celery_sqs_visibility.delivery.telling import tell
+
 logger = logging.getLogger(__name__)
 
 
@@ -181,9 +183,9 @@ def subscribed(listener: Listener) -> bool:
 
 
 def emit(event: Event) -> None:
-    """Tell every listener. A listener that raises is logged and does no harm."""
+    """Tell every listener. A listener that raises is logged and does no harm; this never raises."""
     for subscription in _subscriptions:
         try:
             subscription.listener(event)
-        except Exception:
-            logger.exception("listener failed")
+        except Exception:  # noqa: BLE001 - logged, if that works
+            tell(logger.exception, "listener failed")

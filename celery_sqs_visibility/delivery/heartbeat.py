@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,12 +11,12 @@ from celery_sqs_visibility.aws.errors import HandleIsInvalid, SQSError
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.crew import Crew
-from celery_sqs_visibility.delivery.events import Extended, Lost, emit
-from celery_sqs_visibility.delivery.ledger import Ledger
+from celery_sqs_visibility.delivery.events import Event, Extended, Lost, emit
+from celery_sqs_visibility.delivery.ledger import Ledger, Returned
 from celery_sqs_visibility.delivery.model import Delivery, Settlement
+from celery_sqs_visibility.delivery.telling import tell
 from celery_sqs_visibility.delivery.trouble import Trouble
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +44,21 @@ class Batch:
         return len(self.extensions)
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an extension ended, for those who are to hear of it.
+
+    Attributes:
+        delivery: the one that was being extended.
+        found: what the ledger says of it.
+        event: what happened, if that is worth telling.
+    """
+
+    delivery: Delivery
+    found: Returned
+    event: Event | None = None
+
+
 class Heartbeat:
     """What the heartbeat's threads do when it is due: see `crew.Work`.
 
@@ -63,7 +77,6 @@ class Heartbeat:
         self._resume = resume
         self.crew: Crew[Batch] = Crew("sqs-heartbeat", "extends messages", MOST_THREADS, self, clock)
         # Guarded by the crew's lock:
-        self._batches: deque[tuple[Queue, list[Delivery]]] = deque()  # taken from the ledger
         self._minded: float | None = None  # the instant that was last found to be the next
         self._troubles: dict[str, Trouble] = {}  # by queue
 
@@ -74,27 +87,24 @@ class Heartbeat:
             if due is not None and (self._minded is None or due < self._minded):
                 self.crew.call()
 
-    def due(self, now: float) -> float | None:
+    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `crew.Work`
         """See `crew.Work`."""
-        self._minded = now if self._batches else self._ledger.next_extension()
+        self._minded = self._ledger.next_extension()
         return self._minded
 
     def ready(self) -> int:
         """See `crew.Work`."""
-        return max(1, len(self._batches))
+        return max(1, self._ledger.batches_due(self._clock.monotonic()))
 
     def take(self, now: float) -> Batch | None:
         """The next batch of those that are due."""
-        if not self._batches:
-            self._batches.extend(_batches(self._ledger.take_due(now)))
-        if not self._batches:
+        due = self._ledger.take_due(now)
+        if not due:
             return None
-        queue, deliveries = self._batches.popleft()
-        wanted = [(delivery, self._ledger.extension(delivery, now)) for delivery in deliveries]
         return Batch(
-            queue,
-            extensions=[(delivery, seconds) for delivery, seconds in wanted if seconds],
-            others=[delivery for delivery, seconds in wanted if not seconds],
+            due[0][0].queue,
+            extensions=[(delivery, seconds) for delivery, seconds in due if seconds],
+            others=[delivery for delivery, seconds in due if not seconds],
         )
 
     def send(self, batch: Batch, _since: float) -> BatchResult:
@@ -105,19 +115,36 @@ class Heartbeat:
         return batch.queue.sqs.change_visibility(batch.queue.url, changes)
 
     def conclude(self, batch: Batch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `crew.Work`."""
-        for delivery in batch.others:
-            self._not_worth_it(delivery, since)
+        """See `crew.Work`. The ledger hears of all of them before anybody else hears of the first."""
+        ends = [self._note_other(delivery, since) for delivery in batch.others]
+        for position, (delivery, seconds) in enumerate(batch.extensions):
+            ends.append(self._note(delivery, seconds, since, failed.get(position)))
         if batch.extensions:
             self._tell_trouble(batch.queue, since, failed.values())
-        for position, (delivery, seconds) in enumerate(batch.extensions):
-            self._note(delivery, seconds, since + seconds, failed.get(position))
+        for end in ends:
+            self._tell(end)
 
-    def _not_worth_it(self, delivery: Delivery, now: float) -> None:
+    def _note_other(self, delivery: Delivery, now: float) -> End:
         if delivery.deadline <= now:
-            self._lose(delivery, self._why_lapsed(delivery))
-        else:
-            self._after(delivery, self._ledger.not_extensible(delivery, now))
+            return self._lose(delivery, self._why_lapsed(delivery))
+        return End(delivery, self._ledger.not_extensible(delivery, now))
+
+    def _note(self, delivery: Delivery, seconds: int, since: float, error: SQSError | None) -> End:
+        if error is None:
+            found = self._ledger.extended(delivery, since + seconds)
+            return End(delivery, found, Extended(delivery.facts, seconds))
+        if isinstance(error, HandleIsInvalid):
+            return self._lose(delivery, str(error))
+        return End(delivery, self._ledger.not_extended(delivery, self._clock.monotonic()))
+
+    def _lose(self, delivery: Delivery, reason: str) -> End:
+        return End(delivery, self._ledger.refused(delivery), Lost(delivery.facts, reason))
+
+    def _why_lapsed(self, delivery: Delivery) -> str:
+        if delivery.at_horizon:
+            return HORIZON_REACHED
+        trouble = self._troubles.get(delivery.queue.name)
+        return f"{DEADLINE_PASSED}: {trouble.error}" if trouble and trouble.error else DEADLINE_PASSED
 
     def _tell_trouble(self, queue: Queue, since: float, errors: Iterable[SQSError]) -> None:
         """One line when extending begins to fail, and one when it works again."""
@@ -135,46 +162,20 @@ class Heartbeat:
         else:
             trouble.failed(error)
 
-    def _note(self, delivery: Delivery, seconds: int, deadline: float, error: SQSError | None) -> None:
-        if error is None:
-            waiting = self._ledger.extended(delivery, deadline)
-            emit(Extended(delivery.facts, seconds))
-            self._after(delivery, waiting)
-        elif isinstance(error, HandleIsInvalid):
-            self._lose(delivery, str(error))
-        else:
-            self._after(delivery, self._ledger.not_extended(delivery, self._clock.monotonic()))
-
-    def _lose(self, delivery: Delivery, reason: str) -> None:
-        waiting = self._ledger.refused(delivery)
-        if delivery.successor is None:  # otherwise it is the old handle that is lost, and not the message
-            self._tell_lost(delivery, reason)
-        self._after(delivery, waiting)
-
-    def _why_lapsed(self, delivery: Delivery) -> str:
-        if delivery.at_horizon:
-            return HORIZON_REACHED
-        trouble = self._troubles.get(delivery.queue.name)
-        return f"{DEADLINE_PASSED}: {trouble.error}" if trouble and trouble.error else DEADLINE_PASSED
-
-    def _tell_lost(self, delivery: Delivery, reason: str) -> None:
-        emit(Lost(delivery.facts, reason))
-        if delivery.on_lost is not None:
-            try:
-                delivery.on_lost()
-            except Exception:
-                logger.exception("what was to be done about a lost message failed")
-
-    def _after(self, delivery: Delivery, waiting: Settlement | None) -> None:
+    def _tell(self, end: End) -> None:
+        """Of what was deleted or replaced meanwhile there is nothing to tell, and no run to be ended."""
+        held, waiting = end.found
+        if end.event is not None and (held or waiting is not None):
+            emit(end.event)
+        if held and isinstance(end.event, Lost) and (on_lost := end.delivery.on_lost) is not None:
+            _guarded("what was to be done about a lost message failed", on_lost, end.delivery)
         if waiting is not None:
-            try:
-                self._resume(delivery, waiting)
-            except Exception:
-                # The others of its batch are not to be left as being extended for ever.
-                logger.exception("a settlement was lost, and its message comes back")
+            _guarded("a settlement was lost, and its message comes back", self._resume, end.delivery, waiting)
 
 
-def _batches(due: dict[Queue, list[Delivery]]) -> Iterator[tuple[Queue, list[Delivery]]]:
-    for queue, deliveries in due.items():
-        for start in range(0, len(deliveries), BATCH_ENTRIES):
-            yield queue, deliveries[start : start + BATCH_ENTRIES]
+def _guarded(sentence: str, act: Callable[..., object], *args: object) -> None:
+    """The others of its batch are not to suffer from what goes wrong with one."""
+    try:
+        act(*args)
+    except Exception:  # noqa: BLE001 - logged, if that works
+        tell(logger.exception, sentence)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.leases import board
-from celery_sqs_visibility.delivery.model import Delivery, Settlement
+from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Settlement
 from celery_sqs_visibility.delivery.wheel import ExtensionWheel
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN
 
@@ -23,12 +23,24 @@ RETRY_FLOOR = 0.25
 AT_ONCE = 0.0
 
 
+class Returned(NamedTuple):
+    """What an extension that has returned finds.
+
+    Attributes:
+        held: whether the delivery is still held, and neither settled nor replaced meanwhile.
+        waiting: the settlement that waited for it, to be carried out now.
+    """
+
+    held: bool
+    waiting: Settlement | None
+
+
 class Ledger:
     """The deliveries this process holds. Safe to call from any thread; it does no I/O.
 
-    Extension and settlement of a delivery never overlap: settling takes it out, and where an extension is
-    in flight the settlement waits in the delivery until `extended` or `not_extended` hands it back. So an
-    extension that arrives late at SQS cannot overwrite a retry delay.
+    Settling a delivery takes it out, so that no extension of it begins any more. Where one is in flight, a
+    settlement that keeps the message, which that would overwrite if it arrives late at SQS, waits in the
+    delivery until the extension has returned. A deletion does not wait: no extension brings a message back.
 
     Args:
         visibility_timeout: seconds an extension asks for.
@@ -79,7 +91,7 @@ class Ledger:
 
         Returns:
             Whether it was held, and whether the settlement may be carried out now. If it was held and may
-            not, the extension in flight will hand the settlement back.
+            not, the extension in flight will hand the settlement back: see `postponed`.
         """
         with self._lock:
             if not self._remove(delivery):
@@ -88,11 +100,16 @@ class Ledger:
                 # An extension in flight may not write to the seat, which is somebody else's by then.
                 delivery.lease.end()
                 delivery.lease = None
-            if delivery.extending:
-                delivery.waiting = settlement
-                self._waiting += 1
-                return True, False
-            return True, True
+            return True, not self.postponed(delivery, settlement)
+
+    def postponed(self, delivery: Delivery, settlement: Settlement) -> bool:
+        """Whether this settlement of what is held no more waits for an extension in flight, from now on."""
+        with self._lock:
+            if not delivery.extending or isinstance(settlement, (Delete, DeadLetter)):
+                return False
+            delivery.waiting = settlement
+            self._waiting += 1
+            return True
 
     def start(self, delivery: Delivery, now: float) -> bool:
         """A pool begins to run it at that monotonic instant; `False` if it is not held any more."""
@@ -122,6 +139,7 @@ class Ledger:
                 return False
             newest = successor.current  # it may have given way itself, if two came back at once
             newest.began, newest.dispatched = delivery.began, delivery.dispatched
+            newest.acknowledged_early = delivery.acknowledged_early
             newest.on_lost, delivery.on_lost = delivery.on_lost, None
             newest.wanted, delivery.wanted = delivery.wanted, 0.0
             newest.lease, delivery.lease = delivery.lease, None
@@ -142,7 +160,6 @@ class Ledger:
             if not delivery.lost:
                 delivery.wanted = until
                 if not delivery.extending:
-                    self._wheel.remove(delivery)
                     self._wheel.add(delivery, now)
             return True
 
@@ -171,14 +188,21 @@ class Ledger:
         with self._lock:
             return self._wheel.next_due()
 
-    def take_due(self, now: float) -> dict[Queue, list[Delivery]]:
-        """What to extend now, by queue, marked as being extended; the deadline of some may have passed."""
+    def batches_due(self, now: float) -> int:
+        """How many times `take_due` has something to do."""
+        with self._lock:
+            return self._wheel.batches_due(now)
+
+    def take_due(self, now: float) -> list[tuple[Delivery, int]]:
+        """What one request is to extend, and by how many seconds; marked as being extended.
+
+        All are of one queue. With 0 seconds: what lapsed, or need not be extended.
+        """
         with self._lock:
             due = self._wheel.take_due(now)
-            for deliveries in due.values():
-                for delivery in deliveries:
-                    delivery.extending = True
-            return due
+            for delivery in due:
+                delivery.extending = True
+            return [(delivery, self.extension(delivery, now)) for delivery in due]
 
     def extension(self, delivery: Delivery, now: float) -> int:
         """Seconds to ask for, clamped to the horizon; 0 if it lapsed, or has a longer lease than that."""
@@ -188,8 +212,8 @@ class Ledger:
         seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN - now))
         return seconds if now + seconds > delivery.deadline else 0
 
-    def extended(self, delivery: Delivery, deadline: float) -> Settlement | None:
-        """SQS extended it until that instant. Returns the settlement that waited for it, if any."""
+    def extended(self, delivery: Delivery, deadline: float) -> Returned:
+        """SQS extended it until that instant."""
         with self._lock:
             delivery.deadline = deadline
             if delivery.lease is not None:
@@ -198,13 +222,13 @@ class Ledger:
                 self._answered(delivery)
             return self._extension_returned(delivery, AT_ONCE if delivery.wanted else None)
 
-    def not_extended(self, delivery: Delivery, now: float) -> Settlement | None:
+    def not_extended(self, delivery: Delivery, now: float) -> Returned:
         """The extension failed; it is tried again until the deadline."""
         with self._lock:
             pause = max((delivery.deadline - now) / RETRY_FRACTION, RETRY_FLOOR)
             return self._extension_returned(delivery, min(now + pause, delivery.deadline))
 
-    def not_extensible(self, delivery: Delivery, now: float) -> Settlement | None:
+    def not_extensible(self, delivery: Delivery, now: float) -> Returned:
         """Its horizon is reached, or nobody wants more: nothing is done until it is lost, at the deadline."""
         with self._lock:
             if self.extension(delivery, now) > 0:  # its task has asked just now
@@ -212,21 +236,22 @@ class Ledger:
             self._answered(delivery)
             return self._extension_returned(delivery, delivery.deadline)
 
-    def refused(self, delivery: Delivery) -> Settlement | None:
+    def refused(self, delivery: Delivery) -> Returned:
         """SQS refused the handle, or its deadline has passed: it is lost."""
         with self._lock:
             self._lose(delivery)
             return self._extension_returned(delivery, None)
 
-    def _extension_returned(self, delivery: Delivery, again_at: float | None) -> Settlement | None:
+    def _extension_returned(self, delivery: Delivery, again_at: float | None) -> Returned:
         delivery.extending = False
         waiting, delivery.waiting = delivery.waiting, None
+        held = self.holds(delivery)
         if waiting is not None:
             self._waiting -= 1
             self._resumed.notify_all()
-        elif self.holds(delivery) and not delivery.lost:
+        elif held and not delivery.lost:
             self._schedule(delivery, again_at)
-        return waiting
+        return Returned(held, waiting)
 
     def _remove(self, delivery: Delivery) -> bool:
         if not self.holds(delivery):

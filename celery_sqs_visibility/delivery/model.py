@@ -118,14 +118,14 @@ class Delivery:
         dispatched: whether it was given to a pool that may run it any moment.
         acknowledged_early: whether it is settled when its run begins, and not when that ends.
         lost: whether the deadline passed or the handle was refused.
-        extending: whether an extension of it is in flight.
-        waiting: the settlement that waits for that extension to return.
+        extending: whether a request that extends it is in flight.
+        waiting: the settlement that waits for that request to return.
         slot: where the extension wheel keeps it.
         wanted: the monotonic instant until which its task wants it hidden.
         lease: what its task can see of all this, in whatever process it runs.
         parks: how many of its message's receives so far only had it wait for its ETA.
         successor: the newer delivery of the same message that took its place.
-        on_lost: called once it is lost, in the heartbeat's thread.
+        on_lost: called with it when it is lost while it is held, in the heartbeat's thread.
     """
 
     __slots__ = (
@@ -176,7 +176,7 @@ class Delivery:
         self.parks = 0
         self.lease: Lease | None = None
         self.successor: Delivery | None = None
-        self.on_lost: Callable[[], None] | None = None
+        self.on_lost: Callable[[Delivery], None] | None = None
 
     @property
     def at_horizon(self) -> bool:

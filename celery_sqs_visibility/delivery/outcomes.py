@@ -49,6 +49,7 @@ class Outcomes:
         redrive: knows the dead-letter queues.
         finish: is told of what is done with, before it is deleted.
         expect: is told when a message becomes visible again: its queue, its id, the monotonic instant.
+        postponed: the ledger's, for what is done where a dead letter was not taken.
         parking: sends the copies of messages that wait for their ETA.
         take_back: is told of those whose copy was refused, and that may not come back.
     """
@@ -61,6 +62,7 @@ class Outcomes:
         redrive: RedriveBook,
         finish: Callable[[Delivery], None],
         expect: Callable[[Queue, str, float], None],
+        postponed: Callable[[Delivery, Settlement], bool],
         parking: Parking,
         take_back: Callable[[Delivery, Renew], None],
     ) -> None:
@@ -70,6 +72,7 @@ class Outcomes:
         self._finish = finish
         self._dead_letters = DeadLetters(redrive)
         self._expect_at = expect
+        self._postponed = postponed
         self._parking = parking
         self._take_back = take_back
 
@@ -145,5 +148,5 @@ class Outcomes:
             emit(DeadLettered(delivery.facts, letter.reason))
             self._finish(delivery)
             self.carry_out(delivery, Delete())
-        else:
+        elif not self._postponed(delivery, letter.otherwise):
             self.carry_out(delivery, letter.otherwise)

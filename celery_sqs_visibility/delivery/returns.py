@@ -7,9 +7,14 @@ import threading
 
 from celery_sqs_visibility.delivery.memory import Remembered
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
-#: How many finished messages are remembered.
-REMEMBERED = 10_000
+#: How many finished messages are remembered at the most: those of two minutes at 2,500 a second, in less than
+#: 100 MB.
+REMEMBERED = 300_000
+
+#: Seconds for which a finished message is remembered beyond the time at which it comes back.
+MARGIN = 60
 
 #: A message: its queue's URL and its id.
 Key = tuple[str, str]
@@ -24,18 +29,22 @@ class Met(enum.Enum):
 
 
 class Returns:
-    """Knows which messages this process holds, and the latest that it finished. Any thread; does no I/O.
+    """Knows which messages this process holds, and which it finished lately. Any thread; does no I/O.
 
     A message comes back to its holder when its visibility timeout ran out, or because standard queues deliver
     at least once. The newest handle is the only one that counts.
+
+    Args:
+        visibility_timeout: seconds; what was finished is remembered for longer than that.
+        clock: the monotonic clock of the deadlines.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, visibility_timeout: float, clock: Clock = SYSTEM_CLOCK) -> None:
         # Guards _held. Reentrant: Celery's cold shutdown settles in a signal handler, on a thread that may be
         # here just now.
         self._lock = threading.RLock()
         self._held: dict[Key, Delivery] = {}
-        self._finished: Remembered[Key] = Remembered(REMEMBERED)
+        self._finished: Remembered[Key] = Remembered(REMEMBERED, visibility_timeout + MARGIN, clock)
 
     def meet(self, delivery: Delivery) -> Met:
         """It has arrived, and its ledger holds it: a delivery of what is held here takes that one's place."""
@@ -48,8 +57,12 @@ class Returns:
         return Met.FINISHED if key in self._finished else Met.NEW
 
     def finish(self, delivery: Delivery) -> None:
-        """It is done and to be deleted; told before its ledger lets go of it."""
-        self._finished.add(_key(delivery))
+        """It is done and to be deleted; told before its ledger lets go of it.
+
+        If the deletion fails, it comes back when its visibility lapses, which may be hours away where its
+        task asked for that; an extension in flight may put that off by a visibility timeout.
+        """
+        self._finished.add(_key(delivery), until=delivery.deadline + MARGIN)
 
     def let_go(self, delivery: Delivery) -> None:
         """It was settled."""

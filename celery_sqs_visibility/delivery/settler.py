@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from celery_sqs_visibility.aws.errors import HandleIsInvalid, RequestRefused, SQSError
+from celery_sqs_visibility.aws.errors import HandleIsInvalid, RequestRefused, SQSError, Unavailable
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.crew import Crew
@@ -25,6 +25,7 @@ from celery_sqs_visibility.delivery.model import (
     Renew,
     Settlement,
 )
+from celery_sqs_visibility.delivery.telling import tell
 from celery_sqs_visibility.delivery.trouble import Trouble
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.pauses import pause
@@ -89,10 +90,17 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Jobs that go in one request."""
+    """Jobs that go in one request.
+
+    Attributes:
+        lane: what they share.
+        jobs: those that are sent.
+        late: visibility changes whose deadline has passed, which are not.
+    """
 
     lane: Lane
     jobs: list[Job]
+    late: list[Job]
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -103,6 +111,9 @@ WINDOWS_IN_COMPANY = 5
 
 #: Errors after which nothing is tried again.
 FINAL = (HandleIsInvalid, RequestRefused)
+
+#: What became of a visibility change that was not sent in time.
+TOO_LATE = Unavailable("its visibility timeout ran out before SQS was told to hide or release it")
 
 #: Told from a settler's thread that a job is over: with the error if it could not be done, and the
 #: instant from which the delay of a visibility change counts.
@@ -115,7 +126,8 @@ SendCopy = Callable[[Delivery, DeadLetter | Renew], None]
 class Settler:
     """Sends settlements. `submit` may be called from any thread and does not block.
 
-    A job that fails is tried again, in whatever batch it finds, until its delivery's deadline.
+    A job that fails is tried again, in whatever batch it finds, until its delivery's deadline. No visibility
+    change is sent after that: another worker may have the message, and SQS may take the old handle.
 
     Args:
         window: seconds a job waits for company; deletes that have some wait longer.
@@ -180,7 +192,8 @@ class Settler:
                 if lane.jobs:
                     self._line[lane] = None
                 lane.under_way = lane.in_order
-                return Batch(lane, [_clamped(job, now) for job in jobs])
+                late = [job for job in jobs if lane.kind is Hide and job.delivery.deadline <= now]
+                return Batch(lane, [_clamped(job, now) for job in jobs if job not in late], late)
         return None
 
     def _is_full(self, lane: Lane) -> bool:
@@ -215,6 +228,8 @@ class Settler:
     def send(self, batch: Batch, _since: float) -> BatchResult:
         """See `crew.Work`."""
         queue, jobs = batch.lane.queue, batch.jobs
+        if not jobs:
+            return BatchResult({})
         if batch.lane.kind is Delete:
             return queue.sqs.delete(queue.url, [job.delivery.handle for job in jobs])
         if batch.lane.kind in COPIES:
@@ -226,23 +241,31 @@ class Settler:
     def conclude(self, batch: Batch, since: float, failed: Mapping[int, SQSError]) -> None:
         """See `crew.Work`."""
         jobs = batch.jobs
-        over = len(jobs)
+        over = len(jobs) + len(batch.late)
         try:
             failed = {i: error for i, error in failed.items() if not _was_done_before(jobs[i], error)}
-            self._tell_trouble(batch.lane, list(failed.values()), since, worked=len(failed) < len(jobs))
             now = self._clock.monotonic()
             # One pause for all, so that they meet again in one batch.
             failures = 1 + max((jobs[position].failures for position in failed), default=0)
             not_before = now + pause(failures)
+            again = {i for i, error in failed.items() if self._again(jobs[i], error, not_before)}
+            over -= len(again)
+            self._tell_trouble(batch.lane, list(failed.values()), since, worked=len(failed) < len(jobs))
             done = min(now, since + LONGEST_REQUEST)
             for position, job in enumerate(jobs):
-                error = failed.get(position)
-                if error is not None and self._again(job, error, not_before):
-                    over -= 1
-                else:
-                    self._settled(job.delivery, job.settlement, error, done)
+                if position not in again:
+                    self._tell_settled(job, failed.get(position), done)
+            for job in batch.late:
+                self._tell_settled(job, TOO_LATE, now)
         finally:
             self._finish(batch.lane, over)
+
+    def _tell_settled(self, job: Job, error: SQSError | None, done: float) -> None:
+        """The other jobs of its batch are not to suffer from what goes wrong with one."""
+        try:
+            self._settled(job.delivery, job.settlement, error, done)
+        except Exception:  # noqa: BLE001 - logged, if that works
+            tell(logger.exception, "telling what became of a settlement stumbled")
 
     @staticmethod
     def _tell_trouble(lane: Lane, errors: list[SQSError], since: float, *, worked: bool) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from celery_sqs_visibility.aws.errors import SQSError
 from celery_sqs_visibility.delivery.log import Fields
+from celery_sqs_visibility.delivery.telling import tell
 from celery_sqs_visibility.policy.clock import Clock
 
 #: Trouble that comes back within that many seconds is over only when it stayed away for as long: where every
@@ -53,8 +55,8 @@ class Trouble:
             news = type(error) not in self._kinds
             self._kinds.add(type(error))
         if news:
-            self._logger.error(
-                "%s and will try again: %s (%s)", self._cannot, error, self._extra["sqs"], extra=self._extra
+            self._tell(
+                self._logger.error, "%s and will try again: %s (%s)", self._cannot, error, self._extra["sqs"]
             )
 
     def worked(self, since: float) -> None:
@@ -74,6 +76,13 @@ class Trouble:
             self._kinds.clear()
             self.error = None
             self._over_at = now
-        self._logger.warning(
-            "%s again, after %d failures (%s)", self._works, failures, self._extra["sqs"], extra=self._extra
+        self._tell(
+            self._logger.warning,
+            "%s again, after %d failures (%s)",
+            self._works,
+            failures,
+            self._extra["sqs"],
         )
+
+    def _tell(self, log: Callable[..., object], sentence: str, *args: object) -> None:
+        tell(log, sentence, *args, extra=self._extra)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+from celery_sqs_visibility.delivery.telling import tell
 from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,8 @@ class Watchdog:
         for ward in self._wards():
             try:
                 ward.look_after(now)
-            except Exception:
-                logger.exception("watchdog stumbled and goes on")
+            except Exception:  # noqa: BLE001 - it is logged
+                tell(logger.exception, "watchdog stumbled and goes on")
 
     def _run(self, stopped: threading.Event) -> None:
         looked = self._clock.monotonic()

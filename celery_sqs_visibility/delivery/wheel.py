@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery
@@ -15,15 +18,13 @@ SLOTS = 4
 #: An extension that failed is tried again at multiples of this many seconds, so that retries share requests.
 RETRY_GRAIN = 0.25
 
-#: How many later deliveries are looked at to fill up a batch.
-FILL_LOOKAHEAD = 200
-
 
 class ExtensionWheel:
     """Deliveries by the slot of time in which they are to be extended. Not thread-safe: the ledger locks.
 
     A slot falls due as a whole, at its beginning. Where its last batch has room, deliveries of later slots
-    are taken along: their extension then costs nothing, and from there on they share a slot.
+    are taken along: their extension then costs nothing, and from there on they share a slot. A delivery stays
+    here until the batch that extends it is taken.
 
     Args:
         interval: seconds before or after which deliveries are extended again, whichever is less: a slot must
@@ -32,7 +33,8 @@ class ExtensionWheel:
 
     def __init__(self, interval: float) -> None:
         self._grain = interval / SLOTS
-        self._slots: dict[float, dict[Delivery, None]] = {}  # by the instant at which they fall due
+        # By the instant at which they fall due, and by queue.
+        self._slots: dict[float, dict[Queue, dict[Delivery, None]]] = {}
 
     def add(self, delivery: Delivery, at: float) -> None:
         """Extend it at that monotonic instant, or up to a slot earlier."""
@@ -44,44 +46,46 @@ class ExtensionWheel:
 
     def remove(self, delivery: Delivery) -> None:
         """Do not extend it; harmless if it is not here."""
-        members = self._slots.get(delivery.slot) if delivery.slot is not None else None
-        if members is not None and delivery.slot is not None:
-            members.pop(delivery, None)
-            if not members:
-                del self._slots[delivery.slot]
-        delivery.slot = None
+        slot, delivery.slot = delivery.slot, None
+        if slot is None:
+            return
+        # A signal handler may remove others between any two of these lines.
+        queues = self._slots.get(slot, {})
+        members = queues.get(delivery.queue, {})
+        members.pop(delivery, None)
+        if not members:
+            queues.pop(delivery.queue, None)
+        if not queues:
+            self._slots.pop(slot, None)
 
     def next_due(self) -> float | None:
         """The instant at which the earliest slot falls due."""
         return min(self._slots, default=None)
 
-    def take_due(self, now: float) -> dict[Queue, list[Delivery]]:
-        """Take out what is due, and what fills up its batches."""
-        due: dict[Queue, list[Delivery]] = {}
-        for slot in sorted(slot for slot in self._slots if slot <= now):
-            for delivery in self._slots.pop(slot):
-                delivery.slot = None
-                due.setdefault(delivery.queue, []).append(delivery)
-        if due:
-            self._fill_up(due)
-        return due
+    def batches_due(self, now: float) -> int:
+        """How many requests it takes to extend what is due."""
+        due: Counter[Queue] = Counter()
+        for slot, queues in self._slots.items():
+            if slot <= now:
+                due.update({queue: len(members) for queue, members in queues.items()})
+        return sum(math.ceil(count / BATCH_ENTRIES) for count in due.values())
+
+    def take_due(self, now: float) -> list[Delivery]:
+        """Take out one batch: what is due of one queue, filled up with what falls due there next."""
+        first = self.next_due()
+        if first is None or first > now:
+            return []
+        batch = list(islice(self._of(next(iter(self._slots[first]))), BATCH_ENTRIES))
+        for delivery in batch:
+            self.remove(delivery)
+        return batch
+
+    def _of(self, queue: Queue) -> Iterator[Delivery]:
+        """The deliveries of a queue, in the order in which they fall due."""
+        for slot in sorted(self._slots):
+            yield from self._slots[slot].get(queue, ())
 
     def _put(self, delivery: Delivery, slot: float) -> None:
+        self.remove(delivery)
         delivery.slot = slot
-        self._slots.setdefault(slot, {})[delivery] = None
-
-    def _fill_up(self, due: dict[Queue, list[Delivery]]) -> None:
-        room = {queue: -len(batch) % BATCH_ENTRIES for queue, batch in due.items()}
-        for delivery in self._following(FILL_LOOKAHEAD):
-            if room.get(delivery.queue):
-                room[delivery.queue] -= 1
-                self.remove(delivery)
-                due[delivery.queue].append(delivery)
-
-    def _following(self, most: int) -> list[Delivery]:
-        following: list[Delivery] = []
-        for slot in sorted(self._slots):
-            following.extend(self._slots[slot])
-            if len(following) >= most:
-                break
-        return following[:most]
+        self._slots.setdefault(slot, {}).setdefault(delivery.queue, {})[delivery] = None

@@ -64,7 +64,7 @@ class World:
             ReceiveOptions(visibility_timeout=120),
             lambda _, message: self.opened[message["ReceiptHandle"]],
             RedriveBook(),
-            Returns(),
+            Returns(120),
             self.inbox,
             self.clock,
         )

@@ -106,7 +106,7 @@ class World:
         self.handed = []
         given = {"polling_interval": 3600, "settle_window": 0, "prefetch_seconds": 0, **options}
         self.inbox = Inbox()
-        self.returns = Returns()
+        self.returns = Returns(TIMEOUT, self.clock)
         self.options = Options.parse(given)
         self.depots = []
         self.depot = self.new_depot()
@@ -776,7 +776,7 @@ class TestComingBack:
         queue = world.queue()
         (one,) = world.deliveries(queue, "a")
         one.start()
-        one.on_lost = lambda: pytest.fail("it is held")
+        one.on_lost = lambda _: pytest.fail("it is held")
         came = []
 
         def come_back():

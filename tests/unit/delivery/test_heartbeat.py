@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clock import FakeClock
 from support.crew import work_off
+from support.logs import a_filter_that_raises
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.errors import HandleIsInvalid, RequestRefused, Throttled, Unavailable
@@ -19,7 +20,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Extended, Facts, Lost, subscribe
 from celery_sqs_visibility.delivery.heartbeat import DEADLINE_PASSED, HORIZON_REACHED, Heartbeat
 from celery_sqs_visibility.delivery.ledger import HORIZON_MARGIN, Ledger
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
 TIMEOUT = 120
@@ -235,16 +236,16 @@ def test_a_settlement_waits_for_the_extension_in_flight(world, queue):
 def test_a_settlement_is_resumed_too_when_the_extension_failed(world, queue):
     (one,) = world.hold(queue)
     world.sqs.fail_next("ChangeMessageVisibilityBatch", Unavailable("network"), position=0)
-    world.sqs.meanwhile = lambda: world.ledger.settle(one, Delete())
+    world.sqs.meanwhile = lambda: world.ledger.settle(one, Release())
     world.beat_after(TIMEOUT - INTERVAL)
-    assert world.resumed == [(one, Delete())]
+    assert world.resumed == [(one, Release())]
     assert world.ledger.next_extension() is None
 
 
 def test_a_settlement_that_cannot_be_resumed_leaves_nothing_as_being_extended(world, queue, caplog):
     one, *others = world.hold(queue, 3)
     world.heartbeat._resume = lambda *_: 1 / 0
-    world.sqs.meanwhile = lambda: world.ledger.settle(one, Delete())
+    world.sqs.meanwhile = lambda: world.ledger.settle(one, Release())
     world.beat_after(TIMEOUT - INTERVAL)
     assert not any(delivery.extending for delivery in (one, *others))
     assert {delivery.deadline for delivery in others} == {world.clock.monotonic() + TIMEOUT}
@@ -364,3 +365,89 @@ def test_ten_thousand_messages_share_full_batches_and_none_expires():
 def beat_if_due(world):
     if (world.ledger.next_extension() or 0) <= world.clock.monotonic():
         work_off(world.heartbeat.crew)
+
+
+class TestWhatEndsWhileItIsExtended:
+    """An extension is in flight, and its delivery is settled, or replaced, meanwhile."""
+
+    @pytest.fixture
+    def run(self, world, queue):
+        """One that is held, and a note of each time that its run was to be ended."""
+        (one,) = world.hold(queue)
+        world.ledger.start(one, world.clock.monotonic())
+        ended = []
+        one.on_lost = ended.append
+        return one, ended
+
+    @pytest.mark.parametrize("settlement", [Delete(), Hide(5)])
+    @pytest.mark.parametrize("error", ["refused", "too late"])
+    def test_the_end_of_a_run_that_is_over_is_not_asked_for(self, world, queue, run, settlement, error):
+        one, ended = run
+        if error == "refused":
+            world.sqs.fail_next("ChangeMessageVisibilityBatch", HandleIsInvalid("gone"), position=0)
+        else:  # its deadline passes while the batch of another queue is under way
+            world.hold(world.queue("other"))
+            world.sqs.seconds = INTERVAL + 1
+        world.sqs.meanwhile = lambda: world.ledger.settle(one, settlement)
+        world.beat_after(TIMEOUT - INTERVAL)
+        assert ended == []
+
+    def test_a_delete_does_not_wait_and_nothing_is_told_of_the_extension(self, world, queue, run, events):
+        one, _ = run
+        settled = []
+        world.sqs.meanwhile = lambda: settled.append(world.ledger.settle(one, Delete()))
+        world.beat_after(TIMEOUT - INTERVAL)
+        assert settled == [(True, True)]
+        assert world.resumed == []
+        assert events == []
+
+    def test_nor_of_its_refusal_since_sqs_has_deleted_it(self, world, queue, run, events):
+        one, _ = run
+        world.sqs.fail_next("ChangeMessageVisibilityBatch", HandleIsInvalid("deleted"), position=0)
+        world.sqs.meanwhile = lambda: world.ledger.settle(one, Delete())
+        world.beat_after(TIMEOUT - INTERVAL)
+        assert events == []
+
+    def test_what_waited_to_be_hidden_is_told_lost(self, world, queue, run, events):
+        one, ended = run
+        world.sqs.fail_next("ChangeMessageVisibilityBatch", HandleIsInvalid("gone"), position=0)
+        world.sqs.meanwhile = lambda: world.ledger.settle(one, Hide(5))
+        world.beat_after(TIMEOUT - INTERVAL)
+        assert events == [Lost(one.facts, "gone")]
+        assert world.resumed == [(one, Hide(5))]
+        assert ended == []
+
+    def test_a_run_whose_message_is_held_and_lost_is_to_be_ended(self, world, queue, run):
+        one, ended = run
+        world.sqs.fail_next("ChangeMessageVisibilityBatch", HandleIsInvalid("gone"), position=0)
+        world.beat_after(TIMEOUT - INTERVAL)
+        assert ended == [one]
+
+
+def test_what_is_due_but_in_no_request_yet_is_settled_at_once(world, queue):
+    # Thousands may be due while the first batches are under way.
+    deliveries = world.hold(queue, 30)
+    settled = []
+
+    def meanwhile():
+        if not settled:
+            settled.extend(world.ledger.settle(one, Hide(5)) for one in deliveries[10:])
+
+    world.sqs.meanwhile = meanwhile
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert set(settled) == {(True, True)}
+    assert [len(batch) for batch in world.extensions()] == [10]
+
+
+@pytest.mark.parametrize("error", [Unavailable("network"), HandleIsInvalid("gone")])
+def test_a_logging_filter_that_raises_leaves_nothing_as_being_extended(world, queue, error):
+    deliveries = world.hold(queue, 3)
+    end = subscribe(lambda _: 1 / 0)
+    for one in deliveries:
+        one.on_lost = lambda _: 1 / 0
+    for position in range(3):
+        world.sqs.fail_next("ChangeMessageVisibilityBatch", error, position)
+    with a_filter_that_raises(), suppress(RuntimeError):
+        world.beat_after(TIMEOUT - INTERVAL)
+    end()
+    assert not any(one.extending for one in deliveries)

@@ -17,7 +17,7 @@ from celery_sqs_visibility.delivery import ledger as ledgers
 from celery_sqs_visibility.delivery.events import Facts
 from celery_sqs_visibility.delivery.leases import WANTED, LeaseBoard
 from celery_sqs_visibility.delivery.ledger import RETRY_FLOOR, Ledger
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
+from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Release
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN, VISIBILITY_HORIZON
 
 NOW = 1000.0
@@ -75,12 +75,13 @@ def wish(one, until):
 
 def take(ledger, now):
     """What is to be extended, and what is lost, as the heartbeat tells them apart."""
-    due = [one for deliveries in ledger.take_due(now).values() for one in deliveries]
-    lost = [one for one in due if one.deadline <= now]
-    for one in lost:
-        assert ledger.extension(one, now) == 0
-        ledger.refused(one)
-    return [one for one in due if one not in lost], lost
+    due = [entry for batch in iter(lambda: ledger.take_due(now), []) for entry in batch]
+    lost = [one for one, _ in due if one.deadline <= now]
+    for one, seconds in due:
+        if one in lost:
+            assert seconds == 0
+            ledger.refused(one)
+    return [one for one, _ in due if one not in lost], lost
 
 
 def test_what_is_held_is_known_by_its_handle(ledger, held):
@@ -133,16 +134,33 @@ def test_a_settled_delivery_is_not_extended(ledger, held):
 def test_a_late_extension_never_overwrites_a_retry_delay(ledger, held):
     take(ledger, NOW + 80)
     assert ledger.settle(held, Hide(5)) == (True, False)
-    assert ledger.extended(held, NOW + 200) == Hide(5)
+    assert ledger.extended(held, NOW + 200) == (False, Hide(5))
     assert ledger.next_extension() is None
+
+
+@pytest.mark.parametrize("settlement", [Delete(), DeadLetter("broken", "body", otherwise=Hide(5))])
+def test_what_deletes_the_message_does_not_wait_for_an_extension(ledger, held, settlement):
+    take(ledger, NOW + 80)
+    assert ledger.settle(held, settlement) == (True, True)
+    assert ledger.wait_for_extensions(0)
+    assert ledger.extended(held, NOW + 200) == (False, None)
+    assert ledger.next_extension() is None
+
+
+def test_what_is_done_in_place_of_a_dead_letter_waits_for_an_extension(ledger, held):
+    take(ledger, NOW + 80)
+    ledger.settle(held, DeadLetter("broken", "body", otherwise=Hide(5)))
+    assert ledger.postponed(held, Hide(5))
+    assert ledger.extended(held, NOW + 200) == (False, Hide(5))
+    assert not ledger.postponed(held, Hide(5))
 
 
 @pytest.mark.parametrize("ending", ["extended", "not_extended", "refused"])
 def test_a_settlement_that_waited_is_handed_back_once_however_the_extension_ended(ledger, held, ending):
     take(ledger, NOW + 80)
-    ledger.settle(held, Delete())
+    ledger.settle(held, Release())
     arguments = () if ending == "refused" else (NOW + 85,)
-    assert getattr(ledger, ending)(held, *arguments) == Delete()
+    assert getattr(ledger, ending)(held, *arguments) == (False, Release())
     assert held.waiting is None
     assert not held.extending
 
@@ -151,12 +169,12 @@ def test_a_second_settlement_does_not_take_the_place_of_the_one_that_waits(ledge
     take(ledger, NOW + 80)
     ledger.settle(held, Hide(5))
     assert ledger.settle(held, Delete()) == (False, False)
-    assert ledger.extended(held, NOW + 200) == Hide(5)
+    assert ledger.extended(held, NOW + 200) == (False, Hide(5))
 
 
 def test_an_extended_delivery_falls_due_again(ledger, held):
     take(ledger, NOW + 80)
-    assert ledger.extended(held, NOW + 200) is None
+    assert ledger.extended(held, NOW + 200) == (True, None)
     assert held.deadline == NOW + 200
     assert take(ledger, NOW + 160) == ([held], [])
 
@@ -175,7 +193,7 @@ def test_a_delivery_whose_deadline_passed_is_lost_and_left_alone(ledger, held):
 
 def test_a_refused_handle_is_lost_and_left_alone(ledger, held):
     take(ledger, NOW + 80)
-    assert ledger.refused(held) is None
+    assert ledger.refused(held) == (True, None)
     assert held.lost
     assert ledger.next_extension() is None
 
@@ -454,9 +472,11 @@ class TestGivingWay:
         take(ledger, NOW + TIMEOUT)
         assert lease.lost
         held.on_lost = on_lost = object()
+        held.acknowledged_early = True
         assert ledger.give_way(held, successor)
         assert ledger.all() == [successor]
         assert (successor.started, successor.dispatched, successor.on_lost) == (True, True, on_lost)
+        assert successor.acknowledged_early
         assert held.lease_key == lease.key
         assert (lease.deadline, lease.lost) == (successor.deadline, False)
 
@@ -473,7 +493,7 @@ class TestGivingWay:
         take(ledger, NOW + 80)
         ledger.settle(held, Hide(5))
         assert not ledger.give_way(held, successor)
-        assert ledger.extended(held, NOW + 200) == Hide(5)
+        assert ledger.extended(held, NOW + 200) == (False, Hide(5))
 
     @pytest.mark.parametrize("ending", ["extended", "not_extended", "not_extensible", "refused"])
     def test_an_extension_of_the_old_handle_in_flight_changes_nothing(
@@ -484,7 +504,7 @@ class TestGivingWay:
         ledger.extended(successor, successor.deadline)
         ledger.give_way(held, successor)
         arguments = () if ending == "refused" else (NOW + 85,)
-        assert getattr(ledger, ending)(held, *arguments) is None
+        assert getattr(ledger, ending)(held, *arguments) == (False, None)
         assert (successor.lease.deadline, successor.lease.lost) == (successor.deadline, False)
         assert not successor.lost
         assert take(ledger, successor.deadline - 1) == ([successor], [])
@@ -522,15 +542,14 @@ class Holding(RuleBasedStateMachine):
 
     @rule()
     def take_due(self):
-        for queue, deliveries in self.ledger.take_due(self.now).items():
-            assert deliveries
-            for one in deliveries:
-                assert one.queue is queue
-                assert one in self.held
-                assert one not in self.extending
-            left = [one for one in self.held if one.queue is queue and one.slot is not None]
-            assert not left or len(deliveries) % BATCH_ENTRIES == 0
-            self.extending += deliveries
+        due = [one for one, _ in self.ledger.take_due(self.now)]
+        assert len({one.queue for one in due}) == bool(due)
+        for one in due:
+            assert one in self.held
+            assert one not in self.extending
+        left = [one for one in self.held if due and one.queue is due[0].queue and one.slot is not None]
+        assert not left or len(due) == BATCH_ENTRIES
+        self.extending += due
 
     @precondition(lambda self: self.extending)
     @rule(data=st.data(), ending=st.sampled_from(["extended", "not_extended", "refused"]))
@@ -538,8 +557,8 @@ class Holding(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(self.extending))
         self.extending.remove(one)
         arguments = {"extended": [self.now + TIMEOUT], "not_extended": [self.now], "refused": []}
-        handed_back = getattr(self.ledger, ending)(one, *arguments[ending])
-        assert handed_back == self.waiting.pop(one, None)
+        found = getattr(self.ledger, ending)(one, *arguments[ending])
+        assert found == (one in self.held, self.waiting.pop(one, None))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), settlement=st.sampled_from([Delete(), Hide(7), Release()]))
@@ -549,7 +568,7 @@ class Holding(RuleBasedStateMachine):
         self.settled.add(one)
         held, now = self.ledger.settle(one, settlement)
         assert held
-        assert now == (one not in self.extending)
+        assert now == (one not in self.extending or settlement == Delete())
         if not now:
             self.waiting[one] = settlement
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from support.clock import FakeClock
+
 from celery_sqs_visibility.delivery.memory import Remembered
 
 
@@ -19,3 +21,17 @@ def test_the_oldest_is_forgotten():
     remembered.add("c")
     assert "b" not in remembered
     assert "a" in remembered
+
+
+def test_what_is_old_is_forgotten_when_something_else_is_remembered():
+    clock = FakeClock()
+    remembered = Remembered(100, 60, clock)
+    remembered.add("a")
+    remembered.add("far", until=clock.monotonic() + 600)
+    clock.advance(61)
+    remembered.add("b")
+    assert "a" not in remembered
+    assert "far" in remembered
+    clock.advance(540)
+    remembered.add("c")
+    assert len(remembered) == 1

@@ -18,7 +18,7 @@ from celery_sqs_visibility.delivery.events import Facts
 from celery_sqs_visibility.delivery.leases import LeaseBoard
 from celery_sqs_visibility.delivery.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
-from celery_sqs_visibility.delivery.returns import REMEMBERED, Met, Returns
+from celery_sqs_visibility.delivery.returns import MARGIN, Met, Returns
 from celery_sqs_visibility.delivery.room import Room
 
 TIMEOUT = 120
@@ -84,8 +84,8 @@ def clock():
 
 
 @pytest.fixture
-def returns():
-    return Returns()
+def returns(clock):
+    return Returns(TIMEOUT, clock)
 
 
 @pytest.fixture
@@ -152,11 +152,27 @@ def test_a_message_that_comes_back_before_its_settlement_was_noted_is_not_adopte
     assert second.successor is not None
 
 
-def test_the_oldest_of_what_was_finished_is_forgotten(keeper):
-    for number in range(REMEMBERED + 1):
+def test_what_was_finished_is_remembered_while_it_can_come_back_however_many_follow(keeper, clock):
+    _, first = keeper.receive("m")
+    _, long = keeper.receive("long")
+    long.deadline = clock.monotonic() + 3 * TIMEOUT  # as its task asked
+    for one in (first, long):
+        one.settle(Delete())
+    for number in range(20_000):
         keeper.receive(f"m{number}")[1].settle(Delete())
+    clock.advance(TIMEOUT + 1)
+    assert keeper.receive("m")[0] is Met.FINISHED
+    clock.advance(2 * TIMEOUT)
+    assert keeper.receive("long")[0] is Met.FINISHED
+
+
+def test_what_was_finished_long_ago_is_forgotten(keeper, returns, clock):
+    for number in range(3):
+        keeper.receive(f"m{number}")[1].settle(Delete())
+    clock.advance(TIMEOUT + MARGIN + 1)
+    keeper.receive("another")[1].settle(Delete())
     assert keeper.receive("m0")[0] is Met.NEW
-    assert keeper.receive(f"m{REMEMBERED}")[0] is Met.FINISHED
+    assert len(returns._finished) == 1
 
 
 def test_what_is_held_is_known_across_keepers(keeper, returns, clock):
@@ -202,7 +218,7 @@ class ComingBack(RuleBasedStateMachine):
         super().__init__()
         self.clock = FakeClock()
         self.seats = LeaseBoard()
-        self.keeper = Keeper(Returns(), self.clock)
+        self.keeper = Keeper(Returns(TIMEOUT, self.clock), self.clock)
         self.held = {}  # message: the delivery that a task has in hand
         self.newest = {}  # message: the latest delivery of it
         self.finished = set()
@@ -244,7 +260,7 @@ class ComingBack(RuleBasedStateMachine):
         newest = self.newest.pop(message)
         assert delivery.settle(settlement)
         assert not delivery.settle(Delete())
-        if newest in self.extending:
+        if newest in self.extending and settlement != Delete():
             assert newest.waiting == settlement
         else:
             self.expected.append((newest, settlement))
@@ -260,8 +276,8 @@ class ComingBack(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 60))
     def time_passes(self, seconds):
         self.clock.advance(seconds)
-        due = self.keeper.ledger.take_due(self.clock.monotonic())
-        self.extending += itertools.chain(*due.values())
+        while due := self.keeper.ledger.take_due(self.clock.monotonic()):
+            self.extending += [delivery for delivery, _ in due]
 
     @precondition(lambda self: self.extending)
     @rule(data=st.data(), ending=st.sampled_from(["extended", "not_extended", "not_extensible", "refused"]))
@@ -270,7 +286,7 @@ class ComingBack(RuleBasedStateMachine):
         self.extending.remove(delivery)
         now = self.clock.monotonic()
         arguments = {"extended": [now + TIMEOUT], "refused": []}.get(ending, [now])
-        waiting = getattr(self.keeper.ledger, ending)(delivery, *arguments)
+        _, waiting = getattr(self.keeper.ledger, ending)(delivery, *arguments)
         if waiting is not None:
             self.keeper.settled.append((delivery, waiting))
             self.expected.append((delivery, waiting))

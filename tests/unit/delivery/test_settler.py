@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clock import FakeClock
+from support.logs import a_filter_that_raises
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.errors import (
@@ -296,6 +297,64 @@ def test_a_job_that_keeps_failing_ends_at_the_deadline(world, queue):
     assert one.deadline - LONGEST_PAUSE - 1 <= world.clock.monotonic() <= one.deadline + STEP
     assert world.settled == [(one, Hide(5), error)]
     assert world.count(CHANGES) < TIMEOUT * 2
+
+
+@pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
+def test_no_visibility_is_changed_after_the_deadline(world, queue, settlement):
+    # Whoever has the message by now would lose it, if SQS takes the old handle.
+    (one,) = world.receive(queue)
+    world.sqs.fail_next(CHANGES, Unavailable("its answer was lost"))
+    world.submit([one], settlement)
+    world.clock.advance(TIMEOUT - 0.5)
+    assert world.turn()
+    world.clock.advance(0.5)
+    while world.turn():
+        pass
+    world.work_off()
+    assert world.count(CHANGES) == 1
+    ((settled, _, error),) = world.settled
+    assert settled is one
+    assert "its visibility timeout ran out" in str(error)
+
+
+@pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
+def test_nor_is_it_the_first_time_where_the_threads_came_too_late(world, queue, settlement):
+    late, early = world.receive(queue, 2)
+    early.deadline += TIMEOUT
+    world.submit([late, early], settlement)
+    world.clock.advance(TIMEOUT)
+    world.turn()
+    assert [[handle for handle, _ in batch] for batch in world.batches(CHANGES)] == [[early.handle]]
+    assert [(one, error is None) for one, _, error in world.settled] == [(early, True), (late, False)]
+    assert world.done
+
+
+def test_a_delete_after_a_late_extension_is_tried_until_the_new_deadline(world, queue):
+    (one,) = world.receive(queue)
+    for _ in range(3):
+        world.sqs.fail_next(DELETES, Unavailable("network"))
+    world.clock.advance(TIMEOUT - 0.01)
+    world.submit([one], Delete())
+    one.deadline += TIMEOUT
+    world.work_off()
+    assert world.count(DELETES) == 4
+    assert world.left(queue) == 0
+
+
+def test_a_logging_filter_that_raises_takes_no_job_with_it(world, queue):
+    deliveries = world.receive(queue, 3)
+    world.sqs.fail_next(CHANGES, Throttled("slow down"))
+    world.submit(deliveries, Hide(5))
+    note = world.settler._settled
+
+    def told(delivery, *what):
+        note(delivery, *what)
+        raise RuntimeError("a listener's bug")
+
+    world.settler._settled = told
+    with a_filter_that_raises(), suppress(RuntimeError):
+        world.work_off()
+    assert world.settled == [(one, Hide(5), None) for one in deliveries]
 
 
 def test_a_delete_that_comes_after_the_deadline_is_tried_once(world, queue):

@@ -13,7 +13,7 @@ from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Facts
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.wheel import FILL_LOOKAHEAD, SLOTS, ExtensionWheel
+from celery_sqs_visibility.delivery.wheel import SLOTS, ExtensionWheel
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 INTERVAL = 40.0
@@ -36,10 +36,16 @@ def filled(instants, wheel=None):
     return wheel, deliveries
 
 
+def all_due(wheel, now):
+    """The batches that are due, one after the other."""
+    return list(iter(lambda: wheel.take_due(now), []))
+
+
 def test_an_empty_wheel_has_nothing_due():
     wheel = ExtensionWheel(INTERVAL)
     assert wheel.next_due() is None
-    assert wheel.take_due(1e9) == {}
+    assert wheel.take_due(1e9) == []
+    assert wheel.batches_due(1e9) == 0
 
 
 @given(st.floats(0, 1e6), st.floats(0.1, 14400))
@@ -55,7 +61,7 @@ def test_a_delivery_is_due_at_its_instant_or_up_to_a_slot_earlier(at, interval):
 @given(st.lists(st.floats(1000, 1200), min_size=1), st.floats(1000, 1200))
 def test_nothing_is_taken_later_than_it_should(instants, now):
     wheel, deliveries = filled(instants)
-    taken = wheel.take_due(now).get(QUEUES[0], [])
+    taken = [one for batch in all_due(wheel, now) for one in batch]
     left = [one for one in deliveries if one not in taken]
     assert all(at > now for one, at in zip(deliveries, instants, strict=True) if one in left)
     assert all(one.slot is None for one in taken)
@@ -70,41 +76,55 @@ def test_batches_are_full_as_long_as_there_is_anything_to_fill_them_with(entries
     deliveries = [(delivery(queue), at) for queue, at in entries]
     for one, at in deliveries:
         wheel.add(one, at)
-    for queue, taken in wheel.take_due(now).items():
-        left = [one for one, _ in deliveries if one.queue is queue and one not in taken]
-        assert not left or len(taken) % BATCH_ENTRIES == 0
+    expected = wheel.batches_due(now)
+    batches = all_due(wheel, now)
+    assert len(batches) <= expected, "what falls due later may have filled a batch up, and is due no more"
+    for batch in batches:
+        (queue,) = {one.queue for one in batch}
+        left = [one for one, _ in deliveries if one.queue is queue and one.slot is not None]
+        last = all(one.queue is not queue for later in batches[batches.index(batch) + 1 :] for one in later)
+        assert len(batch) == BATCH_ENTRIES or (last and not left)
 
 
 def test_a_batch_is_filled_with_the_earliest_of_the_later_ones():
     wheel, deliveries = filled([1001, *range(1020, 1220, 10)])
-    assert set(wheel.take_due(1005)[QUEUES[0]]) == set(deliveries[:BATCH_ENTRIES])
+    assert wheel.take_due(1005) == deliveries[:BATCH_ENTRIES]
 
 
 def test_only_deliveries_of_the_same_queue_fill_a_batch():
     wheel, _ = filled([1001])
     other = delivery(QUEUES[1])
     wheel.add(other, 1100)
-    assert QUEUES[1] not in wheel.take_due(1005)
+    assert other not in wheel.take_due(1005)
     assert other.slot is not None
 
 
 def test_nothing_is_taken_along_where_nothing_is_due():
     wheel, _ = filled([1100, 1101])
-    assert wheel.take_due(1005) == {}
+    assert wheel.take_due(1005) == []
 
 
-def test_looking_for_company_has_an_end():
-    wheel, _ = filled([1001])
-    for _ in range(FILL_LOOKAHEAD):
-        wheel.add(delivery(QUEUES[1]), 1020)
-    wheel.add(delivery(), 1040)
-    assert len(wheel.take_due(1005)[QUEUES[0]]) == 1
+def test_what_is_due_stays_until_the_batch_that_extends_it_is_taken():
+    wheel, deliveries = filled([1001] * 25)
+    assert wheel.batches_due(1005) == 3
+    assert len(wheel.take_due(1005)) == BATCH_ENTRIES
+    assert sum(one.slot is not None for one in deliveries) == 15
+    for one in deliveries:
+        wheel.remove(one)
+    assert wheel.take_due(1005) == []
+
+
+def test_what_is_put_twice_is_due_once():
+    wheel, (one,) = filled([1001])
+    wheel.add_not_before(one, 1100)
+    assert wheel.take_due(1050) == []
+    assert all_due(wheel, 1101) == [[one]]
 
 
 def test_what_was_removed_is_not_taken():
     wheel, (one, other) = filled([1001, 1001])
     wheel.remove(one)
-    assert wheel.take_due(1005) == {QUEUES[0]: [other]}
+    assert wheel.take_due(1005) == [other]
 
 
 def test_removing_twice_or_what_was_never_there_is_harmless():
