@@ -70,8 +70,10 @@ class Deliveries(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         """Be ready for children that want more time, and for what they say late."""
+        DeliveryRequest.hub = None
         if c.pool.uses_semaphore:
             keep_what_was_sent(c.pool)
+            DeliveryRequest.hub = c.hub
         if c.hub is not None:
             seats = open_board()
             c.hub.add_reader(seats.fileno(), seats.on_readable)

@@ -8,22 +8,25 @@ the pool's threads or greenlets elsewhere: settling is safe from any, and does n
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import Task
 from celery.concurrency.base import BasePool
-from celery.exceptions import Reject, TaskRevokedError
+from celery.exceptions import Reject, TaskRevokedError, Terminated, WorkerLostError
+from celery.platforms import signals
 from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request
 
 from celery_sqs_visibility.channel import Message
 from celery_sqs_visibility.delivery.events import Finished, emit
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Release, Settlement
+from celery_sqs_visibility.delivery.leases import board
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Lapse, Release, Settlement
+from celery_sqs_visibility.delivery.telling import tell
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 logger = get_logger(__name__)
@@ -31,8 +34,12 @@ logger = get_logger(__name__)
 #: Where Celery publishes retries.
 RETRY_FILE = Task.retry.__code__.co_filename
 
-#: How to cancel a run without storing a RETRY: Celery 5.5 always stores one.
-QUIETLY = {"emit_retry": False} if "emit_retry" in inspect.signature(Request.cancel).parameters else {}
+#: Seconds to keep the message of a killed run back, at the least, so that two runs cannot overlap: Celery
+#: reports a hard time limit before it kills the child, and a message is settled before its run is killed.
+KILLED_BY_THEN = 1
+
+#: How a pool tells that the process of a run is gone.
+PROCESS_GONE = (Terminated, WorkerLostError, SystemExit, KeyboardInterrupt)
 
 
 class GivenBackError(TaskRevokedError):
@@ -49,12 +56,15 @@ class DeliveryRequest(Request):
     #: The worker's pool, and whether it runs tasks in processes; told by the worker's bootstep.
     pool: Any = None
     pool_has_processes = False
+    #: The event loop that reads how runs ended, where the pool has processes; told likewise.
+    hub: Any = None
 
     def __init__(self, message: Message, **options: Any) -> None:
         super().__init__(message, **options)
         delivery: Delivery | None = getattr(message, "delivery", None)
         self.delivery = None if delivery is None else delivery.current
         self._rejected_on_purpose = False
+        self._terminated_on_purpose = False
         if self.delivery is not None:
             self.delivery.acknowledged_early = not self.task.acks_late
             self._describe(self.delivery)
@@ -108,17 +118,35 @@ class DeliveryRequest(Request):
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
         """It ended with an exception."""
+        exc = exception_of(exc_info)
+        if self._was_killed_for_nothing(exc):
+            self._come_back_killed()
+            return None
         if self.delivery is not None and _could_not_publish_retry(exc_info):
             logger.warning("Task %s[%s] comes back: its retry could not be published", self.name, self.id)
             state.task_ready(self)
             self.come_back_later()
             return None
-        self._rejected_on_purpose = isinstance(exception_of(exc_info), Reject)
+        self._rejected_on_purpose = isinstance(exc, Reject)
         with self._settled_if_it_raises():
-            result = super().on_failure(exc_info, send_failed_event, return_ok)
-        if self._already_cancelled and not self.acknowledged:
-            self.settle(Release())  # its run is over, and through no fault of its own
-        return result
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def _was_killed_for_nothing(self, exc: BaseException) -> bool:
+        """Whether its process was killed by `cancel`, or in the belief that it ran something else.
+
+        Celery takes every `Terminated` for a revoked run, if it was not cancelled, and deletes the message.
+        """
+        if self.delivery is None:
+            return False
+        if self._already_cancelled:
+            return isinstance(exc, PROCESS_GONE)
+        return isinstance(exc, Terminated) and not (self._already_revoked or self._terminated_on_purpose)
+
+    def _come_back_killed(self) -> None:
+        state.task_ready(self)
+        if not self.acknowledged:
+            logger.warning("Task %s[%s] comes back: its process was killed", self.name, self.id)
+            self.settle(Release())
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
         """It ended with a `Retry`."""
@@ -133,27 +161,65 @@ class DeliveryRequest(Request):
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
         """End the run, as Celery does in a cold shutdown or without a connection; its message comes back.
 
-        Where there are no processes that is settled first: green pools call the end of a run that they killed
-        a success. A process may have ended already, well or not, unheard of: then that counts, and
-        `on_failure` has the message come back otherwise.
+        That is settled first, whatever is heard of the run's end afterwards: green pools call it a success,
+        Celery marks the run as cancelled last, and it may be that nobody listens any more. A run that had
+        ended, unheard of, is run again.
         """
-        if not can_end_runs(pool):
-            logger.warning("Task %s[%s] cannot be ended: its pool has no way to", self.name, self.id)
+        if self._cannot_be_ended(pool):
             return
-        if not self.pool_has_processes:
-            self.come_back_later()
+        if not self.acknowledged:
+            self.settle(Hide(KILLED_BY_THEN))
+        self._already_cancelled = True
         super().cancel(pool, signal, **options)
 
-    def end_lost_run(self) -> None:
-        """The message is lost, and the task is not to run beside another worker's: end it. Any thread.
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """End the run because it was revoked, now or when it begins."""
+        self._terminated_on_purpose = True
+        super().terminate(pool, signal)
 
-        Nothing is stored of it: what becomes of the task the other run will tell.
+    def end_lost_run(self, lost: Delivery) -> None:
+        """That delivery is lost, and the task is not to run beside another worker's: end it.
+
+        The heartbeat's thread. The ledger decides which was first, this or the run's own end, or whether the
+        message has come back here. Nothing is stored of it: what becomes of the task the other run will tell.
         """
         if self.time_start is None:  # it does not run, and will not be begun
             return
-        if can_end_runs(self.pool):
-            logger.warning("Task %s[%s] is ended: its message is lost", self.name, self.id)
-        self.cancel(self.pool, **QUIETLY)
+        if self._cannot_be_ended(self.pool) or not lost.keeper.settle(lost, Lapse()):
+            return
+        self.acknowledged = True
+        self._where_ends_are_heard(self._end)
+
+    def _cannot_be_ended(self, pool: Any) -> bool:
+        if can_end_runs(pool):
+            return False
+        logger.warning("Task %s[%s] cannot be ended: its pool has no way to", self.name, self.id)
+        return True
+
+    def _where_ends_are_heard(self, act: Callable[[], object]) -> None:
+        """Do that on the thread that hears how runs end in processes, and sends them others.
+
+        There is none where there are no processes, and once a shutdown has begun none is sent any more.
+        """
+        seats = board()
+        if self.hub is None or seats is None or state.should_stop is not None or state.should_terminate:
+            act()
+        else:
+            self.hub.call_soon(act)
+            seats.wake()  # the loop of Celery 5.5 and 5.6 does not wake for that
+
+    def _end(self) -> None:
+        """Kill the run, unless it has ended: its process, or greenlet, may run another by now. Never raises."""
+        if self not in state.active_requests:
+            return
+        tell(logger.warning, "Task %s[%s] is ended: its message is lost", self.name, self.id)
+        self._already_cancelled = True
+        try:
+            self.pool.terminate_job(self.worker_pid, signals.signum(TERM_SIGNAME))
+            state.task_ready(self)
+            self.send_event("task-cancelled")
+        except Exception:  # noqa: BLE001 - it is logged
+            tell(logger.exception, "Task %s[%s] could not be ended", self.name, self.id)
 
     @property
     def _on_lost(self) -> str:

@@ -163,8 +163,12 @@ class LeaseBoard:
         if os.getpid() == self.pid:
             self.answer()
         else:
-            with suppress(BlockingIOError):  # a full pipe is a woken reader
-                os.write(self._pipe[1], b"\0")
+            self.wake()
+
+    def wake(self) -> None:
+        """Have the main process's event loop come by. Any process, any thread."""
+        with suppress(BlockingIOError):  # a full pipe is a woken reader
+            os.write(self._pipe[1], b"\0")
 
     def fileno(self) -> int:
         """A descriptor that is readable when a child has asked, for the main process's event loop."""

@@ -28,6 +28,7 @@ import celery.worker.request
 import celery.worker.state
 import celery.worker.strategy
 import celery.worker.worker
+import kombu.asynchronous.hub
 import kombu.common
 import kombu.connection
 import kombu.message
@@ -120,6 +121,19 @@ def test_a_request_keeps_its_facts_where_we_complete_them():
     calls(
         celery.worker.request.create_request_cls, "def on_success", "def execute_using_pool", "self.revoked()"
     )
+
+
+def test_a_run_is_ended_by_its_process_and_then_called_terminated():
+    calls(
+        celery.worker.request.Request.cancel,
+        "pool.terminate_job(self.worker_pid, signal)",
+        "self._announce_cancelled(",
+    )
+    calls(celery.worker.request.Request._announce_cancelled, "task_ready(self)", "task-cancelled")
+    calls(celery.worker.request.Request.terminate, "pool.terminate_job", "self._terminate_on_ack")
+    calls(celery.worker.request.Request.on_failure, "isinstance(exc, Terminated)", "self._announce_revoked(")
+    calls(celery.worker.state.task_ready, "active_requests")
+    calls(kombu.asynchronous.hub.Hub.call_soon, "self._ready_lock", "self._ready.add(callback)")
 
 
 def test_the_consumer_turns_bad_messages_away_in_the_four_methods_we_replace():

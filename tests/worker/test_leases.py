@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import pytest
-from support.faults import error
+from support.faults import error, fail_entries, hold_request
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 CAN_END_A_RUN = ["prefork", "gevent", "eventlet"]
@@ -202,6 +203,44 @@ def test_a_run_is_ended_when_its_lease_is_lost_if_the_task_wants_that(make_site,
     assert result.state == "SUCCESS"
     assert worker.running
     reliability("lease lost, `on_lost='terminate'`", "no extension allowed; the run is ended", ["a"])
+
+
+def test_what_was_settled_while_its_extension_was_in_flight_ends_no_other_run(make_site):
+    site = make_site(visibility_timeout=10, heartbeat_interval=8, wait_time_seconds=1)
+    answer = threading.Event()
+    site.proxy.inject(hold_request(answer), "ChangeMessageVisibilityBatch", times=1)
+    site.proxy.inject(fail_entries("ReceiptHandleIsInvalid"), "ChangeMessageVisibilityBatch", times=1)
+    send(site, "ended_when_lost", "first", 4)
+    worker = start(site, concurrency=1)
+    site.diary.wait_for("started", key="first")
+    site.proxy.wait_for(lambda _: site.proxy.in_flight("ChangeMessageVisibilityBatch"))
+    send(site, "ended_when_lost", "second", 4)
+    site.diary.wait_for("started", key="second")  # in the process that ran the first
+    answer.set()
+    site.diary.wait_for("done", key="second")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert [entry["key"] for entry in site.diary.entries("started")] == ["first", "second"]
+    assert "is ended" not in worker.log
+
+
+@pytest.mark.parametrize("pool", CAN_END_A_RUN)
+def test_a_run_that_is_ended_comes_back_however_slow_the_result_backend_is(make_site, pool, tmp_path):
+    backend = f"support.slow_results:SlowBackend+file://{tmp_path / 'results'}"
+    site = make_site(
+        {"result_backend": backend}, visibility_timeout=6, heartbeat_interval=5, wait_time_seconds=1
+    )
+    fault = cannot_extend(site)
+    send(site, "ended_when_lost", "a", 8)
+    worker = start(site, pool=pool, concurrency=1)
+    site.diary.wait_for("started")
+    silence = cannot_come_back(site)
+    worker.wait_for_log("is ended: its message is lost")
+    time.sleep(3)  # Celery, which has heard of it, writes down what it makes of it
+    fault.remove()
+    silence.remove()
+    site.diary.wait_for("done")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started") == 2
 
 
 def test_a_run_that_cannot_be_ended_goes_on_and_that_is_told(make_site, reliability):
