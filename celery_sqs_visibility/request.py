@@ -209,7 +209,7 @@ class DeliveryRequest(Request):
             seats.wake()  # the loop of Celery 5.5 and 5.6 does not wake for that
 
     def _end(self) -> None:
-        """Kill the run, unless it has ended: its process, or greenlet, may run another by now. Never raises."""
+        """Kill the run, unless it has ended: its process or greenlet may run another. Never raises."""
         if self not in state.active_requests:
             return
         tell(logger.warning, "Task %s[%s] is ended: its message is lost", self.name, self.id)

@@ -1,4 +1,4 @@
-"""A request settles its delivery before it ends a run, ends no other's, and believes no end that nobody meant."""
+"""A request settles its delivery before it ends a run, and ends no other; what was killed for nothing comes back."""
 
 from __future__ import annotations
 
