@@ -25,7 +25,7 @@ from celery.worker.request import Request
 from celery_sqs_visibility.channel import Message
 from celery_sqs_visibility.delivery.events import Finished, emit
 from celery_sqs_visibility.delivery.leases import board
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Lapse, Release, Settlement
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Release, Settlement
 from celery_sqs_visibility.delivery.telling import tell
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
@@ -33,10 +33,6 @@ logger = get_logger(__name__)
 
 #: Where Celery publishes retries.
 RETRY_FILE = Task.retry.__code__.co_filename
-
-#: Seconds to keep the message of a killed run back, at the least, so that two runs cannot overlap: Celery
-#: reports a hard time limit before it kills the child, and a message is settled before its run is killed.
-KILLED_BY_THEN = 1
 
 #: How a pool tells that the process of a run is gone.
 PROCESS_GONE = (Terminated, WorkerLostError, SystemExit, KeyboardInterrupt)
@@ -161,14 +157,15 @@ class DeliveryRequest(Request):
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
         """End the run, as Celery does in a cold shutdown or without a connection; its message comes back.
 
-        That is settled first, whatever is heard of the run's end afterwards: green pools call it a success,
-        Celery marks the run as cancelled last, and it may be that nobody listens any more. A run that had
-        ended, unheard of, is run again.
+        Where there are no processes that is settled first: green pools call the end of a run that they killed
+        a success. A process may have ended the run already, unheard of, as in a soft shutdown, during which
+        Celery does not listen: then that end counts. Otherwise `on_failure` has the message come back, and
+        knows why, though Celery itself marks the run as cancelled last.
         """
         if self._cannot_be_ended(pool):
             return
-        if not self.acknowledged:
-            self.settle(Hide(KILLED_BY_THEN))
+        if not self.pool_has_processes:
+            self.come_back_later()
         self._already_cancelled = True
         super().cancel(pool, signal, **options)
 

@@ -29,11 +29,15 @@ from celery_sqs_visibility.policy.delays import whole_seconds
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.policy.retrying import attempts_made
-from celery_sqs_visibility.request import KILLED_BY_THEN, DeliveryRequest, exception_of
+from celery_sqs_visibility.request import DeliveryRequest, exception_of
 from celery_sqs_visibility.task import EVERY_EXCEPTION
 from celery_sqs_visibility.tracing import VisibilityRetry
 
 logger = get_logger(__name__)
+
+#: A child past its hard time limit is killed after its failure was reported: seconds to keep its message back
+#: at the least, so that two runs cannot overlap.
+KILLED_BY_THEN = 1
 
 #: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and what
 #: was only released is not to fail without ever having run.
@@ -125,7 +129,7 @@ class VisibilityRequest(DeliveryRequest):
         """Outcomes that keep Celery's meaning, and runs that Celery itself cut off."""
         if isinstance(exc, (Retry, Ignore, Reject, Terminated)):
             return True
-        cut_off = self._already_cancelled or self._already_revoked
+        cut_off = self._was_killed_for_nothing(exc) or self._already_revoked
         return cut_off or (
             isinstance(exc, WorkerLostError) and self._has_succeeded and not self._may_owe_chord
         )

@@ -1,4 +1,4 @@
-"""A request settles its delivery before it ends a run, and ends no other; what was killed for nothing comes back."""
+"""A request ends its own run and no other, and comes back when it was killed for nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Facts
 from celery_sqs_visibility.delivery.leases import LeaseBoard
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Lapse, Release
-from celery_sqs_visibility.request import KILLED_BY_THEN, DeliveryRequest
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Release
+from celery_sqs_visibility.request import DeliveryRequest
 
 SQS = MemorySQS()
 QUEUE = Queue("q", SQS.create_queue("q", {}, {}), SQS)
@@ -77,6 +77,7 @@ def world(monkeypatch):
     world.request.delivery = world.delivery
     world.request.pool = world.pool
     monkeypatch.setattr(DeliveryRequest, "hub", None)
+    monkeypatch.setattr(DeliveryRequest, "pool_has_processes", True)
     for flag in ("should_stop", "should_terminate"):
         monkeypatch.setattr(state, flag, None)
     yield world
@@ -101,12 +102,15 @@ def of_newer_ones(self, pool, signal=None, emit_retry=True):
 
 
 @pytest.mark.parametrize("cancel", [of_celery_5_5, of_newer_ones])
-def test_a_run_that_is_cancelled_is_settled_first_and_knows(world, monkeypatch, cancel):
+@pytest.mark.parametrize("processes", [True, False])
+def test_a_run_knows_that_it_is_cancelled_before_it_is_killed(world, monkeypatch, cancel, processes):
     monkeypatch.setattr(Request, "cancel", cancel)
+    monkeypatch.setattr(DeliveryRequest, "pool_has_processes", processes)
+    monkeypatch.setattr(world.request, "come_back_later", lambda: world.request.settle(Lapse()))
     world.run()
     with pytest.raises(ConnectionError):
         world.request.cancel(world.pool, "TERM")
-    assert world.pool.killed == [(4711, [Hide(KILLED_BY_THEN)], True)]
+    assert world.pool.killed == [(4711, [] if processes else [Lapse()], True)]
 
 
 @pytest.mark.parametrize(
@@ -129,12 +133,18 @@ def test_what_was_acknowledged_before_is_cancelled_all_the_same(world, monkeypat
 
 
 @pytest.mark.parametrize("exc", [Terminated(15), WorkerLostError("gone"), SystemExit(1)])
-def test_the_end_of_a_cancelled_run_is_believed_by_nobody(world, monkeypatch, exc):
+def test_what_comes_of_a_process_that_was_killed_is_not_its_runs_end(world, monkeypatch, exc):
     monkeypatch.setattr(Request, "on_failure", lambda *_: pytest.fail("Celery would delete it"))
     world.run().request.cancel(world.pool)
     world.request.on_failure(failure(exc))
-    assert world.settled == [Hide(KILLED_BY_THEN)]
+    assert world.settled == [Release()]
     assert world.request not in state.active_requests
+
+
+def test_what_had_ended_before_it_was_cancelled_has_ended(world, monkeypatch):
+    world.run().request.cancel(world.pool)
+    world.request.on_failure(failure(ValueError("its own")), return_ok=True)
+    assert world.settled == [Delete()]
 
 
 def test_a_run_whose_message_is_lost_is_settled_first_and_then_ended(world):
