@@ -12,7 +12,7 @@ from celery.worker import state
 
 from celery_sqs_visibility.delivery.model import Release
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.request import DeliveryRequest
+from celery_sqs_visibility.request import DeliveryRequest, GivenBackError
 
 
 def slots_of(consumer: Any) -> Slots:
@@ -58,7 +58,10 @@ def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
             return on_success(result, *more, **named) if on_success is not None else None
 
         if not processes:
-            return apply_async(_heard(target), args, kwargs or {}, **{**options, "callback": on_result})
+            options["callback"] = on_result
+            if request is not None:
+                target, options = _unless_given_back(target, options)
+            return apply_async(_heard(target), args, kwargs or {}, **options)
         try:
             return apply_async(target, args, kwargs or {}, **options)
         except Exception as exc:
@@ -68,6 +71,33 @@ def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
             raise TaskRevokedError(request.id) from exc  # has Celery free the slot
 
     return apply
+
+
+def _unless_given_back(
+    target: Callable[..., Any], options: dict[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What a pool without processes runs, but nothing where the message was given back while it waited there.
+
+    That is heard of where the pool says that the run begins. What is raised there green pools print.
+    """
+    accept, on_result = options["accept_callback"], options["callback"]
+    given_back = False
+
+    def accepted(*args: Any, **kwargs: Any) -> None:
+        nonlocal given_back
+        try:
+            accept(*args, **kwargs)
+        except GivenBackError:
+            given_back = True
+
+    @wraps(target)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return None if given_back else target(*args, **kwargs)
+
+    def ended(*args: Any, **kwargs: Any) -> Any:
+        return None if given_back else on_result(*args, **kwargs)
+
+    return run, {**options, "accept_callback": accepted, "callback": ended}
 
 
 def _told(request: DeliveryRequest, callback: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from celery_sqs_visibility.delivery.model import Release
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.pools import keep_what_was_sent, release_in_turn, slots_of, watched
-from celery_sqs_visibility.request import DeliveryRequest
+from celery_sqs_visibility.request import DeliveryRequest, GivenBackError
 
 ALIVE = SimpleNamespace(_is_alive=lambda: True)
 DEAD = SimpleNamespace(_is_alive=lambda: False)
@@ -185,3 +185,27 @@ def test_the_end_of_a_run_that_was_acknowledged_before_is_told(processes, fails,
     )
     ends = ["failure" if fails else "success"]
     assert request.told == ["accepted", *([] if acks_late else ["ended"]), *ends]
+
+
+class GivenBack(Asked):
+    """Its message was given back while it waited in the pool."""
+
+    def on_accepted(self, *_):
+        super().on_accepted()
+        raise GivenBackError("an id")
+
+
+def test_what_was_given_back_is_not_run_and_nothing_is_raised_where_a_green_pool_would_print_it():
+    def apply_async(target, args, kwargs, **options):  # as `celery.concurrency.base.apply_target`
+        options["accept_callback"](1, 2.0)
+        options["callback"](target(*args, **kwargs))
+
+    request = GivenBack(acks_late=True)
+    apply = watched(SimpleNamespace(apply_async=apply_async), processes=False)
+    apply(
+        lambda: request.told.append("run"),
+        accept_callback=request.on_accepted,
+        callback=lambda _: request.told.append("success"),
+        error_callback=lambda _: request.told.append("failure"),
+    )
+    assert request.told == ["accepted"]

@@ -79,6 +79,20 @@ def test_an_idle_worker_does_not_wait_for_its_poll_to_end(make_site, pool, relia
     reliability("SIGTERM: nothing to do", "while a poll waits up to 20 s", [], seconds=seconds)
 
 
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
+def test_what_was_given_back_does_not_begin_when_the_run_before_ends_and_nothing_is_printed(make_site, pool):
+    site = make_site(visibility_timeout=60, wait_time_seconds=1)
+    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=4)
+    hold_more_than_runs(site, 4, seconds=8)
+    worker.terminate()
+    worker.wait_for_log("3 messages given back that had not begun")
+    assert worker.wait_exit(40) == 0
+    assert site.diary.count("done") == 1
+    assert site.diary.count("started", task="work.slow") == 1
+    assert site.counts() == (3, 0)
+    assert "Traceback" not in worker.log
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_run_with_a_request_class_of_the_users_is_not_given_back(make_site, pool):
     site = make_site(visibility_timeout=30, wait_time_seconds=1)
