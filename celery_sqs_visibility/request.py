@@ -27,7 +27,6 @@ from celery_sqs_visibility.delivery.events import Finished, emit
 from celery_sqs_visibility.delivery.leases import board
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Release, Settlement
 from celery_sqs_visibility.delivery.telling import tell
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 logger = get_logger(__name__)
 
@@ -304,7 +303,7 @@ class DeliveryRequest(Request):
             "message_id": facts.message_id,
             "receive_count": facts.receive_count,
             "first_receive_time": facts.first_received,
-            "received": SYSTEM_CLOCK.wall(),
+            "horizon": delivery.horizon,  # on the monotonic clock, which the machine's processes share
             "max_receive_count": redrive.max_receive_count if redrive else None,
         }
 

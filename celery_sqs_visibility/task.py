@@ -37,7 +37,6 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.delays import DelayRule, DelayRules, choose_delay, parse_delay
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.options import OptionError, Options
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.policy.retrying import is_last_attempt
 from celery_sqs_visibility.tracing import (
     CHORD_UNLOCK,
@@ -71,8 +70,7 @@ LOST_RUNS = (SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError)
 #: (retries, exc)
 TWO_ARGUMENTS = 2
 
-#: The child counts the 12 hours from the hand-over, which was a moment after the receive, and the settling
-#: is a moment later.
+#: Seconds from a run's end, when the child looks at what is left of the 12 hours, to the settling.
 HAND_OVER = 5.0
 
 
@@ -360,5 +358,5 @@ def _is_set(cls: type, attribute: str) -> bool:
 
 def _horizon_left(request: Context) -> float:
     """Seconds that the message can still be hidden."""
-    held = SYSTEM_CLOCK.wall() - float(request.sqs["received"])
-    return max(0.0, VISIBILITY_HORIZON - held - HAND_OVER)
+    left: float = request.sqs["horizon"] - SYSTEM_CLOCK.monotonic() - HAND_OVER
+    return max(0.0, left)

@@ -1,12 +1,15 @@
 """The only module that reads a clock.
 
-Monotonic time is for durations and deadlines inside this process; wall-clock time exists only at
-the wire (SQS timestamps, Celery ETAs). Everything else takes a `Clock`, so that tests turn the hands.
+Monotonic time, which goes on while the machine sleeps, is for durations and deadlines inside this process;
+wall-clock time exists only at the wire (SQS timestamps, Celery ETAs). Everything else takes a `Clock`, so that
+tests turn the hands.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 
@@ -14,7 +17,7 @@ class Clock(Protocol):
     """Where seconds come from."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary origin; never goes back."""
+        """Seconds from an arbitrary origin, the same in all processes of a machine; never goes back."""
         ...
 
     def wall(self) -> float:
@@ -22,10 +25,27 @@ class Clock(Protocol):
         ...
 
 
+def _monotonic() -> Callable[[], float]:
+    """The machine's monotonic clock that does not stand still while the machine is suspended, if it has one.
+
+    SQS's clock goes on meanwhile. Python's own `time.monotonic` does not on Linux, nor do the timeouts of
+    locks and conditions, which only last longer then.
+    """
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    if boottime is None:
+        return time.monotonic
+    clock = partial(time.clock_gettime, boottime)
+    try:
+        clock()
+    except OSError:  # a kernel, or a sandbox, without it
+        return time.monotonic
+    return clock
+
+
 class SystemClock:
     """The machine's clock."""
 
-    monotonic = staticmethod(time.monotonic)
+    monotonic = staticmethod(_monotonic())
     wall = staticmethod(time.time)
 
 

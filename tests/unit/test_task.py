@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured, Retry
+from support.clock import FakeClock
 
 from celery_sqs_visibility import VisibilityTask
+from celery_sqs_visibility import task as tasks
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.task import EVERY_EXCEPTION
 from celery_sqs_visibility.tracing import VisibilityRetry
 
@@ -101,6 +105,20 @@ def test_a_visibility_retry_survives_the_way_from_child_to_parent():
     assert str(VisibilityRetry(None, ValueError("no"))) == (
         "Retry when its visibility timeout runs out: ValueError('no')"
     )
+
+
+@pytest.mark.parametrize("hours", [-30, 0, 30])
+def test_a_jump_of_the_wall_clock_changes_no_delay(app, monkeypatch, hours):
+    clock = FakeClock()
+    monkeypatch.setattr(tasks, "SYSTEM_CLOCK", clock)
+    task = app.task(failing, shared=False, error_visibility_timeout=600)
+    # As `DeliveryRequest` describes a delivery, whatever the wall clock said then.
+    sqs = {"receive_count": 1, "max_receive_count": None, "received": clock.wall()}
+    request = Context(retries=0, sqs={**sqs, "horizon": clock.monotonic() + VISIBILITY_HORIZON})
+    clock._wall += hours * 3600
+    assert task.delay_after(request, ValueError("no")) == 600
+    clock.advance(VISIBILITY_HORIZON - 300)
+    assert 290 <= task.delay_after(request, ValueError("no")) <= 300
 
 
 def test_a_task_class_can_be_run_without_an_app():
