@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 from celery_sqs_visibility.aws.access import shared_sqs
 from celery_sqs_visibility.aws.clients import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.forks import ProcessLock
-from celery_sqs_visibility.aws.port import ReceiveOptions
-from celery_sqs_visibility.aws.queues import PredefinedQueue, Queues
+from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
+from celery_sqs_visibility.aws.queues import PredefinedQueue, Queue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.inbox import Inbox
+from celery_sqs_visibility.delivery.intake import Opened
 from celery_sqs_visibility.delivery.returns import Returns
 from celery_sqs_visibility.envelope import open_message
+from celery_sqs_visibility.policy.attributes import is_asked_for
 from celery_sqs_visibility.policy.options import OTHER_PEOPLES_OPTIONS, Options
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.temporary import TemporaryQueues
@@ -28,6 +30,9 @@ SYSTEM_ATTRIBUTES = (
     "MessageGroupId",
     "SentTimestamp",
 )
+
+#: What a message attribute adds to an answer of SQS's.
+ATTRIBUTES_OF_A_MESSAGE = ("MessageAttributes", "MD5OfMessageAttributes")
 
 #: What kombu fills in where the URL names no host: nobody's endpoint.
 NO_HOST = "localhost"
@@ -48,6 +53,7 @@ class Broker:
         self.queues = _queues(client, options)
         self.temporary_queues = TemporaryQueues(self.queues)
         self.receive_options = receive_options(options)
+        _, self._asked_for = _wanted_attributes(options.fetch_message_attributes)
         self._returns = Returns(options.visibility_timeout)
         letters = options.dead_letter_queue
         self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
@@ -61,7 +67,7 @@ class Broker:
         depot = Depot(
             self.options,
             self.receive_options,
-            open_message,
+            self.open_message,
             self.redrive,
             self._returns,
             inbox,
@@ -69,6 +75,14 @@ class Broker:
         )
         self.depots.add(depot)
         return depot
+
+    def open_message(self, queue: Queue, message: ReceivedMessage) -> Opened:
+        """Read a received message, of whose attributes the task is given those that the user asked for.
+
+        Raises:
+            UnreadableError: it is not kombu's.
+        """
+        return open_message(queue, _with_attributes(message, self._asked_for))
 
 
 def shared_broker(client: Any, options: Options) -> Broker:
@@ -123,10 +137,23 @@ def _endpoint(hostname: str | None, port: int | None, *, secure: bool) -> str | 
 
 
 def receive_options(options: Options) -> ReceiveOptions:
-    """What every receive asks for, the user's wishes included."""
-    system, custom = _wanted_attributes(options.fetch_message_attributes)
+    """What every receive asks for, the user's wishes included.
+
+    That is all message attributes: a dead letter keeps those of its sender, and they cost no request.
+    """
+    system, _ = _wanted_attributes(options.fetch_message_attributes)
     names = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
-    return ReceiveOptions(options.visibility_timeout, names, custom)
+    return ReceiveOptions(options.visibility_timeout, names, ("All",))
+
+
+def _with_attributes(message: ReceivedMessage, names: tuple[str, ...]) -> ReceivedMessage:
+    """The message with these of its attributes, as if no others had been received."""
+    attributes = message.get("MessageAttributes")
+    if not attributes or "All" in names:
+        return message
+    others = {key: value for key, value in message.items() if key not in ATTRIBUTES_OF_A_MESSAGE}
+    kept = {name: value for name, value in attributes.items() if is_asked_for(name, names)}
+    return cast("ReceivedMessage", {**others, "MessageAttributes": kept} if kept else others)
 
 
 def _wanted_attributes(wanted: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

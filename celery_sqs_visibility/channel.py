@@ -28,7 +28,7 @@ from celery_sqs_visibility.delivery.depot import Depot
 from celery_sqs_visibility.delivery.intake import UnreadableError
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Renew
 from celery_sqs_visibility.delivery.parking import Parking
-from celery_sqs_visibility.envelope import TYPED, open_message, seal, seal_again, with_eta
+from celery_sqs_visibility.envelope import TYPED, seal, seal_again, with_eta
 from celery_sqs_visibility.exchanges import refuse_unbound
 from celery_sqs_visibility.fetched import Fetched
 from celery_sqs_visibility.inflate import inflate
@@ -334,7 +334,7 @@ class Channel(AdministrativeChannel):
         called = SYSTEM_CLOCK.monotonic()
         for message in source.sqs.receive(source.url, 1, 0, options):
             try:
-                payload = open_message(source, message).payload
+                payload = self.broker.open_message(source, message).payload
             except UnreadableError as error:
                 raise ValueError(f"a message of queue {queue!r} cannot be read: {error}") from error
             self._fetched.add(message["ReceiptHandle"], source, called)

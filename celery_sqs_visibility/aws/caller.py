@@ -25,9 +25,6 @@ logger = logging.getLogger(__name__)
 #: The actions that are worth it. Their parameters go over the wire as they are.
 FREQUENT: Final = frozenset({"ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"})
 
-#: Who asks for that may be answered in base64, which botocore decodes.
-MAY_BE_BINARY: Final = "MessageAttributeNames"
-
 #: Requests that are looked at: where keys were renewed at the wrong moment, the next will do.
 MOST_LOOKS: Final = 3
 
@@ -70,7 +67,7 @@ class Caller:
             Exception: what the client raises.
         """
         imitation = self._imitation
-        if imitation is None or action not in FREQUENT or MAY_BE_BINARY in params:
+        if imitation is None or action not in FREQUENT:
             return self._ask_botocore(method, params)
         try:
             return imitation.call(action, params)

@@ -5,6 +5,7 @@ Connections, TLS, proxies, timeouts, credentials and errors are still botocore's
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import TYPE_CHECKING, Any, Final
 
@@ -99,11 +100,11 @@ class Imitation:
 
 
 def _content(answer: AWSResponse) -> dict[str, Any]:
-    """What is in an answer, as botocore would read it: without nulls, and with lists where they belong."""
+    """What is in an answer, as botocore would read it: no nulls, bytes as such, lists where they belong."""
     from botocore.parsers import ResponseParserError  # noqa: PLC0415 - see clients.new_client
 
     try:
-        content = json.loads(answer.content, object_hook=_without_nulls)
+        content = json.loads(answer.content, object_hook=_as_read)
     except ValueError as error:
         raise ResponseParserError(f"its {len(answer.content)} bytes are not JSON") from error
     if not isinstance(content, dict) or not all(_are_objects(content.get(name, [])) for name in LISTS):
@@ -111,8 +112,12 @@ def _content(answer: AWSResponse) -> dict[str, Any]:
     return content
 
 
-def _without_nulls(members: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in members.items() if value is not None}
+def _as_read(members: dict[str, Any]) -> dict[str, Any]:
+    read = {name: value for name, value in members.items() if value is not None}
+    # Of a message attribute; one of that name is an object.
+    if isinstance(binary := read.get("BinaryValue"), str):
+        read["BinaryValue"] = base64.b64decode(binary)
+    return read
 
 
 def _are_objects(value: Any) -> bool:

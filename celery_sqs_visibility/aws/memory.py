@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery_sqs_visibility.aws.errors import QueueDoesNotExist, RequestRefused, SQSError
 from celery_sqs_visibility.aws.memory_queue import MemoryQueue, Message, Now
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage, ReceivedMessage, ReceiveOptions
-from celery_sqs_visibility.policy.attributes import legal, message_bytes
+from celery_sqs_visibility.policy.attributes import is_asked_for, legal, message_bytes
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
 from celery_sqs_visibility.policy.quotas import (
     BATCH_ENTRIES,
@@ -280,15 +280,8 @@ def _as_received(message: Message, options: ReceiveOptions) -> ReceivedMessage:
     named = {
         name: value
         for name, value in message.message_attributes.items()
-        if any(_matches(name, pattern) for pattern in options.message_attributes)
+        if is_asked_for(name, options.message_attributes)
     }
     if named:
         answer["MessageAttributes"] = named
     return answer
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Whether a MessageAttributeNames entry means that attribute: "All", ".*", "prefix.*" or the name."""
-    if pattern in {"All", ".*"}:
-        return True
-    return name.startswith(pattern[:-2]) if pattern.endswith(".*") else name == pattern

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist, RequestRefused
 from celery_sqs_visibility.aws.port import OutgoingMessage
@@ -13,7 +14,15 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.telling import tell
-from celery_sqs_visibility.policy.attributes import DATA_TYPE, beginning, fitting, last_lines, legal
+from celery_sqs_visibility.policy.attributes import (
+    DATA_TYPE,
+    beginning,
+    fitting,
+    last_lines,
+    legal,
+    message_bytes,
+    size,
+)
 from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
@@ -24,8 +33,9 @@ DELETE = "delete"
 #: Seconds that a message which nobody may delete stays hidden each time: each return costs two requests.
 KEPT = 3600
 
-#: What a dead letter tells, the most telling first: SQS takes ten attributes. Of a failed task these are the
-#: ten before `message_id`; where no task could be made of the message there is room for all that is known.
+#: What a dead letter tells beside what its sender did, the most telling first: SQS takes ten attributes. Of a
+#: failed task these are the ten before `message_id`, if its sender gave it none; where no task could be made
+#: of the message there is room for all that is known.
 ATTRIBUTES = (
     "reason",
     "exception",
@@ -40,6 +50,9 @@ ATTRIBUTES = (
     "message_id",
     "receive_count",
 )
+
+#: What a message attribute is sent with: SQS's other members are not implemented.
+SENT = ("DataType", "StringValue", "BinaryValue")
 
 #: Characters of one attribute, of a traceback, and of one of its lines.
 TEXT_LENGTH = 1000
@@ -93,13 +106,16 @@ class DeadLetters:
     def _copy(self, target: Queue, delivery: Delivery, letter: DeadLetter) -> OutgoingMessage:
         texts = self._texts(delivery, letter)
         room = MESSAGE_BYTES - len(letter.body.encode("utf-8", "surrogatepass"))
+        kept = _of_the_sender(delivery.message_attributes, room - size("reason", texts["reason"]))
+        texts = dict(list(texts.items())[: MESSAGE_ATTRIBUTES - len(kept)])
+        ours = fitting(texts, room - message_bytes("", kept), essential="reason", expendable="traceback")
         return OutgoingMessage(
             body=letter.body,
             attributes={
-                name: {"DataType": DATA_TYPE, "StringValue": text}
-                for name, text in fitting(texts, room, expendable="traceback").items()
+                **kept,
+                **{name: {"DataType": DATA_TYPE, "StringValue": text} for name, text in ours.items()},
             },
-            group_id=(delivery.facts.group or FIFO_GROUP) if target.fifo else None,
+            group_id=delivery.facts.group or (FIFO_GROUP if target.fifo else None),
             deduplication_id=delivery.facts.message_id if target.fifo else None,
         )
 
@@ -117,8 +133,7 @@ class DeadLetters:
             "receive_count": str(facts.receive_count),
             **letter.attributes,
         }
-        texts = {name: _fair(name, text) for name in ATTRIBUTES if (text := told.get(name))}
-        return dict(list(texts.items())[:MESSAGE_ATTRIBUTES])
+        return {name: _fair(name, text) for name in ATTRIBUTES if (text := told.get(name))}
 
 
 def without_dead_letters(redrive: RedriveBook, queue: Queue, on_exhausted: str) -> Delete | Hide | Lapse:
@@ -143,6 +158,21 @@ def not_taken(redrive: RedriveBook, delivery: Delivery) -> Hide | Lapse | Releas
 def kept(redrive: RedriveBook, queue: Queue) -> Hide | Lapse:
     """Come back seldom, not to be run; where there may be a redrive policy, as often as without us."""
     return Hide(KEPT) if redrive.knows(queue) else Lapse()
+
+
+def _of_the_sender(attributes: Mapping[str, Any], room: int) -> dict[str, dict[str, Any]]:
+    """Of the sender's attributes as many as go into `room` bytes and leave one for the reason.
+
+    Those of our own names are an earlier dead letter's, moved back and given up again.
+    """
+    kept: dict[str, dict[str, Any]] = {}
+    for name, value in attributes.items():
+        attribute = {key: value[key] for key in SENT if key in value}
+        cost = message_bytes("", {name: attribute})
+        if name not in ATTRIBUTES and cost <= room and len(kept) < MESSAGE_ATTRIBUTES - 1:
+            kept[name] = attribute
+            room -= cost
+    return kept
 
 
 def _fair(name: str, text: str) -> str:

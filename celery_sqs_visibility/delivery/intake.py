@@ -114,7 +114,10 @@ class Intake:
                 continue
             deadline = since + self._visibility_timeout
             # SQS counts its 12 hours from the request, however long that waited for a message.
-            taken.append((Delivery(queue, handle, facts, called, deadline, self._keeper), content, message))
+            delivery = Delivery(
+                queue, handle, facts, called, deadline, self._keeper, message.get("MessageAttributes")
+            )
+            taken.append((delivery, content, message))
             emit(Received(facts))
         return taken
 

@@ -125,6 +125,7 @@ class Delivery:
         lease: what its task can see of all this, in whatever process it runs.
         parks: how many of its message's receives so far only had it wait for its ETA.
         successor: the newer delivery of the same message that took its place.
+        message_attributes: the sender's, in SQS's own shape.
         on_lost: called with it when it is lost while it is held, in the heartbeat's thread.
     """
 
@@ -141,6 +142,7 @@ class Delivery:
         "keeper",
         "lease",
         "lost",
+        "message_attributes",
         "on_lost",
         "parks",
         "queue",
@@ -158,6 +160,7 @@ class Delivery:
         asked_at: float,
         deadline: float,
         keeper: Keeper,
+        message_attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.queue = queue
         self.handle = handle
@@ -175,6 +178,7 @@ class Delivery:
         self.wanted = 0.0
         self.parks = 0
         self.lease: Lease | None = None
+        self.message_attributes = message_attributes or {}
         self.successor: Delivery | None = None
         self.on_lost: Callable[[Delivery], None] | None = None
 

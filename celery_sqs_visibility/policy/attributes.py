@@ -7,7 +7,7 @@ empty) and API_SendMessage (the characters of XML 1.0).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 #: The only data type we send.
@@ -57,18 +57,28 @@ def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int
     return total
 
 
-def fitting(texts: Mapping[str, str], room: int, expendable: str) -> dict[str, str]:
+def is_asked_for(name: str, patterns: Iterable[str]) -> bool:
+    """Whether an entry of MessageAttributeNames means that attribute: "All", ".*", "prefix.*" or the name."""
+    return any(
+        pattern in {"All", ".*", name} or (pattern.endswith(".*") and name.startswith(pattern[:-2]))
+        for pattern in patterns
+    )
+
+
+def fitting(texts: Mapping[str, str], room: int, essential: str, expendable: str) -> dict[str, str]:
     """As many of the attributes as go into `room` bytes, in their order.
 
     Args:
         texts: by name.
         room: what the body leaves of the message.
-        expendable: the first to go. Then the shortest stay.
+        essential: the last to go.
+        expendable: the first to go. Of the others the shortest stay.
     """
     if sum(size(*item) for item in texts.items()) <= room:
         return dict(texts)
     kept = set()
-    for name in sorted(texts.keys() - {expendable}, key=lambda name: size(name, texts[name])):
+    others = texts.keys() - {expendable}
+    for name in sorted(others, key=lambda name: (name != essential, size(name, texts[name]))):
         room -= size(name, texts[name])
         if room < 0:
             break

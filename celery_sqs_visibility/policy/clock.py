@@ -1,8 +1,8 @@
 """The only module that reads a clock.
 
 Monotonic time, which goes on while the machine sleeps, is for durations and deadlines inside this process;
-wall-clock time exists only at the wire (SQS timestamps, Celery ETAs). Everything else takes a `Clock`, so that
-tests turn the hands.
+wall-clock time exists only at the wire (SQS timestamps, Celery ETAs). Everything else takes a `Clock`, so
+that tests turn the hands.
 """
 
 from __future__ import annotations

@@ -111,6 +111,18 @@ def test_a_dead_letter_tells_all_there_is_to_know(make_site, graves, pool, relia
     reliability("a task fails for good", "at its second attempt", ["a"], kept=graves.kept, runs=2)
 
 
+def test_a_dead_letter_keeps_its_senders_attributes_and_group(make_site, graves):
+    site = make_site()
+    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.start("letters")
+    trace = {"DataType": "String", "StringValue": "Root=1-5759e988"}
+    send(site, "once", "a", message_attributes={"trace": trace}, MessageGroupId="tenant 7")
+    (letter,) = graves.letters(1, site.proxy)
+    assert letter["MessageAttributes"]["trace"] == trace
+    assert letter["Attributes"]["MessageGroupId"] == "tenant 7"
+    assert texts(letter)["reason"] == "failed, and is not to be retried"
+
+
 def test_a_dead_letter_can_be_sent_back_and_run(make_site, graves):
     site = make_site()
     site.create_queue(RedrivePolicy=graves.policy(10))

@@ -164,14 +164,28 @@ def test_an_empty_answer_is_no_message(server, sqs, payload):
     assert [sqs.receive(url_on(server), 10, 0, OPTIONS) for _ in range(2)] == [[], []]
 
 
-def test_message_attributes_which_may_be_binary_are_left_to_botocore(server, sqs):
-    attribute = {"DataType": "Binary", "BinaryValue": base64.b64encode(b"\xff").decode()}
-    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "", "MessageAttributes": {"a": attribute}}
+def test_message_attributes_arrive_as_botocore_reads_them(server, sqs):
+    encoded = {"DataType": "Binary", "BinaryValue": base64.b64encode(b"\xff").decode(), "StringValue": None}
+    attributes = {"a": encoded, "BinaryValue": {"DataType": "String", "StringValue": "of that name"}}
+    message = {"MessageId": "m", "ReceiptHandle": "h", "Body": "", "MessageAttributes": attributes}
     server.answer = json_answer(200, {"Messages": [message]})
     for _ in range(2):
         (received,) = sqs.receive(url_on(server), 1, 0, ReceiveOptions(message_attributes=("All",)))
-        assert received["MessageAttributes"]["a"]["BinaryValue"] == b"\xff"
-    assert all(server.made_by_botocore)
+        assert received["MessageAttributes"] == {
+            "a": {"DataType": "Binary", "BinaryValue": b"\xff"},
+            "BinaryValue": {"DataType": "String", "StringValue": "of that name"},
+        }
+    assert server.made_by_botocore == [True, False]
+
+
+@pytest.mark.parametrize("value", ["not base64", "\xff"])
+def test_bytes_that_are_not_readable_are_no_answer(server, sqs, value):
+    message = {"MessageAttributes": {"a": {"DataType": "Binary", "BinaryValue": value}}}
+    server.answer = json_answer(200, {})
+    sqs.receive(url_on(server), 1, 0, OPTIONS)
+    server.answer = json_answer(200, {"Messages": [message]})
+    with pytest.raises(SQSError):
+        sqs.receive(url_on(server), 1, 0, OPTIONS)
 
 
 def break_off(*_):

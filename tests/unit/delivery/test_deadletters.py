@@ -139,6 +139,51 @@ def test_in_a_fifo_queue_it_keeps_its_group_and_is_one_only(world, group, expect
     assert message["Attributes"]["MessageGroupId"] == expected
 
 
+def test_in_a_plain_queue_too_since_queues_are_fair_by_group(world):
+    assert world.letters.send(world.delivery(world.queue("q"), group="tenant 7"), letter())
+    (message,) = world.read()
+    assert message["Attributes"]["MessageGroupId"] == "tenant 7"
+
+
+TRACE = {"DataType": "String", "StringValue": "Root=1-5759e988"}
+BYTES = {"DataType": "Binary.png", "BinaryValue": b"\x89PNG", "StringListValues": []}
+
+
+def test_it_keeps_its_senders_attributes_and_ours_take_what_is_left(world):
+    one = world.delivery(world.queue("q"))
+    one.message_attributes = {"trace": TRACE, "picture": BYTES}
+    assert world.letters.send(one, letter(**FAILURE))
+    told = world.read()[0]["MessageAttributes"]
+    assert told.pop("trace") == TRACE
+    assert told.pop("picture") == {"DataType": "Binary.png", "BinaryValue": b"\x89PNG"}
+    ours = ["reason", "exception", "traceback", "attempts", "task", "task_id", "worker", "first_received"]
+    assert list(told) == ours
+
+
+def test_of_ten_attributes_of_its_sender_one_gives_way_to_the_reason(world):
+    one = world.delivery(world.queue("q"))
+    one.message_attributes = {f"a{number}": TRACE for number in range(10)}
+    assert world.letters.send(one, letter(**FAILURE))
+    assert list(world.read()[0]["MessageAttributes"]) == [*(f"a{n}" for n in range(9)), "reason"]
+
+
+def test_where_there_is_room_for_little_it_is_for_the_reason(world):
+    one = world.delivery(world.queue("q"))
+    one.message_attributes = {"large": {"DataType": "String", "StringValue": "x" * 300}}
+    assert world.letters.send(one, letter("x" * (MESSAGE_BYTES - 320), reason="r" * 200, **FAILURE))
+    told = texts(world.read()[0])
+    assert told["reason"] == "r" * 200
+    assert "large" not in told
+
+
+def test_what_was_moved_back_and_is_given_up_again_tells_the_latest(world):
+    one = world.delivery(world.queue("q"))
+    one.message_attributes = {"reason": TRACE, "attempts": TRACE, "tenant": TRACE}
+    assert world.letters.send(one, letter(reason="broken again", attempts="2"))
+    told = texts(world.read()[0])
+    assert (told["reason"], told["attempts"], told["tenant"]) == ("broken again", "2", TRACE["StringValue"])
+
+
 def test_trouble_is_told_once_until_it_is_over(world, caplog):
     one = world.delivery(world.queue("q"))
     for denials in (2, 1):

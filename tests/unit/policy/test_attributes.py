@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.attributes import beginning, fitting, last_lines, legal, message_bytes, size
+from celery_sqs_visibility.policy.attributes import (
+    beginning,
+    fitting,
+    is_asked_for,
+    last_lines,
+    legal,
+    message_bytes,
+    size,
+)
 
 # As API_SendMessage lists them.
 ALLOWED = re.compile("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*")
@@ -46,20 +55,35 @@ def test_the_last_lines_are_no_longer_than_asked_for(text, most, line_length):
     assert len(last_lines(text, most, line_length)) <= most
 
 
-def test_the_expendable_goes_first_and_then_the_longest():
+def test_the_expendable_goes_first_and_then_the_longest_and_the_essential_last():
     texts = {"reason": "r" * 50, "trace": "t" * 20, "id": "i" * 10, "name": "n" * 30}
-    assert fitting(texts, 1000, "trace") == texts
+    assert fitting(texts, 1000, "reason", "trace") == texts
     # 6 bytes for each type, and the names
-    assert list(fitting(texts, 151, "trace")) == ["reason", "trace", "id", "name"]
-    assert list(fitting(texts, 150, "trace")) == ["reason", "id", "name"]
-    assert list(fitting(texts, 100, "trace")) == ["id", "name"]
-    assert list(fitting(texts, 20, "trace")) == ["id"]
-    assert fitting(texts, -1, "trace") == {}
+    assert list(fitting(texts, 151, "reason", "trace")) == ["reason", "trace", "id", "name"]
+    assert list(fitting(texts, 150, "reason", "trace")) == ["reason", "id", "name"]
+    assert list(fitting(texts, 119, "reason", "trace")) == ["reason", "id"]
+    assert list(fitting(texts, 62, "reason", "trace")) == ["reason"]
+    assert list(fitting(texts, 20, "none", "trace")) == ["id"]
+    assert fitting(texts, -1, "reason", "trace") == {}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        ((), []),
+        (("All",), ["a", "b.c"]),
+        ((".*",), ["a", "b.c"]),
+        (("b.*",), ["b.c"]),
+        (("a", "c"), ["a"]),
+    ],
+)
+def test_attributes_are_asked_for_as_in_message_attribute_names(patterns, names):
+    assert [name for name in ("a", "b.c") if is_asked_for(name, patterns)] == names
 
 
 @given(st.dictionaries(st.text(max_size=9), st.text(max_size=40)), st.integers(-5, 300))
 def test_what_is_kept_fits(texts, room):
-    kept = fitting(texts, room, "no such")
+    kept = fitting(texts, room, "neither", "no such")
     assert not kept or sum(size(*item) for item in kept.items()) <= room
 
 
