@@ -125,10 +125,8 @@ class Message(virtual.Message):
         if self.delivery is None or self.channel is None or "task" not in self.headers:
             return None
         payload = {**self._raw, "headers": with_eta(self.headers, eta, retries)}
-        info = self._raw["properties"]["delivery_info"]
-        attributes = info.get("sqs_message", {}).get("MessageAttributes", {})
         parking: Parking = self.channel.depot.parking
-        return parking.renewal(self.delivery, eta, lambda: seal_again(payload), attributes, self._raw)
+        return parking.renewal(self.delivery, eta, lambda: seal_again(payload), self._raw)
 
     def refuse(self, reason: str, *, others_may: bool = False) -> None:
         """No task of this worker can be made of it: see `Failures.refuse`. Never deleted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist, RequestRefused
@@ -62,15 +62,13 @@ class Parking:
         if not self.may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
             return None if park is None else Park(park)
         delay = min(hop.seconds, limits.seconds_to_stay)
-        copy = _copy(delivery, message["Body"], message.get("MessageAttributes", {}), delay)
-        return Renew(copy, opened.payload, park)
+        return Renew(_copy(delivery, message["Body"], delay), opened.payload, park)
 
     def renewal(
         self,
         delivery: Delivery,
         eta: float,
         body: Callable[[], str],
-        attributes: Mapping[str, Any],
         payload: dict[str, Any],
     ) -> Renew | None:
         """How to have a message wait for another ETA than it has; `None`: it cannot. Any thread.
@@ -81,13 +79,12 @@ class Parking:
             delivery: what is to wait.
             eta: seconds since the epoch.
             body: makes the body of a message with that ETA.
-            attributes: the message's.
             payload: what Celery gets where the queue refuses the copy.
         """
         if delivery.queue.fifo or not self.may_copy(delivery):
             return None
         delay = min(math.floor(eta - self._clock.wall()) - LEAD, self._redrive.retention(delivery.queue) // 2)
-        return Renew(_copy(delivery, body(), attributes, delay), payload, None)
+        return Renew(_copy(delivery, body(), delay), payload, None)
 
     def may_copy(self, delivery: Delivery) -> bool:
         """Whether its queue takes copies from us, as far as we know."""
@@ -128,11 +125,11 @@ class Parking:
         )
 
 
-def _copy(delivery: Delivery, body: str, attributes: Mapping[str, Any], delay: int) -> OutgoingMessage:
+def _copy(delivery: Delivery, body: str, delay: int) -> OutgoingMessage:
     fifo, facts = delivery.queue.fifo, delivery.facts
     return OutgoingMessage(
         body=body,
-        attributes=attributes,
+        attributes=delivery.message_attributes,
         delay=None if fifo else max(0, min(delay, DELAY_SECONDS)),
         group_id=facts.group,
         # Another than the original's; the same when it is sent again, since no answer came.
