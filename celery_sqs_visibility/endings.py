@@ -6,7 +6,8 @@ Imported in workers of our transport only, see `worker`.
 from __future__ import annotations
 
 import math
-from typing import Any
+import os
+from typing import Any, Final
 
 from celery import bootsteps, signals
 from celery.worker import state
@@ -15,6 +16,9 @@ from celery_sqs_visibility.cold_shutdown import ColdShutdown
 from celery_sqs_visibility.delivery.leases import board
 from celery_sqs_visibility.shutdown import Drain
 from celery_sqs_visibility.transport import Transport
+
+#: The descriptor of what this process reads from.
+STDIN: Final = 0
 
 
 class Endings(bootsteps.StartStopStep):
@@ -25,6 +29,8 @@ class Endings(bootsteps.StartStopStep):
     def __init__(self, c: Any, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
         self._drain: Drain | None = None
+        self._told = False  # whether a signal has told this worker to end
+        self._at_terminal = os.isatty(STDIN)
         self._cold_shutdown: ColdShutdown | None = None
 
     def include_if(self, parent: Any) -> bool:
@@ -48,18 +54,24 @@ class Endings(bootsteps.StartStopStep):
             self._cold_shutdown.take_over()
 
     def shutdown(self, c: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """The worker has stopped. Main thread."""
+        """The worker has stopped, but for its polls in flight. Main thread, before the channel is closed."""
         global _of_this_process  # noqa: PLW0603 - see there
-        _of_this_process = None
+        if self._drain is not None:
+            self._drain.finish()
+        _of_this_process = None  # not before: another signal ends the wait
         if self._drain is not None:
             self._drain.forget()
         if self._cold_shutdown is not None:
             self._cold_shutdown.forget()
         self._drain = self._cold_shutdown = None
 
-    def on_shutting_down(self, how: str) -> None:
+    def on_shutting_down(self, how: str, sig: str) -> None:
         """The worker was told to end. In a signal handler: no I/O, and no lock."""
         _tell_runs()
+        impatient = self._told or how == "Cold" or (sig == "SIGINT" and self._at_terminal)
+        self._told = True
+        if impatient and self._drain is not None:
+            self._drain.hurry()
         if how == "Warm" and self._drain is not None:
             self._drain.ask()
             if self._cold_shutdown is not None:
@@ -86,6 +98,6 @@ _of_this_process: Endings | None = None
 
 
 @signals.worker_shutting_down.connect(weak=False)
-def _on_shutting_down(how: str = "", **_: Any) -> None:
+def _on_shutting_down(how: str = "", sig: str = "", **_: Any) -> None:
     if _of_this_process is not None:
-        _of_this_process.on_shutting_down(how)
+        _of_this_process.on_shutting_down(how, sig)

@@ -2,7 +2,9 @@
 
 Celery's warm shutdown (celery/worker/worker.py: `WorkController.stop`) goes on beside this: it waits for the
 running tasks, however long they take, and then closes the channel. We stop the polls, give back at once what
-has not begun, and when `shutdown_timeout` is over what still runs; then the process ends.
+has not begun, and when `shutdown_timeout` is over what still runs; then the process ends. It does not end
+before its polls in flight have: SQS does not notice that nobody listens any more, and would hand the next
+message to a poll that is open.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from celery.platforms import EX_OK
 from celery.utils.log import get_logger
 
 from celery_sqs_visibility.broker import Broker
-from celery_sqs_visibility.delivery.depot import Depot
+from celery_sqs_visibility.delivery.depot import POLLS_IN_FLIGHT, Depot
+from celery_sqs_visibility.delivery.events import Event, Received, Released, subscribe
 from celery_sqs_visibility.delivery.log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.pauses import LAST_DOUBT
 
 logger = get_logger(__name__)
 
@@ -40,7 +44,7 @@ ECS_STOP_TIMEOUT = 30
 #: What handing back and ending take, at the most.
 MARGIN = 2
 
-#: While runs are waited for, it is looked that often, in seconds, whether they have less time now.
+#: While runs and polls are waited for, it is looked that often, in seconds, whether they have less time now.
 GLANCE = 0.5
 
 
@@ -58,25 +62,43 @@ class Drain:
         # A signal handler may put something in while it is being put in: this kind of queue bears it.
         self._wakes: SimpleQueue[bool] = SimpleQueue()  # whether there is something to do
         self._until = math.inf  # the monotonic instant at which what still runs is handed back
+        self._asked_at: float | None = None  # the monotonic instant at which it began
+        self._hurried = False  # whether polls in flight are waited for a moment only
         self._exit_code = EX_OK
+        self._thread = threading.Thread(target=self._run, name="sqs-drain", daemon=True)
 
     def watch(self) -> None:
         """Be ready. Main thread."""
         _warn_if_too_long(self._timeout)
-        threading.Thread(target=self._run, name="sqs-drain", daemon=True).start()
+        self._thread.start()
 
     def ask(self, timeout: float | None = None, exit_code: int = EX_OK) -> None:
-        """Begin, or hurry. In a signal handler: no I/O, and no lock.
+        """Begin, or end sooner. In a signal handler: no I/O, and no lock.
 
         Args:
             timeout: seconds that runs have, from now on; `shutdown_timeout` by default. Who asks again gives
                 no more time.
             exit_code: the status with which to end, if anything still runs then.
         """
-        until = SYSTEM_CLOCK.monotonic() + (self._timeout if timeout is None else timeout)
+        now = SYSTEM_CLOCK.monotonic()
+        until = now + (self._timeout if timeout is None else timeout)
         if until < self._until:
             self._until, self._exit_code = until, exit_code
+        if self._asked_at is None:
+            self._asked_at = now
         self._wakes.put(True)
+
+    def hurry(self) -> None:
+        """Do not wait for polls in flight, but for a moment. In a signal handler: no I/O, and no lock."""
+        self._hurried = True
+
+    def finish(self) -> None:
+        """Wait for polls in flight, and for what follows from them. Main thread, the pool having ended."""
+        if self._asked_at is not None:
+            self._wait_for_polls(self._asked_at)
+            # What is held now nobody runs any more, and nobody will settle it.
+            while self._thread.is_alive() and not any(len(depot.ledger) for depot in self._broker.depots):
+                self._thread.join(GLANCE)
 
     def forget(self) -> None:
         """End the thread, if it was not asked for anything: the worker has stopped."""
@@ -85,37 +107,102 @@ class Drain:
     def _run(self) -> None:
         if not self._wakes.get():
             return
+        orphans: list[Delivery] = []
+        released = _ReleasedMessages()
         try:
-            orphans = self._drain(list(self._broker.depots))
+            orphans = self._drain(list(self._broker.depots), released)
         except Exception:
             logger.exception("draining stumbled; what is held comes back after its visibility timeout")
-            return
+        finally:
+            released.forget()
         if orphans:
             _end(self.consumer, self._exit_code)
 
-    def _drain(self, depots: list[Depot]) -> list[Delivery]:
+    def _drain(self, depots: list[Depot], released: _ReleasedMessages) -> list[Delivery]:
         left = self._left()
         logger.info(
             "shutdown: no more polls; running tasks have %s",
             f"{left:.3g} s" if math.isfinite(left) else "as long as they take",
         )
+        asked_at = self._asked_at or SYSTEM_CLOCK.monotonic()
         for depot in depots:
             depot.stop_polling()
-        released = sum(depot.give_back_unstarted() for depot in depots)
-        logger.info("shutdown: %d messages given back that had not begun", released)
-        orphans: list[Delivery] = []
+            depot.end_by(self._until, self._polls_until(asked_at))
+        given_back = [delivery for depot in depots for delivery in depot.give_back_unstarted()]
+        count = sum(map(released.has, given_back))
+        logger.info("shutdown: %d messages given back that had not begun", count)
+        self._wait_for_polls(asked_at)
+        # What a poll had brought just before it was told to stop.
+        given_back += [delivery for depot in depots for delivery in depot.give_back_unstarted()]
         for depot in depots:
             while (left := self._left()) > 0 and not depot.ledger.wait_until_empty(min(left, GLANCE)):
-                pass
-            orphans += depot.hand_back()
-        for orphan in orphans:
-            told = orphan.facts
-            facts = Fields(task=told.task, task_id=told.task_id, message_id=told.message_id)
-            logger.warning("shutdown: orphaned, handed back (%s)", facts, extra={"sqs": facts})
+                depot.end_by(self._until, self._polls_until(asked_at))
+        orphans = [delivery for depot in depots for delivery in depot.hand_back()]
+        _tell_what_became(given_back, orphans, released)
         return orphans
+
+    def _wait_for_polls(self, asked_at: float) -> None:
+        """Wait until polls in flight have ended, for as long as they have. Any thread."""
+        depots = list(self._broker.depots)
+        while (now := SYSTEM_CLOCK.monotonic()) < (until := self._polls_until(asked_at)):
+            if all(depot.wait_for_polls(min(until, now + GLANCE)) for depot in depots):
+                return
+        for depot in depots:
+            depot.end_by(self._until, until)
+
+    def _polls_until(self, asked_at: float) -> float:
+        """The monotonic instant until which polls in flight are waited for; SQS has answered them by then."""
+        seconds = POLLS_IN_FLIGHT if self._hurried else self._broker.options.wait_time_seconds + LAST_DOUBT
+        return min(asked_at + seconds, self._until)
 
     def _left(self) -> float:
         return max(0.0, self._until - SYSTEM_CLOCK.monotonic())
+
+
+class _ReleasedMessages:
+    """Those that SQS has released, as far as it has answered, and not handed to this process again."""
+
+    def __init__(self) -> None:
+        self._released: set[tuple[str, str]] = set()
+        self.forget = subscribe(self._on_event)
+
+    def has(self, delivery: Delivery) -> bool:
+        """Whether that delivery's message is one of them. Any thread."""
+        return (delivery.queue.name, delivery.facts.message_id) in self._released
+
+    def _on_event(self, event: Event) -> None:
+        key = event.delivery.queue, event.delivery.message_id
+        if isinstance(event, Released):
+            self._released.add(key)
+        elif isinstance(event, Received):
+            self._released.discard(key)
+
+
+def _tell_what_became(
+    given_back: list[Delivery], orphans: list[Delivery], released: _ReleasedMessages
+) -> None:
+    """Log which runs are orphaned, and what could not be given back because SQS does not answer."""
+    for orphan in orphans:
+        told = orphan.facts
+        facts = Fields(task=told.task, task_id=told.task_id, message_id=told.message_id)
+        if released.has(orphan):
+            logger.warning("shutdown: orphaned, handed back (%s)", facts, extra={"sqs": facts})
+        else:
+            logger.warning(
+                "shutdown: orphaned, could not be handed back: comes back after its visibility timeout (%s)",
+                facts,
+                extra={"sqs": facts},
+            )
+    kept = [delivery.facts.message_id for delivery in given_back if not released.has(delivery)]
+    if kept:
+        facts = Fields(message_ids=",".join(kept))
+        logger.warning(
+            "shutdown: %d messages could not be given back: "
+            "they come back after their visibility timeout (%s)",
+            len(kept),
+            facts,
+            extra={"sqs": facts},
+        )
 
 
 def _end(consumer: Any, exit_code: int) -> None:

@@ -23,6 +23,7 @@ from celery_sqs_visibility.delivery.log import Fields, listen
 from celery_sqs_visibility.delivery.model import (
     Delete,
     Delivery,
+    Hide,
     Lapse,
     Release,
     Renew,
@@ -47,7 +48,10 @@ POLLS_IN_FLIGHT = 4.5
 FLUSH = 5.0
 
 #: Seconds in which a poll that is still in flight brings back what was released under it.
-COMES_BACK = 1.0
+COMES_BACK = 1.5
+
+#: Seconds that handing back may take, when the time that a shutdown has is over.
+HAND_BACK = 1.5
 
 #: Takes a kombu payload on the main thread.
 HandOver = Callable[[dict[str, Any]], object]
@@ -106,14 +110,17 @@ class Depot:
             open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self
         )
         self.failures = Failures(redrive, self._intake, options.on_exhausted)
-        # Guards changes of _receivers, _running, _polls_end. Reentrant: Celery's cold shutdown settles in a
-        # signal handler, on a thread that may be here just now.
+        # Guards changes of _receivers, _running. Reentrant: Celery's cold shutdown settles in a signal
+        # handler, on a thread that may be here just now.
         self._lock = threading.RLock()
         self._receivers: dict[str, tuple[Receiver, HandOver]] = {}
         self._running = False
         self._closed = False  # what still runs is the last of it
-        self._polls_end: float | None = None  # until when polls in flight are waited for; guarded too
+        self._polls_until: float | None = None  # until when closing waits for polls in flight
+        self._ends = math.inf  # the monotonic instant at which a shutdown's time is over
+        self._ending_since: float | None = None  # when that shutdown began
         self._released_at = -math.inf  # when something was last given back because of a shutdown
+        self._given_back: set[tuple[str, str]] = set()  # what was: queues and message ids
 
     def consume(self, queue: Queue, hand_over: HandOver) -> None:
         """Poll the queue from now on; its messages go to `hand_over`, on the thread that calls ours."""
@@ -231,23 +238,44 @@ class Depot:
             receiver.stop()
         self.room.interrupt()
 
-    def give_back_unstarted(self) -> int:
-        """After `stop_polling`: once the polls in flight are over (bounded), release what does not run.
+    def end_by(self, until: float, polls_until: float) -> None:
+        """The worker ends, at that monotonic instant, and waits until the other for polls in flight.
 
-        A message released under one's own long poll would come straight back. Any thread.
+        Who says so again has the last word. Any thread.
+        """
+        if self._ending_since is None:
+            self._ending_since = self._clock.monotonic()
+        self._ends, self._polls_until = until, polls_until
+
+    def wait_for_polls(self, until: float) -> bool:
+        """After `stop_polling`: wait for polls in flight until that instant; whether none is left."""
+        return all(receiver.settle_down(until) for receiver, _ in list(self._receivers.values()))
+
+    def give_back_unstarted(self) -> list[Delivery]:
+        """After `stop_polling`: release what does not run. Any thread.
+
+        Under one's own long poll a released message comes straight back, at the price of an attempt. So where
+        polls are in flight, one message of each queue goes first: it ends its queue's long poll, and is
+        released once more, with the others. After a second and a half they are released anyhow: another
+        worker has it.
 
         Returns:
-            How many messages were released.
+            What was released.
         """
-        with self._lock:
-            if self._polls_end is None:
-                self._polls_end = self._clock.monotonic() + POLLS_IN_FLIGHT
-        for receiver, _ in list(self._receivers.values()):
-            receiver.settle_down(self._polls_end)
         waiting = self._inbox.take(lambda parcel: parcel.delivery.keeper is self)
-        released = self._give_back(self.ledger.unstarted())
-        # What came back to another depot while it waited here is not among them.
-        return released + self._give_back(parcel.delivery for parcel in waiting)
+        # What came back to another depot while it waited here is not among those that the ledger has.
+        unstarted = [*self.ledger.unstarted(), *(parcel.delivery for parcel in waiting)]
+        now = self._clock.monotonic()
+        polled = {
+            name for name, (receiver, _) in list(self._receivers.items()) if not receiver.settle_down(now)
+        }
+        first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}
+        released = self._give_back(first.values())
+        if released:
+            self.wait_for_polls(min(now + COMES_BACK, self._ends))
+        released += self._give_back([*unstarted, *self.ledger.unstarted()])
+        self._finish_settling(min(self._clock.monotonic() + COMES_BACK, self._ends))
+        return released
 
     def hand_back(self) -> list[Delivery]:
         """After `give_back_unstarted`: hand back what runs, and finish what is being settled.
@@ -255,8 +283,7 @@ class Depot:
         Returns:
             What still ran: the orphans.
         """
-        orphans = self.ledger.all()
-        self._give_back(orphans)
+        orphans = self._give_back(self.ledger.all())
         self.flush()
         return orphans
 
@@ -265,11 +292,10 @@ class Depot:
 
         What was released under a long poll of one's own is its answer, at once, and is released again.
         """
-        until = self._clock.monotonic() + FLUSH
+        until = min(self._clock.monotonic() + FLUSH, self._ends + HAND_BACK)
         finished = self._finish_settling(until)
-        for receiver, _ in list(self._receivers.values()):
-            if receiver.stopping:
-                receiver.settle_down(min(until, self._released_at + COMES_BACK))
+        if any(receiver.stopping for receiver, _ in list(self._receivers.values())):
+            self.wait_for_polls(min(until, self._released_at + COMES_BACK))
         if not (self._finish_settling(until) and finished):
             logger.warning("not everything could be settled in time; SQS hands it out again")
 
@@ -283,20 +309,37 @@ class Depot:
         What still runs stays extended, and can be settled, until it ends.
         """
         self.stop_polling()
+        until = self._polls_until
+        self.wait_for_polls(self._clock.monotonic() + POLLS_IN_FLIGHT if until is None else until)
         self.give_back_unstarted()
         self.flush()
         with self._lock:
             self._receivers = {}
-            self._polls_end = None
             self._closed = True
         if not len(self.ledger):
             self._stop()
 
-    def _give_back(self, deliveries: Iterable[Delivery]) -> int:
-        released = sum(delivery.settle(Release()) for delivery in deliveries)
+    def _give_back(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """Release those that are still held: which those were."""
+        released = [delivery for delivery in deliveries if delivery.settle(Release())]
         if released:
             self._released_at = self._clock.monotonic()
+            self._given_back.update((d.queue.name, d.facts.message_id) for d in released)
         return released
+
+    def _give_back_late(self, delivery: Delivery) -> None:
+        """Give back what a poll brought after the stop. The receivers' threads.
+
+        Workers that are told to end together have polls in flight together. Released at once, a message would
+        go from one to the next, and use up its attempts. So at once goes what was never received before, and
+        what this depot had released; anything else is hidden until those polls are over.
+        """
+        seconds = 0
+        if self._ending_since is not None and delivery.facts.receive_count > 1:
+            polls_over = self._ending_since + self.options.wait_time_seconds
+            seconds = max(0, math.ceil(polls_over - self._clock.monotonic()))
+        own = (delivery.queue.name, delivery.facts.message_id) in self._given_back
+        delivery.settle(Hide(seconds) if seconds and not own else Release())
 
     def _start(self) -> None:
         with self._lock:
@@ -363,7 +406,7 @@ class Depot:
         if isinstance(content, UnreadableError):
             self.failures.refuse(delivery, str(content), message["Body"])
         elif hand_over is None:
-            delivery.settle(Release())
+            self._give_back_late(delivery)
         elif (waiting := self.parking.waiting(delivery, content, message)) is not None:
             delivery.settle(waiting)
         else:

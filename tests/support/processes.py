@@ -86,6 +86,7 @@ class GuardedProcess:
         log_path: where stdout and stderr go; appended to, so that it spans restarts.
         env: the whole environment, or `None` for this process's.
         cwd: the working directory, or `None` for this process's.
+        stdin: what it reads from, as for `subprocess.Popen`.
     """
 
     def __init__(
@@ -94,11 +95,13 @@ class GuardedProcess:
         log_path: Path,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         self.command = list(command)
         self.log_path = Path(log_path)
         self._env = env
         self._cwd = cwd
+        self._stdin = stdin
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:
@@ -110,7 +113,7 @@ class GuardedProcess:
                 self.command,
                 env=self._env,
                 cwd=self._cwd,
-                stdin=subprocess.DEVNULL,
+                stdin=self._stdin,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ class WorkerProcess:
         endpoint: becomes AWS_ENDPOINT_URL_SQS.
         env: further environment variables; these win.
         import_paths: further directories to import from; these come first.
+        stdin: what it reads from, as for `subprocess.Popen`: a terminal, for one.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class WorkerProcess:
         endpoint: str | None = None,
         env: Mapping[str, str] | None = None,
         import_paths: Sequence[Path] = (),
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         self.pool = pool
         name = name or Path(log_path).stem
@@ -70,7 +73,9 @@ class WorkerProcess:
         inherited = filter(None, [os.environ.get("PYTHONPATH")])
         environment["PYTHONPATH"] = os.pathsep.join(map(str, (*import_paths, *IMPORT_PATHS, *inherited)))
         environment |= {"AWS_ENDPOINT_URL_SQS": endpoint} if endpoint else {}
-        self.process = GuardedProcess([*command, *extra_args], Path(log_path), {**environment, **(env or {})})
+        self.process = GuardedProcess(
+            [*command, *extra_args], Path(log_path), {**environment, **(env or {})}, stdin=stdin
+        )
         self._read_from = 0
 
     def start(self) -> Self:

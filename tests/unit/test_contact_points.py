@@ -15,6 +15,7 @@ import celery._state
 import celery.app.autoretry
 import celery.app.trace
 import celery.apps.worker
+import celery.bootsteps
 import celery.concurrency.asynpool
 import celery.concurrency.base
 import celery.concurrency.prefork
@@ -176,10 +177,12 @@ def test_a_retry_that_cannot_be_published_is_rejected_in_celerys_own_file():
 
 
 def test_a_shutdown_tells_how_and_prefork_alone_has_a_semaphore():
-    calls(celery.apps.worker._shutdown_handler, "worker_shutting_down.send", "how=how")
+    calls(celery.apps.worker._shutdown_handler, "worker_shutting_down.send", "how=how", "sig=sig")
     calls(celery.apps.worker._shutdown_handler, "_handle_request.__name__ = str(f'worker_{how}')")
     calls(celery.apps.worker.on_cold_shutdown, "worker.consumer.pool.stop()")
     calls(celery.worker.worker.WorkController.signal_consumer_close, "self.consumer.close()")
+    calls(celery.worker.worker.WorkController.on_stopped, "self.consumer.shutdown()")
+    calls(celery.bootsteps.Blueprint.send_all, "reverse=True")
     calls(celery.worker.worker.WorkController._process_task, "self._quick_release()")
     assert celery.concurrency.prefork.TaskPool.uses_semaphore
     assert not celery.concurrency.thread.TaskPool.uses_semaphore

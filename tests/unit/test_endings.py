@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from types import SimpleNamespace
 
@@ -25,6 +26,14 @@ def asked(monkeypatch):
     return seconds
 
 
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    """One entry for each time that a drain was told not to wait for polls in flight."""
+    times = []
+    monkeypatch.setattr(Drain, "hurry", lambda _drain: times.append(True))
+    return times
+
+
 @pytest.fixture
 def consumer():
     broker = SimpleNamespace(options=SimpleNamespace(shutdown_timeout=20), depots=[])
@@ -41,9 +50,9 @@ def ending(consumer):
     ending.shutdown(consumer)
 
 
-def tell(how):
+def tell(how, sig="SIGTERM"):
     """As Celery's signal handlers do."""
-    signals.worker_shutting_down.send(sender="worker@host", sig="SIGTERM", how=how, exitcode=0)
+    signals.worker_shutting_down.send(sender="worker@host", sig=sig, how=how, exitcode=0)
 
 
 def drains():
@@ -61,6 +70,37 @@ def test_a_warm_shutdown_drains(asked):
 def test_a_cold_shutdown_does_not(asked):
     tell("Cold")
     assert asked == []
+
+
+@pytest.mark.usefixtures("ending")
+@pytest.mark.parametrize(
+    ("told", "hurries"),
+    [
+        ([("Warm", "SIGTERM")], 0),
+        ([("Warm", "SIGINT")], 0),
+        ([("Warm", "SIGTERM")] * 2, 1),
+        ([("Warm", "SIGTERM"), ("Cold", "SIGQUIT")], 1),
+        ([("Cold", "SIGQUIT")], 1),
+    ],
+)
+def test_a_second_signal_and_a_cold_shutdown_do_not_wait_for_polls(hurried, told, hurries):
+    for how, sig in told:
+        tell(how, sig)
+    assert len(hurried) == hurries
+
+
+def test_ctrl_c_at_a_terminal_does_not_wait_for_polls(monkeypatch, consumer, hurried):
+    monkeypatch.setattr(os, "isatty", lambda _descriptor: True)
+    ending = Endings(consumer)
+    ending.start(consumer)
+    tell("Warm", "SIGTERM")
+    assert hurried == []
+    ending.shutdown(consumer)
+    ending = Endings(consumer)
+    ending.start(consumer)
+    tell("Warm", "SIGINT")
+    assert hurried == [True]
+    ending.shutdown(consumer)
 
 
 @pytest.mark.usefixtures("ending")

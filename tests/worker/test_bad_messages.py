@@ -327,7 +327,7 @@ def test_compressed_tasks_run(make_site, method):
 
 @pytest.mark.prefork_only("a run is pickled for a child")
 def test_arguments_too_deep_for_a_pools_process_cost_it_no_slot(make_site, sqs, reliability):
-    site = make_site(error_visibility_timeout=60)
+    site = make_site(error_visibility_timeout=60, wait_time_seconds=2)
     site.create_queue()
     worker = site.start(concurrency=1)
     deep = encoded(envelope(f'[["key", {nested(700)}], {{}}, {{}}]'.encode()))

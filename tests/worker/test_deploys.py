@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from support.faults import error
+from support.faults import black_hole, error
 
 from celery_sqs_visibility.shutdown import _warn_if_too_long as warn_if_too_long
 
@@ -25,6 +25,12 @@ def hold_more_than_runs(site, tasks, seconds=60, **options):
             site.send("slow", number, seconds, **options)
     site.diary.wait_for("started", task="work.slow")
     site.proxy.wait_for(lambda _: site.counts() == (0, tasks))
+
+
+def received(site):
+    """The ids of what the polls brought, in order."""
+    answers = [call.response for call in site.proxy.calls("ReceiveMessage")]
+    return [message["MessageId"] for answer in answers for message in answer.get("Messages", [])]
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -67,16 +73,17 @@ def test_what_ends_in_time_is_done(make_site, pool, reliability):
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_an_idle_worker_does_not_wait_for_its_poll_to_end(make_site, pool, reliability):
-    site = make_site()
+def test_an_idle_worker_ends_when_its_poll_has(make_site, pool, reliability):
+    site = make_site(wait_time_seconds=6)
     worker = site.start(pool=pool)
     site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))
     asked = time.monotonic()
     worker.terminate()
     assert worker.wait_exit(30) == 0
     seconds = time.monotonic() - asked
-    assert seconds < 15, "the poll takes 20"
-    reliability("SIGTERM: nothing to do", "while a poll waits up to 20 s", [], seconds=seconds)
+    assert seconds < 20, "the poll takes 6, and `shutdown_timeout` is 25"
+    assert not site.proxy.in_flight("ReceiveMessage")
+    reliability("SIGTERM: nothing to do", "while a poll waits up to 6 s", [], seconds=seconds)
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
@@ -111,6 +118,48 @@ def test_what_has_not_begun_and_may_expire_is_visible_again_at_once(make_site):
     hold_more_than_runs(site, 4, expires=600)
     worker.terminate()
     site.proxy.wait_for(lambda _: site.counts() == (3, 1), timeout=20)
+
+
+def test_what_waits_for_its_eta_is_visible_again_at_once_although_a_long_poll_is_open(make_site):
+    site = make_site(visibility_timeout=120, shutdown_timeout=12)
+    worker = site.start(pool="prefork", concurrency=1, prefetch_multiplier=8)
+    for key in range(3):
+        site.send("quick", key, countdown=100)
+    site.proxy.wait_for(lambda _: worker.log.count("] received") == 3)
+    site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))  # of 20 s
+    asked = time.monotonic()
+    worker.terminate()
+    worker.wait_for_log("shutdown: 3 messages given back that had not begun")
+    assert worker.wait_exit(30) == 0
+    assert time.monotonic() - asked < 12, "the poll takes 20"
+    assert site.counts() == (3, 0)
+    assert len(received(site)) <= 3 + 1, "one of them ended the poll, and the others waited for that"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_while_sqs_does_not_answer_the_end_comes_in_time_and_nothing_is_said_to_be_given_back(
+    make_site, pool
+):
+    site = make_site(visibility_timeout=120, shutdown_timeout=8)
+    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=8)
+    for key in range(2):
+        site.send("quick", key, countdown=100)
+    site.proxy.wait_for(lambda _: worker.log.count("] received") == 2)
+    site.send("slow", "runs", 60)
+    site.diary.wait_for("started")
+    with site.proxy.inject(black_hole()):
+        asked = time.monotonic()
+        worker.terminate()
+        assert worker.wait_exit(40) == 0
+        seconds = time.monotonic() - asked
+    assert seconds < 8 + 2 + 2, "of which two are for a machine that stalls"
+    assert "shutdown: 0 messages given back that had not begun" in worker.log
+    assert "orphaned, handed back" not in worker.log
+    assert (
+        worker.log.count("orphaned, could not be handed back: comes back after its visibility timeout") == 1
+    )
+    assert "shutdown: 2 messages could not be given back: they come back after their visib" in worker.log
+    assert site.kept == 3
 
 
 ECS = {"ECS_CONTAINER_METADATA_URI_V4": "http://127.0.0.1/"}

@@ -44,7 +44,7 @@ def test_a_child_for_every_task_under_load_runs_each_delivery_once(make_site):
     assert {call.action for call in site.proxy.calls()} <= A_WORKERS_OWN
     assert {call.status for call in site.proxy.calls()} == {200}
     worker.terminate()
-    assert worker.wait_exit(30) == 0
+    assert worker.wait_exit(60) == 0, "its last poll takes 20"
     assert "Traceback" not in worker.log
 
 

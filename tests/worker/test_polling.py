@@ -61,7 +61,7 @@ def test_shutdown_waits_for_no_sleep(make_site):
 
 
 def test_shutdown_gives_back_what_has_not_started(make_site):
-    site = make_site(visibility_timeout=60)
+    site = make_site(visibility_timeout=60, wait_time_seconds=2)
     for key in range(6):
         site.send("slow", key, 2)
     worker = site.start(concurrency=1, prefetch_multiplier=6)

@@ -1,0 +1,158 @@
+"""How depots end whose long polls are open: as few receives as possible, and nothing hidden for long."""
+
+from __future__ import annotations
+
+import pytest
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.aws.errors import Unavailable
+from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.depot import HAND_BACK, Depot
+from celery_sqs_visibility.delivery.inbox import Inbox
+from celery_sqs_visibility.delivery.intake import Opened
+from celery_sqs_visibility.delivery.model import Lapse
+from celery_sqs_visibility.delivery.returns import Returns
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.options import Options
+
+TIMEOUT = 120
+OPTIONS = Options.parse({"visibility_timeout": TIMEOUT, "settle_window": 0})
+RECEIVE = ReceiveOptions(TIMEOUT, ("ApproximateReceiveCount",))
+
+
+class Process:
+    """A depot as a process of its own has it, whose long polls wait as SQS's do."""
+
+    def __init__(self, sqs, queue):
+        self.sqs = sqs
+        self.queue = queue
+        self.handed = []
+        self.inbox = Inbox()
+        self.depot = Depot(OPTIONS, RECEIVE, self.open_message, RedriveBook(), Returns(), self.inbox)
+        self.depot.room.prefetch_count = 10
+        self.depot.consume(queue, self.handed.append)
+
+    @staticmethod
+    def open_message(_queue, message):
+        return Opened({"handle": message["ReceiptHandle"]})
+
+    def polls(self):
+        """Whether a poll is in flight."""
+        receiver, _ = self.depot._receivers[self.queue.name]
+        return not receiver.settle_down(0)
+
+    def holds(self, count):
+        """Hand over what has come, as far as that number."""
+        self.inbox.hand_over(SYSTEM_CLOCK)
+        return len(self.handed) == count
+
+    def end(self):
+        """As a shutdown begins."""
+        now = SYSTEM_CLOCK.monotonic()
+        self.depot.stop_polling()
+        self.depot.end_by(now + SOON, now + SOON)
+
+    def close(self):
+        for delivery in self.depot.ledger.all():
+            delivery.settle(Lapse())
+        self.depot.end_by(0, 0)
+        self.depot.close()
+        self.inbox.close()
+
+
+@pytest.fixture
+def sqs():
+    return MemorySQS(SYSTEM_CLOCK)
+
+
+@pytest.fixture
+def queue(sqs):
+    return Queue("q", sqs.create_queue("q", {}, {}), sqs)
+
+
+@pytest.fixture
+def start(sqs, queue):
+    processes = []
+
+    def start():
+        processes.append(Process(sqs, queue))
+        wait_until(processes[-1].polls, SOON, "a poll")
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.close()
+
+
+@pytest.fixture
+def send(sqs, queue):
+    def send(count=1):
+        for number in range(count):
+            sqs.send(queue.url, OutgoingMessage(str(number)))
+
+    return send
+
+
+def counts(sqs, queue):
+    """Messages visible and hidden."""
+    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    return tuple(map(int, sqs.queue_attributes(queue.url, names).values()))
+
+
+def receives(sqs, queue):
+    """How often each visible message was received, this look included."""
+    return sorted(
+        int(message["Attributes"]["ApproximateReceiveCount"])
+        for message in sqs.receive(queue.url, 10, 0, RECEIVE)
+    )
+
+
+def test_one_message_ends_the_long_poll_and_the_others_are_received_once(start, send, sqs, queue):
+    process = start()
+    send(4)
+    wait_until(lambda: process.holds(4) and process.polls(), SOON, "four and a poll")
+    process.end()
+    released = process.depot.give_back_unstarted()
+    assert len(released) == 4
+    assert not process.polls()
+    wait_until(lambda: counts(sqs, queue) == (4, 0), SOON, lambda: str(counts(sqs, queue)))
+    assert receives(sqs, queue) == [2, 2, 2, 3]
+
+
+def test_what_the_last_poll_brings_is_released_at_once(start, send, sqs, queue):
+    process = start()
+    process.end()
+    send()
+    wait_until(lambda: not process.polls(), SOON, "the poll's end")
+    wait_until(lambda: counts(sqs, queue) == (1, 0), SOON, lambda: str(counts(sqs, queue)))
+    assert receives(sqs, queue) == [2]
+
+
+def test_a_message_does_not_go_from_one_worker_that_ends_to_the_next(start, send, sqs, queue):
+    processes = [start() for _ in range(6)]
+    for process in processes:
+        process.end()
+    send()
+    wait_until(lambda: counts(sqs, queue) == (0, 1), SOON, lambda: str(counts(sqs, queue)))
+    wait_until(lambda: not any(len(p.depot.ledger) for p in processes), SOON, "the settlements")
+    assert sum(process.polls() for process in processes) == 4, "two of six have received it"
+    hidden = [changes for name, changes in sqs.calls if name == "ChangeMessageVisibilityBatch"]
+    (seconds,) = [seconds for _, seconds in hidden[-1]["changes"]]
+    assert 0 < seconds <= OPTIONS.wait_time_seconds, "until the polls of all are over"
+
+
+def test_what_an_ending_waits_for_is_bounded_where_sqs_does_not_answer(start, send, sqs, queue):
+    process = start()
+    send(2)
+    wait_until(lambda: process.holds(2), SOON, "two messages")
+    for _ in range(200):
+        sqs.fail_next("ChangeMessageVisibilityBatch", Unavailable("silence"))
+    began = SYSTEM_CLOCK.monotonic()
+    process.depot.stop_polling()
+    process.depot.end_by(began, began)
+    process.depot.give_back_unstarted()
+    process.depot.close()
+    assert SYSTEM_CLOCK.monotonic() - began < HAND_BACK + 3
