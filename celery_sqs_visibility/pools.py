@@ -151,33 +151,43 @@ def release_in_turn(worker: Any) -> None:
 
 
 def keep_what_was_sent(pool: Any) -> None:
-    """Have a pool with processes forget no run that one of them has, though it did not say so yet.
+    """Have a pool with processes forget no run that one of them has.
 
-    When a consumer ends, Celery forgets them for the broker to hand out again, and never reads how they
-    ended (celery/concurrency/asynpool.py: `AsynPool.flush`). But what was sent runs, and its message is held.
-    What was not sent is given back. Main thread.
+    When a consumer ends, also to connect anew, Celery forgets runs for the broker to hand out again, and
+    never reads how they ended: those that no process has accepted yet and, in 5.5, all of them
+    (celery/concurrency/asynpool.py: `AsynPool.flush`). But what was sent runs, and its message is held.
+    Main thread.
     """
     flush = pool.flush
     if flush is None or hasattr(flush, "__wrapped__"):  # without an event loop there is none
         return
-    cache = pool._pool._cache  # noqa: SLF001 - has the runs that billiard waits for at the end
+    processes = pool._pool  # noqa: SLF001 - billiard's pool
+    cache = processes._cache  # noqa: SLF001 - has the runs that billiard waits for
 
     @wraps(flush)
     def flush_the_rest() -> None:
-        unread = {number: job for number, job in cache.items() if not job._accepted}  # noqa: SLF001
+        runs = dict(cache)
         flush()
-        for number, job in unread.items():
-            if number in cache or job.ready():
-                continue
-            sent_to = job._write_to  # noqa: SLF001
-            if sent_to is not None and sent_to._is_alive():  # noqa: SLF001
-                cache[number] = job
-                continue
-            request = getattr(job._accept_callback, "__self__", None)  # noqa: SLF001
-            if isinstance(request, DeliveryRequest):
-                request.settle(Release())
+        for number, job in runs.items():
+            if number not in cache and not job.ready():
+                _keep_or_settle(processes, number, job)
 
     pool.flush = flush_the_rest
+
+
+def _keep_or_settle(processes: Any, number: int, job: Any) -> None:
+    """Keep a run that a process has, for billiard to hear of its end; settle any other."""
+    if job._accepted:  # noqa: SLF001 - billiard's job
+        if any(process.pid == job._worker_pid for process in processes._pool):  # noqa: SLF001
+            processes._cache[number] = job  # noqa: SLF001
+        else:  # billiard has looked for jobs of this process, when this one was forgotten
+            processes.on_job_process_lost(job, job._worker_pid, 0)  # noqa: SLF001
+    elif job._write_to is not None and job._write_to._is_alive():  # noqa: SLF001
+        processes._cache[number] = job  # noqa: SLF001
+    else:
+        request = getattr(job._accept_callback, "__self__", None)  # noqa: SLF001
+        if isinstance(request, DeliveryRequest):
+            request.settle(Release())
 
 
 def _heard(target: Callable[..., Any]) -> Callable[..., Any]:

@@ -192,6 +192,9 @@ def test_a_shutdown_tells_how_and_prefork_alone_has_a_semaphore():
 def test_at_a_consumers_end_the_pool_forgets_what_no_child_has_accepted():
     calls(celery.worker.consumer.consumer.Consumer.on_close, "self.pool.flush()")
     calls(celery.concurrency.asynpool.AsynPool.flush, "self._cache", "job._accepted")
+    calls(celery.concurrency.asynpool.AsynPool.on_job_process_lost, "self.mark_as_worker_lost(job, exitcode)")
+    calls(billiard.pool.ApplyResult._ack, "self._worker_pid = pid")
+    calls(billiard.pool.Pool._join_exited_workers, "self._cache.values()", "job.worker_pids()")
     calls(celery.concurrency.asynpool.AsynPool._create_write_handlers, "job._write_to = proc")
     calls(celery.concurrency.asynpool.ResultHandler.on_stop_not_started, "while cache and")
 

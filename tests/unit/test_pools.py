@@ -15,6 +15,7 @@ from celery_sqs_visibility.request import DeliveryRequest, GivenBackError
 
 ALIVE = SimpleNamespace(_is_alive=lambda: True)
 DEAD = SimpleNamespace(_is_alive=lambda: False)
+PID = 4711
 
 
 class Held:
@@ -27,11 +28,15 @@ class Held:
         self.settled.append(settlement)
 
 
-def job(sent_to=None, *, accepted=False, ended=False):
+def job(sent_to=None, *, accepted_by=None, ended=False):
     request = DeliveryRequest.__new__(DeliveryRequest)
     request.delivery = Held()
     return SimpleNamespace(
-        _accepted=accepted, _write_to=sent_to, _accept_callback=request.on_accepted, ready=lambda: ended
+        _accepted=accepted_by is not None,
+        _worker_pid=accepted_by,
+        _write_to=sent_to,
+        _accept_callback=request.on_accepted,
+        ready=lambda: ended,
     )
 
 
@@ -40,15 +45,21 @@ def settled(one):
 
 
 class Pool:
-    """Forgets, as Celery's does, what nobody has accepted."""
+    """Forgets, as Celery's does, what nobody has accepted; or all, as that of 5.5 does."""
 
-    def __init__(self, *jobs):
-        self._pool = SimpleNamespace(_cache=dict(enumerate(jobs)))
+    def __init__(self, *jobs, forgets_all=False):
+        self.lost = []
+        self._pool = SimpleNamespace(
+            _cache=dict(enumerate(jobs)),
+            _pool=[SimpleNamespace(pid=PID)],
+            on_job_process_lost=lambda one, pid, _status: self.lost.append((one, pid)),
+        )
+        self.forgets_all = forgets_all
         self.flush = self.forget
 
     def forget(self):
         for number, one in list(self.cache.items()):
-            if not one._accepted:
+            if self.forgets_all or not one._accepted:
                 del self.cache[number]
 
     @property
@@ -56,15 +67,26 @@ class Pool:
         return self._pool._cache
 
 
+@pytest.mark.parametrize("forgets_all", [False, True])
 @pytest.mark.parametrize("times", [1, 2])
-def test_what_was_sent_to_a_child_is_waited_for(times):
-    sent, accepted = job(ALIVE), job(ALIVE, accepted=True)
-    pool = Pool(sent, accepted)
+def test_what_was_sent_to_a_child_is_waited_for(times, forgets_all):
+    sent, accepted = job(ALIVE), job(ALIVE, accepted_by=PID)
+    pool = Pool(sent, accepted, forgets_all=forgets_all)
     for _ in range(times):  # a consumer may start more than once
         keep_what_was_sent(pool)
     pool.flush()
     assert sorted(pool.cache) == [0, 1]
     assert settled(sent) == settled(accepted) == []
+    assert pool.lost == []
+
+
+def test_what_ran_in_a_child_that_is_gone_is_lost_with_it():
+    lost = job(DEAD, accepted_by=PID + 1)
+    pool = Pool(lost, forgets_all=True)
+    keep_what_was_sent(pool)
+    pool.flush()
+    assert pool.cache == {}
+    assert pool.lost == [(lost, PID + 1)]
 
 
 @pytest.mark.parametrize("sent_to", [None, DEAD])

@@ -1,0 +1,44 @@
+"""Celery's event loop has a connection error: what ran then is settled when it ends."""
+
+from __future__ import annotations
+
+import pytest
+from support.processes import SOON
+
+pytestmark = [
+    pytest.mark.prefork_only("other pools have no event loop"),
+    pytest.mark.timeout(180),
+]
+
+CANCEL = {"worker_cancel_long_running_tasks_on_connection_loss": True}
+
+
+def lose_connection(site, **options):
+    """A worker with a run of five seconds, and another that it had just received, has lost its connection."""
+    worker = site.start("disconnecting", concurrency=1, prefetch_multiplier=4, **options)
+    site.send("quick", "before")  # so that it holds more than it runs
+    site.diary.wait_for("started", key="before")
+    site.send("slow", "runs", 5)
+    site.diary.wait_for("started", key="runs")
+    site.send("slow", "trouble", 0, countdown=1)
+    worker.wait_for_log("onnection to broker lost")
+    return worker
+
+
+def test_a_run_that_outlives_the_connection_is_settled_and_its_slot_is_free(make_site):
+    site = make_site(visibility_timeout=30, wait_time_seconds=1)
+    lose_connection(site)
+    site.diary.wait_for("done", key="runs")
+    site.diary.wait_for("done", key="trouble", timeout=SOON)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=20)
+    assert site.diary.count("started", key="runs") == 1
+    site.send("quick", "after")
+    site.diary.wait_for("started", key="after")
+
+
+def test_a_run_that_is_cancelled_with_the_connection_comes_back(make_site):
+    site = make_site(CANCEL, visibility_timeout=120, wait_time_seconds=1)
+    lose_connection(site)
+    site.diary.wait_for("started", 2, timeout=60, key="runs")
+    site.diary.wait_for("done", key="runs")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=20)
