@@ -23,6 +23,17 @@ OPTIONS = Options.parse({"visibility_timeout": TIMEOUT, "settle_window": 0})
 RECEIVE = ReceiveOptions(TIMEOUT, ("ApproximateReceiveCount",))
 
 
+class SilentSQS(MemorySQS):
+    """It may be silent when visibilities are to be changed."""
+
+    silent = False
+
+    def change_visibility(self, queue_url, changes):
+        if self.silent:
+            raise Unavailable("no answer")
+        return super().change_visibility(queue_url, changes)
+
+
 class Process:
     """A depot as a process of its own has it, whose long polls wait as SQS's do."""
 
@@ -34,6 +45,7 @@ class Process:
         self.depot = Depot(OPTIONS, RECEIVE, self.open_message, RedriveBook(), Returns(), self.inbox)
         self.depot.room.prefetch_count = 10
         self.depot.consume(queue, self.handed.append)
+        self.receiver, _ = self.depot._receivers[queue.name]
 
     @staticmethod
     def open_message(_queue, message):
@@ -41,8 +53,7 @@ class Process:
 
     def polls(self):
         """Whether a poll is in flight."""
-        receiver, _ = self.depot._receivers[self.queue.name]
-        return not receiver.settle_down(0)
+        return not self.receiver.settle_down(0)
 
     def holds(self, count):
         """Hand over what has come, as far as that number."""
@@ -56,16 +67,17 @@ class Process:
         self.depot.end_by(now + SOON, now + SOON)
 
     def close(self):
+        """Leave no thread: the queue is gone, which ends its polls."""
         for delivery in self.depot.ledger.all():
             delivery.settle(Lapse())
-        self.depot.end_by(0, 0)
         self.depot.close()
         self.inbox.close()
+        wait_until(lambda: not self.receiver._threads, SOON, "the receiver's end")
 
 
 @pytest.fixture
 def sqs():
-    return MemorySQS(SYSTEM_CLOCK)
+    return SilentSQS(SYSTEM_CLOCK)
 
 
 @pytest.fixture
@@ -83,6 +95,9 @@ def start(sqs, queue):
         return processes[-1]
 
     yield start
+    for process in processes:
+        process.depot.stop_polling()
+    sqs.delete_queue(queue.url)
     for process in processes:
         process.close()
 
@@ -148,11 +163,13 @@ def test_what_an_ending_waits_for_is_bounded_where_sqs_does_not_answer(start, se
     process = start()
     send(2)
     wait_until(lambda: process.holds(2), SOON, "two messages")
-    for _ in range(200):
-        sqs.fail_next("ChangeMessageVisibilityBatch", Unavailable("silence"))
+    sqs.silent = True
     began = SYSTEM_CLOCK.monotonic()
     process.depot.stop_polling()
     process.depot.end_by(began, began)
     process.depot.give_back_unstarted()
     process.depot.close()
     assert SYSTEM_CLOCK.monotonic() - began < HAND_BACK + 3
+    assert counts(sqs, queue) == (0, 2)
+    sqs.silent = False
+    wait_until(lambda: counts(sqs, queue) == (2, 0), SOON, "another try")
