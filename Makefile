@@ -6,9 +6,15 @@ BIN := $(CURDIR)/$(VENV)/bin
 # An emulator fast enough not to be the limit, apart from the others since it pins botocore.
 EMULATOR_VENV := benchmarks/.venv
 EMULATOR := $(EMULATOR_VENV)/.installed
+# One for each version of Celery and kombu that we claim.
+MATRIX := .venvs
+VERSIONS := 5.5 5.6 5.7
+TESTS := tests/unit tests/worker
+ENDS := tests/unit $(patsubst %,tests/worker/test_%.py,connecting_anew crashes deploys error_visibility \
+	nothing_is_lost restarts settling)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pools reliability soak bench check clean
+.PHONY: help demo test test-pools matrix matrix-ends reliability soak bench check clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -24,6 +30,15 @@ test-pools: $(INSTALLED) ## Run the worker tests on the pools without processes 
 	@for pool in threads gevent eventlet; do \
 		$(BIN)/python -m pytest -n 4 --dist worksteal tests/worker --pool $$pool || exit 1; \
 	done
+
+matrix: $(VERSIONS:%=$(MATRIX)/celery-%/.installed) ## Run unit and worker tests on the newest Celery 5.5, 5.6 and 5.7
+	@failed=; for version in $(VERSIONS); do \
+		$(MATRIX)/celery-$$version/bin/python -c 'import celery, kombu; print("Celery", celery.__version__, "kombu", kombu.__version__)'; \
+		$(MATRIX)/celery-$$version/bin/python -m pytest -n 4 --dist worksteal $(TESTS) || failed="$$failed $$version"; \
+	done; test -z "$$failed" || { echo "failed on Celery$$failed"; exit 1; }
+
+matrix-ends: ## Of these, the tests of settlements, shutdowns and crashes, on 5.5 and 5.6 (`make test` has 5.7)
+	@$(MAKE) --no-print-directory matrix VERSIONS='5.5 5.6' TESTS='$(ENDS)'
 
 # Three at once: recovery is timed.
 reliability: $(INSTALLED) ## Run the tests of faults and rewrite the table of docs/reliability.md
@@ -43,28 +58,31 @@ check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
 
-clean: ## Remove the virtual environment and all caches
-	rm -rf $(VENV) $(EMULATOR_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+clean: ## Remove the virtual environments and all caches
+	rm -rf $(VENV) $(MATRIX) $(EMULATOR_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# uv where it is installed; venv and pip where not, and a pip that knows --group.
+# $(call install,ENVIRONMENT,ARGUMENTS): uv where it is installed; venv and pip where not, and a pip that knows --group.
+define install
+@if command -v uv >/dev/null; then \
+	test -x $(1)/bin/python || uv venv --quiet --python $(PYTHON) $(1) && \
+	uv pip install --quiet --python $(1)/bin/python $(2); \
+else \
+	test -x $(1)/bin/pip || $(PYTHON) -m venv --clear $(1) && \
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1' && \
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2); \
+fi
+@touch $@
+endef
+
 $(INSTALLED): pyproject.toml constraints.txt
-	@if command -v uv >/dev/null; then \
-		test -x $(VENV)/bin/python || uv venv --quiet --python $(PYTHON) $(VENV) && \
-		uv pip install --quiet --python $(VENV)/bin/python -c constraints.txt -e '.[demo]' --group test --group check; \
-	else \
-		test -x $(VENV)/bin/pip || $(PYTHON) -m venv --clear $(VENV) && \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1' && \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]' --group test --group check; \
-	fi
-	@touch $@
+	$(call install,$(VENV),-c constraints.txt -e '.[demo]' --group test --group check)
+
+# As the tests', but for Celery and its own libraries.
+$(MATRIX)/celery-%/.installed: pyproject.toml constraints.txt
+	@mkdir -p $(MATRIX)
+	@grep -vE '^(amqp|billiard|celery|kombu|vine)==' constraints.txt >$(MATRIX)/constraints-$*.txt
+	$(call install,$(@D),-c $(MATRIX)/constraints-$*.txt 'celery==$*.*' 'kombu==$*.*' -e '.[demo]' --group test)
 
 $(EMULATOR): Makefile
-	@if command -v uv >/dev/null; then \
-		test -x $(EMULATOR_VENV)/bin/python || uv venv --quiet --python $(PYTHON) $(EMULATOR_VENV) && \
-		uv pip install --quiet --python $(EMULATOR_VENV)/bin/python ministack==1.5.33; \
-	else \
-		test -x $(EMULATOR_VENV)/bin/pip || $(PYTHON) -m venv --clear $(EMULATOR_VENV) && \
-		$(EMULATOR_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ministack==1.5.33; \
-	fi
-	@touch $@
+	$(call install,$(EMULATOR_VENV),ministack==1.5.33)
