@@ -8,6 +8,7 @@ polls in its place until that one hangs, too, and so on, until there is an answe
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -355,5 +356,6 @@ class Receiver:
             if poll.beside:
                 self._schedule.glanced(now, message_ids)
             elif message_ids or not glanced:  # else a poll that looks everywhere, and waits, comes next
-                self._schedule.polled(now, message_ids, more=more)
+                took = now - poll.started if poll.wait or not self._wait else math.inf
+                self._schedule.polled(now, message_ids, more=more, took=took)
         self._trouble.worked(poll.started)

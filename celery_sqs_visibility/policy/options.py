@@ -75,7 +75,10 @@ class Options:
         "How long a poll waits for a message.",
     )
     polling_interval: float = _option(
-        0.0, Seconds(0, VISIBILITY_HORIZON), "How long to sleep after an empty poll."
+        0.0,
+        Seconds(0, VISIBILITY_HORIZON),
+        "How long to sleep after an empty poll. At 0, polls that bring nothing and end at once are a second "
+        "apart.",
     )
     polling_interval_max: float = _option(
         None,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
+import bisect
+import math
 from collections.abc import Collection, Sequence
+from typing import Final
 
 #: A reappearance is approximate: where the message did not come at its time, look again after these
 #: many seconds, then leave it to the ordinary polling (another worker took it, or SQS is late).
@@ -16,8 +18,16 @@ IMMINENT = 0.2
 #: First sleep of a queue whose `polling_interval` is 0 but whose maximum is not.
 FIRST_SLEEP = 1.0
 
-#: More expected messages than this are not remembered: the queue is busy then, and polled anyway.
+#: Without a `polling_interval` a poll that brings nothing sooner than in so many seconds is followed by the
+#: next one only when they are over. So a queue whose polls do not wait is polled once a second, whether that
+#: is `wait_time_seconds=0` or a server that answers a long poll at once (FIFO queues at their limit in flight).
+EMPTY_POLL_SECONDS: Final = 1.0
+
+#: More expected messages than this are not remembered; then those that come back last are forgotten.
 MAX_EXPECTED = 10_000
+
+#: A message that is expected: the instant, and its id.
+Expected = tuple[float, str]
 
 
 class PollSchedule:
@@ -34,15 +44,26 @@ class PollSchedule:
         self._sleep = interval
         self._sleep_until = 0.0
         self._expected: dict[str, tuple[float, int]] = {}  # message id: (instant, looks so far)
-        self._soonest: list[tuple[float, str]] = []  # heap; an entry that _expected does not confirm is stale
+        self._in_order: list[Expected] = []  # the same messages, sorted
 
     def expect(self, message_id: str, at: float) -> None:
         """A message that this process hid becomes visible at that instant."""
-        if len(self._expected) < MAX_EXPECTED:
-            self._note(message_id, at, 0)
+        self._note(message_id, at, 0)
+        if len(self._expected) > MAX_EXPECTED:
+            self._forget(self._in_order[-1][1])  # the soonest retries are never late
 
-    def polled(self, now: float, message_ids: Collection[str], *, more: bool = False) -> None:
-        """A poll brought these messages; whether there may be more, as it brought all that it asked for."""
+    def polled(
+        self, now: float, message_ids: Collection[str], *, more: bool = False, took: float = math.inf
+    ) -> None:
+        """A poll has ended.
+
+        Args:
+            now: when.
+            message_ids: what it brought.
+            more: whether there may be more, since it brought all that it asked for.
+            took: the seconds that it took; infinite for a poll that was short on purpose, of which it says
+                nothing that it ended soon.
+        """
         self._looked(now, message_ids, FOLLOW_UPS)
         if message_ids:
             self._sleep = self._interval
@@ -52,6 +73,8 @@ class PollSchedule:
         ):  # a poll for an expected message alone neither grows nor moves the sleep
             self._sleep_until = now + self._sleep
             self._sleep = min(max(self._sleep * 2, FIRST_SLEEP), self._maximum)
+            if not self._interval:
+                self._sleep_until = max(self._sleep_until, now - took + EMPTY_POLL_SECONDS)
         if not more and (soon := self.next_expected()) is not None and soon <= now + IMMINENT:
             self._sleep_until = max(self._sleep_until, soon)
 
@@ -61,15 +84,8 @@ class PollSchedule:
 
     def is_imminent(self, now: float) -> bool:
         """Whether a message comes back within a moment, but not yet."""
-        heap, looked_at = self._soonest, [0]
-        while looked_at:  # what is due and what is imminent; all below a later one are later
-            place = looked_at.pop()
-            if place < len(heap) and heap[place][0] <= now + IMMINENT:
-                at, message_id = heap[place]
-                if at > now and self._is_expected(message_id, at):
-                    return True
-                looked_at += [2 * place + 1, 2 * place + 2]
-        return False
+        later = bisect.bisect_right(self._in_order, now, key=_instant)
+        return later < len(self._in_order) and self._in_order[later][0] <= now + IMMINENT
 
     def next_poll(self) -> float:
         """The instant of the next poll; in the past: now."""
@@ -78,26 +94,29 @@ class PollSchedule:
 
     def next_expected(self) -> float | None:
         """The instant at which the next message comes back, if one is known to."""
-        while self._soonest:
-            at, message_id = self._soonest[0]
-            if self._is_expected(message_id, at):
-                return at
-            heapq.heappop(self._soonest)
-        return None
+        return self._in_order[0][0] if self._in_order else None
 
     def _note(self, message_id: str, at: float, looks: int) -> None:
+        self._forget(message_id)
         self._expected[message_id] = (at, looks)
-        heapq.heappush(self._soonest, (at, message_id))
+        bisect.insort(self._in_order, (at, message_id))
 
-    def _is_expected(self, message_id: str, at: float) -> bool:
-        return self._expected.get(message_id, (None,))[0] == at
+    def _forget(self, message_id: str) -> None:
+        if message_id in self._expected:
+            at, _ = self._expected.pop(message_id)
+            del self._in_order[bisect.bisect_left(self._in_order, (at, message_id))]
 
     def _looked(self, now: float, message_ids: Collection[str], follow_ups: Sequence[float]) -> None:
         """These came; what else was due is looked for again, as often as there are follow-ups."""
         for message_id in message_ids:
-            self._expected.pop(message_id, None)
-        while (at := self.next_expected()) is not None and at <= now:
-            _, message_id = heapq.heappop(self._soonest)
+            self._forget(message_id)
+        due = bisect.bisect_right(self._in_order, now, key=_instant)
+        missed, self._in_order = self._in_order[:due], self._in_order[due:]
+        for _, message_id in missed:
             _, looks = self._expected.pop(message_id)
             if looks < len(follow_ups):
                 self._note(message_id, now + follow_ups[looks], looks + 1)
+
+
+def _instant(expected: Expected) -> float:
+    return expected[0]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+from http import HTTPStatus
 from itertools import pairwise
+
+import pytest
+from support.faults import json_answer
 
 from celery_sqs_visibility.policy.polling import FOLLOW_UPS
 
@@ -48,6 +52,26 @@ def test_polls_are_long_by_default(make_site):
     (poll,) = site.proxy.in_flight("ReceiveMessage")
     assert poll.request["WaitTimeSeconds"] == 20
     assert poll.request["VisibilityTimeout"] == 30
+
+
+def nothing_at_once(_request, _forward, _removed):
+    """As SQS answers for a FIFO queue at its limit of messages in flight, however long it was to wait."""
+    return json_answer(HTTPStatus.OK, {})
+
+
+@pytest.mark.parametrize("wait", [0, 20])
+def test_an_idle_queue_whose_polls_end_at_once_is_polled_once_a_second(make_site, wait):
+    site = make_site(wait_time_seconds=wait)
+    site.proxy.inject(nothing_at_once, "ReceiveMessage")
+    site.start()
+    site.proxy.wait_for_calls("ReceiveMessage", 1)
+    before, began = len(receives(site)), time.monotonic()
+    time.sleep(5)
+    polls, seconds = len(receives(site)) - before, time.monotonic() - began
+    assert polls <= seconds + 1, f"{polls} in {seconds:.1f} s"
+    site.proxy.clear_faults()
+    site.send("quick", "a")
+    site.diary.wait_for("started", key="a")
 
 
 def test_shutdown_waits_for_no_sleep(make_site):

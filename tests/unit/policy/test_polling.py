@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from celery_sqs_visibility.policy.polling import FIRST_SLEEP, FOLLOW_UPS, IMMINENT, MAX_EXPECTED, PollSchedule
+from celery_sqs_visibility.policy import polling
+from celery_sqs_visibility.policy.polling import (
+    EMPTY_POLL_SECONDS,
+    FIRST_SLEEP,
+    FOLLOW_UPS,
+    IMMINENT,
+    MAX_EXPECTED,
+    PollSchedule,
+)
 
 NOW = 1000.0
 
@@ -150,13 +158,70 @@ def test_a_poll_for_an_expected_message_alone_does_not_lengthen_the_sleep():
     assert schedule.next_poll() == NOW + 10 + 20
 
 
-def test_more_messages_than_can_be_remembered_are_left_to_ordinary_polling():
+def test_of_more_messages_than_can_be_remembered_those_that_come_back_last_are_forgotten():
     schedule = PollSchedule(60, 60)
     schedule.polled(NOW, [])
     for number in range(MAX_EXPECTED):
+        schedule.expect(f"parked {number}", NOW + 5000 + number)
+    schedule.expect("retry", NOW + 40)
+    assert schedule.next_poll() == NOW + 40
+    schedule.polled(NOW + 40, ["retry"])
+    assert schedule.next_expected() == NOW + 5000
+    schedule.polled(NOW + 5000 + MAX_EXPECTED - 2, [f"parked {number}" for number in range(MAX_EXPECTED)])
+    assert schedule.next_expected() is None, "the last of them was forgotten"
+
+
+def test_what_comes_back_later_than_all_that_are_remembered_is_left_to_ordinary_polling():
+    schedule = PollSchedule(60, 60)
+    for number in range(MAX_EXPECTED):
         schedule.expect(f"m{number}", NOW + 50)
-    schedule.expect("one too many", NOW + 1)
-    assert schedule.next_poll() == NOW + 50
+    schedule.expect("one too many", NOW + 51)
+    schedule.polled(NOW + 50, [f"m{number}" for number in range(MAX_EXPECTED)])
+    assert schedule.next_expected() is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 100)), max_size=30), st.integers(1, 5))
+def test_the_soonest_are_remembered_whatever_their_number(hidden, limit):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(polling, "MAX_EXPECTED", limit)
+        schedule = PollSchedule(600, 600)
+        model: dict[str, float] = {}
+        for name, back_in in hidden:
+            schedule.expect(name, NOW + back_in)
+            model[name] = NOW + back_in
+            model = dict(sorted(model.items(), key=lambda item: (item[1], item[0]))[:limit])
+        assert schedule.next_expected() == min(model.values(), default=None)
+
+
+def test_a_queue_whose_polls_do_not_wait_is_polled_once_a_second():
+    assert len(polls_of_an_idle_queue(PollSchedule(0, 0), 0.016, 60, says_so=True)) == 60
+
+
+def test_a_long_poll_that_is_answered_at_once_and_empty_is_followed_by_the_next_after_a_second():
+    schedule = PollSchedule(0, 0)
+    schedule.polled(NOW + 0.3, [], took=0.3)
+    assert schedule.next_poll() == NOW + EMPTY_POLL_SECONDS
+
+
+def test_a_poll_that_brought_something_or_waited_is_followed_by_the_next_at_once():
+    schedule = PollSchedule(0, 0)
+    schedule.polled(NOW, ["a"], took=0.01)
+    assert schedule.next_poll() <= NOW
+    schedule.polled(NOW + 20, [], took=20)
+    assert schedule.next_poll() <= NOW + 20
+
+
+def test_a_message_that_comes_back_cuts_the_pause_after_an_early_answer_short():
+    schedule = PollSchedule(0, 0)
+    schedule.expect("a", NOW + 0.5)
+    schedule.polled(NOW, [], took=0.01)
+    assert schedule.next_poll() == NOW + 0.5
+
+
+def test_an_interval_of_its_own_is_all_the_pause_that_a_queue_has():
+    schedule = PollSchedule(0.1, 0.1)
+    schedule.polled(NOW, [], took=0.01)
+    assert schedule.next_poll() == NOW + 0.1
 
 
 class Polling(RuleBasedStateMachine):
@@ -210,13 +275,13 @@ class Polling(RuleBasedStateMachine):
 TestPolling = Polling.TestCase
 
 
-def polls_of_an_idle_queue(schedule, wait, seconds):
-    """The instants at which long polls of `wait` seconds begin, in so many seconds without a message."""
+def polls_of_an_idle_queue(schedule, wait, seconds, *, says_so=False):
+    """The instants at which polls of `wait` seconds begin, in so many seconds without a message."""
     polls, now = [], NOW
     while (now := max(now, schedule.next_poll())) < NOW + seconds:
         polls.append(now)
         now += wait
-        schedule.polled(now, [])
+        schedule.polled(now, [], **({"took": wait} if says_so else {}))
     return polls
 
 
