@@ -101,6 +101,8 @@ class BotoSQS:
             params["MessageSystemAttributeNames"] = list(options.system_attributes)
         if options.message_attributes:
             params["MessageAttributeNames"] = list(options.message_attributes)
+        if options.attempt_id is not None:
+            params["ReceiveRequestAttemptId"] = options.attempt_id
         purpose = Purpose.GLANCE if wait <= SHORT_WAIT else Purpose.RECEIVE
         return self._call("ReceiveMessage", _messages, purpose, QueueUrl=queue_url, **params)
 

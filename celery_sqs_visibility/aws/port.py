@@ -34,11 +34,14 @@ class ReceiveOptions:
         visibility_timeout: seconds; `None` leaves it to the queue.
         system_attributes: names for MessageSystemAttributeNames.
         message_attributes: names for MessageAttributeNames.
+        attempt_id: ReceiveRequestAttemptId, FIFO queues only. A receive whose answer was lost brings the same
+            messages when it is tried again with the same id within five minutes.
     """
 
     visibility_timeout: int | None = None
     system_attributes: tuple[str, ...] = ()
     message_attributes: tuple[str, ...] = ()
+    attempt_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,8 @@ class Depot:
         """A newer delivery of the message, in this depot or another, takes its place. A receiver's thread."""
         if not self.ledger.give_way(delivery, successor):
             return False
-        self._let_go()
+        self.room.gave_back(fifo=delivery.queue.fifo)
+        self._stop_if_last()
         if wanted := successor.current.wanted:  # its task still waits for that
             successor.extend(wanted)
         return True
@@ -216,13 +217,15 @@ class Depot:
         if delivery.began is not None:
             self.room.ran(delivery, delivery.began)
 
-    def _let_go(self, ended: Delivery | None = None) -> None:
-        if ended is None or ended.began is None:
-            self.room.gave_back()
-        elif ended.acknowledged_early:
-            self.room.runs_on(ended)
+    def _let_go(self, ended: Delivery) -> None:
+        fifo = ended.queue.fifo
+        if ended.began is not None and ended.acknowledged_early:
+            self.room.runs_on(ended, fifo=fifo)
         else:
-            self.room.gave_back(began=ended.began)
+            self.room.gave_back(began=ended.began, fifo=fifo)
+        self._stop_if_last()
+
+    def _stop_if_last(self) -> None:
         if self._closed and not len(self.ledger):
             self._stop()
 
@@ -367,7 +370,7 @@ class Depot:
     def _wards(self) -> list[Ward]:
         receivers = [receiver for receiver, _ in list(self._receivers.values())]
         seats = board()
-        return [*receivers, *self._crews(), *([seats] if seats else [])]
+        return [*receivers, self.room, *self._crews(), *([seats] if seats else [])]
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -375,7 +378,7 @@ class Depot:
         """A poll brought these. The receivers' threads."""
         taken = self._intake.take_in(queue, messages, called, returned)
         for _ in range(len(messages) - len(taken)):
-            self.room.gave_back()
+            self.room.gave_back(fifo=queue.fifo)
         self.ledger.add(delivery for delivery, _, _ in taken)
         receiver, hand_over = self._receivers.get(queue.name, (None, None))
         parcels: list[Parcel] = []

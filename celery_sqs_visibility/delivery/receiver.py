@@ -11,12 +11,13 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from celery_sqs_visibility.aws.errors import QueueDoesNotExist, SQSError, Unavailable
+from celery_sqs_visibility.aws.errors import NotFromSQS, QueueDoesNotExist, SQSError, Unavailable
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.room import CROWDED_WAIT, Reservation, Room
+from celery_sqs_visibility.delivery.attempts import Attempt, Attempts
+from celery_sqs_visibility.delivery.room import Reservation, Room
 from celery_sqs_visibility.delivery.trouble import Trouble
 from celery_sqs_visibility.delivery.watchdog import HANGS
 from celery_sqs_visibility.policy.clock import Clock
@@ -37,8 +38,9 @@ AT_ONCE = 0.5
 #: Threads of a queue, those that hang included: what keeps so many from returning, more of them do not cure.
 MOST_THREADS = 20
 
-#: A thread that waits for room looks at the world again after that many seconds, whatever happened.
-PATIENCE = 5.0
+#: A FIFO queue is asked for one message a receive, so each that comes may be one of many. Where a second poll
+#: finds none the first is alone for so many seconds: of few groups there is nothing more to be had.
+NO_HELP_SECONDS = 1.0
 
 #: Takes what a poll brought: the messages, the monotonic instants before and after the call.
 Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
@@ -54,7 +56,8 @@ class Poll:
         wait: seconds that SQS may wait for a message.
         started: the monotonic instant at which it was made.
         overdue: the monotonic instant after which its thread is relieved.
-        beside: whether it was made beside a long poll, for what comes back meanwhile.
+        beside: whether it was made beside a long poll, for what comes back meanwhile or for other groups.
+        attempt: under which id, in a FIFO queue.
         given_up: whether that came to pass; the reservation of a call under way is given back then.
         answered: whether the call has returned, in whatever way.
     """
@@ -65,6 +68,7 @@ class Poll:
     started: float
     overdue: float
     beside: bool = False
+    attempt: Attempt | None = None
     given_up: bool = False
     answered: bool = False
 
@@ -110,6 +114,8 @@ class Receiver:
         self._stands_in: threading.Thread | None = None
         self._joined = False
         self._failures = 0
+        self._attempts = Attempts(options.visibility_timeout)
+        self._no_help_before = -math.inf
         self.stopping = False
 
     def start(self) -> None:
@@ -134,7 +140,7 @@ class Receiver:
             self._changed.notify_all()
             joined = self._joined
         if joined:
-            self._room.leave()
+            self._room.leave(self.queue.name)
 
     def settle_down(self, until: float) -> bool:
         """After `stop`: wait for the polls in flight, until that monotonic instant; whether all returned."""
@@ -162,8 +168,11 @@ class Receiver:
             self._room.received(reservation, 0)
             return 0
         try:
-            messages = self.queue.sqs.receive(self.queue.url, reservation.messages, wait, self._options)
+            messages = self.queue.sqs.receive(
+                self.queue.url, reservation.messages, wait, self._options_of(poll)
+            )
         except SQSError as error:
+            self._note_unanswered(poll, error)
             gone = self.stopping and isinstance(error, QueueDoesNotExist)  # its last consumer deleted it
             if not (poll.given_up or gone):  # given up, it was told, and may be over
                 self._failed(error)
@@ -187,8 +196,18 @@ class Receiver:
             if self.stopping:  # now, or who waits for the polls in flight would miss this one
                 return False
             self._in_flight.append(poll)
+            if self.queue.fifo:
+                poll.attempt = self._attempts.begin(poll.started)
             self._have_stand_in()
             return True
+
+    def _options_of(self, poll: Poll) -> ReceiveOptions:
+        return replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
+
+    def _note_unanswered(self, poll: Poll, error: SQSError) -> None:
+        if poll.attempt and isinstance(error, (Unavailable, NotFromSQS)):
+            with self._changed:
+                self._attempts.unanswered(poll.attempt)
 
     def _take_room(self, poll: Poll, messages: int) -> None:
         with self._changed:
@@ -196,7 +215,7 @@ class Receiver:
             given_up, poll.given_up = poll.given_up, False
             poll.overdue = self._clock.monotonic() + HANGS  # from now on something else would hang
         if given_up:
-            self._room.unexpected(messages)
+            self._room.unexpected(messages, fifo=self.queue.fifo)
         else:
             self._room.received(poll.reservation, messages)
 
@@ -216,6 +235,7 @@ class Receiver:
 
     def look_after(self, now: float) -> None:
         """See `watchdog.Ward.look_after`. What a relieved thread brings is taken all the same."""
+        self._tell_room_what_is_due(now)
         with self._changed:
             if self._poller is None or self.stopping:
                 return
@@ -242,38 +262,57 @@ class Receiver:
     def _turn(self) -> None:
         if self._sleep():
             return
-        reservation = self._room.reserve(self.queue.name, PATIENCE, lambda: self.stopping)
+        self._tell_room_what_is_due(self._clock.monotonic())
+        reservation = self._reserve(None)
         if reservation is None:
             return
         asked = self._clock.monotonic()
         brought = self.poll(reservation, wait=self._wait_of(reservation))
-        waited = self._clock.monotonic() - asked >= AT_ONCE
         if self._failures:
             self._rest(pause(self._failures))
-        elif brought >= (BATCH_ENTRIES if waited else AS_GOOD_AS_FULL):
+        elif self._is_there_more(brought, self._clock.monotonic() - asked):
             self._call_for_help()
+
+    def _reserve(self, timeout: float | None) -> Reservation | None:
+        return self._room.reserve(self.queue.name, timeout, lambda: self.stopping, fifo=self.queue.fifo)
+
+    def _tell_room_what_is_due(self, now: float) -> None:
+        """Where a message is back and no poll would bring it, the queue's next poll is no idle queue's."""
+        with self._changed:
+            due = self._schedule.next_expected()
+            if due is None or due > now or self._in_flight or self.stopping:
+                return
+        self._room.expect(self.queue.name)
+
+    def _is_there_more(self, brought: int, seconds: float) -> bool:
+        """Whether a second poll would bring something, after one that brought so many in so many seconds."""
+        if self.queue.fifo:
+            return brought > 0 and self._clock.monotonic() >= self._no_help_before
+        return brought >= (BATCH_ENTRIES if seconds >= AT_ONCE else AS_GOOD_AS_FULL)
 
     def _wait_of(self, reservation: Reservation) -> int:
         """Seconds that a poll should wait: after a failure none, to know soon whether there is an answer."""
         with self._changed:
             if self._failures or self._schedule.is_imminent(self._clock.monotonic()):
                 return 0
-        return min(self._wait, CROWDED_WAIT) if reservation.crowded else self._wait
+        return min(self._wait, reservation.wait)
 
     def _call_for_help(self) -> None:
         with self._changed:
-            # Of a FIFO queue's group SQS hands out nothing while a batch of it is held: one poller is enough.
-            if not self.stopping and not self.queue.fifo and len(self._threads) < MAX_PARALLEL:
+            if not self.stopping and len(self._threads) < MAX_PARALLEL:
                 self._spawn(self._help)
 
     def _help(self) -> None:
         """Poll while there is room and batches come back full."""
-        brought = BATCH_ENTRIES
-        while brought >= AS_GOOD_AS_FULL and not self.stopping:
-            reservation = self._room.reserve(self.queue.name, 0, lambda: self.stopping)
+        more = True
+        while more and not self.stopping:
+            reservation = self._reserve(0)
             if reservation is None:
                 return
-            brought = self.poll(reservation, wait=0)
+            # That it brings none says nothing of a FIFO queue, whose groups may wait for what runs here.
+            more = self._is_there_more(self.poll(reservation, wait=0, beside=self.queue.fifo), 0)
+        with self._changed:
+            self._no_help_before = self._clock.monotonic() + NO_HELP_SECONDS
 
     def _have_stand_in(self) -> None:
         """While a long poll waits and something is expected. Under the lock."""
@@ -290,7 +329,7 @@ class Receiver:
         Where the long poll has taken all the room, it has to bring it.
         """
         while self._wait_beside_long_poll():
-            reservation = self._room.reserve(self.queue.name, 0, lambda: self.stopping)
+            reservation = self._reserve(0)
             if reservation is None:
                 break
             self.poll(reservation, wait=0, beside=True)

@@ -1,48 +1,74 @@
-"""How many messages may still be asked for: one reservation shared by all queues."""
+"""How many messages may still be asked for: one reservation shared by all queues.
+
+`policy.capacity` decides; here are the lock, the counters and the line of those who wait.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakSet
 
+from celery_sqs_visibility.policy.capacity import LIKELY_SECONDS, Snapshot, ask_for
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.prefetch import (
-    Duration,
-    Pace,
-    Slots,
-    capacity,
-    enough_to_ask,
-    waiting_for_eta,
-)
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
-
-#: A poll's wait while other queues wait for their turn, since it keeps their room. Whole seconds.
-CROWDED_WAIT = 1
+from celery_sqs_visibility.policy.prefetch import Duration, Pace, Slots, capacity, waiting_for_eta
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
     """Room for that many messages, to be polled for.
 
     Attributes:
-        queue: who polls.
+        queue: whose poll it is.
+        fifo: whether that is a FIFO queue.
         messages: 1 to 10.
-        crowded: whether queues are left without room, so that the poll should be short.
+        wait: seconds that the poll may wait for them.
+        since: the monotonic instant at which the room was reserved.
     """
 
     queue: str
+    fifo: bool
     messages: int
-    crowded: bool
+    wait: int
+    since: float
+
+    @property
+    def crowded(self) -> bool:
+        """Whether queues take turns, so that the poll is to be short."""
+        return self.wait < WAIT_TIME_SECONDS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """Somebody who waits in line for room, to poll that queue."""
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A place in the line of queues that want to be polled.
+
+    Attributes:
+        queue: which queue.
+        fifo: whether it is a FIFO queue.
+        told: notified when there is a reservation, or a reason to give up. Of the room's lock.
+        reservation: what it waited for.
+    """
 
     queue: str
+    fifo: bool
+    told: threading.Condition
+    reservation: Reservation | None = None
+
+
+@dataclass(slots=True)
+class Held:
+    """Messages that are held, and runs whose messages were settled when they began."""
+
+    messages: int = 0
+    runs: WeakSet[object] = field(default_factory=WeakSet)
+
+    @property
+    def occupied(self) -> int:
+        """How many there are of both."""
+        return self.messages + len(self.runs)
 
 
 class Room:
@@ -59,17 +85,23 @@ class Room:
     ) -> None:
         self._prefetch_seconds = prefetch_seconds
         self._clock = clock
-        self._changed = threading.Condition()  # guards everything below
+        # Guards everything below. Reentrant: Celery's cold shutdown stops polls in a signal handler, on a
+        # thread that may be here just now.
+        self._lock = threading.RLock()
         self._prefetch_count = 0  # unlimited, as in kombu, until somebody says otherwise
         self._slots = slots
         self._pace = Pace()
         self._duration = Duration()
-        self._held = 0
-        self._running_on: WeakSet[object] = WeakSet()  # runs whose messages were settled when they began
-        self._reserved = 0
+        self._held = Held()
+        self._fifo = Held()  # those of FIFO queues
         self._queues = 0  # that poll or want to
+        self._busy: set[str] = set()  # queues whose last poll brought something
         self._polls: Counter[str] = Counter()  # in flight, by queue
-        self._line: deque[Turn] = deque()  # who waits for room, first come first
+        self._likely: set[Reservation] = set()  # of polls in flight that should bring what they ask for
+        self._expected = 0  # messages that these ask for
+        self._fifo_expected = 0  # and those of FIFO queues among them
+        self._unlikely: Counter[str] = Counter()  # messages that the other polls ask for, by queue
+        self._line: deque[Waiter] = deque()  # who waits for room, first come first
 
     @property
     def prefetch_count(self) -> int:
@@ -78,106 +110,196 @@ class Room:
 
     @prefetch_count.setter
     def prefetch_count(self, count: int) -> None:
-        with self._changed:
+        with self._lock:
             self._prefetch_count = count
-            self._changed.notify_all()
+            self._serve()
 
     @property
     def held(self) -> int:
         """How many messages are held."""
-        return self._held
+        return self._held.messages
 
     def join(self) -> None:
         """A queue wants to poll: it gets its share."""
-        with self._changed:
+        with self._lock:
             self._queues += 1
 
-    def leave(self) -> None:
-        """A queue that joined polls no more."""
-        with self._changed:
+    def leave(self, queue: str | None = None) -> None:
+        """A queue that joined polls no more. Called in a signal handler, too: serves nobody."""
+        with self._lock:
             self._queues -= 1
-            self._changed.notify_all()
+            if queue is not None:
+                self._busy.discard(queue)
 
     def reserve(
-        self, queue: str, timeout: float, given_up: Callable[[], bool] = lambda: False
+        self,
+        queue: str,
+        timeout: float | None,
+        given_up: Callable[[], bool] = lambda: False,
+        *,
+        fifo: bool = False,
     ) -> Reservation | None:
-        """Wait up to `timeout` seconds for room worth a request, in line with others; `None` if none came.
+        """Wait up to `timeout` seconds (`None`: as long as it takes) for room; `None` if none came.
 
-        First come, first served: a queue that has just polled does not take the next one's turn. Who has
+        First come, first served: whoever waits keeps its place until there is room for it. Whoever has
         `given_up` meanwhile leaves the line at the next `interrupt`.
         """
-        with self._changed:
-            turn = Turn(queue)
-            self._line.append(turn)
+        with self._lock:
+            waiter = self.line_up(queue, fifo=fifo)
             try:
-                self._changed.wait_for(lambda: given_up() or self._is_next(turn), timeout)
-                return self._reserve(queue) if self._is_next(turn) and not given_up() else None
+                waiter.told.wait_for(lambda: waiter.reservation is not None or given_up(), timeout)
             finally:
-                self._line.remove(turn)
-                self._changed.notify_all()
+                if waiter.reservation is None:
+                    self._line.remove(waiter)
+            return waiter.reservation
 
-    def _is_next(self, turn: Turn) -> bool:
-        return self._line[0] is turn and self._worth_asking(turn.queue)
-
-    def _reserve(self, queue: str) -> Reservation:
-        free = self._free()
-        # Each queue without a poll in flight is to have its share, but for the one that asks.
-        others = max(0, self._queues - len(self._polls.keys() | {queue}))
-        messages = min(BATCH_ENTRIES, max(1, free // (1 + others)))
-        self._reserved += messages
-        self._polls[queue] += 1
-        return Reservation(queue, messages, crowded=self._left_to_queues() < others)
+    def line_up(self, queue: str, *, fifo: bool = False) -> Waiter:
+        """Take a place in the line, and be served at once if there is room."""
+        with self._lock:
+            waiter = Waiter(queue, fifo, threading.Condition(self._lock))
+            self._line.append(waiter)
+            self._serve()
+            return waiter
 
     def received(self, reservation: Reservation, messages: int) -> None:
         """The poll is over and brought that many."""
-        with self._changed:
-            self._polls[reservation.queue] -= 1
-            self._polls += Counter()  # drops the zero
-            self._reserved -= reservation.messages
-            self._held += messages
-            if messages < reservation.messages:
-                self._changed.notify_all()
+        queue = reservation.queue
+        with self._lock:
+            self._doubt(reservation)
+            self._unlikely[queue] -= reservation.messages
+            self._polls[queue] -= 1
+            if not self._polls[queue]:
+                del self._polls[queue], self._unlikely[queue]
+            if messages:
+                self._busy.add(queue)
+            elif queue not in self._polls:  # else the other polls of the queue say how it is
+                self._busy.discard(queue)
+            self._hold(messages, fifo=reservation.fifo)
+            self._serve()
 
-    def unexpected(self, messages: int) -> None:
+    def unexpected(self, messages: int, *, fifo: bool = False) -> None:
         """That many came after all, when the reservation for them had been given back."""
-        with self._changed:
-            self._held += messages
+        with self._lock:
+            self._hold(messages, fifo=fifo)
 
-    def gave_back(self, *, began: float | None = None) -> None:
+    def expect(self, queue: str) -> None:
+        """A message is known to be in that queue: its next poll is likely to bring it."""
+        with self._lock:
+            self._busy.add(queue)
+            self._serve()
+
+    def look_after(self, now: float) -> None:
+        """See `watchdog.Ward.look_after`: polls that wait in vain keep their room no longer."""
+        with self._lock:
+            for reservation in [each for each in self._likely if each.since + LIKELY_SECONDS <= now]:
+                self._doubt(reservation)
+                self._busy.discard(reservation.queue)
+            self._serve()
+
+    def gave_back(self, *, began: float | None = None, fifo: bool = False) -> None:
         """One of the held was settled; `began` is when its run did, on the monotonic clock, if it ran."""
-        with self._changed:
-            self._held -= 1
+        with self._lock:
+            self._hold(-1, fifo=fifo)
             if began is not None:
                 self._note_run(began)
-            self._tell_next()
+            self._serve()
 
-    def runs_on(self, run: object) -> None:
+    def runs_on(self, run: object, *, fifo: bool = False) -> None:
         """One of the held was settled, and its run begins: it has a slot until it `ran`, or is forgotten."""
-        with self._changed:
-            self._held -= 1
-            self._running_on.add(run)
-            self._tell_next()
+        with self._lock:
+            self._hold(-1, fifo=fifo)
+            self._held.runs.add(run)
+            if fifo:
+                self._fifo.runs.add(run)
+            self._serve()
 
     def ran(self, run: object, began: float) -> None:
         """That run has ended, which began at that monotonic instant and ran on."""
-        with self._changed:
-            self._running_on.discard(run)
+        with self._lock:
+            self._held.runs.discard(run)
+            self._fifo.runs.discard(run)
             self._note_run(began)
-            self._tell_next()
+            self._serve()
+
+    def interrupt(self) -> None:
+        """Have those who wait ask themselves whether to give up. Called in a signal handler, too."""
+        with self._lock:
+            for waiter in tuple(self._line):
+                waiter.told.notify()
+
+    def _hold(self, messages: int, *, fifo: bool) -> None:
+        self._held.messages += messages
+        if fifo:
+            self._fifo.messages += messages
 
     def _note_run(self, began: float) -> None:
         now = self._clock.monotonic()
         self._pace.note(now)
         self._duration.note(now - began)
 
-    def _tell_next(self) -> None:
-        if self._line and self._worth_asking(self._line[0].queue):
-            self._changed.notify_all()
+    def _doubt(self, reservation: Reservation) -> None:
+        """That poll is not likely to bring anything; harmless if that is known."""
+        if reservation in self._likely:
+            self._likely.remove(reservation)
+            self._expected -= reservation.messages
+            self._fifo_expected -= reservation.messages if reservation.fifo else 0
+            self._unlikely[reservation.queue] += reservation.messages
 
-    def interrupt(self) -> None:
-        """Have those who wait look at the world again."""
-        with self._changed:
-            self._changed.notify_all()
+    def _serve(self) -> None:
+        """Give those who wait what there is for them, in the order of their coming. Under the lock.
+
+        Who has to wait keeps nobody else waiting: an idle queue waits for its turn, a busy one for room.
+        """
+        refused: set[tuple[bool, bool]] = set()
+        for waiter in tuple(self._line):
+            alike = waiter.queue in self._busy, waiter.fifo
+            if alike in refused and waiter.queue not in self._polls:
+                continue
+            if (reservation := self._reserve(waiter)) is not None:
+                waiter.reservation = reservation
+                self._line.remove(waiter)
+                waiter.told.notify()
+            elif waiter.queue not in self._polls:
+                refused.add(alike)
+
+    def _reserve(self, waiter: Waiter) -> Reservation | None:
+        queue, fifo = waiter.queue, waiter.fifo
+        ask = ask_for(self._snapshot(queue, fifo=fifo))
+        if ask is None:
+            return None
+        reservation = Reservation(queue, fifo, ask.messages, ask.wait, self._clock.monotonic())
+        self._polls[queue] += 1
+        if queue in self._busy:
+            self._likely.add(reservation)
+            self._expected += ask.messages
+            self._fifo_expected += ask.messages if fifo else 0
+        else:
+            self._unlikely[queue] += ask.messages
+        return reservation
+
+    def _snapshot(self, queue: str, *, fifo: bool) -> Snapshot:
+        slots = self._pool()
+        waiting = waiting_for_eta(self._prefetch_count, slots)
+        own_unlikely = self._unlikely[queue]
+        fifo_taken = self._fifo.occupied + self._fifo_expected + own_unlikely
+        polled = queue in self._polls
+        return Snapshot(
+            slots=slots.number,
+            limit=self._limit(slots) - waiting,
+            prefetch_count=self._prefetch_count - waiting,
+            occupied=self._held.occupied - waiting,
+            expected=self._expected,
+            unlikely=self._unlikely.total(),
+            idle_polls=self._polls.total() - len(self._likely),
+            queues=self._queues,
+            unpolled=max(0, self._queues - len(self._polls) - (not polled)),
+            unpolled_busy=len(self._busy - self._polls.keys() - {queue}),
+            busy=queue in self._busy,
+            polled=polled,
+            own_unlikely=own_unlikely,
+            most=1 if fifo else BATCH_ENTRIES,
+            fifo_room=max(0, (slots.number or BATCH_ENTRIES) + waiting - fifo_taken) if fifo else None,
+        )
 
     def _limit(self, slots: Slots) -> int:
         pace = self._pace.per_second(self._clock.monotonic())
@@ -185,34 +307,3 @@ class Room:
 
     def _pool(self) -> Slots:
         return self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
-
-    def _occupied(self) -> int:
-        return self._held + len(self._running_on)
-
-    def _free(self) -> int:
-        return self._limit(self._pool()) - self._occupied() - self._reserved
-
-    def _worth_asking(self, queue: str) -> bool:
-        slots = self._pool()
-        limit = self._limit(slots)
-        taken = self._occupied() + self._reserved
-        waiting = waiting_for_eta(self._prefetch_count, slots)
-        if limit - taken >= enough_to_ask(taken - waiting, slots.number, limit - waiting, BATCH_ENTRIES):
-            return True
-        return queue not in self._polls and self._is_slot_free(slots) and self._left_to_queues() > 0
-
-    def _is_slot_free(self, slots: Slots) -> bool:
-        return self._occupied() - waiting_for_eta(self._prefetch_count, slots) < slots.number
-
-    def _left_to_queues(self) -> int:
-        """Room for polls of one message each: while a slot is free, as many as Celery's prefetch count.
-
-        A poll in flight then counts as one message, whatever it has reserved, since an idle queue's long poll
-        brings none: otherwise the idle queues would keep the slots that a busy one could use. And where there
-        are more queues than slots an idle queue is still polled, and not every second.
-        """
-        slots = self._pool()
-        limit = self._limit(slots)
-        if not self._is_slot_free(slots):
-            return limit - self._occupied() - self._reserved
-        return max(limit, self._prefetch_count) - self._occupied() - self._polls.total()

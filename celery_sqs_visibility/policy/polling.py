@@ -18,9 +18,9 @@ IMMINENT = 0.2
 #: First sleep of a queue whose `polling_interval` is 0 but whose maximum is not.
 FIRST_SLEEP = 1.0
 
-#: Without a `polling_interval` a poll that brings nothing sooner than in so many seconds is followed by the
-#: next one only when they are over. So a queue whose polls do not wait is polled once a second, whether that
-#: is `wait_time_seconds=0` or a server that answers a long poll at once (FIFO queues at their limit in flight).
+#: Without a `polling_interval` a poll that ends sooner than after so many seconds, and brings nothing, is
+#: followed by the next one only then. So a queue whose polls do not wait is polled once a second: because of
+#: `wait_time_seconds=0`, or of a server that answers at once (a FIFO queue at its limit in flight).
 EMPTY_POLL_SECONDS: Final = 1.0
 
 #: More expected messages than this are not remembered; then those that come back last are forgotten.

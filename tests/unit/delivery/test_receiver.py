@@ -11,7 +11,7 @@ import pytest
 from support.clock import FakeClock
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.aws.errors import AccessDenied, Throttled, Unavailable
+from celery_sqs_visibility.aws.errors import AccessDenied, NotFromSQS, Throttled, Unavailable
 from celery_sqs_visibility.aws.memory import MemorySQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
@@ -20,6 +20,7 @@ from celery_sqs_visibility.delivery.receiver import (
     AT_ONCE,
     MAX_PARALLEL,
     MOST_THREADS,
+    NO_HELP_SECONDS,
     Receiver,
 )
 from celery_sqs_visibility.delivery.room import Room
@@ -345,16 +346,128 @@ def test_without_room_the_long_poll_has_to_bring_it(running):
     poll.let_go.set()
 
 
-def test_a_fifo_queue_has_one_poller(running):
+def test_a_fifo_queue_is_asked_for_one_message_a_receive(running):
     world = World(name="q.fifo", prefetch_count=1000)
-    threads = set()
-    world.on_arrival = lambda: threads.add(threading.current_thread())
     world.send(*map(str, range(20)))
     running(world)
-    assert world.bodies() == list(map(str, range(10)))
-    wait_until(lambda: threads, SOON, "its thread to be noted")
-    assert len(threads) == 1
-    assert len(world.receiver._threads) == 1
+    assert world.bodies() == ["0"]
+    wait_until(lambda: len(receives(world)) >= 2, SOON, "a look for another group")
+    assert {call["max_messages"] for call in receives(world)} == {1}
+    assert world.arrived.empty(), "the group waits for its first"
+
+
+def test_several_polls_bring_several_groups_of_a_fifo_queue(running):
+    world = World(name="q.fifo", prefetch_count=1000)
+    together = threading.Barrier(2)  # the second message and the third arrive in two threads
+    met = queues.SimpleQueue()
+    number = itertools.count(1)
+
+    def meet():
+        if next(number) in {2, 3}:
+            met.put(together.wait(SOON))
+
+    world.on_arrival = meet
+    for group in "abcdef":
+        world.sqs.send(world.queue.url, OutgoingMessage(group, group_id=group, deduplication_id=group))
+    running(world)
+    assert sorted(met.get(timeout=SOON) for _ in range(2)) == [0, 1]
+    wait_until(lambda: world.room.held == 6, SOON, "the first of each group")
+
+
+def test_of_a_fifo_queue_no_more_is_held_than_can_start():
+    world = World(name="q.fifo", prefetch_count=2)
+    for group in "abcdef":
+        world.sqs.send(world.queue.url, OutgoingMessage(group, group_id=group, deduplication_id=group))
+    world.room.join()
+    for held in (1, 2):
+        world.receiver.poll(world.receiver._reserve(0), wait=0)
+        assert world.room.held == held
+    assert world.receiver._reserve(0) is None
+    world.room.gave_back(began=0.0, fifo=True)
+    assert world.receiver._reserve(0).messages == 1
+
+
+def test_of_few_groups_a_second_poll_is_tried_once_a_second():
+    world = World(name="q.fifo", prefetch_count=10)
+    world.receiver._call_for_help = world.receiver._help
+    world.room.join()
+    for number in range(3):
+        world.send(str(number))
+        world.receiver._turn()
+        ((handle),) = [message.handle for message in world.sqs._queues[world.queue.url].messages]
+        world.sqs.delete(world.queue.url, [handle])
+    assert len(receives(world)) == 3 + 1
+    world.clock.advance(NO_HELP_SECONDS)
+    world.send("later")
+    world.receiver._turn()
+    assert len(receives(world)) == 3 + 1 + 2
+
+
+def attempts(world):
+    return [call["options"].attempt_id for call in receives(world)]
+
+
+def poll_fifo(world):
+    world.receiver.poll(world.receiver._reserve(0), wait=0)
+
+
+def test_a_fifo_receive_that_got_no_answer_is_tried_again_under_its_id():
+    world = World(name="q.fifo")
+    world.room.join()
+    for error in (Unavailable("network"), NotFromSQS("gateway")):
+        world.sqs.fail_next("ReceiveMessage", error)
+        poll_fifo(world)
+    poll_fifo(world)
+    poll_fifo(world)
+    first, second, third, fourth = attempts(world)
+    assert first == second == third, "until it is answered"
+    assert fourth != first
+    assert None not in attempts(world)
+
+
+@pytest.mark.parametrize("error", [Throttled("slow"), AccessDenied("no")])
+def test_a_refusal_is_an_answer(error):
+    world = World(name="q.fifo")
+    world.room.join()
+    world.sqs.fail_next("ReceiveMessage", error)
+    poll_fifo(world)
+    poll_fifo(world)
+    assert len(set(attempts(world))) == 2
+
+
+def test_an_id_is_not_used_again_when_others_may_have_its_messages():
+    world = World(name="q.fifo")
+    world.room.join()
+    world.sqs.fail_next("ReceiveMessage", Unavailable("network"))
+    poll_fifo(world)
+    world.clock.advance(OPTIONS.visibility_timeout)
+    poll_fifo(world)
+    assert len(set(attempts(world))) == 2
+
+
+def test_what_a_lost_answer_brought_is_brought_again():
+    world = World(name="q.fifo")
+    world.room.join()
+    world.send("a")
+    receive = world.sqs.receive
+
+    def lose_the_answer(*arguments):
+        receive(*arguments)
+        world.sqs.receive = receive
+        raise Unavailable("connection reset")
+
+    world.sqs.receive = lose_the_answer
+    poll_fifo(world)
+    assert world.arrived.empty()
+    poll_fifo(world)
+    assert world.bodies() == ["a"]
+
+
+def test_a_standard_queue_has_no_attempts(world):
+    world.sqs.fail_next("ReceiveMessage", Unavailable("network"))
+    world.poll()
+    world.poll()
+    assert attempts(world) == [None, None]
 
 
 def test_a_stopped_receiver_ends(world):

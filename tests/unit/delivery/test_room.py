@@ -15,6 +15,7 @@ from support.clock import FakeClock
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.delivery.room import Room
+from celery_sqs_visibility.policy.capacity import LIKELY_SECONDS
 from celery_sqs_visibility.policy.prefetch import LONG, UNLIMITED, Slots
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
@@ -152,7 +153,7 @@ def test_what_a_queue_has_reserved_in_better_times_keeps_no_slot_from_another():
         room.gave_back(began=clock.monotonic() - 0.01)
     assert room.reserve("quiet", 0).messages == BATCH_ENTRIES
     clock.advance(60)
-    assert room.reserve("a", 0).messages == 1
+    assert room.reserve("a", 0).messages == 8
     assert room.reserve("a", 0) is None
 
 
@@ -274,7 +275,8 @@ class Sharing(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.room = make_room(5, queue_count=0, prefetch_seconds=1.0, clock=self.clock)
         self.queues = 0
-        self.reservations = []
+        self.polls = {}  # in flight: whether they are likely to bring what they ask for
+        self.busy = set()
         self.held = 0
 
     @rule()
@@ -292,34 +294,50 @@ class Sharing(RuleBasedStateMachine):
     def celery_changes_its_mind(self, count):
         self.room.prefetch_count = count
 
+    def asked_for(self, counts=lambda _poll, _likely: True):
+        return sum(poll.messages for poll, likely in self.polls.items() if counts(poll, likely))
+
     @rule(name=st.sampled_from("abc"))
     def reserve(self, name):
-        reserved = sum(reservation.messages for reservation in self.reservations)
-        polls = len(self.reservations)
-        is_polled = any(reservation.queue == name for reservation in self.reservations)
-        limit = max(self.room._limit(self.room._pool()), self.room.prefetch_count)
+        busy, polled = name in self.busy, any(poll.queue == name for poll in self.polls)
+        asked_for = self.asked_for()
+        if busy:
+            asked_for = self.asked_for(lambda poll, likely: likely or poll.queue == name)
+        limit, slots = self.room._limit(self.room._pool()), self.room.prefetch_count
+        idle_polls = list(self.polls.values()).count(False)
         reservation = self.room.reserve(name, 0)
-        if reservation is not None:
-            assert 1 <= reservation.messages <= BATCH_ENTRIES
-            if self.held + reserved + reservation.messages > limit:  # for a slot that is free
-                assert not is_polled
-                assert reservation.messages == 1
-                assert self.held < self.room.prefetch_count
-                assert self.held + polls < limit
-            self.reservations.append(reservation)
-        elif self.held < self.room.prefetch_count:
-            waits_for_its_turn = is_polled or self.held + polls >= limit
-            assert waits_for_its_turn, "a slot stands idle"
-            assert self.held + reserved >= self.room.prefetch_count, "a slot stands idle"
+        if reservation is None:
+            turn = polled or idle_polls or self.queues == 1
+            assert self.held + asked_for >= slots or (turn and not busy), "a slot stands idle"
+            return
+        assert 1 <= reservation.messages <= BATCH_ENTRIES
+        if self.held + asked_for + reservation.messages > limit:  # for the first message of an idle queue
+            assert not busy
+            assert not polled
+            assert reservation.messages == 1
+            assert idle_polls < max(slots, limit, self.queues)
+            assert self.held < slots or limit > slots
+        self.polls[reservation] = busy
 
-    @precondition(lambda self: self.reservations)
+    @precondition(lambda self: self.polls)
     @rule(data=st.data())
     def poll_returns(self, data):
-        reservation = data.draw(st.sampled_from(self.reservations))
-        self.reservations.remove(reservation)
-        brought = data.draw(st.integers(0, reservation.messages))
-        self.room.received(reservation, brought)
+        poll = data.draw(st.sampled_from(list(self.polls)))
+        del self.polls[poll]
+        brought = data.draw(st.integers(0, poll.messages))
+        self.room.received(poll, brought)
         self.held += brought
+        if brought:
+            self.busy.add(poll.queue)
+        elif not any(other.queue == poll.queue for other in self.polls):
+            self.busy.discard(poll.queue)
+
+    @rule()
+    def polls_wait_in_vain(self):
+        self.clock.advance(LIKELY_SECONDS)
+        self.room.look_after(self.clock.monotonic())
+        self.busy -= {poll.queue for poll, likely in self.polls.items() if likely}
+        self.polls = dict.fromkeys(self.polls, False)
 
     @precondition(lambda self: self.held)
     @rule(ran=st.booleans(), seconds=st.floats(0, 1))
@@ -329,8 +347,11 @@ class Sharing(RuleBasedStateMachine):
         self.held -= 1
 
     @invariant()
-    def the_count_is_right(self):
+    def the_counts_are_right(self):
         assert self.room.held == self.held
+        assert self.room._expected == self.asked_for(lambda _, likely: likely)
+        assert self.room._unlikely.total() == self.asked_for(lambda _, likely: not likely)
+        assert self.room._busy == self.busy
 
 
 TestSharing = Sharing.TestCase
