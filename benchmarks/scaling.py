@@ -57,6 +57,7 @@ class Workload:
         published_by: messages a request that publishes: 1, or up to 10 where a publisher sends batches.
         retries: runs of a task that fail and hide the message, on average.
         dead: part of the tasks that end in a dead-letter queue.
+        fifo: whether they are in a FIFO queue, which is asked for one message at a time.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Workload:
     heartbeat_interval: float | None = None
     settle_window: float = 0.02
     prefetch_seconds: float = 1.0
+    fifo: bool = False
 
 
 def pace(work: Workload) -> float:
@@ -80,6 +82,8 @@ def pace(work: Workload) -> float:
 
 def held(work: Workload) -> int:
     """Messages that one worker holds, all slots busy and a backlog behind: so many are in flight."""
+    if work.fifo:
+        return work.slots
     prefetch = work.slots * work.multiplier
     slots = Slots(work.slots, prefetch)
     return capacity(prefetch, slots, pace(work), work.seconds, work.prefetch_seconds)
@@ -87,13 +91,16 @@ def held(work: Workload) -> int:
 
 def receive_batch(work: Workload) -> int:
     """Messages a receive, with a backlog."""
+    if work.fifo:
+        return 1
     return enough_to_ask(held(work), work.slots, held(work), BATCH_ENTRIES)
 
 
 def delete_batch(work: Workload) -> float:
     """Deletes a request: the first one waits `settle_window` for others, and longer if one comes."""
     company = pace(work) * work.settle_window
-    return min(BATCH_ENTRIES, 1 + company * (WINDOWS_IN_COMPANY if company >= 1 else 1))
+    windows = WINDOWS_IN_COMPANY if company >= 1 and not work.fifo else 1  # the group waits for its delete
+    return min(BATCH_ENTRIES, 1 + company * windows)
 
 
 def hide_batch(work: Workload) -> float:

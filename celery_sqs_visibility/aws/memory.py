@@ -39,7 +39,7 @@ class MemorySQS:
     It keeps Amazon's rules where emulators are known to differ: an old handle deletes nothing and extends
     nothing, and 12 hours count from the receive. A handle whose time has run out still extends, as long as
     nobody has received the message since. It does not know: retention, in-flight limits, PurgeQueue's and
-    DeleteQueue's 60 seconds, ReceiveRequestAttemptId, permissions, encryption, tags.
+    DeleteQueue's 60 seconds, permissions, encryption, tags.
 
     A long poll waits with a `SystemClock`; with any other clock it returns at once, since nobody can
     turn the hands of a clock while waiting for it.
@@ -81,17 +81,19 @@ class MemorySQS:
             _require_range(action, "MaxNumberOfMessages", max_messages, 1, BATCH_ENTRIES)
             _require_range(action, "WaitTimeSeconds", wait, 0, WAIT_TIME_SECONDS)
             _require_range(action, "VisibilityTimeout", timeout or 0, 0, VISIBILITY_HORIZON)
+            if options.attempt_id is not None and not self._queue(action, queue_url).fifo:
+                raise _refused(action, "Only a FIFO queue takes a ReceiveRequestAttemptId.")
             until = self._clock.monotonic() + wait
             while True:
                 queue, now = self._queue(action, queue_url), self._now()
-                messages = self._take(queue, max_messages, timeout, now)
+                messages = self._take(queue, max_messages, options, now)
                 left = until - now.monotonic
                 if messages or left <= 0 or not self._waits:
                     return [_as_received(message, options) for message in messages]
                 self._changed.wait(min(left, queue.next_change(now)))
 
-    def _take(self, queue: MemoryQueue, limit: int, timeout: int | None, now: Now) -> list[Message]:
-        received, dead = queue.receive(limit, timeout, now)
+    def _take(self, queue: MemoryQueue, limit: int, options: ReceiveOptions, now: Now) -> list[Message]:
+        received, dead = queue.receive(limit, options.visibility_timeout, now, options.attempt_id)
         redrive = queue.redrive
         graves = [q for q in self._queues.values() if redrive and q.arn == redrive.dead_letter_arn]
         for message in dead if graves else ():

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: Seconds during which a FIFO queue takes a second message with the same deduplication id for the first.
 DEDUPLICATION_SECONDS: Final = 300
 
+#: Seconds during which a FIFO queue answers the same ReceiveRequestAttemptId with the same messages.
+ATTEMPT_SECONDS: Final = 300
+
 _sequence = itertools.count(1)
 
 
@@ -36,7 +39,10 @@ class Now(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One message in a queue. `handle` is the newest; `received_at` and `visible_at` are monotonic."""
+    """One message in a queue. `handle` is the newest; `received_at` and `visible_at` are monotonic.
+
+    `attempt_id` is that of its latest receive, as long as its visibility was not changed since.
+    """
 
     id: str
     body: str
@@ -47,6 +53,7 @@ class Message:
     received_at: float = 0.0
     receive_count: int = 0
     handle: str | None = None
+    attempt_id: str | None = None
     delayed: bool = False
 
     def system_attributes(self) -> dict[str, str]:
@@ -65,6 +72,7 @@ class MemoryQueue:
     messages: list[Message] = field(default_factory=list)
     _handles: dict[str, Message] = field(default_factory=dict)
     _recently_sent: dict[str, tuple[float, str]] = field(default_factory=dict)
+    _attempts: dict[str, tuple[float, list[Message]]] = field(default_factory=dict)
 
     @property
     def fifo(self) -> bool:
@@ -118,13 +126,32 @@ class MemoryQueue:
             )
         return message.deduplication_id
 
-    def receive(self, limit: int, timeout: int | None, now: Now) -> tuple[list[Message], list[Message]]:
-        """Hand out what is visible, and hide it.
+    def receive(
+        self, limit: int, timeout: int | None, now: Now, attempt_id: str | None = None
+    ) -> tuple[list[Message], list[Message]]:
+        """Hand out what is visible, and hide it; to the same attempt the same messages once more.
 
         Returns:
             The messages received, and those that left this queue for its dead-letter queue instead.
         """
         seconds = int(self.attributes.get("VisibilityTimeout", "30")) if timeout is None else timeout
+        if attempt_id is None:
+            return self._hand_out(limit, seconds, now)
+        began, received = self._attempts.get(attempt_id, (now.monotonic, []))
+        dead: list[Message] = []
+        known = received and now.monotonic - began < ATTEMPT_SECONDS
+        if not (known and all(self._is_as_received(message, attempt_id) for message in received)):
+            began, (received, dead) = now.monotonic, self._hand_out(limit, seconds, now)
+        for message in received:
+            message.attempt_id, message.visible_at = attempt_id, now.monotonic + seconds
+        self._attempts[attempt_id] = began, received
+        return received, dead
+
+    def _is_as_received(self, message: Message, attempt_id: str) -> bool:
+        """Whether nobody has deleted it, changed its visibility or received it since that attempt did."""
+        return message in self.messages and message.attempt_id == attempt_id
+
+    def _hand_out(self, limit: int, seconds: int, now: Now) -> tuple[list[Message], list[Message]]:
         received: list[Message] = []
         dead: list[Message] = []
         redrive = self.redrive
@@ -134,7 +161,7 @@ class MemoryQueue:
                 continue
             if len(received) == limit:
                 break
-            message.handle = uuid.uuid4().hex
+            message.handle, message.attempt_id = uuid.uuid4().hex, None
             self._handles[message.handle] = message
             message.delayed = False
             message.receive_count += 1
@@ -182,7 +209,7 @@ class MemoryQueue:
                 code="InvalidParameterValue",
                 action=action,
             )
-        message.visible_at = now.monotonic + seconds
+        message.visible_at, message.attempt_id = now.monotonic + seconds, None
 
     def _message(self, handle: str, action: str) -> Message:
         if handle not in self._handles:

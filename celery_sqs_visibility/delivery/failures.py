@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.deadletters import not_taken, without_dead_letters
-from celery_sqs_visibility.delivery.intake import Intake
-from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Lapse, Release, Settlement
+from celery_sqs_visibility.delivery.intake import Intake, legible
+from celery_sqs_visibility.delivery.log import Fields
+from celery_sqs_visibility.delivery.model import (
+    DeadLetter,
+    Delete,
+    Delivery,
+    Hide,
+    Lapse,
+    Release,
+    Settlement,
+)
+from celery_sqs_visibility.policy.retrying import is_no_task_for_good
+
+logger = logging.getLogger(__name__)
 
 
 class Failures:
@@ -63,7 +76,10 @@ class Failures:
             delivery.settle(self._without_dead_letters(delivery.queue))
 
     def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
-        """No task of this worker can be made of it: a dead letter, or hidden; never deleted.
+        """No task of this worker can be made of it: a dead letter, or hidden.
+
+        In a FIFO queue its group waits behind it: there it is given up after a while, like a task that failed
+        for good.
 
         Args:
             delivery: what is refused.
@@ -73,7 +89,34 @@ class Failures:
                 letter only at the last receive that the queue allows.
         """
         delivery = delivery.current
-        self._intake.refuse(delivery, reason, body, wait=others_may and self.may_return(delivery))
+        facts = delivery.facts
+        known = facts.received - facts.first_received if facts.first_received else 0.0
+        if delivery.queue.fifo and is_no_task_for_good(facts.receive_count, known, others_may=others_may):
+            self._intake.refuse(delivery, reason, body, otherwise=self._let_group_go_on(delivery, reason))
+        else:
+            self._intake.refuse(delivery, reason, body, wait=others_may and self.may_return(delivery))
+
+    def _let_group_go_on(self, delivery: Delivery, reason: str) -> Settlement:
+        """What becomes of it where no dead-letter queue takes it."""
+        if self._redrive.has_dead_letter_queue(delivery.queue):
+            return not_taken(self._redrive, delivery)
+        settlement = self._without_dead_letters(delivery.queue)
+        if isinstance(settlement, Delete):
+            facts = delivery.facts
+            told = Fields(
+                queue=facts.queue,
+                message_id=facts.message_id,
+                group=facts.group,
+                receive_count=facts.receive_count,
+                reason=legible(reason),
+            )
+            logger.error(
+                "message is no task and is deleted, for its FIFO group waits behind it and there is no "
+                "dead-letter queue (%s)",
+                told,
+                extra={"sqs": told},
+            )
+        return settlement
 
     def after_an_error(self, delivery: Delivery) -> Hide | Lapse:
         """How to settle a failure about which the task says nothing."""

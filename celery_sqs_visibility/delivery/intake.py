@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.events import Facts, Received, Unreadable, emit
 from celery_sqs_visibility.delivery.memory import Remembered
-from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Keeper, Lapse
+from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Keeper, Lapse, Settlement
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.delays import DelayRule, whole_seconds
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
@@ -131,13 +131,21 @@ class Intake:
                 logger.exception("opening a message stumbled", extra={"queue": queue.name})
             return UnreadableError(f"it could not be opened: {error!r}")
 
-    def refuse(self, delivery: Delivery, reason: str, body: str, *, wait: bool = False) -> None:
-        """No task can be made of it: a dead letter, or else (or if to `wait`) hidden as after an error."""
+    def refuse(
+        self,
+        delivery: Delivery,
+        reason: str,
+        body: str,
+        *,
+        wait: bool = False,
+        otherwise: Settlement | None = None,
+    ) -> None:
+        """No task can be made of it: a dead letter, or else what is said, or (or if to `wait`) hidden."""
         reason = legible(reason)
         if self._told.add(delivery.facts.message_id):
             emit(Unreadable(delivery.facts, reason))
         hidden = self.as_after_an_error(delivery)
-        delivery.settle(hidden if wait else DeadLetter(reason, body, otherwise=hidden))
+        delivery.settle(hidden if wait else DeadLetter(reason, body, otherwise=otherwise or hidden))
 
     def as_after_an_error(self, delivery: Delivery) -> Hide | Lapse:
         """Hidden for the transport's error visibility timeout, or the rest of the visibility timeout."""

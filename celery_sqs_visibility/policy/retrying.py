@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+#: Of a FIFO queue's message that is no task: the receives after which its group waits for it no longer. They
+#: are the attempts of a task that says nothing itself (Celery's default for `max_retries` is 3).
+RECEIVES_OF_NO_TASK: Final = 4
+
+#: And the seconds since its first receive, where another worker may know its task, as in a rolling deploy.
+SECONDS_OF_AN_UNKNOWN_TASK: Final = 3600.0
+
 
 def attempts_made(receive_count: int, parks: int, published_retries: int) -> int:
     """How many attempts came before this one: Celery's `request.retries`.
@@ -23,3 +32,15 @@ def is_last_attempt(
     if max_retries is not None and retries >= max_retries:
         return True
     return max_receive_count is not None and receive_count >= max_receive_count
+
+
+def is_no_task_for_good(receive_count: int, seconds_known: float, *, others_may: bool) -> bool:
+    """Whether a FIFO queue's message of which no task can be made is given up, so that its group goes on.
+
+    Args:
+        receive_count: its receives.
+        seconds_known: since the first of them.
+        others_may: whether another worker may know its task.
+    """
+    patience = SECONDS_OF_AN_UNKNOWN_TASK if others_may else 0.0
+    return receive_count >= RECEIVES_OF_NO_TASK and seconds_known >= patience

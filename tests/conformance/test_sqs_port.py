@@ -358,6 +358,16 @@ def test_a_fifo_queue_keeps_a_groups_next_message_until_the_first_is_done(sqs):
     assert bodies(receive(sqs, url)) == ["2"]
 
 
+def test_a_receive_of_a_fifo_queue_may_have_an_id(sqs):
+    url = sqs.create_queue(unique(".fifo"), {"FifoQueue": "true"}, {})
+    for group in "ab":
+        send(sqs, url, group, group_id=group, deduplication_id=group)
+    received = [
+        receive(sqs, url, limit=1, options=ReceiveOptions(30, attempt_id=uuid.uuid4().hex)) for _ in range(3)
+    ]
+    assert list(map(bodies, received)) == [["a"], ["b"], []]
+
+
 def test_a_fifo_queue_takes_a_duplicate_for_the_original(sqs):
     url = sqs.create_queue(unique(".fifo"), {"FifoQueue": "true"}, {})
     send(sqs, url, "1", "again", group_id="a", deduplication_id="same")

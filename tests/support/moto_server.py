@@ -2,7 +2,7 @@
 
 Its long polls look for messages that become visible again once a second; here they look twenty times.
 It counts visible messages and then hidden ones; here it counts both at one moment, since what came back
-in between was neither.
+in between was neither. And it knows what a ReceiveRequestAttemptId is: the same messages, once more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from flask import request
 from moto.server import main
 from moto.sqs import models
 from moto.sqs.models import SQSBackend
@@ -24,6 +25,7 @@ LOOK_SECONDS = 0.05
 CHANGES = ("send_message", "delete_message", "change_message_visibility", "purge_queue", "delete_queue")
 
 lock = threading.RLock()
+attempts: dict[str, Any] = {}  # what was received under each id; tests do not last long enough to forget
 clock = models.unix_time_millis
 receive_message = SQSBackend.receive_message
 get_queue_attributes = SQSBackend.get_queue_attributes
@@ -32,9 +34,12 @@ get_queue_attributes = SQSBackend.get_queue_attributes
 def receive(self: SQSBackend, queue_name: str, count: int, wait: int, *args: Any, **kwargs: Any) -> Any:
     """As `SQSBackend.receive_message`; each look is one step."""
     until = time.monotonic() + wait
+    attempt = (request.get_json(force=True, silent=True) or {}).get("ReceiveRequestAttemptId")
     while True:
         with lock:
-            messages = receive_message(self, queue_name, count, 0, *args, **kwargs)
+            messages = attempts.get(attempt) or receive_message(self, queue_name, count, 0, *args, **kwargs)
+            if attempt:
+                attempts[attempt] = messages
         if messages or time.monotonic() >= until:
             return messages
         self.get_queue(queue_name).wait_for_messages(LOOK_SECONDS)

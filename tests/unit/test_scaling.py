@@ -103,6 +103,13 @@ def test_long_tasks_are_received_one_by_one_and_short_ones_by_ten():
     assert scaling.held(replace(WORK, seconds=30, slots=8)) == 8
 
 
+def test_a_task_of_a_fifo_queue_costs_three_requests_however_short_it_is():
+    alone = replace(WORK, seconds=0.05, slots=8, fifo=True, settle_window=0)
+    assert scaling.requests(alone) == 3
+    assert scaling.held(alone) == 8
+    assert scaling.calls(replace(alone, settle_window=0.02)).delete == pytest.approx(1 / 4.2)
+
+
 def test_a_million_is_free_and_the_rest_costs_by_the_million():
     assert scaling.dollars(1e6) == 0
     assert scaling.dollars(3.5e6) == pytest.approx(1.00)

@@ -37,6 +37,27 @@ def test_a_hundred_quick_tasks_cost_ten_receives_and_ten_deletes(make_site):
 
 
 @pytest.mark.own_pool
+def test_a_task_of_a_fifo_queue_costs_three_requests(make_site, queue):
+    work = scaling.Workload("quick", 0.05, slots=4, settle_window=0, fifo=True)
+    name = f"{queue[:60]}.fifo"
+    site = make_site({"task_default_queue": name}, settle_window=0)
+    site.queue = name
+    site.create_queue(FifoQueue="true")
+    for key in range(60):
+        site.app.send_task("work.quick", (key,), MessageGroupId=f"group-{key % 20}")
+    site.start(pool="threads", concurrency=4)
+    site.diary.wait_for("started", 60, timeout=60)
+    site.proxy.wait_for(lambda _: sum(entries(site, "DeleteMessageBatch")) == 60)
+    each = scaling.calls(work)
+    assert site.proxy.count("SendMessage") == 60 * each.send
+    assert [len(call.response["Messages"]) for call in brought(site)] == [1] * round(60 * each.receive)
+    assert len(entries(site, "DeleteMessageBatch")) <= round(60 * each.delete)
+    polls = site.proxy.count("ReceiveMessage")
+    # Where a second poll found no other group, there is none for a second.
+    assert polls <= 60 + 20, "few polls are in vain"
+
+
+@pytest.mark.own_pool
 def test_a_task_of_nine_seconds_is_received_extended_and_deleted_as_computed(make_site):
     # Its extensions are farther from its end than a busy machine is late.
     work = scaling.Workload("slow", 9, slots=1, multiplier=1, visibility_timeout=6, settle_window=0)

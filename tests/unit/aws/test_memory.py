@@ -247,3 +247,60 @@ def test_a_waiting_poll_fails_when_its_queue_is_deleted():
     with pytest.raises(SQSError):
         sqs.receive(url, 1, 20, OPTIONS)
     timer.join()
+
+
+def fifo_queue(sqs, *groups):
+    url = sqs.create_queue("attempts.fifo", {"FifoQueue": "true"}, {})
+    for group in groups:
+        sqs.send(url, OutgoingMessage(f"of {group}", group_id=group, deduplication_id=group))
+    return url
+
+
+def attempt(sqs, url, attempt_id="1", limit=1):
+    return sqs.receive(url, limit, 0, ReceiveOptions(30, ("All",), attempt_id=attempt_id))
+
+
+def test_the_same_attempt_receives_the_same_messages_and_hides_them_anew(sqs, clock):
+    url = fifo_queue(sqs, "a", "b")
+    first = attempt(sqs, url)
+    clock.advance(20)
+    assert attempt(sqs, url) == first
+    clock.advance(29)
+    (other,) = attempt(sqs, url, "2", limit=10)
+    assert other["Body"] == "of b"
+    assert first[0]["Attributes"]["ApproximateReceiveCount"] == "1"
+
+
+@pytest.mark.parametrize("change", ["deleted", "visibility changed", "received by another"])
+def test_an_attempt_whose_messages_were_changed_receives_anew(sqs, clock, change):
+    url = fifo_queue(sqs, "a", "b")
+    (first,) = attempt(sqs, url)
+    match change:
+        case "deleted":
+            sqs.delete(url, [first["ReceiptHandle"]])
+        case "visibility changed":
+            sqs.change_visibility(url, [(first["ReceiptHandle"], 100)])
+        case _:
+            clock.advance(30)
+            attempt(sqs, url, "2")
+    assert [message["Body"] for message in attempt(sqs, url)] == ["of b"]
+
+
+def test_an_attempt_is_known_for_five_minutes(sqs, clock):
+    url = fifo_queue(sqs, "a")
+    for _ in range(15):
+        assert len(attempt(sqs, url)) == 1
+        clock.advance(20)
+    assert attempt(sqs, url) == []
+
+
+def test_an_attempt_that_received_nothing_receives_what_comes(sqs):
+    url = fifo_queue(sqs)
+    assert attempt(sqs, url) == []
+    fifo_queue(sqs, "a")
+    assert len(attempt(sqs, url)) == 1
+
+
+def test_a_standard_queue_takes_no_attempt_id(sqs, url):
+    with pytest.raises(RequestRefused):
+        attempt(sqs, url)

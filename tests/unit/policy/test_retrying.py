@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from celery import Task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.retrying import attempts_made, is_last_attempt
+from celery_sqs_visibility.policy.retrying import (
+    RECEIVES_OF_NO_TASK,
+    SECONDS_OF_AN_UNKNOWN_TASK,
+    attempts_made,
+    is_last_attempt,
+    is_no_task_for_good,
+)
 
 COUNTS = st.integers(0, 1000)
 
@@ -57,3 +64,21 @@ def test_the_smaller_limit_decides(retries, max_retries, receive_count, max_rece
 
 def test_no_retries_at_all_is_a_limit_and_not_the_lack_of_one():
     assert is_last_attempt(0, 0, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("receives", "seconds", "others_may", "given_up"),
+    [
+        (RECEIVES_OF_NO_TASK - 1, 1e6, False, False),
+        (RECEIVES_OF_NO_TASK, 0, False, True),
+        (RECEIVES_OF_NO_TASK, SECONDS_OF_AN_UNKNOWN_TASK - 1, True, False),
+        (RECEIVES_OF_NO_TASK - 1, SECONDS_OF_AN_UNKNOWN_TASK, True, False),
+        (RECEIVES_OF_NO_TASK, SECONDS_OF_AN_UNKNOWN_TASK, True, True),
+    ],
+)
+def test_a_message_that_is_no_task_closes_its_group_for_a_while(receives, seconds, others_may, given_up):
+    assert is_no_task_for_good(receives, seconds, others_may=others_may) is given_up
+
+
+def test_a_message_that_is_no_task_has_the_attempts_of_a_task_that_says_nothing():
+    assert Task.max_retries + 1 == RECEIVES_OF_NO_TASK
