@@ -56,7 +56,8 @@ class Poll:
         wait: seconds that SQS may wait for a message.
         started: the monotonic instant at which it was made.
         overdue: the monotonic instant after which its thread is relieved.
-        beside: whether it was made beside a long poll, for what comes back meanwhile or for other groups.
+        beside: whether it was made beside a long poll, for what comes back meanwhile.
+        helps: whether it was made by one of the threads that help while batches come back full.
         attempt: under which id, in a FIFO queue.
         given_up: whether that came to pass; the reservation of a call under way is given back then.
         answered: whether the call has returned, in whatever way.
@@ -68,6 +69,7 @@ class Poll:
     started: float
     overdue: float
     beside: bool = False
+    helps: bool = False
     attempt: Attempt | None = None
     given_up: bool = False
     answered: bool = False
@@ -158,12 +160,12 @@ class Receiver:
                 self._changed.notify_all()
             self._have_stand_in()
 
-    def poll(self, reservation: Reservation, *, wait: int, beside: bool = False) -> int:
+    def poll(self, reservation: Reservation, *, wait: int, beside: bool = False, helps: bool = False) -> int:
         """One request and what follows from it; how many messages it brought. A polling thread."""
         messages: list[ReceivedMessage] = []
         started = self._clock.monotonic()
         overdue = started + wait + patience()
-        poll = Poll(threading.current_thread(), reservation, wait, started, overdue, beside)
+        poll = Poll(threading.current_thread(), reservation, wait, started, overdue, beside, helps)
         if not self._begin(poll):
             self._room.received(reservation, 0)
             return 0
@@ -309,8 +311,7 @@ class Receiver:
             reservation = self._reserve(0)
             if reservation is None:
                 return
-            # That it brings none says nothing of a FIFO queue, whose groups may wait for what runs here.
-            more = self._is_there_more(self.poll(reservation, wait=0, beside=self.queue.fifo), 0)
+            more = self._is_there_more(self.poll(reservation, wait=0, helps=True), 0)
         with self._changed:
             self._no_help_before = self._clock.monotonic() + NO_HELP_SECONDS
 
@@ -394,6 +395,8 @@ class Receiver:
             self._failures = 0
             if poll.beside:
                 self._schedule.glanced(now, message_ids)
+            elif poll.helps and self.queue.fifo:  # where it finds none, groups may wait for what runs here
+                self._schedule.came(message_ids)
             elif message_ids or not glanced:  # else a poll that looks everywhere, and waits, comes next
                 took = now - poll.started if poll.wait or not self._wait else math.inf
                 self._schedule.polled(now, message_ids, more=more, took=took)

@@ -82,6 +82,11 @@ class PollSchedule:
         """A short poll beside a long one brought these; what else was due is left to the long one."""
         self._looked(now, message_ids, ())
 
+    def came(self, message_ids: Collection[str]) -> None:
+        """A poll brought these, of which nothing else is to be concluded."""
+        for message_id in message_ids:
+            self._forget(message_id)
+
     def is_imminent(self, now: float) -> bool:
         """Whether a message comes back within a moment, but not yet."""
         later = bisect.bisect_right(self._in_order, now, key=_instant)
@@ -108,8 +113,7 @@ class PollSchedule:
 
     def _looked(self, now: float, message_ids: Collection[str], follow_ups: Sequence[float]) -> None:
         """These came; what else was due is looked for again, as often as there are follow-ups."""
-        for message_id in message_ids:
-            self._forget(message_id)
+        self.came(message_ids)
         due = bisect.bisect_right(self._in_order, now, key=_instant)
         missed, self._in_order = self._in_order[:due], self._in_order[due:]
         for _, message_id in missed:

@@ -267,6 +267,58 @@ def test_an_interrupt_sends_home_who_has_given_up():
     assert answers.get() is None
 
 
+def test_who_waits_keeps_its_place():
+    room = make_room(1, queue_count=4)
+    fill(room, 1)
+    line = [room.line_up(name) for name in "abcd"]
+    assert not any(waiter.reservation for waiter in line)
+    room.gave_back(began=0.0)
+    assert [bool(waiter.reservation) for waiter in line] == [True, True, False, False]
+    for number in (0, 1):
+        assert room.reserve("d", 0) is None, "it does not wait"
+        again = room.line_up(line[number].queue)
+        room.received(line[number].reservation, 0)
+        assert line[number + 2].reservation
+        assert not again.reservation, "who was served is the last in line"
+
+
+def test_who_waits_for_its_turn_keeps_nobody_waiting_who_needs_room():
+    room = make_small_pool(slots=2, prefetch_count=2, queue_count=20)
+    fill(room, 2)  # of the busy queue "q"
+    line = [room.line_up(name) for name in (*"abcdefghij", "q")]
+    room.gave_back(began=0.0)
+    served = [waiter.queue for waiter in line if waiter.reservation]
+    assert served == ["a", "b", "q"], "idle queues take turns, in their order, and the busy one has the slot"
+
+
+def test_a_poll_that_waits_in_vain_keeps_its_room_no_longer_from_a_busy_queue():
+    clock = FakeClock()
+    room = Room(0.0, clock, lambda: Slots(2, 2))
+    room.prefetch_count = 2
+    for name in "ab":
+        room.join()
+        room.received(room.reserve(name, 0), 1)
+    for _ in range(2):
+        room.gave_back(began=0.0)
+    room.reserve("a", 0)
+    assert room.reserve("a", 0) is not None  # both slots: a second thread polls it
+    waiter = room.line_up("b")
+    room.look_after(clock.monotonic())
+    assert waiter.reservation is None
+    clock.advance(LIKELY_SECONDS)
+    room.look_after(clock.monotonic())
+    assert waiter.reservation.messages == 2
+
+
+def test_a_queue_that_has_a_message_for_sure_does_not_wait_for_its_turn():
+    room = make_small_pool(slots=2, prefetch_count=2, queue_count=20)
+    idle = [room.line_up(name) for name in "abcdef"]
+    assert idle[-1].reservation is None
+    room.expect("f")
+    assert idle[-1].reservation is not None
+    assert idle[-2].reservation is None
+
+
 class Sharing(RuleBasedStateMachine):
     """Queues that come, poll, hold and go."""
 
