@@ -403,6 +403,19 @@ def test_of_few_groups_a_second_poll_is_tried_once_a_second():
     assert len(receives(world)) == 3 + 1 + 2
 
 
+def test_a_retry_does_not_wait_for_the_turn_of_its_queue(running):
+    world = World(PollSchedule(0, 0), prefetch_count=2)
+    for name in "abcdefghijklmnopqrst":
+        world.room.join()
+        world.room.line_up(f"another: {name}")
+    running(world)
+    wait_until(lambda: world.room._line[-1].queue == "q", SOON, "the queue to wait for its turn")
+    world.send("a")
+    world.receiver.expect("a", world.clock.monotonic())
+    world.receiver.look_after(world.clock.monotonic())
+    assert world.bodies() == ["a"]
+
+
 def attempts(world):
     return [call["options"].attempt_id for call in receives(world)]
 
