@@ -72,6 +72,9 @@ class Endings(bootsteps.StartStopStep):
         self._told = True
         if impatient and self._drain is not None:
             self._drain.hurry()
+        if how == "Cold" and self._drain is not None:
+            # Celery 5.5 goes on handing messages to a pool that is to end, and waits for their runs.
+            self._drain.stop_polling()
         if how == "Warm" and self._drain is not None:
             self._drain.ask()
             if self._cold_shutdown is not None:

@@ -92,6 +92,11 @@ class Drain:
         """Do not wait for polls in flight, but for a moment. In a signal handler: no I/O, and no lock."""
         self._hurried = True
 
+    def stop_polling(self) -> None:
+        """Have Celery get no more messages. In a signal handler: no I/O, and no lock."""
+        for depot in list(self._broker.depots):
+            depot.stop_polling()
+
     def finish(self) -> None:
         """Wait for polls in flight, and for what follows from them. Main thread, the pool having ended."""
         if self._asked_at is not None:
@@ -125,8 +130,8 @@ class Drain:
             f"{left:.3g} s" if math.isfinite(left) else "as long as they take",
         )
         asked_at = self._asked_at or SYSTEM_CLOCK.monotonic()
+        self.stop_polling()
         for depot in depots:
-            depot.stop_polling()
             depot.end_by(self._until, self._polls_until(asked_at))
         given_back = [delivery for depot in depots for delivery in depot.give_back_unstarted()]
         count = sum(map(released.has, given_back))

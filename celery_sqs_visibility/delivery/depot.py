@@ -116,6 +116,7 @@ class Depot:
         self._receivers: dict[str, tuple[Receiver, HandOver]] = {}
         self._running = False
         self._closed = False  # what still runs is the last of it
+        self._hands_over = True
         self._polls_until: float | None = None  # until when closing waits for polls in flight
         self._ends = math.inf  # the monotonic instant at which a shutdown's time is over
         self._ending_since: float | None = None  # when that shutdown began
@@ -236,7 +237,11 @@ class Depot:
         return delivery.keeper.settle(delivery, Lapse())  # it may have given way just now
 
     def stop_polling(self) -> None:
-        """Poll no more, in none of the queues. Takes no lock that a signal handler could find taken."""
+        """Poll no more, in none of the queues, and hand nothing over to Celery.
+
+        Takes no lock that a signal handler could find taken.
+        """
+        self._hands_over = False
         for receiver, _ in list(self._receivers.values()):
             receiver.stop()
         self.room.interrupt()
@@ -346,7 +351,7 @@ class Depot:
 
     def _start(self) -> None:
         with self._lock:
-            self._closed = False
+            self._closed, self._hands_over = False, True
             if self._running:
                 return
             self._running = True
@@ -468,8 +473,8 @@ class Depot:
 
         def hand_over(parcel: Parcel, raising: bool) -> None:  # noqa: FBT001 - see Parcel
             delivery = parcel.delivery
-            if self._lapsed(delivery.current):
-                return
+            if not self._hands_over or self._lapsed(delivery.current):
+                return  # what is held and does not run is given back
             try:
                 consumer(parcel.payload)
             except Exception:

@@ -67,9 +67,14 @@ def test_a_warm_shutdown_drains(asked):
 
 
 @pytest.mark.usefixtures("ending")
-def test_a_cold_shutdown_does_not(asked):
+def test_a_cold_shutdown_does_not_but_celery_gets_no_more_messages(asked, consumer):
+    stopped = []
+    consumer.connection.transport.broker.depots.append(
+        SimpleNamespace(stop_polling=lambda: stopped.append(1))
+    )
     tell("Cold")
     assert asked == []
+    assert stopped == [1]
 
 
 @pytest.mark.usefixtures("ending")

@@ -558,6 +558,17 @@ def test_what_is_given_back_while_it_is_handed_over_is_not_run(world, queue, eve
     assert not handed[0].settle(Delete())
 
 
+def test_what_arrived_before_the_polls_were_stopped_is_not_handed_over(world, queue, events):
+    world.consume(queue, "a")
+    assert world.inbox.wait(SOON)
+    world.depot.stop_polling()
+    world.inbox.hand_over(world.clock)
+    assert world.handed == []
+    world.depot.close()
+    assert len(events.of(Released)) == 1
+    assert world.visible(queue) == ["a"]
+
+
 def test_cancelling_what_is_not_consumed_is_harmless(world):
     world.depot.cancel("nothing")
 
