@@ -10,8 +10,8 @@ EMULATOR := $(EMULATOR_VENV)/.installed
 MATRIX := .venvs
 VERSIONS := 5.5 5.6 5.7
 TESTS := tests/unit tests/worker
-ENDS := tests/unit $(patsubst %,tests/worker/test_%.py,connecting_anew crashes deploys error_visibility \
-	nothing_is_lost restarts settling)
+ENDS := tests/unit $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends error_visibility \
+	limits nothing_is_lost restarts results settling)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-pools matrix matrix-ends reliability soak bench check clean
