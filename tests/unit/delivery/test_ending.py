@@ -42,7 +42,14 @@ class Process:
         self.queue = queue
         self.handed = []
         self.inbox = Inbox()
-        self.depot = Depot(OPTIONS, RECEIVE, self.open_message, RedriveBook(), Returns(), self.inbox)
+        self.depot = Depot(
+            OPTIONS,
+            RECEIVE,
+            self.open_message,
+            RedriveBook(),
+            Returns(OPTIONS.visibility_timeout),
+            self.inbox,
+        )
         self.depot.room.prefetch_count = 10
         self.depot.consume(queue, self.handed.append)
         self.receiver, _ = self.depot._receivers[queue.name]
