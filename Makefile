@@ -10,7 +10,7 @@ EMULATOR := $(EMULATOR_VENV)/.installed
 MATRIX := .venvs
 VERSIONS := 5.5 5.6 5.7
 TESTS := tests/unit tests/worker
-ENDS := tests/unit $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends error_visibility \
+ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends error_visibility \
 	limits nothing_is_lost restarts results settling)
 
 .DEFAULT_GOAL := help
