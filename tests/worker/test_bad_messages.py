@@ -113,16 +113,17 @@ def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once
     assert set(runs.values()) == {1}
     assert len(sent) == BAD_MESSAGES
     failed = set(re.findall(r"task failed \(.* message_id=(\S+) .*last=True", worker.log))
-    assert moved + Counter(failed) == Counter(sent)
+    # One of which no more is wrong than that it is for another day.
+    waiting = set(re.findall(r"goes on waiting for its ETA as a copy \(.* message_id=(\S+) ", worker.log))
+    assert moved + Counter(failed | waiting) == Counter(sent)
     assert tasks_moved == len(failed)
     assert worker.running
     assert sorted(worker.children()) == children
     # Each told once, but for those that were tasks, and failed.
-    assert worker.log.count("message is no task for this worker") == BAD_MESSAGES - len(failed)
+    assert worker.log.count("message is no task for this worker") == BAD_MESSAGES - len(failed | waiting)
     assert 0 < len(failed) < BAD_MESSAGES / 5
-    reliability(
-        "bad messages, with a redrive policy", "in waves of 100", sent, kept=sum(moved.values()) + tasks_moved
-    )
+    kept = sum(moved.values()) + tasks_moved + len(waiting)
+    reliability("bad messages, with a redrive policy", "in waves of 100", sent, kept=kept)
     reliability("bad messages: the good ones", "5 in a wave of 100", keys_of_good, ended="started")
 
 
