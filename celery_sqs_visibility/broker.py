@@ -61,6 +61,8 @@ class Broker:
         self.slots: Callable[[], Slots] | None = None
         #: Those in use, of channels that were closed too, as long as something of theirs still runs.
         self.depots: WeakSet[Depot] = WeakSet()
+        #: Of these, the worker's own: the others are of consumers inside its tasks.
+        self.worker_depots: WeakSet[Depot] = WeakSet()
 
     def new_depot(self, inbox: Inbox, *, for_worker: bool) -> Depot:
         """A place to hold what is received from it, by a worker or by a consumer that has no slots."""
@@ -74,6 +76,8 @@ class Broker:
             slots=self.slots if for_worker else None,
         )
         self.depots.add(depot)
+        if for_worker:
+            self.worker_depots.add(depot)
         return depot
 
     def open_message(self, queue: Queue, message: ReceivedMessage) -> Opened:

@@ -286,7 +286,7 @@ class Channel(AdministrativeChannel):
         """Send it, or have it sent by the block of `publish_batch` around. The publishing thread."""
         attempts = self._transport.attempts
         try:
-            target = self._target(queue, message)
+            target = publish_deadline.send(partial(self._target, queue, message))
             if target is not None:
                 outgoing = seal(message, target, base64_encoded=self.broker.options.sqs_base64_encoding)
                 if not publishing.batched(self.broker, target, outgoing, message):

@@ -20,7 +20,7 @@ from celery_sqs_visibility.policy.pauses import pause
 #: Seconds, well within those for which Celery keeps others from publishing the body of a chord.
 PUBLISH_SECONDS = 10.0
 
-#: A monotonic instant, of the run in this thread or greenlet.
+#: The monotonic instant until which what is published now, in this thread or greenlet, is sent again.
 _deadline: ContextVar[float] = ContextVar("celery_sqs_visibility.publish_deadline", default=0.0)
 
 T = TypeVar("T")

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from celery.worker import state
+
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.parking import park_for
 from celery_sqs_visibility.request import DeliveryRequest
@@ -49,15 +51,19 @@ class RateLimits:
         """A task has arrived. Its turn is after those that were sent to wait in SQS."""
         now = SYSTEM_CLOCK.monotonic()
         turn = max(_turn(bucket, now), self._last_turn.get(bucket, 0.0) + 1 / bucket.fill_rate)
-        return None if self._put_off(request, bucket, turn, now) else self._hold(request, bucket, tokens)
+        if self._put_off(request, bucket, turn, now):
+            return None
+        self._note(request, _turn(bucket, now) - now)
+        return self._limit_task(request, bucket, tokens)
 
     def limit_post_eta(self, request: Any, bucket: Any, tokens: int) -> Any:
         """A task's ETA has come, which may be the turn that it was given."""
         now = SYSTEM_CLOCK.monotonic()
         if self._put_off(request, bucket, _turn(bucket, now), now):
             self._consumer.qos.decrement_eventually()
+            state.task_ready(request)  # Celery has it among those that are scheduled
             return None
-        self._note(request)
+        self._note(request, _turn(bucket, now) - now)
         return self._limit_post_eta(request, bucket, tokens)
 
     def move_to_pool(self, request: Any) -> None:
@@ -67,13 +73,16 @@ class RateLimits:
             qos.decrement_eventually()
         self._move_to_pool(request)
 
-    def _hold(self, request: Any, bucket: Any, tokens: int) -> Any:
-        self._note(request)
-        return self._limit_task(request, bucket, tokens)
+    def _note(self, request: Any, wait: float) -> None:
+        """It needs no slot until its turn: Celery's prefetch count is raised, as for an ETA.
 
-    def _note(self, request: Any) -> None:
-        """It needs no slot until its turn: Celery's prefetch count is raised, as for an ETA."""
+        But for one whose turn is far away and that cannot wait in SQS (of a FIFO queue, or where the worker
+        may not send): one worker would take a whole queue of them.
+        """
         qos = self._consumer.qos
+        timeout = getattr(request, "visibility_timeout", None)
+        if timeout is not None and park_for(wait, timeout) is not None:
+            return
         if len(self._waiting) < MOST_HELD:
             before = qos.value
             # It is not where there is no limit, or where `worker_eta_task_limit` is reached.

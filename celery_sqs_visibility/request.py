@@ -27,6 +27,7 @@ from celery_sqs_visibility.delivery.events import Finished, emit
 from celery_sqs_visibility.delivery.leases import board
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Release, Settlement
 from celery_sqs_visibility.delivery.telling import tell
+from celery_sqs_visibility.policy.retrying import attempts_made
 
 logger = get_logger(__name__)
 
@@ -117,7 +118,7 @@ class DeliveryRequest(Request):
         if self._was_killed_for_nothing(exc):
             self._come_back_killed()
             return None
-        if self.delivery is not None and _could_not_publish_retry(exc_info):
+        if _could_not_publish_retry(exc_info) and self._may_be_tried_again():
             logger.warning("Task %s[%s] comes back: its retry could not be published", self.name, self.id)
             state.task_ready(self)
             self.come_back_later()
@@ -125,6 +126,14 @@ class DeliveryRequest(Request):
         self._rejected_on_purpose = isinstance(exc, Reject)
         with self._settled_if_it_raises():
             return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def _may_be_tried_again(self) -> bool:
+        """Whether a message whose retry could not be published has attempts left, by its receives."""
+        if self.delivery is None:
+            return False
+        limit, facts = self.task.max_retries, self.delivery.facts
+        published = self._request_dict.get("retries") or 0
+        return limit is None or attempts_made(facts.receive_count, self.delivery.parks, published) < limit
 
     def _was_killed_for_nothing(self, exc: BaseException) -> bool:
         """Whether its process was killed by `cancel`, or in the belief that it ran something else.

@@ -93,14 +93,20 @@ class Drain:
         self._hurried = True
 
     def stop_polling(self) -> None:
-        """Have Celery get no more messages. In a signal handler: no I/O, and no lock."""
-        for depot in list(self._broker.depots):
+        """Have Celery get no more messages. In a signal handler: no I/O, and no lock that is not reentrant.
+
+        A consumer inside a task goes on, until its task ends.
+        """
+        for depot in list(self._broker.worker_depots):
             depot.stop_polling()
 
     def finish(self) -> None:
         """Wait for polls in flight, and for what follows from them. Main thread, the pool having ended."""
         if self._asked_at is not None:
-            self._wait_for_polls(self._asked_at)
+            depots = list(self._broker.depots)  # no task has a consumer any more
+            for depot in depots:
+                depot.stop_polling()
+            self._wait_for_polls(self._asked_at, depots)
             # What is held now nobody runs any more, and nobody will settle it.
             while self._thread.is_alive() and not any(len(depot.ledger) for depot in self._broker.depots):
                 self._thread.join(GLANCE)
@@ -115,7 +121,7 @@ class Drain:
         orphans: list[Delivery] = []
         released = _ReleasedMessages()
         try:
-            orphans = self._drain(list(self._broker.depots), released)
+            orphans = self._drain(list(self._broker.worker_depots), released)
         except Exception:
             logger.exception("draining stumbled; what is held comes back after its visibility timeout")
         finally:
@@ -136,19 +142,27 @@ class Drain:
         given_back = [delivery for depot in depots for delivery in depot.give_back_unstarted()]
         count = sum(map(released.has, given_back))
         logger.info("shutdown: %d messages given back that had not begun", count)
-        self._wait_for_polls(asked_at)
+        self._wait_for_polls(asked_at, depots)
         # What a poll had brought just before it was told to stop.
         given_back += [delivery for depot in depots for delivery in depot.give_back_unstarted()]
         for depot in depots:
             while (left := self._left()) > 0 and not depot.ledger.wait_until_empty(min(left, GLANCE)):
                 depot.end_by(self._until, self._polls_until(asked_at))
         orphans = [delivery for depot in depots for delivery in depot.hand_back()]
+        if orphans:
+            self._end_consumers_of_tasks()
         _tell_what_became(given_back, orphans, released)
         return orphans
 
-    def _wait_for_polls(self, asked_at: float) -> None:
+    def _end_consumers_of_tasks(self) -> None:
+        """Runs are ended, and so are the consumers inside them. The drain's thread."""
+        for depot in set(self._broker.depots) - set(self._broker.worker_depots):
+            depot.stop_polling()
+            depot.end_by(self._until, self._until)
+            depot.hand_back()
+
+    def _wait_for_polls(self, asked_at: float, depots: list[Depot]) -> None:
         """Wait until polls in flight have ended, for as long as they have. Any thread."""
-        depots = list(self._broker.depots)
         while (now := SYSTEM_CLOCK.monotonic()) < (until := self._polls_until(asked_at)):
             if all(depot.wait_for_polls(min(until, now + GLANCE)) for depot in depots):
                 return

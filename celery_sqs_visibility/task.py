@@ -15,6 +15,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cached_property, partial
 from typing import Any, ClassVar, NoReturn
@@ -43,6 +44,7 @@ from celery_sqs_visibility.tracing import (
     LIMIT_HEADER,
     VisibilityRetry,
     is_a_delivery,
+    logging_errors,
     retry_before,
     trace_deliveries,
     turning_failures,
@@ -104,9 +106,12 @@ class VisibilityTask(Task):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG004 - a task class may take some
         """Wrap what of the task may fail; a `__call__` or `__init__` of the user's does not undo it."""
         task = super().__new__(cls)
+        # Celery's autoretry, which wraps it later, changes the task's own until 5.7.
+        task._retry_kwargs = dict(getattr(task, "retry_kwargs", None) or {})
         task.run = turning_failures(task, task.run)
+        task.on_failure = logging_errors(task, task.on_failure)
         if cls.before_start is not Task.before_start:
-            task.before_start = turning_failures(task, task.before_start)
+            task.before_start = turning_failures(task, task.before_start, ends=False)
         return task
 
     @classmethod
@@ -164,23 +169,18 @@ class VisibilityTask(Task):
             Retry: to be passed on.
             MaxRetriesExceededError: or `exc`, if this was the last attempt.
         """
-        request = self.request
         if not is_a_delivery(self):
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         if eta is not None and countdown is None:
-            countdown = (
-                maybe_make_aware(eta, self.app.timezone) - datetime.now(timezone.utc)
-            ).total_seconds()
+            countdown = _seconds_until(maybe_make_aware(eta, self.app.timezone))
         limit = self.max_retries if max_retries is None else max_retries
-        publishes = not throw or args is not None or kwargs is not None or self._changes(request, options)
-        publishes = publishes or (countdown is not None and countdown > _horizon_left(request))
-        # To poll is not to fail: the receives of one message would use up the queue's `maxReceiveCount`.
-        if publishes or self.name == CHORD_UNLOCK:
-            return self._retry_by_publishing(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
-        if self._is_limit_to_be_told(request, limit):
-            delay = self.delay_after(request, exc or self._exhausted(), countdown, explicit=True)
-            headers = {**(request.headers or {}), LIMIT_HEADER: limit}
-            return self._retry_by_publishing(exc=exc, countdown=delay, max_retries=limit, headers=headers)
+        if args is not None or kwargs is not None or not throw or self._needs_a_message(countdown, options):
+            changes = {"args": args, "kwargs": kwargs, "throw": throw, "max_retries": max_retries, **options}
+            return self._retry_by_publishing(exc, countdown, eta, changes)
+        if self._is_limit_to_be_told(limit):
+            delay = self.delay_after(self.request, exc or self._exhausted(), countdown, explicit=True)
+            with suppress(VisibilityRetry):  # it cannot be told, and the retry itself needs no message
+                return self._retry_by_publishing(exc, delay, None, {"max_retries": limit})
         self._end(End.RETRIED, exc, countdown, limit)
         return None
 
@@ -193,10 +193,11 @@ class VisibilityTask(Task):
             raise self.retry(exc=exc, **given)
         self._end(End.FAILED, exc, given.get("countdown"), self.retry_limit)
 
-    def retry_after_error_outside(self, request: Context, exc: BaseException) -> VisibilityRetry | None:
+    def retry_after_error_outside(self, request: Context, exc: BaseException) -> Retry | None:
         """Celery failed outside the task's own code: how the run comes back; `None`: it was the last attempt.
 
-        What the task itself decided before, that it comes back after a delay, stands.
+        What the task itself decided before stands: that it comes back after a delay, or that its successor is
+        published.
         """
         decided = retry_before(exc)
         last = self.is_last_attempt(request, self.limit_of(request))
@@ -220,17 +221,26 @@ class VisibilityTask(Task):
         told: int | None = request.visibility_max_retries
         return self.retry_limit if told is None else told
 
-    def _is_limit_to_be_told(self, request: Context, limit: int | None) -> bool:
+    def _is_limit_to_be_told(self, limit: int | None) -> bool:
         """Whether this retry leads to what others take for the last attempt, and is given a higher limit."""
+        request = self.request
         known = self.limit_of(request)
         if limit is None or known is None or limit <= known or request.retries + 1 < known:
             return False
         url = request.properties["delivery_info"]["sqs_queue"]
         return not (url.endswith(FIFO_SUFFIX) or self.is_last_attempt(request, limit))
 
-    @property
-    def _retry_kwargs(self) -> dict[str, Any]:
-        return dict(getattr(self, "retry_kwargs", None) or {})
+    def _needs_a_message(self, countdown: float | None, options: dict[str, Any]) -> bool:
+        """Whether a retry asks for more than to come back, which takes a message of its own."""
+        request = self.request
+        if self.name == CHORD_UNLOCK:
+            return True  # to poll is not to fail: its receives would use up the queue's `maxReceiveCount`
+        if countdown is not None and countdown > _horizon_left(request):
+            return True
+        return any(
+            value is not None and not (name == "queue" and value == request.sqs["queue"])
+            for name, value in options.items()
+        )
 
     def delay_after(
         self, request: Context, exc: BaseException, countdown: float | None = None, *, explicit: bool = False
@@ -278,30 +288,34 @@ class VisibilityTask(Task):
             task_kwargs=request.kwargs,
         )
 
-    def _retry_by_publishing(self, *args: Any, **options: Any) -> Any:
+    def _retry_by_publishing(
+        self, exc: BaseException | None, countdown: float | None, eta: datetime | None, given: dict[str, Any]
+    ) -> Any:
+        """Retry as Celery does, with what it forgets: the message group, and the limit that it was given."""
         request = self.request
+        options = dict(given)
         group = (request.properties or {}).get("MessageGroupId")
         if group is not None:
-            options.setdefault("MessageGroupId", group)  # Celery forgets it
+            options.setdefault("MessageGroupId", group)
+        if given["max_retries"] is not None:
+            headers = options.get("headers") or request.headers or {}
+            options["headers"] = {**headers, LIMIT_HEADER: given["max_retries"]}
         try:
-            return super().retry(*args, **options)
+            return super().retry(exc=exc, countdown=countdown, eta=eta, **options)
         except Retry:
             raise
         except Reject as failure:
             # Celery could not publish the retry, and would have the message deleted.
             reason = failure.reason if isinstance(failure.reason, BaseException) else failure
-            raise VisibilityRetry(None, reason, self.delay_after(request, reason)) from failure
-        except Exception as final:  # Celery says that there are no retries left
-            request.visibility_final = final
+            delay = self.delay_after(request, reason, countdown, explicit=True)
+            raise VisibilityRetry(None, reason, delay) from failure
+        except Exception as final:
+            if final is exc or isinstance(final, self.MaxRetriesExceededError):
+                request.visibility_final = final
             raise
-
-    @staticmethod
-    def _changes(request: Context, options: dict[str, Any]) -> bool:
-        """Whether these options of a retry ask for more than to come back."""
-        return any(
-            value is not None and not (name == "queue" and value == request.sqs["queue"])
-            for name, value in options.items()
-        )
+        finally:
+            # Celery keeps it for its autoretry, on the task: the next message would be given it, too.
+            self.__dict__.pop("override_max_retries", None)
 
     @classmethod
     def _delay_rule(cls, task: VisibilityTask | None = None) -> DelayRule | None:
@@ -354,6 +368,10 @@ def _check_choice(cls: type[VisibilityTask], name: str) -> None:
 def _is_set(cls: type, attribute: str) -> bool:
     """Whether a class below Celery's own sets it."""
     return any(attribute in base.__dict__ for base in cls.__mro__[: cls.__mro__.index(VisibilityTask)])
+
+
+def _seconds_until(instant: datetime) -> float:
+    return (instant - datetime.now(timezone.utc)).total_seconds()
 
 
 def _horizon_left(request: Context) -> float:

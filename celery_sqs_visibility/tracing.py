@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 #: A task of Celery's own that polls for a chord, and publishes its body before it ends.
 CHORD_UNLOCK = "celery.chord_unlock"
 
+#: Where Celery's tracer is.
+TRACE_FILE = build_tracer.__code__.co_filename
+
 #: The header by which a retry that was published tells the limit that was given to `self.retry()`.
 LIMIT_HEADER = "visibility_max_retries"
 
@@ -100,13 +103,15 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
         if ours is None:
             hostname = request.get("hostname")
             ours = build_tracer(task.name, task, hostname=hostname, Info=DeliveryTrace, app=task.app)
-        _prepare(task, request)
         try:
+            _prepare(task, request)
             result, info, seconds, shown = ours(uuid, args, kwargs, request)
-        except (MemoryError, Reject):
+        except MemoryError:
             raise
         except Exception as exc:
-            retry = task.retry_after_error_outside(Context(request, args=args, kwargs=kwargs), exc)
+            retry = None
+            if not isinstance(exc, Reject) or _is_raised_by_tracer(exc):
+                retry = task.retry_after_error_outside(Context(request, args=args, kwargs=kwargs), exc)
             if retry is None:
                 raise
             logger.exception("Celery could not record how task %s[%s] ended; it comes back", task.name, uuid)
@@ -120,10 +125,15 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
     return trace
 
 
-def turning_failures(task: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def turning_failures(task: Any, function: Callable[..., Any], *, ends: bool = True) -> Callable[..., Any]:
     """Wrap a part of a task's own code, so that its failure becomes what Celery is to see.
 
     The outermost call alone: to the task's code, which may call `self.run()`, its exceptions are its own.
+
+    Args:
+        task: whose code it is.
+        function: the part.
+        ends: whether the task's own code is over when it returns.
     """
 
     @wraps(function, updated=())
@@ -140,7 +150,8 @@ def turning_failures(task: Any, function: Callable[..., Any]) -> Callable[..., A
             return task.on_run_failed(exc)
         finally:
             request.visibility_in_run = False
-        publish_deadline.begin()
+        if ends:
+            publish_deadline.begin()
         return result
 
     return run
@@ -165,11 +176,37 @@ def is_a_delivery(task: Task) -> bool:
     return request.sqs is not None and not request.called_directly and not request.is_eager
 
 
-def retry_before(exc: BaseException | None) -> VisibilityRetry | None:
-    """The `VisibilityRetry` that was being handled when the exception was raised, if any."""
-    while exc is not None and not isinstance(exc, VisibilityRetry):
+def logging_errors(task: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a handler of the user's that is called once the outcome is stored: its error decides nothing."""
+
+    @wraps(handler)
+    def handle(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return handler(*args, **kwargs)
+        except Exception:
+            if not is_a_delivery(task):
+                raise
+            logger.exception("%s of task %s failed", handler.__name__, task.name)
+
+    return handle
+
+
+def retry_before(exc: BaseException | None) -> Retry | None:
+    """The `Retry` that was being handled when the exception was raised, if any.
+
+    A `VisibilityRetry` has the message come back; of any other the successor is published.
+    """
+    while exc is not None and not isinstance(exc, Retry):
         exc = exc.__context__
     return exc
+
+
+def _is_raised_by_tracer(exc: BaseException) -> bool:
+    """Whether Celery's tracer itself rejects, since it cannot publish what follows a result stored before."""
+    traceback = exc.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_code.co_filename == TRACE_FILE
 
 
 def _prepare(task: Any, request: dict[str, Any]) -> None:
@@ -207,9 +244,9 @@ def _store(task: Any, request: dict[str, Any], result: Any, state: str) -> None:
         logger.exception("state %s of task %s[%s] could not be stored", state, task.name, request["id"])
 
 
-def _raised(retry: VisibilityRetry, record: Callable[[], ExceptionInfo]) -> ExceptionInfo:
+def _raised(retry: Retry, record: Callable[[], ExceptionInfo]) -> ExceptionInfo:
     """Call `record` while the exception is being handled, which it looks up for its traceback."""
     try:
         raise retry from retry.exc
-    except VisibilityRetry:
+    except Retry:
         return record()

@@ -18,6 +18,8 @@ from celery.app.task import Context
 from celery.exceptions import InvalidTaskError
 from celery.utils.time import maybe_iso8601
 
+from celery_sqs_visibility.tracing import LIMIT_HEADER
+
 #: What a name or id cannot hold: control characters, and halves of characters that no encoding takes.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -42,7 +44,7 @@ SHORT = 60
 PROTOCOL_2_PARTS = 3
 
 #: What only headers, Celery or we may say of a task's request.
-OURS = ("sqs", "visibility_lease")
+OURS = ("sqs", "visibility_lease", "visibility_final", "visibility_in_run")
 TAKEN = frozenset({*dir(Context), *OURS})
 
 
@@ -201,7 +203,7 @@ OBJECT: Check = (_is_object, "an object")
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(("task", "id", "root_id", "parent_id", "group", "taskset", "shadow"), NAME),
     **dict.fromkeys(("reply_to", "correlation_id"), NAME),
-    **dict.fromkeys(("retries", "group_index", "replaced_task_nesting"), COUNT),
+    **dict.fromkeys(("retries", "group_index", "replaced_task_nesting", LIMIT_HEADER), COUNT),
     **dict.fromkeys(("eta", "expires"), INSTANT),
     "timelimit": (_are_limits, "a list of two numbers of seconds, or null"),
     "stamped_headers": (_are_names, "a list of names"),

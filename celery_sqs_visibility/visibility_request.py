@@ -76,8 +76,9 @@ class VisibilityRequest(DeliveryRequest):
             if self.pool_has_processes and not decided and isinstance(exc, (SystemExit, KeyboardInterrupt)):
                 exc_info = _lost_by(exc)
                 exc = exception_of(exc_info)
-            if not decided and self._lost_run_comes_back(exc, exc_info):
-                return None
+            with self._settled_if_it_raises():
+                if not decided and self._lost_run_comes_back(exc, exc_info):
+                    return None
             with self._given_up_after(exc, exc_info):
                 return super().on_failure(exc_info, send_failed_event, return_ok)
         return super().on_failure(exc_info, send_failed_event, return_ok)

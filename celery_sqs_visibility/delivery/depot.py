@@ -25,6 +25,7 @@ from celery_sqs_visibility.delivery.model import (
     Delivery,
     Hide,
     Lapse,
+    Park,
     Release,
     Renew,
     Settlement,
@@ -114,6 +115,10 @@ class Depot:
         # handler, on a thread that may be here just now.
         self._lock = threading.RLock()
         self._receivers: dict[str, tuple[Receiver, HandOver]] = {}
+        self._retired: list[
+            Receiver
+        ] = []  # those that were stopped and replaced, whose polls may be in flight
+        self._abandoned: set[str] = set()  # queues that are being deleted
         self._running = False
         self._closed = False  # what still runs is the last of it
         self._hands_over = True
@@ -143,6 +148,8 @@ class Depot:
         )
         self.cancel(queue.name)
         with self._lock:
+            self._retire(queue.name)
+            self._abandoned.discard(queue.name)
             self._receivers[queue.name] = (receiver, hand_over)
         receiver.start()
 
@@ -157,8 +164,15 @@ class Depot:
             receiver.stop()
             self.room.interrupt()
 
+    def _retire(self, queue_name: str) -> None:
+        """Under the lock: forget the queue's receiver, but for its polls in flight."""
+        receiver, _ = self._receivers.pop(queue_name, (None, None))
+        if receiver is not None:
+            self._retired.append(receiver)
+
     def abandon(self, queue_name: str) -> None:
         """After `cancel`, before the queue is deleted: let go of its messages, and finish what is settled."""
+        self._abandoned.add(queue_name)
         self._inbox.take(
             lambda parcel: parcel.delivery.queue.name == queue_name and parcel.delivery.keeper is self
         )
@@ -257,7 +271,12 @@ class Depot:
 
     def wait_for_polls(self, until: float) -> bool:
         """After `stop_polling`: wait for polls in flight until that instant; whether none is left."""
-        return all(receiver.settle_down(until) for receiver, _ in list(self._receivers.values()))
+        with self._lock:
+            receivers = [*self._retired, *(receiver for receiver, _ in self._receivers.values())]
+        ended = all(receiver.settle_down(until) for receiver in receivers)
+        with self._lock:
+            self._retired = [each for each in self._retired if not each.settle_down(self._clock.monotonic())]
+        return ended
 
     def give_back_unstarted(self) -> list[Delivery]:
         """After `stop_polling`: release what does not run. Any thread.
@@ -322,17 +341,20 @@ class Depot:
         self.give_back_unstarted()
         self.flush()
         with self._lock:
-            self._receivers = {}
+            for queue_name in list(self._receivers):
+                self._retire(queue_name)
             self._closed = True
         if not len(self.ledger):
             self._stop()
 
     def _give_back(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
         """Release those that are still held: which those were."""
+        deliveries = list(deliveries)
+        # Before a poll of our own may bring one of them back.
+        self._given_back.update((d.queue.name, d.facts.message_id) for d in deliveries)
         released = [delivery for delivery in deliveries if delivery.settle(Release())]
         if released:
             self._released_at = self._clock.monotonic()
-            self._given_back.update((d.queue.name, d.facts.message_id) for d in released)
         return released
 
     def _give_back_late(self, delivery: Delivery) -> None:
@@ -342,6 +364,9 @@ class Depot:
         go from one to the next, and use up its attempts. So at once goes what was never received before, and
         what this depot had released; anything else is hidden until those polls are over.
         """
+        if delivery.queue.name in self._abandoned:
+            delivery.settle(Lapse())  # without a request: its queue is being deleted
+            return
         seconds = 0
         if self._ending_since is not None and delivery.facts.receive_count > 1:
             polls_over = self._ending_since + self.options.wait_time_seconds
@@ -413,10 +438,12 @@ class Depot:
             return None
         if isinstance(content, UnreadableError):
             self.failures.refuse(delivery, str(content), message["Body"])
+        elif (waiting := self.parking.waiting(delivery, content, message)) is not None and (
+            hand_over is not None or isinstance(waiting, Park)  # no copy is sent when all is to be over soon
+        ):
+            delivery.settle(waiting)
         elif hand_over is None:
             self._give_back_late(delivery)
-        elif (waiting := self.parking.waiting(delivery, content, message)) is not None:
-            delivery.settle(waiting)
         else:
             return Parcel(delivery, content.payload, self._to(hand_over))
         return None
@@ -436,15 +463,23 @@ class Depot:
     def _take_back(self, delivery: Delivery, renew: Renew) -> None:
         """Its queue refuses the copy, and would not hand it out again: Celery holds it. The settler's."""
         asked_at = delivery.horizon - VISIBILITY_HORIZON
-        again = Delivery(delivery.queue, delivery.handle, delivery.facts, asked_at, delivery.deadline, self)
+        again = Delivery(
+            delivery.queue,
+            delivery.handle,
+            delivery.facts,
+            asked_at,
+            delivery.deadline,
+            self,
+            delivery.message_attributes,
+        )
         again.parks = delivery.parks
-        self.room.unexpected(1)
+        self.room.unexpected(1, fifo=delivery.queue.fifo)
         self.ledger.add([again])
         receiver, hand_over = self._receivers.get(delivery.queue.name, (None, None))
         if self._known(again):
             return
         if hand_over is None or receiver is None or receiver.stopping:
-            again.settle(Release())
+            self._give_back_late(again)
         else:
             self._inbox.put([Parcel(again, renew.payload, self._to(hand_over))])
             self._heartbeat.notice()

@@ -95,6 +95,7 @@ class Room:
         self._held = Held()
         self._fifo = Held()  # those of FIFO queues
         self._queues = 0  # that poll or want to
+        self._left: set[str] = set()  # those that do no more, though their last poll may be in flight
         self._busy: set[str] = set()  # queues whose last poll brought something
         self._polls: Counter[str] = Counter()  # in flight, by queue
         self._likely: set[Reservation] = set()  # of polls in flight that should bring what they ask for
@@ -129,6 +130,7 @@ class Room:
         with self._lock:
             self._queues -= 1
             if queue is not None:
+                self._left.add(queue)
                 self._busy.discard(queue)
 
     def reserve(
@@ -156,6 +158,7 @@ class Room:
     def line_up(self, queue: str, *, fifo: bool = False) -> Waiter:
         """Take a place in the line, and be served at once if there is room."""
         with self._lock:
+            self._left.discard(queue)
             waiter = Waiter(queue, fifo, threading.Condition(self._lock))
             self._line.append(waiter)
             self._serve()
@@ -170,7 +173,7 @@ class Room:
             self._polls[queue] -= 1
             if not self._polls[queue]:
                 del self._polls[queue], self._unlikely[queue]
-            if messages:
+            if messages and queue not in self._left:
                 self._busy.add(queue)
             elif queue not in self._polls:  # else the other polls of the queue say how it is
                 self._busy.discard(queue)
@@ -185,7 +188,8 @@ class Room:
     def expect(self, queue: str) -> None:
         """A message is known to be in that queue: its next poll is likely to bring it."""
         with self._lock:
-            self._busy.add(queue)
+            if queue not in self._left:
+                self._busy.add(queue)
             self._serve()
 
     def look_after(self, now: float) -> None:

@@ -113,7 +113,7 @@ WINDOWS_IN_COMPANY = 5
 FINAL = (HandleIsInvalid, RequestRefused)
 
 #: What became of a visibility change that was not sent in time.
-TOO_LATE = Unavailable("its visibility timeout ran out before SQS was told to hide or release it")
+TOO_LATE = Unavailable("its visibility timeout ran out before SQS was told to hide, release or renew it")
 
 #: Told from a settler's thread that a job is over: with the error if it could not be done, and the
 #: instant from which the delay of a visibility change counts.
@@ -192,7 +192,7 @@ class Settler:
                 if lane.jobs:
                     self._line[lane] = None
                 lane.under_way = lane.in_order
-                late = [job for job in jobs if lane.kind is Hide and job.delivery.deadline <= now]
+                late = [job for job in jobs if lane.kind in (Hide, Renew) and job.delivery.deadline <= now]
                 return Batch(lane, [_clamped(job, now) for job in jobs if job not in late], late)
         return None
 

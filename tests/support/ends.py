@@ -97,6 +97,20 @@ ROWS = (
         S,
         more=1,
     ),
+    Row(
+        "retrying_with_arguments",
+        "`self.retry(kwargs=...)`, and the result backend cannot store that it is to be retried",
+        (Run(End.PUBLISHED, told=False),),
+        S,
+        {"refused": [R]},
+        more=1,
+    ),
+    Row(
+        "failing_twice",
+        "raises what `dont_autoretry_for` names, and its `on_failure` raises, too",
+        (Run(End.FAILED, retried=False),),
+        F,
+    ),
     Row("replacing", "`self.replace()`", (Run(End.PUBLISHED),), S, more=1),
     Row("ignoring", "raises `Ignore`", (Run(End.IGNORED),), "PENDING"),
     Row(

@@ -76,6 +76,17 @@ def excluded(self, **_):
     raise Trouble
 
 
+class WithFailingHandler(Ending):
+    def on_failure(self, *_):
+        raise ValueError("the handler's own")
+
+
+@app.task(bind=True, base=WithFailingHandler, dont_autoretry_for=(Trouble,))
+def failing_twice(self, **_):
+    begin(self)
+    raise Trouble
+
+
 @app.task(bind=True, autoretry_for=(OSError,))
 def narrowed(self, included=False, **_):
     begin(self)
@@ -178,6 +189,20 @@ def calling_itself(self, nested=False, **_):
 def stock_retrying(self, queue=None, **_):
     begin(self)
     raise self.retry(countdown=0, queue=queue)
+
+
+@app.task(bind=True, base=Task, acks_late=True, max_retries=1)
+def stock_retrying_with_what_cannot_be_sent(self, **_):
+    begin(self)
+    raise self.retry(countdown=0, kwargs={"lock": threading.Lock()})
+
+
+@app.task(bind=True)
+def retrying_anew_and_killed(self, limit, killed_at, **_):
+    begin(self)
+    if self.request.retries == killed_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise self.retry(countdown=0, max_retries=limit, kwargs={"limit": limit, "killed_at": killed_at})
 
 
 @app.task(bind=True, base=Task, acks_late=True)

@@ -36,7 +36,7 @@ def hurried(monkeypatch):
 
 @pytest.fixture
 def consumer():
-    broker = SimpleNamespace(options=SimpleNamespace(shutdown_timeout=20), depots=[])
+    broker = SimpleNamespace(options=SimpleNamespace(shutdown_timeout=20), depots=[], worker_depots=[])
     connection = SimpleNamespace(transport=SimpleNamespace(broker=broker))
     return SimpleNamespace(connection=connection, hub=None)
 
@@ -69,7 +69,7 @@ def test_a_warm_shutdown_drains(asked):
 @pytest.mark.usefixtures("ending")
 def test_a_cold_shutdown_does_not_but_celery_gets_no_more_messages(asked, consumer):
     stopped = []
-    consumer.connection.transport.broker.depots.append(
+    consumer.connection.transport.broker.worker_depots.append(
         SimpleNamespace(stop_polling=lambda: stopped.append(1))
     )
     tell("Cold")

@@ -53,7 +53,8 @@ def what_happened(site, result, letters):
 def what_should(row):
     fates = [run.fate for run in row.runs]
     told = [run for run in row.runs if run.fate is Fate.COME_BACK and run.told]
-    published = row.task == "retrying_with_arguments"  # Celery's own retry tells, too
+    # Celery's own retry tells, too, where it can be stored.
+    published = row.task == "retrying_with_arguments" and row.runs[0].told
     return {
         "runs": len(row.runs) + row.more,
         "retries": len(told) + published,

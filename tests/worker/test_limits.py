@@ -33,6 +33,15 @@ def test_a_child_lost_beyond_the_tasks_own_limit_comes_back_if_a_run_said_so(mak
     assert runs(site, result) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.prefork_only("only a process can be lost")
+def test_a_limit_travels_with_a_retry_that_is_published_for_other_reasons(make_site):
+    site = make_site(error_visibility_timeout=1)
+    site.start("ends")
+    result = send(site, "retrying_anew_and_killed", limit=5, killed_at=4)
+    site.proxy.wait_for(lambda _: result.state == "FAILURE", timeout=90)
+    assert runs(site, result) == [0, 1, 2, 3, 4, 5]
+
+
 def test_what_was_received_often_and_never_run_is_run(make_site):
     site = make_site()
     url = site.create_queue(VisibilityTimeout="30")

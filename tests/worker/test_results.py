@@ -56,6 +56,15 @@ def test_a_stock_task_whose_retry_cannot_be_published_comes_back(make_site, pool
     assert sum(site.counts(url)) == 1
 
 
+def test_a_stock_task_whose_retry_can_never_be_published_ends(make_site):
+    site = make_site(error_visibility_timeout=1)
+    site.start("ends")
+    result = site.app.send_task("ends.stock_retrying_with_what_cannot_be_sent")
+    site.diary.wait_for("run", 2, id=result.id)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("run", id=result.id) == 2
+
+
 def test_a_stock_task_that_rejects_with_an_exception_means_it(make_site):
     site = make_site(error_visibility_timeout=1)
     site.start("ends")
