@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 import time
@@ -12,6 +10,7 @@ from celery import Task, signals
 from celery.exceptions import Ignore, Reject
 from support.app import make_app
 from support.diary import note
+from support.dying import kill_self
 
 from celery_sqs_visibility import VisibilityTask
 
@@ -153,7 +152,7 @@ def exiting(self, **_):
 @app.task(bind=True)
 def killed(self, **_):
     begin(self)
-    os.kill(os.getpid(), signal.SIGKILL)
+    kill_self()
 
 
 @app.task(bind=True, time_limit=3)
@@ -201,7 +200,7 @@ def stock_retrying_with_what_cannot_be_sent(self, **_):
 def retrying_anew_and_killed(self, limit, killed_at, **_):
     begin(self)
     if self.request.retries == killed_at:
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill_self()
     raise self.retry(countdown=0, max_retries=limit, kwargs={"limit": limit, "killed_at": killed_at})
 
 
@@ -238,7 +237,7 @@ def number(self, value, seconds=0, **_):
 def retrying_and_killed(self, limit, killed_at, **_):
     begin(self)
     if self.request.retries == killed_at:
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill_self()
     raise self.retry(countdown=1, max_retries=limit)
 
 

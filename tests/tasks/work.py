@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
 from support.app import make_app
 from support.diary import note
+from support.dying import exit_now, kill_self
 
 from celery_sqs_visibility import VisibilityTask, publish_batch
 
@@ -194,7 +194,7 @@ def limited(self, key, times=1):
 def killed(self, key, times=1):
     started(self, key)
     if self.request.retries < times:
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill_self()
     note("done", key=key)
 
 
@@ -264,7 +264,7 @@ def prepared(self, key):
 @app.task(bind=True, max_retries=0, reject_on_worker_lost=True)
 def hopeless_child(self, key):
     started(self, key)
-    os.kill(os.getpid(), signal.SIGKILL)
+    kill_self()
 
 
 @app.task(bind=True, max_retries=0)
@@ -275,7 +275,7 @@ def once(self, key):
 @app.task(bind=True, max_retries=0)
 def hopeless_killer(self, key):
     started(self, key)
-    os.kill(os.getpid(), signal.SIGKILL)
+    kill_self()
 
 
 @app.task(bind=True, error_visibility_timeout=1)
@@ -343,8 +343,8 @@ def run_out_of_memory():
 
 #: Ways for a run to end badly, of which no exception handler knows.
 CRASHES = {
-    "os._exit": lambda: os._exit(1),
-    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "os._exit": exit_now,
+    "SIGKILL": kill_self,
     "SystemExit": sys.exit,
     "KeyboardInterrupt": press_ctrl_c,
     "GeneratorExit": end_a_generator,

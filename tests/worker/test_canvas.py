@@ -54,7 +54,7 @@ def test_what_follows_a_run_survives_a_while_in_which_nothing_can_be_sent(redis_
     site = redis_site()
     elsewhere = f"{site.queue}-elsewhere"
     start(site)
-    first, last = signature(site, "number", 1, seconds=2), signature(site, "following").set(queue=elsewhere)
+    first, last = signature(site, "number", 1, seconds=5), signature(site, "following").set(queue=elsewhere)
     if way == "link":
         first.apply_async(link=last)
     elif way == "chain":
