@@ -10,8 +10,8 @@ EMULATOR := $(EMULATOR_VENV)/.installed
 MATRIX := .venvs
 VERSIONS := 5.5 5.6 5.7
 TESTS := tests/unit tests/worker
-ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends error_visibility \
-	limits nothing_is_lost restarts results settling)
+ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends \
+	limits nothing_is_lost settling)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-pools matrix matrix-ends reliability soak bench check clean

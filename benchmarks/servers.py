@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import shutil
-import socket
 import sys
 from dataclasses import dataclass
 
@@ -14,6 +12,8 @@ import boto3
 from paths import ROOT
 from support.emulator import MotoServer
 from support.processes import GuardedProcess, free_port, wait_until
+from support.redis_server import redis_program
+from support.redis_server import redis_server as running_redis
 
 #: Names the interpreter that has ministack, which pins botocore and so wants an environment of its own.
 INTERPRETER_VARIABLE = "MINISTACK_PYTHON"
@@ -76,27 +76,12 @@ def sqs_server(directory):
 
 @contextlib.contextmanager
 def redis_server(directory):
-    """A Redis that keeps nothing on disk; `None` where no `redis-server` is on the PATH."""
-    program = shutil.which("redis-server")
-    if program is None:
+    """A Redis that keeps nothing on disk; `None` where there is no `redis-server`."""
+    if redis_program() is None:
         yield None
         return
-    port = free_port()
-    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    process = GuardedProcess([*command, "--dir", str(directory)], directory / "redis.log")
-    process.start()
-
-    def answers():
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return True
-        return False
-
-    try:
-        wait_until(answers, START_SECONDS, lambda: process.log)
-        yield Server("redis", f"redis://127.0.0.1:{port}/0", process.pid)
-    finally:
-        process.stop()
+    with running_redis(directory) as redis:
+        yield Server("redis", *redis)
 
 
 @contextlib.contextmanager

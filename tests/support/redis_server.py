@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from support.processes import GuardedProcess, free_port, wait_until
 
@@ -26,9 +27,16 @@ def redis_program():
     return found
 
 
+class RedisServer(NamedTuple):
+    """One that runs."""
+
+    url: str
+    pid: int
+
+
 @contextlib.contextmanager
 def redis_server(directory):
-    """Its URL; it keeps nothing on disk."""
+    """Start one, which keeps nothing on disk."""
     port = free_port()
     command = [
         redis_program(),
@@ -52,6 +60,6 @@ def redis_server(directory):
 
     try:
         wait_until(answers, START_SECONDS, lambda: process.log)
-        yield f"redis://127.0.0.1:{port}/0"
+        yield RedisServer(f"redis://127.0.0.1:{port}/0", process.pid)
     finally:
         process.stop()
