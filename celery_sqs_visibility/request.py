@@ -28,6 +28,7 @@ from celery_sqs_visibility.delivery.leases import board
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Release, Settlement
 from celery_sqs_visibility.delivery.telling import tell
 from celery_sqs_visibility.policy.retrying import attempts_made
+from celery_sqs_visibility.tracing import is_raised_in
 
 logger = get_logger(__name__)
 
@@ -331,10 +332,7 @@ def _could_not_publish_retry(exc_info: ExceptionInfo) -> bool:
     exc = exception_of(exc_info)
     if not isinstance(exc, Reject) or exc.requeue or not isinstance(exc.reason, BaseException):
         return False
-    traceback = exc_info.tb
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback is not None and traceback.tb_frame.f_code.co_filename == RETRY_FILE
+    return is_raised_in(RETRY_FILE, exc_info.tb)
 
 
 def exception_of(exc_info: ExceptionInfo) -> BaseException:

@@ -110,7 +110,8 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
             raise
         except Exception as exc:
             retry = None
-            if not isinstance(exc, Reject) or _is_raised_by_tracer(exc):
+            # The tracer itself rejects where it cannot publish what follows a result stored before.
+            if not isinstance(exc, Reject) or is_raised_in(TRACE_FILE, exc.__traceback__):
                 retry = task.retry_after_error_outside(Context(request, args=args, kwargs=kwargs), exc)
             if retry is None:
                 raise
@@ -191,6 +192,13 @@ def logging_errors(task: Any, handler: Callable[..., Any]) -> Callable[..., Any]
     return handle
 
 
+def is_raised_in(file: str, traceback: Any) -> bool:
+    """Whether an exception of that traceback, Python's or billiard's, was raised by code of that file."""
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_code.co_filename == file
+
+
 def retry_before(exc: BaseException | None) -> Retry | None:
     """The `Retry` that was being handled when the exception was raised, if any.
 
@@ -199,14 +207,6 @@ def retry_before(exc: BaseException | None) -> Retry | None:
     while exc is not None and not isinstance(exc, Retry):
         exc = exc.__context__
     return exc
-
-
-def _is_raised_by_tracer(exc: BaseException) -> bool:
-    """Whether Celery's tracer itself rejects, since it cannot publish what follows a result stored before."""
-    traceback = exc.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback is not None and traceback.tb_frame.f_code.co_filename == TRACE_FILE
 
 
 def _prepare(task: Any, request: dict[str, Any]) -> None:
