@@ -10,14 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_sqs_visibility.delivery.events import subscribe
-    from celery_sqs_visibility.delivery.outbox import PublishError
-    from celery_sqs_visibility.policy.delays import ExponentialBackoff
+    from celery_sqs_visibility.delivery.publish.sender import PublishError
+    from celery_sqs_visibility.events import subscribe
+    from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
     from celery_sqs_visibility.publish import publish_batch
     from celery_sqs_visibility.signals import message_lost
-    from celery_sqs_visibility.task import VisibilityTask
+    from celery_sqs_visibility.task.base import VisibilityTask
     from celery_sqs_visibility.visibility import VisibilityLostError
-    from celery_sqs_visibility.worker import Transport
+    from celery_sqs_visibility.worker.install import Transport
 
 __all__ = [
     "ExponentialBackoff",
@@ -33,14 +33,14 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ExponentialBackoff": "celery_sqs_visibility.policy.delays",
-    "PublishError": "celery_sqs_visibility.delivery.outbox",
-    "Transport": "celery_sqs_visibility.worker",
+    "ExponentialBackoff": "celery_sqs_visibility.policy.retry_delays",
+    "PublishError": "celery_sqs_visibility.delivery.publish.sender",
+    "Transport": "celery_sqs_visibility.worker.install",
     "VisibilityLostError": "celery_sqs_visibility.visibility",
-    "VisibilityTask": "celery_sqs_visibility.task",
+    "VisibilityTask": "celery_sqs_visibility.task.base",
     "message_lost": "celery_sqs_visibility.signals",
     "publish_batch": "celery_sqs_visibility.publish",
-    "subscribe": "celery_sqs_visibility.delivery.events",
+    "subscribe": "celery_sqs_visibility.events",
 }
 
 

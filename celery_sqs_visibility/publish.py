@@ -9,11 +9,11 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_sqs_visibility.broker import Broker
-from celery_sqs_visibility.delivery.outbox import PublishError
-from celery_sqs_visibility.publishing import Batch
-from celery_sqs_visibility.tracing import VisibilityRetry
-from celery_sqs_visibility.transport import Transport
+from celery_sqs_visibility.delivery.publish.sender import PublishError
+from celery_sqs_visibility.task.tracing import VisibilityRetry
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.publish_scope import Batch
+from celery_sqs_visibility.transport.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def publish_batch(app: Any) -> Iterator[Batch]:
         raise unsent
 
 
-def _broker_of(app: Any) -> Broker | None:
+def _broker_of(app: Any) -> BrokerContext | None:
     """What the app publishes to, if it is SQS by this package."""
     with app.connection_for_write() as connection:
         transport = connection.transport

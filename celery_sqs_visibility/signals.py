@@ -6,7 +6,7 @@ from typing import Any
 
 from celery.utils.dispatch import Signal
 
-from celery_sqs_visibility.delivery.events import Event, Lost, subscribe, subscribed
+from celery_sqs_visibility.events import Event, Lost, subscribe, subscribed
 
 #: A message's visibility lapsed while this worker held it, or SQS refused its handle: another worker may have
 #: it. The sender is the task's name; arguments are `delivery` (its `events.Facts`) and `reason`. Sent in the

@@ -9,7 +9,7 @@ from typing import NoReturn
 from celery.app.task import Context
 from celery.exceptions import Reject
 
-from celery_sqs_visibility.delivery.leases import Lease, board, spawned_board
+from celery_sqs_visibility.delivery.lease_table import Lease, lease_table, spawned_lease_table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
@@ -36,8 +36,10 @@ class Visibility:
     def __init__(self, request: Context) -> None:
         key = request.visibility_lease
         self._from_sqs = request.sqs is not None
-        self._board = board() or (None if key is None else spawned_board(key))
-        self._lease: Lease | None = None if key is None or self._board is None else self._board.lease(key)
+        self._lease_table = lease_table() or (None if key is None else spawned_lease_table(key))
+        self._lease: Lease | None = (
+            None if key is None or self._lease_table is None else self._lease_table.lease(key)
+        )
 
     @property
     def stopping(self) -> bool:
@@ -45,7 +47,7 @@ class Visibility:
 
         A long task looks at it now and then, saves its place, and calls `release()`.
         """
-        return self._board is not None and self._board.stopping
+        return self._lease_table is not None and self._lease_table.stopping
 
     @property
     def lost(self) -> bool:

@@ -7,18 +7,18 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from celery_sqs_visibility.aws.caller import Caller
-from celery_sqs_visibility.aws.clients import SHORT_WAIT, Purpose, new_client
-from celery_sqs_visibility.aws.errors import (
-    ClockIsWrong,
-    CredentialsRefused,
-    RequestRefused,
-    SQSError,
-    Unavailable,
-)
-from celery_sqs_visibility.aws.forks import SESSIONS
+from celery_sqs_visibility.aws.client_factory import SHORT_WAIT, Purpose, new_client
+from celery_sqs_visibility.aws.error_codes import translate, translate_entry
+from celery_sqs_visibility.aws.fast_requests import Caller
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.aws.translate import translate, translate_entry
+from celery_sqs_visibility.aws.process_lock import SESSIONS
+from celery_sqs_visibility.errors import (
+    ClockSkewError,
+    CredentialsRefusedError,
+    RequestRefusedError,
+    SQSError,
+    UnavailableError,
+)
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from types_boto3_sqs import SQSClient
 
-    from celery_sqs_visibility.aws.clients import ClientSettings
+    from celery_sqs_visibility.aws.client_factory import ClientSettings
     from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage, ReceiveOptions
     from celery_sqs_visibility.policy.clock import Clock
 
@@ -106,7 +106,7 @@ class BotoSQS:
         purpose = Purpose.GLANCE if wait <= SHORT_WAIT else Purpose.RECEIVE
         return self._call("ReceiveMessage", _messages, purpose, QueueUrl=queue_url, **params)
 
-    def doubt_connections(self) -> None:
+    def discard_idle_connections(self) -> None:
         """See `SQS.doubt_connections`: connections that idle in the pools may be dead, too."""
         for purpose in Purpose:
             caller = self._callers.get((os.getpid(), purpose))
@@ -150,7 +150,7 @@ class BotoSQS:
             params["tags"] = dict(tags)
         try:
             return self._call("CreateQueue", _field("QueueUrl"), QueueName=name, **params)
-        except RequestRefused as error:
+        except RequestRefusedError as error:
             if error.code not in _NAME_IS_TAKEN:
                 raise
             return self.queue_url(name)
@@ -217,7 +217,7 @@ class BotoSQS:
 
     def _explained(self, error: SQSError, caller: Caller | None) -> SQSError:
         """React to an error as far as it is about the client, which may be the reason."""
-        if isinstance(error, CredentialsRefused) and not isinstance(error, ClockIsWrong):
+        if isinstance(error, CredentialsRefusedError) and not isinstance(error, ClockSkewError):
             self._look_for_credentials_anew(caller)
         elif error.code in _NO_ANSWER and caller is not None:
             caller.close()  # what idles in its pool may be as dead
@@ -244,7 +244,7 @@ class BotoSQS:
         try:
             return Caller(new_client(self._settings, purpose), self._clock.wall)
         except (TypeError, ValueError) as exc:  # what botocore says to a bad endpoint, region or option
-            raise RequestRefused(
+            raise RequestRefusedError(
                 f"{action}: boto3 cannot make a client of {self._settings!r}: {exc}",
                 code=type(exc).__name__,
                 action=action,
@@ -259,7 +259,7 @@ class BotoSQS:
             logger.exception("A listener to SQS requests failed.", extra={"action": action})
 
 
-def unknown_region(client: SQSClient) -> RequestRefused | None:
+def unknown_region(client: SQSClient) -> RequestRefusedError | None:
     """Say so, if botocore does not know the client's region and made its endpoint up from the name.
 
     A region may be newer than botocore, so this is worth saying only where nothing ever answered.
@@ -274,7 +274,7 @@ def unknown_region(client: SQSClient) -> RequestRefused | None:
     if region in known or f".{region}." not in client.meta.endpoint_url:
         return None
     nearest = difflib.get_close_matches(region, sorted(known), n=1, cutoff=0.0)[0]
-    return RequestRefused(
+    return RequestRefusedError(
         f"{client.meta.endpoint_url} cannot be reached and botocore knows no region {region!r}. "
         f"The nearest is {nearest!r}.",
         code="UnknownRegionError",
@@ -292,8 +292,8 @@ def _params(message: OutgoingMessage) -> dict[str, Any]:
     return {"MessageBody": message.body, **{k: value for k, value in optional.items() if value is not None}}
 
 
-def _no_word_of_it(action: str) -> Unavailable:
-    return Unavailable(f"{action} was answered without a word of this message", action=action)
+def _no_word_of_it(action: str) -> UnavailableError:
+    return UnavailableError(f"{action} was answered without a word of this message", action=action)
 
 
 def _messages(response: Mapping[str, Any]) -> list[ReceivedMessage]:

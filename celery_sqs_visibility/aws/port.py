@@ -1,6 +1,6 @@
 """The narrow port to SQS: everything the package asks of it, in one protocol.
 
-`aws.boto.BotoSQS` is the real one, `aws.memory.MemorySQS` the fake; one conformance suite runs on both.
+`aws.boto.BotoSQS` is the real one, `aws.memory.FakeSQS` the fake; one conformance suite runs on both.
 Every method raises a class of `aws.errors` and nothing else. All are safe to call from any thread.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from celery_sqs_visibility.aws.errors import SQSError
+    from celery_sqs_visibility.errors import SQSError
 
 
 class ReceivedMessage(TypedDict, total=False):
@@ -84,7 +84,7 @@ class SQS(Protocol):
         """ReceiveMessage: up to `max_messages` (1 to 10) messages, waiting up to `wait` seconds (0 to 20)."""
         ...
 
-    def doubt_connections(self) -> None:
+    def discard_idle_connections(self) -> None:
         """Answers fail to come: open new connections from now on. Makes no request; calls in flight go on."""
         ...
 

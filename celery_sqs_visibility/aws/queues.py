@@ -7,8 +7,8 @@ import string
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist
-from celery_sqs_visibility.aws.forks import ProcessLock
+from celery_sqs_visibility.aws.process_lock import ProcessLock
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -125,7 +125,7 @@ class Queues:
         """
         try:
             return self.find(name)
-        except QueueDoesNotExist:
+        except QueueDoesNotExistError:
             if self._predefined:
                 raise
         return self._keep(self._created(name, attributes or {}))
@@ -142,10 +142,10 @@ class Queues:
         if self._predefined:
             try:
                 queue.sqs.queue_attributes(queue.url, ["RedrivePolicy"])
-            except AccessDenied:
+            except AccessDeniedError:
                 pass  # a comfort, not a requirement: the first receive will tell
-            except QueueDoesNotExist as error:
-                raise QueueDoesNotExist(
+            except QueueDoesNotExistError as error:
+                raise QueueDoesNotExistError(
                     f"SQS has no queue {queue.url}, which predefined_queues gives for {name!r}: {error}",
                     code=error.code,
                     action=error.action,
@@ -168,7 +168,7 @@ class Queues:
         if definition is None:
             names = sorted(self._predefined)
             nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-            raise QueueDoesNotExist(
+            raise QueueDoesNotExistError(
                 f"Queue {name!r} is not in the option predefined_queues, which defines "
                 f"{', '.join(map(repr, names))}. The nearest is {nearest[0]!r}.",
                 code="QueueDoesNotExist",
@@ -179,8 +179,8 @@ class Queues:
         canonical = self.canonical_name(name)
         try:
             return Queue(name, self._sqs.queue_url(canonical), self._sqs)
-        except QueueDoesNotExist as error:
-            raise QueueDoesNotExist(
+        except QueueDoesNotExistError as error:
+            raise QueueDoesNotExistError(
                 f"SQS has no queue {canonical!r} (for Celery's queue {name!r}), or does not let us see it: "
                 f"{error}",
                 code=error.code,
@@ -192,8 +192,8 @@ class Queues:
         fifo = {"FifoQueue": "true"} if canonical.endswith(FIFO_SUFFIX) else {}
         try:
             url = self._sqs.create_queue(canonical, {**self._attributes, **attributes, **fifo}, self._tags)
-        except AccessDenied as error:
-            raise AccessDenied(
+        except AccessDeniedError as error:
+            raise AccessDeniedError(
                 f"SQS has no queue {canonical!r} (for Celery's queue {name!r}) and does not let us create "
                 f"it: create the queue or allow sqs:CreateQueue. {error}",
                 code=error.code,

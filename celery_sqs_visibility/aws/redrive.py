@@ -10,9 +10,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from celery_sqs_visibility.aws.errors import AccessDenied, SQSError
-from celery_sqs_visibility.aws.forks import ProcessLock
+from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.errors import AccessDeniedError, SQSError
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class RedriveBook:
         return policy
 
     def _not_told(self, queue: Queue, now: float, error: SQSError) -> None:
-        if not isinstance(error, AccessDenied):
+        if not isinstance(error, AccessDeniedError):
             with self._lock:
                 self._asked[queue.url] = now - REDRIVE_SECONDS + AGAIN_SECONDS
         elif not self.knows(queue):
@@ -163,7 +163,7 @@ def _url(queue: Queue, name: str, account: str) -> str:
     """The URL of a dead-letter queue, which SQS has in the region of its source."""
     try:
         return queue.sqs.queue_url(name, account)
-    except AccessDenied:
+    except AccessDeniedError:
         # Who may send there need not be allowed sqs:GetQueueUrl as well.
         return f"{queue.url.rsplit('/', 2)[0]}/{account}/{name}"
 

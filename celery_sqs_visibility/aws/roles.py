@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_sqs_visibility.aws.forks import SESSIONS
+from celery_sqs_visibility.aws.process_lock import SESSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from boto3.session import Session
     from botocore.credentials import RefreshableCredentials
 
-    from celery_sqs_visibility.aws.clients import ClientSettings
+    from celery_sqs_visibility.aws.client_factory import ClientSettings
 
 #: Seconds before their end at which every request waits for new credentials; a renewal takes less.
 RENEWAL_SECONDS: Final = 60

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.events import Facts
-from celery_sqs_visibility.delivery.leases import Key, Lease
+from celery_sqs_visibility.delivery.lease_table import Key, Lease
+from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN, VISIBILITY_HORIZON
 
 
@@ -71,7 +71,7 @@ class DeadLetter:
 Settlement = Delete | Hide | Lapse | Park | Renew | Release | DeadLetter
 
 
-class Keeper(Protocol):
+class Holder(Protocol):
     """What holds deliveries. Any thread may call it; it does no I/O in that thread."""
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
@@ -90,7 +90,7 @@ class Keeper(Protocol):
         """Its task wants it hidden until that monotonic instant; whether it is held."""
         ...
 
-    def give_way(self, delivery: Delivery, successor: Delivery) -> bool:
+    def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
         """Let its successor, held already, take its place; whether it was still held."""
         ...
 
@@ -138,8 +138,8 @@ class Delivery:
         "extending",
         "facts",
         "handle",
+        "holder",
         "horizon",
-        "keeper",
         "lease",
         "lost",
         "message_attributes",
@@ -147,7 +147,7 @@ class Delivery:
         "parks",
         "queue",
         "slot",
-        "successor",
+        "superseded_by",
         "waiting",
         "wanted",
     )
@@ -159,7 +159,7 @@ class Delivery:
         facts: Facts,
         asked_at: float,
         deadline: float,
-        keeper: Keeper,
+        holder: Holder,
         message_attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.queue = queue
@@ -174,12 +174,12 @@ class Delivery:
         self.extending = False
         self.waiting: Settlement | None = None
         self.slot: float | None = None
-        self.keeper = keeper
+        self.holder = holder
         self.wanted = 0.0
         self.parks = 0
         self.lease: Lease | None = None
         self.message_attributes = message_attributes or {}
-        self.successor: Delivery | None = None
+        self.superseded_by: Delivery | None = None
         self.on_lost: Callable[[Delivery], None] | None = None
 
     @property
@@ -196,8 +196,8 @@ class Delivery:
     def current(self) -> Delivery:
         """The newest delivery of this message to this process, whose handle is the one that counts."""
         delivery = self
-        while delivery.successor is not None:
-            delivery = delivery.successor
+        while delivery.superseded_by is not None:
+            delivery = delivery.superseded_by
         return delivery
 
     def settle(self, settlement: Settlement) -> bool:
@@ -206,27 +206,27 @@ class Delivery:
         Returns:
             Whether it was still ours to settle; a second settlement does nothing.
         """
-        return self._do(lambda delivery: delivery.keeper.settle(delivery, settlement))
+        return self._do(lambda delivery: delivery.holder.settle(delivery, settlement))
 
     def start(self) -> bool:
         """A pool begins to run it; `False` if it may not, having been given back meanwhile, or lost."""
-        return self._do(lambda delivery: delivery.keeper.start(delivery))
+        return self._do(lambda delivery: delivery.holder.start(delivery))
 
     def dispatch(self) -> bool:
         """It goes to a pool that cannot be kept from running it; whether it may, as for `start`."""
-        return self._do(lambda delivery: delivery.keeper.dispatch(delivery))
+        return self._do(lambda delivery: delivery.holder.dispatch(delivery))
 
     def extend(self, until: float) -> None:
         """Its task wants it hidden until that monotonic instant; its lease tells the answer."""
-        self._do(lambda delivery: delivery.keeper.extend(delivery, until))
+        self._do(lambda delivery: delivery.holder.extend(delivery, until))
 
-    def give_way(self, successor: Delivery) -> bool:
+    def supersede(self, superseded_by: Delivery) -> bool:
         """A newer delivery of the message, held already, takes its place; `False` if it was settled."""
-        return self.keeper.give_way(self, successor)
+        return self.holder.supersede(self, superseded_by)
 
     def ran(self) -> None:
         """Its run has ended, after it was acknowledged when that began."""
-        self.current.keeper.ran(self.current)
+        self.current.holder.ran(self.current)
 
     @property
     def lease_key(self) -> Key | None:
@@ -237,7 +237,7 @@ class Delivery:
     def _do(self, act: Callable[[Delivery], bool]) -> bool:
         delivery = self.current
         while not act(delivery):
-            if delivery.successor is None:
+            if delivery.superseded_by is None:
                 return False
             delivery = delivery.current  # it took the place of the other just now
         return True

@@ -1,9 +1,8 @@
 """What becomes of a message when the run of its task ends: one decision, for every way to end.
 
-The pool's child decides where the exception is (`celery_sqs_visibility.tracing`); of a child that is gone the
-main process decides with the same function (`celery_sqs_visibility.visibility_request`). They ask it about a
-run that FAILED, was RETRIED, is UNDECIDED or LOST. The other ends are Celery's own
-(celery/worker/request.py), and tests hold them to this table.
+The pool's child decides where the exception is (`task.tracing`); of a child that is gone the main process
+decides with the same function (`worker.visibility_request`). They ask about runs that FAILED, were RETRIED, are
+UNDECIDED or LOST. The other ends are Celery's own (celery/worker/request.py), and tests hold them to this table.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from celery_sqs_visibility.policy.delays import DelayRule
-from celery_sqs_visibility.policy.parsers import (
+from celery_sqs_visibility.policy.option_parsers import (
     OptionError,
     Parser,
     Seconds,
@@ -27,6 +26,7 @@ from celery_sqs_visibility.policy.parsers import (
     text,
 )
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON, WAIT_TIME_SECONDS
+from celery_sqs_visibility.policy.retry_delays import DelayRule
 
 __all__ = ["OptionError", "Options", "option_name", "reference_table"]
 

@@ -17,7 +17,7 @@ from celery.signals import worker_ready
 from proj.celery import app
 
 from celery_sqs_visibility import subscribe
-from celery_sqs_visibility.aws.access import on_request
+from celery_sqs_visibility.aws.shared import on_request
 
 # Short polls with long sleeps between them, so that one sees: a sleep never delays a retry. The default, one
 # long poll after the other, costs less; but moto's long poll looks for returning messages once a second only.

@@ -1,6 +1,6 @@
 """What every implementation of the port to SQS must do: the fake, and boto3 with moto behind it.
 
-Where moto is known to differ from Amazon, tests/unit/aws/test_memory.py asks the fake alone.
+Where moto is known to differ from Amazon, tests/unit/aws/test_fake.py asks the fake alone.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from celery_sqs_visibility.aws.boto import BotoSQS
-from celery_sqs_visibility.aws.clients import ClientSettings, frozen_config
-from celery_sqs_visibility.aws.errors import (
-    HandleIsInvalid,
-    QueueDoesNotExist,
-    RequestRefused,
-    SQSError,
-    Unavailable,
-)
-from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.client_factory import ClientSettings, frozen_config
+from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.errors import (
+    QueueDoesNotExistError,
+    ReceiptHandleInvalidError,
+    RequestRefusedError,
+    SQSError,
+    UnavailableError,
+)
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",), message_attributes=("All",))
@@ -51,7 +51,7 @@ def boto_sqs(moto_url):
 
 @pytest.fixture(params=["memory", "boto3 on moto"])
 def sqs(request):
-    return MemorySQS() if request.param == "memory" else request.getfixturevalue("boto_sqs")
+    return FakeSQS() if request.param == "memory" else request.getfixturevalue("boto_sqs")
 
 
 def unique(suffix=""):
@@ -163,7 +163,7 @@ def test_deleting_twice_is_no_error(sqs, url):
 def test_a_deleted_message_cannot_be_extended(sqs, url):
     handle = handle_of_one(sqs, url)
     sqs.delete(url, [handle])
-    assert isinstance(sqs.change_visibility(url, [(handle, 60)]).failed[0], HandleIsInvalid)
+    assert isinstance(sqs.change_visibility(url, [(handle, 60)]).failed[0], ReceiptHandleInvalidError)
 
 
 def test_a_batch_of_ten_deletes_ten(sqs, url):
@@ -181,7 +181,7 @@ def test_a_bad_handle_fails_its_own_delete_only(sqs, url):
     handles.insert(4, "no such handle")
     failed = sqs.delete(url, handles).failed
     assert list(failed) == [4]
-    assert isinstance(failed[4], HandleIsInvalid)
+    assert isinstance(failed[4], ReceiptHandleInvalidError)
     assert sqs.queue_attributes(url, ["ApproximateNumberOfMessagesNotVisible"]) == {
         "ApproximateNumberOfMessagesNotVisible": "0"
     }
@@ -194,14 +194,14 @@ def test_a_bad_handle_and_a_bad_timeout_fail_their_own_extension_only(sqs, url):
     changes.append((changes[1][0], 43201))
     failed = sqs.change_visibility(url, changes).failed
     assert {position: type(error) for position, error in failed.items()} == {
-        0: HandleIsInvalid,
-        9: RequestRefused,
+        0: ReceiptHandleInvalidError,
+        9: RequestRefusedError,
     }
 
 
 @pytest.mark.parametrize("entries", [0, 11])
 def test_a_batch_has_one_to_ten_entries(sqs, url, entries):
-    with pytest.raises(RequestRefused):
+    with pytest.raises(RequestRefusedError):
         sqs.delete(url, ["handle"] * entries)
 
 
@@ -235,13 +235,13 @@ def test_a_batch_to_a_fifo_queue_keeps_order_and_takes_a_duplicate_for_the_origi
 
 @pytest.mark.parametrize("entries", [0, 11])
 def test_a_batch_to_send_has_one_to_ten_messages(sqs, url, entries):
-    with pytest.raises(RequestRefused):
+    with pytest.raises(RequestRefusedError):
         sqs.send_batch(url, [OutgoingMessage("task")] * entries)
     assert receive(sqs, url) == []
 
 
 def test_a_batch_to_send_that_is_too_large_is_refused_as_a_whole(sqs, url):
-    with pytest.raises(RequestRefused):
+    with pytest.raises(RequestRefusedError):
         sqs.send_batch(
             url, [OutgoingMessage("x" * (MESSAGE_BYTES // 2)), OutgoingMessage("y" * MESSAGE_BYTES)]
         )
@@ -250,7 +250,7 @@ def test_a_batch_to_send_that_is_too_large_is_refused_as_a_whole(sqs, url):
 
 @pytest.mark.parametrize("limit", [0, 11])
 def test_a_receive_asks_for_one_to_ten_messages(sqs, url, limit):
-    with pytest.raises(RequestRefused):
+    with pytest.raises(RequestRefusedError):
         receive(sqs, url, limit=limit)
 
 
@@ -271,7 +271,7 @@ def test_creating_a_queue_that_exists_gives_the_existing_one(sqs):
 
 
 def test_an_illegal_queue_name_is_refused(sqs):
-    with pytest.raises(RequestRefused):
+    with pytest.raises(RequestRefusedError):
         sqs.create_queue("no.dots", {}, {})
 
 
@@ -293,7 +293,7 @@ def test_a_missing_queue_is_said_to_be_missing(sqs, url):
         lambda: sqs.delete_queue(missing),
     ]
     for call in calls:
-        with pytest.raises(QueueDoesNotExist) as caught:
+        with pytest.raises(QueueDoesNotExistError) as caught:
             call()
         assert caught.value.action
 
@@ -301,7 +301,7 @@ def test_a_missing_queue_is_said_to_be_missing(sqs, url):
 def test_a_deleted_queue_is_missing(sqs):
     name = unique()
     sqs.delete_queue(sqs.create_queue(name, {}, {}))
-    with pytest.raises(QueueDoesNotExist):
+    with pytest.raises(QueueDoesNotExistError):
         sqs.queue_url(name)
 
 
@@ -332,7 +332,7 @@ def test_a_delayed_message_comes_later(sqs, url):
 
 
 def test_a_delay_over_15_minutes_is_refused(sqs, url):
-    with pytest.raises(RequestRefused):
+    with pytest.raises(RequestRefusedError):
         send(sqs, url, "task", delay=901)
 
 
@@ -379,7 +379,7 @@ def test_every_call_is_reported_with_its_outcome(moto_url):
     settings = ClientSettings("us-east-1", moto_url, access_key_id="key", secret_access_key="secret")
     sqs = BotoSQS(settings, lambda *facts: heard.append(facts))
     url = sqs.create_queue(unique(), {}, {})
-    with pytest.raises(QueueDoesNotExist):
+    with pytest.raises(QueueDoesNotExistError):
         sqs.queue_url("missing")
     sqs.close()
     assert url
@@ -406,7 +406,7 @@ def test_nobody_at_the_endpoint_is_unavailable():
         "us-east-1", "http://127.0.0.1:1", access_key_id="key", secret_access_key="secret"
     )
     sqs = BotoSQS(nobody)
-    with pytest.raises(Unavailable) as caught:
+    with pytest.raises(UnavailableError) as caught:
         sqs.queue_url("q")
     sqs.close()
     assert (caught.value.action, caught.value.code) == ("GetQueueUrl", "EndpointConnectionError")

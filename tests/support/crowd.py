@@ -9,11 +9,11 @@ from collections import deque
 
 from support.clock import FakeClock
 
-from celery_sqs_visibility.delivery.room import Room
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.policy.prefetch import Slots
 
 ROUND_TRIP = 0.01
-LOOK = 0.5  # seconds between two looks of the watchdog
+LOOK = 0.5  # seconds between two looks of the supervisor
 
 
 class Queue:
@@ -36,8 +36,8 @@ class Crowd:
         self.clock = FakeClock()
         self.began = self.clock.monotonic()
         count = slots * multiplier
-        self.room = Room(1.0, self.clock, lambda: Slots(slots, count))
-        self.room.prefetch_count = count
+        self.capacity = ReceiveCapacity(1.0, self.clock, lambda: Slots(slots, count))
+        self.capacity.prefetch_count = count
         self.slots, self.task_seconds = slots, task_seconds
         self.queues = [Queue(f"q{number}", fifo) for number in range(queues)]
         self.held = deque()  # (queue, published) that wait for a slot
@@ -46,7 +46,7 @@ class Crowd:
         self.most_held = 0
         self._events, self._order = [], itertools.count()
         for _ in self.queues:
-            self.room.join()
+            self.capacity.join()
         for queue in self.queues:
             self._line_up(queue)
         self._at(self.now + LOOK, self._look)
@@ -75,11 +75,11 @@ class Crowd:
         heapq.heappush(self._events, (when, next(self._order), event, *arguments))
 
     def _look(self):
-        self.room.look_after(self.now)
+        self.capacity.replace_stuck(self.now)
         self._at(self.now + LOOK, self._look)
 
     def _begin_polls(self):
-        if len(self.room._line) < len(self.waiting):  # somebody was served
+        if len(self.capacity._line) < len(self.waiting):  # somebody was served
             for queue in [queue for queue in self.waiting if queue.waiter.reservation]:
                 self.waiting.remove(queue)
                 queue.poll, queue.waiter = queue.waiter.reservation, None
@@ -87,7 +87,7 @@ class Crowd:
                 self._answer_at(queue, self.now + (ROUND_TRIP if queue.messages else queue.poll.wait))
 
     def _line_up(self, queue):
-        queue.waiter = self.room.line_up(queue.name, fifo=queue.fifo)
+        queue.waiter = self.capacity.line_up(queue.name, fifo=queue.fifo)
         self.waiting.append(queue)
 
     def _answer_at(self, queue, when):
@@ -99,7 +99,7 @@ class Crowd:
             return  # it was answered sooner
         brought = [queue.messages.popleft() for _ in range(min(poll.messages, len(queue.messages)))]
         queue.poll, queue.answer_due = None, math.inf
-        self.room.received(poll, len(brought))
+        self.capacity.received(poll, len(brought))
         self.held.extend((queue, published) for published in brought)
         self._start()
         self.most_held = max(self.most_held, len(self.held))
@@ -115,5 +115,5 @@ class Crowd:
 
     def _end(self, queue, began):
         self.running -= 1
-        self.room.gave_back(began=began, fifo=queue.fifo)
+        self.capacity.gave_back(began=began, fifo=queue.fifo)
         self._start()

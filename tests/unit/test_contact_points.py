@@ -46,12 +46,12 @@ from celery.app.task import Context, Task
 from celery.backends.redis import RedisBackend
 from support.ends import CELERY
 
-from celery_sqs_visibility import channel, exchanges
-from celery_sqs_visibility import task as our_task
-from celery_sqs_visibility.aws.clients import ClientSettings, Purpose, new_client
-from celery_sqs_visibility.envelope import eta_of
-from celery_sqs_visibility.policy.delays import CELERY_RETRY_DELAY
-from celery_sqs_visibility.temporary import temporary
+from celery_sqs_visibility.aws.client_factory import ClientSettings, Purpose, new_client
+from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY
+from celery_sqs_visibility.task import base as our_task
+from celery_sqs_visibility.transport import channel, exchanges
+from celery_sqs_visibility.transport.codec import eta_of
+from celery_sqs_visibility.transport.temporary_queues import temporary
 
 
 def noop():

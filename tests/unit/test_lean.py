@@ -19,17 +19,17 @@ from celery.worker.request import Request, create_request_cls
 from kombu.transport import virtual
 from support.clock import FakeClock
 
-from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.channel import Message
-from celery_sqs_visibility.delivery.depot import Depot
-from celery_sqs_visibility.delivery.inbox import Inbox
-from celery_sqs_visibility.delivery.returns import Returns
-from celery_sqs_visibility.envelope import open_message
+from celery_sqs_visibility.delivery.consumer import QueueConsumer
+from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.request import DeliveryRequest
+from celery_sqs_visibility.transport.channel import Message
+from celery_sqs_visibility.transport.codec import open_message
+from celery_sqs_visibility.worker.request import DeliveryRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGES = 10_000
@@ -51,21 +51,21 @@ POOL = Pool()
 
 
 class World:
-    """A depot whose messages are given to it, and what Celery would have of them."""
+    """A consumer whose messages are given to it, and what Celery would have of them."""
 
     def __init__(self):
         self.clock = FakeClock()
-        self.sqs = MemorySQS(self.clock)
+        self.sqs = FakeSQS(self.clock)
         self.queue = Queue("q", self.sqs.create_queue("q", {}, {}), self.sqs)
-        self.inbox = Inbox()
+        self.buffer = Buffer()
         self.opened = {}
-        self.depot = Depot(
+        self.queue_consumer = QueueConsumer(
             Options.parse({"polling_interval": 3600}),
             ReceiveOptions(visibility_timeout=120),
             lambda _, message: self.opened[message["ReceiptHandle"]],
             RedriveBook(),
-            Returns(120),
-            self.inbox,
+            RedeliveryIndex(120),
+            self.buffer,
             self.clock,
         )
         self.app = Celery("lean", set_as_current=False, broker="memory://")
@@ -80,11 +80,11 @@ class World:
     def arrive(self, messages):
         now = self.clock.monotonic()
         for start in range(0, len(messages), 10):
-            self.depot._arrived(self.queue, messages[start : start + 10], now, now)
+            self.queue_consumer._arrived(self.queue, messages[start : start + 10], now, now)
 
     def delivery(self, tag):
         """As for a channel."""
-        return self.depot.ledger.get(tag)
+        return self.queue_consumer.ledger.get(tag)
 
     def decode_body(self, body, _encoding):
         """As a channel does."""
@@ -130,9 +130,9 @@ def world():
     world = World()
     world.messages = []
     # Whatever is handed over becomes a message, as for a consumer.
-    world.depot.consume(world.queue, lambda payload: world.messages.append(Message(payload, world)))
+    world.queue_consumer.consume(world.queue, lambda payload: world.messages.append(Message(payload, world)))
     yield world
-    world.depot.close()
+    world.queue_consumer.close()
     world.app.close()
 
 
@@ -179,7 +179,7 @@ def test_a_message_in_the_inbox_weighs_less_than_a_kilobyte_and_a_half(world):
     messages = world.received(MESSAGES)
     with Weighed() as ours:
         world.arrive(messages)
-    assert len(world.inbox) == MESSAGES
+    assert len(world.buffer) == MESSAGES
     assert ours.bytes / MESSAGES < BYTES_A_MESSAGE
 
 
@@ -194,7 +194,7 @@ def test_a_message_in_celerys_hands_weighs_that_more_than_on_another_transport(w
     del requests
     with Weighed() as ours:
         world.arrive(messages)
-        while world.inbox.hand_over(world.clock):
+        while world.buffer.hand_over(world.clock):
             pass
         requests = [world.request(message) for message in world.messages]
     assert len(requests) == MESSAGES
@@ -204,7 +204,7 @@ def test_a_message_in_celerys_hands_weighs_that_more_than_on_another_transport(w
 def test_a_child_gets_the_arguments_once(world):
     argument = uuid.uuid4().hex * 10_000
     world.arrive(world.received(1, argument=argument))
-    world.inbox.hand_over(world.clock)
+    world.buffer.hand_over(world.clock)
     pool = Pool()
     request = world.request(world.messages[0], pool=pool)
     request.execute_using_pool(pool)

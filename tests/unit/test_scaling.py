@@ -7,19 +7,19 @@ import re
 from dataclasses import replace
 
 import pytest
+from support.batch_threads import work_off
 from support.clock import FakeClock
-from support.crew import work_off
 from support.scaling import ROOT, scaling
 
-from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.events import Facts
-from celery_sqs_visibility.delivery.heartbeat import Heartbeat
-from celery_sqs_visibility.delivery.intake import LONGEST_TRANSIT
-from celery_sqs_visibility.delivery.ledger import Ledger
+from celery_sqs_visibility.delivery.hold.extension_schedule import SLOTS
+from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
+from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.wheel import SLOTS
+from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TRANSIT
+from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.options import Options
 
 PAGE = ROOT / "docs/scaling.md"
@@ -29,7 +29,7 @@ WORK = scaling.Workload("task", seconds=1)
 def extended(count, seconds, timeout, interval, phase):
     """Extensions, and requests for them, of messages held for so long; the clock begins at `phase`."""
     clock = FakeClock(monotonic=1000 + phase)
-    sqs = MemorySQS(clock)
+    sqs = FakeSQS(clock)
     queue = Queue("q", sqs.create_queue("q", {}, {}), sqs)
     ledger = Ledger(timeout, interval)
     heartbeat = Heartbeat(ledger, clock, lambda *_: None)
@@ -43,7 +43,7 @@ def extended(count, seconds, timeout, interval, phase):
     )
     while (due := ledger.next_extension()) < began + seconds:
         clock.advance(max(0.0, due - clock.monotonic()))
-        work_off(heartbeat.crew)
+        work_off(heartbeat.batch_threads)
     batches = [
         arguments["changes"]
         for action, arguments in sqs.calls

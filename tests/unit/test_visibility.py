@@ -12,7 +12,7 @@ from celery.exceptions import Reject
 from support.clock import FakeClock
 
 from celery_sqs_visibility import VisibilityLostError, VisibilityTask, visibility
-from celery_sqs_visibility.delivery.leases import LeaseBoard
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.visibility import EXTEND_TIMEOUT, Visibility
 
@@ -38,8 +38,8 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def seats(monkeypatch):
-    seats = LeaseBoard()
-    monkeypatch.setattr(visibility, "board", lambda: seats)
+    seats = LeaseTable()
+    monkeypatch.setattr(visibility, "lease_table", lambda: seats)
     yield seats
     for end in seats._pipe:
         os.close(end)
@@ -90,7 +90,7 @@ class TestElsewhere:
         assert raised.value.requeue
 
     def test_nothing_is_stopping(self, monkeypatch):
-        monkeypatch.setattr(visibility, "board", lambda: None)
+        monkeypatch.setattr(visibility, "lease_table", lambda: None)
         assert not Visibility(Context()).stopping
 
     def test_a_task_of_another_broker_in_this_worker_sees_the_shutdown_all_the_same(self, seats):

@@ -16,8 +16,8 @@ from support import badmessages
 from support.badmessages import BAD, body_of, encoded, envelope, generated, nested, old_body
 from support.processes import wait_until
 
-from celery_sqs_visibility.inflate import LARGEST_BODY
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+from celery_sqs_visibility.transport.decompression import LARGEST_BODY
 
 BAD_MESSAGES = 5000
 #: moto's receive takes a millisecond for each message in the queue, so there are never many.

@@ -8,7 +8,7 @@ import time
 import pytest
 from support.faults import black_hole, error
 
-from celery_sqs_visibility.shutdown import _warn_if_too_long as warn_if_too_long
+from celery_sqs_visibility.worker.drain import _warn_if_too_long as warn_if_too_long
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 

@@ -152,7 +152,7 @@ FAULTS = {
     "throttled": (everywhere(error("RequestThrottled")), 4, "`RequestThrottled` to every request"),
     "throttled by KMS": (in_receives(error("KmsThrottled")), 3, "`KmsThrottled` to every receive"),
     "429": (in_receives(error("TooManyRequests", 429)), 3, "429 `TooManyRequests` to every receive"),
-    "over limit": (in_receives(error("OverLimit", 403)), 3, "`OverLimit` to every receive"),
+    "over limit": (in_receives(error("OverLimit", 403)), 3, "`OverLimitError` to every receive"),
     "500": (everywhere(error("InternalFailure", 500)), 4, "500 `InternalFailure` to every request"),
     "503": (everywhere(error("ServiceUnavailable", 503)), 3, "503 `ServiceUnavailable` to every request"),
     "an error nobody knows": (in_receives(error("SomethingNew", 400)), 3, "`SomethingNew` to every receive"),

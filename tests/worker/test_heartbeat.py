@@ -49,8 +49,8 @@ def test_extensions_share_requests_ten_at_a_time(make_site):
 
 
 def test_a_late_extension_cannot_overwrite_a_retry_delay(make_site):
-    patience = {"read_timeout": 20}
-    site = make_site(**{"visibility_timeout": 20, "heartbeat_interval": 18, "client-config": patience})
+    reply_grace = {"read_timeout": 20}
+    site = make_site(**{"visibility_timeout": 20, "heartbeat_interval": 18, "client-config": reply_grace})
     site.start()
     site.send("slow", "warm-up", 0)
     site.diary.wait_for("done", key="warm-up")

@@ -15,7 +15,7 @@ LOOK_UPS = "GetQueueUrl"
 POLICY = {"max_retries": 3, "interval_start": 0.4, "interval_step": 0.4, "interval_max": 1}
 WAITS = [0.4, 0.8, 1.0]
 
-PASSING = {
+PASSING_ERRORS = {
     "throttled": error("RequestThrottled"),
     "5xx": error("InternalError", 500),
     "no answer": reset_connection(),
@@ -52,7 +52,7 @@ def assert_waits(site, action, expected):
     assert all(waited > wanted - 0.02 for waited, wanted in zip(waits(site, action), expected, strict=True))
 
 
-@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING.keys())
+@pytest.mark.parametrize("fault", PASSING_ERRORS.values(), ids=PASSING_ERRORS.keys())
 def test_what_passes_is_retried_as_often_and_as_far_apart_as_the_policy_says(site, fault):
     with site.proxy.inject(fault, SENDS), pytest.raises(OperationalError, match=SENDS):
         site.send("quick", "a")
@@ -61,17 +61,17 @@ def test_what_passes_is_retried_as_often_and_as_far_apart_as_the_policy_says(sit
 
 def test_the_next_publication_begins_anew(site):
     for key in "ab":
-        with site.proxy.inject(PASSING["throttled"], SENDS), pytest.raises(OperationalError):
+        with site.proxy.inject(PASSING_ERRORS["throttled"], SENDS), pytest.raises(OperationalError):
             site.send("quick", key)
         assert_waits(site, SENDS, WAITS)
         site.proxy.clear()
-    with site.proxy.inject(PASSING["throttled"], SENDS, times=1):
+    with site.proxy.inject(PASSING_ERRORS["throttled"], SENDS, times=1):
         site.send("quick", "c")
     assert_waits(site, SENDS, WAITS[:1])
 
 
 def test_what_has_passed_is_sent(site):
-    with site.proxy.inject(PASSING["5xx"], SENDS, times=2):
+    with site.proxy.inject(PASSING_ERRORS["5xx"], SENDS, times=2):
         site.send("quick", "a")
     assert_waits(site, SENDS, WAITS[:2])
     assert site.counts() == (2, 0)
@@ -79,24 +79,24 @@ def test_what_has_passed_is_sent(site):
 
 def test_a_publications_own_policy_goes_first(site):
     policy = {"max_retries": 1, "interval_start": 0.6}
-    with site.proxy.inject(PASSING["5xx"], SENDS), pytest.raises(OperationalError):
+    with site.proxy.inject(PASSING_ERRORS["5xx"], SENDS), pytest.raises(OperationalError):
         site.app.send_task("work.quick", ("a",), retry_policy=policy)
     assert_waits(site, SENDS, [0.6])
 
 
 def test_without_retries_there_is_one_attempt(make_site):
     site = known(make_site({"task_publish_retry": False, "task_publish_retry_policy": POLICY}))
-    with site.proxy.inject(PASSING["5xx"], SENDS), pytest.raises(OperationalError, match=SENDS):
+    with site.proxy.inject(PASSING_ERRORS["5xx"], SENDS), pytest.raises(OperationalError, match=SENDS):
         site.send("quick", "a")
     assert site.proxy.count(SENDS) == 1
 
 
 def test_a_publication_without_retries_leaves_anothers_alone(site):
-    with site.proxy.inject(PASSING["5xx"], SENDS, times=1), pytest.raises(OperationalError):
+    with site.proxy.inject(PASSING_ERRORS["5xx"], SENDS, times=1), pytest.raises(OperationalError):
         site.app.send_task("work.quick", ("a",), retry=False)
     assert site.proxy.count(SENDS) == 1
     site.proxy.clear()
-    with site.proxy.inject(PASSING["5xx"], SENDS, times=1):
+    with site.proxy.inject(PASSING_ERRORS["5xx"], SENDS, times=1):
         site.send("quick", "b")
     assert_waits(site, SENDS, WAITS[:1])
 
@@ -110,7 +110,7 @@ def test_a_refusal_is_sent_once_and_raises_at_once(site, fault):
 
 def test_a_queue_that_cannot_be_looked_up_for_now_is_looked_up_again(make_site):
     site = make_site({"task_publish_retry_policy": POLICY})
-    with site.proxy.inject(PASSING["5xx"], LOOK_UPS), pytest.raises(OperationalError, match=LOOK_UPS):
+    with site.proxy.inject(PASSING_ERRORS["5xx"], LOOK_UPS), pytest.raises(OperationalError, match=LOOK_UPS):
         site.send("quick", "a")
     assert_waits(site, LOOK_UPS, WAITS)
     site.send("quick", "b")

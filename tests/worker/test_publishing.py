@@ -19,7 +19,7 @@ from support.faults import error, fail_entries, hold_request, lose_response
 from support.processes import SOON
 
 from celery_sqs_visibility import PublishError, publish_batch
-from celery_sqs_visibility.delivery import backlog, outbox
+from celery_sqs_visibility.delivery.publish import pending, sender
 
 SENDS = "SendMessage"
 BATCHES = "SendMessageBatch"
@@ -28,7 +28,7 @@ BATCHES = "SendMessageBatch"
 @pytest.fixture
 def site(make_site, monkeypatch):
     """One that knows its queue, so that only publications are counted, in batches that wait to be full."""
-    for module in (backlog, outbox):
+    for module in (pending, sender):
         monkeypatch.setattr(module, "WINDOW", 60.0)
     site = make_site(wait_time_seconds=1)
     site.send("quick", "first")
@@ -226,10 +226,11 @@ def test_a_retry_of_the_same_message_keeps_its_delay(site):
 PUBLISHER = """
 import time
 from celery_sqs_visibility import publish_batch
-from celery_sqs_visibility.delivery import backlog, outbox
+from celery_sqs_visibility.delivery.publish import pending as backlog
+from celery_sqs_visibility.delivery.publish import sender as sender
 from support.app import make_app
 
-backlog.WINDOW = outbox.WINDOW = 60.0
+backlog.WINDOW = sender.WINDOW = 60.0
 app = make_app("publisher")
 with publish_batch(app):
     for number in range(13):

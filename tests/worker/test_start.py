@@ -94,7 +94,7 @@ def refused(site):
     site.proxy.accept()
 
 
-PASSING = {
+PASSING_ERRORS = {
     "throttled": error("RequestThrottled"),
     "500": error("InternalFailure", 500),
     "clock skew": error("InvalidSignatureException", 403, "Signature not yet current: ..."),
@@ -104,11 +104,11 @@ PASSING = {
 }
 
 
-@pytest.mark.parametrize("name", PASSING)
+@pytest.mark.parametrize("name", PASSING_ERRORS)
 def test_what_passes_is_waited_for(make_site, name, reliability):
     site = make_site()
     site.send("quick", "a")
-    fault = PASSING[name]
+    fault = PASSING_ERRORS[name]
     with site.proxy.inject(fault) if fault else refused(site):
         worker = site.start(pool="solo", ready=False).wait_for_log("cannot find the queue and will try again")
         time.sleep(3)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from kombu.transport.SQS import Channel
 
-from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist, Unavailable
-from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import PredefinedQueue, Queue, Queues
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, UnavailableError
 
 
 @pytest.fixture
 def sqs():
-    return MemorySQS()
+    return FakeSQS()
 
 
 def actions(sqs):
@@ -48,13 +48,13 @@ def test_a_forgotten_queue_is_asked_for_again(sqs):
 
 
 def test_a_missing_queue_is_named_as_celery_and_as_sqs_know_it(sqs):
-    with pytest.raises(QueueDoesNotExist, match=r"'app-a-b'.*'a\.b'"):
+    with pytest.raises(QueueDoesNotExistError, match=r"'app-a-b'.*'a\.b'"):
         Queues(sqs, prefix="app-").find("a.b")
 
 
 def test_a_queue_that_was_missing_is_found_once_it_exists(sqs):
     queues = Queues(sqs)
-    with pytest.raises(QueueDoesNotExist):
+    with pytest.raises(QueueDoesNotExistError):
         queues.find("a")
     sqs.create_queue("a", {}, {})
     assert queues.find("a")
@@ -74,15 +74,15 @@ def test_a_fifo_queue_is_created_as_one(sqs):
 
 
 def test_a_queue_we_may_not_create_says_what_to_do(sqs):
-    sqs.fail_next("CreateQueue", AccessDenied("no", code="AccessDenied", action="CreateQueue"))
-    with pytest.raises(AccessDenied, match="create the queue or allow sqs:CreateQueue") as caught:
+    sqs.fail_next("CreateQueue", AccessDeniedError("no", code="AccessDenied", action="CreateQueue"))
+    with pytest.raises(AccessDeniedError, match="create the queue or allow sqs:CreateQueue") as caught:
         Queues(sqs).find_or_create("a")
     assert caught.value.code == "AccessDenied"
 
 
 def test_a_network_failure_creates_no_queue(sqs):
-    sqs.fail_next("GetQueueUrl", Unavailable("no network"))
-    with pytest.raises(Unavailable):
+    sqs.fail_next("GetQueueUrl", UnavailableError("no network"))
+    with pytest.raises(UnavailableError):
         Queues(sqs).find_or_create("a")
     assert actions(sqs) == ["GetQueueUrl"]
 
@@ -90,7 +90,7 @@ def test_a_network_failure_creates_no_queue(sqs):
 @pytest.mark.parametrize("defined_as", ["a.b", "app-a-b"])
 def test_a_predefined_queue_needs_no_request(sqs, defined_as):
     definition = PredefinedQueue("https://sqs.example/1/a-b")
-    others = MemorySQS()
+    others = FakeSQS()
     queues = Queues(
         sqs,
         prefix="app-",
@@ -109,7 +109,7 @@ def test_a_queue_that_is_not_predefined_is_told_the_nearest_name(sqs, method):
     queues = Queues(
         sqs, predefined={name: PredefinedQueue(f"https://sqs.example/1/{name}") for name in names}
     )
-    with pytest.raises(QueueDoesNotExist) as caught:
+    with pytest.raises(QueueDoesNotExistError) as caught:
         getattr(queues, method)("import")
     message = str(caught.value)
     assert "'import' is not in the option predefined_queues" in message
@@ -126,12 +126,12 @@ def test_secrets_stay_out_of_repr(sqs):
 
 def test_ensuring_asks_whether_a_predefined_queue_is_there(sqs):
     queues = Queues(sqs, predefined={"a": PredefinedQueue("https://sqs.example/1/gone")})
-    with pytest.raises(QueueDoesNotExist, match=r"https://sqs\.example/1/gone.*'a'"):
+    with pytest.raises(QueueDoesNotExistError, match=r"https://sqs\.example/1/gone.*'a'"):
         queues.ensure("a")
 
 
 def test_ensuring_does_not_insist_on_the_permission_to_ask(sqs):
-    sqs.fail_next("GetQueueAttributes", AccessDenied("no"))
+    sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
     queues = Queues(sqs, predefined={"a": PredefinedQueue("https://sqs.example/1/a")})
     assert queues.ensure("a").url == "https://sqs.example/1/a"
 

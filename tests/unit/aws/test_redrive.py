@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from celery_sqs_visibility.aws.errors import AccessDenied, QueueDoesNotExist
-from celery_sqs_visibility.aws.memory import ACCOUNT, MemorySQS
+from celery_sqs_visibility.aws.fake import ACCOUNT, FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS, Redrive, RedriveBook, parse_redrive_policy
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
 
 
 @pytest.fixture
 def sqs():
-    return MemorySQS()
+    return FakeSQS()
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_peeking_makes_no_request(sqs, queue, policy, book):
 
 
 def test_a_refusal_means_unknown_and_is_not_repeated(sqs, queue, book):
-    sqs.fail_next("GetQueueAttributes", AccessDenied("no"))
+    sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
     assert book.get(queue, 0) is None
     assert book.get(queue, REDRIVE_SECONDS - 1) is None
     assert len(requests(sqs)) == 1
@@ -72,7 +72,7 @@ def test_a_refusal_means_unknown_and_is_not_repeated(sqs, queue, book):
 
 def test_a_failure_keeps_what_was_known(sqs, queue, policy, book):
     book.get(queue, 0)
-    sqs.fail_next("GetQueueAttributes", AccessDenied("no"))
+    sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
     assert book.get(queue, REDRIVE_SECONDS) == policy
 
 
@@ -93,13 +93,13 @@ def test_the_dead_letter_queue_is_looked_up_once_in_its_account(sqs, queue, grav
 def test_a_dead_letter_queue_that_is_gone_is_an_error(sqs, queue, graves, book):
     book.get(queue, 0)
     sqs.delete_queue(graves)
-    with pytest.raises(QueueDoesNotExist):
+    with pytest.raises(QueueDoesNotExistError):
         book.dead_letter_queue(queue)
 
 
 def test_who_may_not_look_for_the_dead_letter_queue_makes_up_its_url(sqs, queue, graves, book):
     book.get(queue, 0)
-    sqs.fail_next("GetQueueUrl", AccessDenied("no"))
+    sqs.fail_next("GetQueueUrl", AccessDeniedError("no"))
     assert book.dead_letter_queue(queue).url == graves
 
 
@@ -121,7 +121,9 @@ def test_a_queue_is_not_its_own_dead_letter_queue(sqs):
 def test_a_plain_queue_that_cannot_be_had_is_told_by_the_name_of_its_option(sqs, queue):
     book = RedriveBook(lambda: Queues(sqs).find("nowhere"))
     other = Queues(sqs).find_or_create("other")
-    with pytest.raises(QueueDoesNotExist, match="option dead_letter_queue cannot be used: SQS has no queue"):
+    with pytest.raises(
+        QueueDoesNotExistError, match="option dead_letter_queue cannot be used: SQS has no queue"
+    ):
         book.find_dead_letter_queue(other)
     book.get(queue, 0)
     book.find_dead_letter_queue(queue)  # has no need of it
@@ -131,7 +133,7 @@ def test_a_plain_queue_that_cannot_be_had_is_told_by_the_name_of_its_option(sqs,
     ("plain", "told"), [(None, "are kept"), (lambda: None, "go to the dead_letter_queue")]
 )
 def test_it_is_told_what_becomes_of_messages_where_the_policy_cannot_be_read(sqs, queue, caplog, plain, told):
-    sqs.fail_next("GetQueueAttributes", AccessDenied("no"))
+    sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
     RedriveBook(plain).get(queue, 0)
     assert told in caplog.text
 

@@ -1,6 +1,6 @@
 """What holds messages, as a model: any step at any time, any fault in any request; nothing is lost.
 
-The steps are a depot's own, on one thread and a clock that the machine turns: a request is taken, reaches
+The steps are a consumer's own, on one thread and a clock that the machine turns: a request is taken, reaches
 SQS, and its answer is concluded, and anything may happen in between. Users' listeners and logging filters
 raise.
 """
@@ -17,17 +17,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.clock import FakeClock
 from support.logs import a_filter_that_raises
 
-from celery_sqs_visibility.aws.errors import HandleIsInvalid, RequestRefused, Throttled, Unavailable
-from celery_sqs_visibility.aws.memory import MemorySQS
+from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.depot import Depot
-from celery_sqs_visibility.delivery.events import Deleted, Extended, Hidden, Lost, Released, subscribe
-from celery_sqs_visibility.delivery.inbox import Inbox
-from celery_sqs_visibility.delivery.intake import Opened
+from celery_sqs_visibility.delivery.consumer import QueueConsumer
+from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Lapse, Release
-from celery_sqs_visibility.delivery.returns import Returns
+from celery_sqs_visibility.delivery.receive.buffer import Buffer
+from celery_sqs_visibility.delivery.receive.decoder import Opened
+from celery_sqs_visibility.errors import (
+    ReceiptHandleInvalidError,
+    RequestRefusedError,
+    ThrottledError,
+    UnavailableError,
+)
+from celery_sqs_visibility.events import Deleted, Extended, Hidden, Lost, Released, subscribe
 from celery_sqs_visibility.policy.options import Options
 
 TIMEOUT = 120
@@ -83,8 +88,8 @@ class Receiver:
 class Flight:
     """A request of one of the crews, from its beginning to its conclusion."""
 
-    def __init__(self, crew, batch, since):
-        self.crew, self.batch, self.since = crew, batch, since
+    def __init__(self, batch_threads, batch, since):
+        self.batch_threads, self.batch, self.since = batch_threads, batch, since
         self.failed = None  # by position; `None` until it is known
 
     def jobs(self):
@@ -118,10 +123,10 @@ class Holding(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.clock = FakeClock()
-        self.sqs = MemorySQS(self.clock)
+        self.sqs = FakeSQS(self.clock)
         self.queue = Queue("q", self.sqs.create_queue("q", {}, {}), self.sqs)
         self.graves = Queue("graves", self.sqs.create_queue("graves", {}, {}), self.sqs)
-        self.depot = self.new_depot()
+        self.queue_consumer = self.new_queue_consumer()
         self.sent = set()
         self.runs = []
         self.handed_over = 0
@@ -139,23 +144,23 @@ class Holding(RuleBasedStateMachine):
         self.world.callback(subscribe(lambda event: 1 / 0))
         self.world.enter_context(a_filter_that_raises())
 
-    def new_depot(self):
+    def new_queue_consumer(self):
         redrive = RedriveBook(lambda: self.graves)
         redrive.get(self.queue, self.clock.monotonic())
         redrive.find_dead_letter_queue(self.queue)
         options = {"visibility_timeout": TIMEOUT, "heartbeat_interval": INTERVAL, "settle_window": 0}
-        depot = Depot(
+        queue_consumer = QueueConsumer(
             Options.parse(options),
             RECEIVE,
             lambda _queue, message: Opened({"handle": message["ReceiptHandle"]}),
             redrive,
-            Returns(TIMEOUT, self.clock),
-            Inbox(),
+            RedeliveryIndex(TIMEOUT, self.clock),
+            Buffer(),
             self.clock,
         )
-        depot.room = AnyRoom()
-        depot._receivers = {"q": (Receiver(), self.on_message)}
-        return depot
+        queue_consumer.capacity = AnyRoom()
+        queue_consumer._receivers = {"q": (Receiver(), self.on_message)}
+        return queue_consumer
 
     @property
     def now(self):
@@ -182,18 +187,18 @@ class Holding(RuleBasedStateMachine):
         asked = self.now
         messages = self.sqs.receive(self.queue.url, count, 0, RECEIVE)
         self.clock.advance(transit)
-        self.depot._arrived(self.queue, messages, asked, self.now)
+        self.queue_consumer._arrived(self.queue, messages, asked, self.now)
         handles = [message["ReceiptHandle"] for message in messages]
-        self.known += filter(None, map(self.depot.ledger.get, handles))
+        self.known += filter(None, map(self.queue_consumer.ledger.get, handles))
         if handed_over:
             self.hand_over()
 
     @rule()
     def hand_over(self):
-        self.depot._inbox.hand_over(self.clock)
+        self.queue_consumer._buffer.hand_over(self.clock)
 
     def on_message(self, payload):
-        delivery = self.depot.ledger.get(payload["handle"]).current
+        delivery = self.queue_consumer.ledger.get(payload["handle"]).current
         if self.now <= self.finished_at.get(delivery.facts.message_id, -1e9) + TIMEOUT:
             self.wrong.append("what was finished here is run again")
         delivery.on_lost = self.on_lost
@@ -201,7 +206,7 @@ class Holding(RuleBasedStateMachine):
         self.runs.append(Run(delivery, early=self.handed_over % 5 == 0))
 
     def on_lost(self, delivery):
-        if not self.depot.ledger.holds(delivery):
+        if not self.queue_consumer.ledger.holds(delivery):
             self.wrong.append("the run of what is settled is ended")
         self.lost += 1
 
@@ -270,11 +275,11 @@ class Holding(RuleBasedStateMachine):
 
     @rule(fault=st.sampled_from(FAULTS), position=st.integers(0, 9), steps=st.sampled_from(HOW_FAR))
     def beat(self, steps=1, fault="none", position=0):
-        self.request(self.depot._heartbeat, steps, fault, position)
+        self.request(self.queue_consumer._heartbeat, steps, fault, position)
 
     @rule(fault=st.sampled_from(FAULTS), position=st.integers(0, 9), steps=st.sampled_from(HOW_FAR))
     def settle(self, steps=1, fault="none", position=0):
-        self.request(self.depot._outcomes.settler, steps, fault, position)
+        self.request(self.queue_consumer._settlements.settler, steps, fault, position)
 
     def request(self, work, steps, fault, position):
         """Of the crew's next request the first so many steps."""
@@ -296,7 +301,7 @@ class Holding(RuleBasedStateMachine):
             for delivery, _ in other.jobs()
         ]
         for delivery, _ in flight.jobs():
-            held = self.depot.ledger.holds(delivery)
+            held = self.queue_consumer.ledger.holds(delivery)
             assert held is flight.extends, "what is settled is not extended"
             if flight.changes_visibility:
                 assert delivery.handle not in others, "one writer a delivery"
@@ -315,20 +320,23 @@ class Holding(RuleBasedStateMachine):
         if fault != "the request is lost":
             flight.failed = self.send_off(flight, fault, position)
         if fault.endswith("is lost"):
-            flight.failed = dict.fromkeys(range(len(flight.batch)), Unavailable(fault))
+            flight.failed = dict.fromkeys(range(len(flight.batch)), UnavailableError(fault))
 
     def send_off(self, flight, fault, position):
-        error = {"one is throttled": Throttled(fault), "one is refused": HandleIsInvalid(fault)}.get(fault)
+        error = {
+            "one is throttled": ThrottledError(fault),
+            "one is refused": ReceiptHandleInvalidError(fault),
+        }.get(fault)
         letters = not flight.extends and flight.batch.lane.kind is DeadLetter
         action = CHANGES if flight.changes_visibility else SEND if letters else DELETES
         if error is not None and flight.jobs():
             if letters:
-                self.sqs.fail_next(SEND, RequestRefused(fault) if "refused" in fault else error)
+                self.sqs.fail_next(SEND, RequestRefusedError(fault) if "refused" in fault else error)
             else:
                 self.sqs.fail_next(action, error, position % len(flight.jobs()))
         try:
-            failed = dict(flight.crew.send(flight.batch, flight.since).failed)
-        except Throttled as throttled:
+            failed = dict(flight.batch_threads.send(flight.batch, flight.since).failed)
+        except ThrottledError as throttled:
             failed = dict.fromkeys(range(len(flight.batch)), throttled)
         for place, (delivery, asked) in enumerate(flight.jobs()):
             if flight.changes_visibility and place not in failed:
@@ -349,7 +357,7 @@ class Holding(RuleBasedStateMachine):
 
     def end_request(self, flight):
         self.flights.remove(flight)
-        flight.crew.conclude(flight.batch, flight.since, flight.failed)
+        flight.batch_threads.conclude(flight.batch, flight.since, flight.failed)
 
     # And time passes
 
@@ -359,7 +367,7 @@ class Holding(RuleBasedStateMachine):
 
     @rule(steps=st.sampled_from(HOW_FAR), fault=st.sampled_from(FAULTS), position=st.integers(0, 9))
     def wait_for_the_next_beat(self, steps=0, fault="none", position=0):
-        if (due := self.depot.ledger.next_extension()) is not None:
+        if (due := self.queue_consumer.ledger.next_extension()) is not None:
             self.clock.advance(max(0, due - self.now))
         if steps:
             self.beat(steps, fault, position)
@@ -373,14 +381,14 @@ class Holding(RuleBasedStateMachine):
     @rule()
     def shut_down(self):
         """SIGTERM."""
-        self.depot.stop_polling()
-        self.depot.give_back_unstarted()
+        self.queue_consumer.stop_polling()
+        self.queue_consumer.give_back_unstarted()
 
-    @precondition(lambda self: self.depot._receivers["q"][0].stopping)
+    @precondition(lambda self: self.queue_consumer._receivers["q"][0].stopping)
     @rule()
     def time_is_up(self):
         """What runs is handed back, and its processes are killed."""
-        self.depot._give_back(self.depot.ledger.all())
+        self.queue_consumer._give_back(self.queue_consumer.ledger.all())
         self.runs = [run for run in self.runs if not run.begun]
 
     # What must hold
@@ -407,7 +415,7 @@ class Holding(RuleBasedStateMachine):
     @invariant()
     def what_is_held_is_extended_or_lost_and_nothing_else_is(self):
         for delivery in self.known:
-            if self.depot.ledger.holds(delivery):
+            if self.queue_consumer.ledger.holds(delivery):
                 assert (delivery.slot is not None) + delivery.extending + delivery.lost >= 1
             else:
                 assert delivery.slot is None
@@ -421,7 +429,7 @@ class Holding(RuleBasedStateMachine):
         for run in self.runs:
             current = run.delivery.current
             assert current.acknowledged_early is run.delivery.acknowledged_early
-            assert current.started is run.begun or not self.depot.ledger.holds(current)
+            assert current.started is run.begun or not self.queue_consumer.ledger.holds(current)
 
     def teardown(self):
         """Everything ends."""
@@ -440,13 +448,13 @@ class Holding(RuleBasedStateMachine):
                 self.reach()
             while self.flights:
                 self.conclude()
-            if not self.depot._outcomes.settler._unfinished:
+            if not self.queue_consumer._settlements.settler._unfinished:
                 break
             self.clock.advance(0.5)
-        assert not self.depot._outcomes.settler._unfinished
-        assert len(self.depot.ledger) == 0
-        assert self.depot.ledger.wait_for_extensions(0)
-        assert self.depot.ledger.next_extension() is None
+        assert not self.queue_consumer._settlements.settler._unfinished
+        assert len(self.queue_consumer.ledger) == 0
+        assert self.queue_consumer.ledger.wait_for_extensions(0)
+        assert self.queue_consumer.ledger.next_extension() is None
         assert not any(delivery.extending or delivery.waiting for delivery in self.known)
         self.nothing_is_lost()
 
@@ -479,7 +487,7 @@ def steps_of(world, chance):
     def end_of_the_worker():
         if chance.random() < 0.02:
             world.shut_down()
-        if world.depot._receivers["q"][0].stopping and chance.random() < 0.1:
+        if world.queue_consumer._receivers["q"][0].stopping and chance.random() < 0.1:
             world.time_is_up()
 
     return [
@@ -606,7 +614,7 @@ class TestExamples:
     def test_what_was_finished_and_could_not_be_deleted_is_not_run_again_however_many_follow(self, world):
         world.send(begun=1)
         world.end_run(steps=CONCLUDED, fault="one is refused")
-        finished = world.depot._returns._finished
+        finished = world.queue_consumer._redeliveries._finished
         for number in range(20_000):
             finished.add(("elsewhere", str(number)))
         world.sleep(TIMEOUT)

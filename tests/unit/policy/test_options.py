@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.delays import ExponentialBackoff
 from celery_sqs_visibility.policy.options import (
     NOT_SUPPORTED,
     OTHER_PEOPLES_OPTIONS,
@@ -20,6 +19,7 @@ from celery_sqs_visibility.policy.options import (
     reference_table,
 )
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON, WAIT_TIME_SECONDS
+from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
 
 NAMES = [option_name(f.name) for f in fields(Options)]
 IN_SECONDS = [
@@ -101,7 +101,7 @@ def test_a_number_too_large_for_a_float_is_an_option_error_too(name):
         ("error_visibility_timeout", [1, "x"]),
         ("error_visibility_timeout", VISIBILITY_HORIZON + 1),
         ("error_visibility_timeout", "no.such.module"),
-        ("error_visibility_timeout", "celery_sqs_visibility.policy.delays.no_such"),
+        ("error_visibility_timeout", "celery_sqs_visibility.policy.retry_delays.no_such"),
         ("error_visibility_timeout", "word"),
         ("error_visibility_timeout", ".relative.path"),
         ("on_exhausted", "Keep"),
@@ -219,7 +219,7 @@ def test_a_dead_letter_queue_is_called_as_celery_calls_it():
 
 
 def test_what_a_dotted_path_names_is_checked_at_start():
-    path = "celery_sqs_visibility.policy.retrying.attempts_made"
+    path = "celery_sqs_visibility.policy.attempts.attempts_made"
     with pytest.raises(OptionError, match=r"two arguments"):
         Options.parse({"error_visibility_timeout": path})
 

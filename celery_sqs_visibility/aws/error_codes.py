@@ -1,0 +1,152 @@
+"""botocore's exceptions and SQS's error codes become the few classes of `aws.errors`, here and only here.
+
+Exceptions are told apart by name, not by class: importing botocore only to catch it would cost every
+producer, and the names are what its documentation promises.
+
+Source: "Common errors" and the Errors sections of the Amazon SQS API Reference; botocore's exceptions.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    ClockSkewError,
+    CredentialsRefusedError,
+    OverLimitError,
+    QueueDoesNotExistError,
+    ReceiptHandleInvalidError,
+    RequestRefusedError,
+    SQSError,
+    ThrottledError,
+    UnavailableError,
+    UnrecognizedResponseError,
+)
+
+#: What SQS answers, without namespaces and without the "Exception" that some protocols append.
+_CODES: Final[dict[type[SQSError], str]] = {
+    UnavailableError: "InternalError InternalFailure InternalServerError InternalService ServiceUnavailable "
+    "RequestTimeout IDPCommunicationError",
+    # The last two say "wait 60 seconds".
+    ThrottledError: "RequestThrottled Throttling Throttled ThrottledRequest RequestThrottledByService "
+    "TooManyRequests RequestLimitExceeded BandwidthLimitExceeded LimitExceeded PriorRequestNotComplete "
+    "ProvisionedThroughputExceeded TransactionInProgress SlowDown KmsThrottled KmsThrottling "
+    "QueueDeletedRecently PurgeQueueInProgress",
+    OverLimitError: "OverLimit",
+    ClockSkewError: "RequestExpired RequestTimeTooSkewed",
+    CredentialsRefusedError: "ExpiredToken InvalidClientTokenId UnrecognizedClient AuthFailure "
+    "SignatureDoesNotMatch InvalidSignature IncompleteSignature MissingAuthenticationToken "
+    "InvalidAccessKeyId InvalidToken InvalidIdentityToken IDPRejectedClaim",
+    # A key that is disabled or missing needs an administrator, like a permission, and not another request.
+    AccessDeniedError: "AccessDenied UnauthorizedOperation NotAuthorized Unauthorized OptInRequired "
+    "KmsAccessDenied KmsDisabled KmsInvalidKeyUsage KmsInvalidState KmsNotFound KmsOptInRequired",
+    QueueDoesNotExistError: "QueueDoesNotExist NonExistentQueue",
+    ReceiptHandleInvalidError: "ReceiptHandleIsInvalid MessageNotInflight InvalidIdFormat",
+}
+
+#: botocore's exceptions by their own or a base class's name; what is not here is `Unavailable`.
+_EXCEPTIONS: Final[dict[type[SQSError], str]] = {
+    CredentialsRefusedError: "NoCredentialsError PartialCredentialsError CredentialRetrievalError "
+    "NoAuthTokenError TokenRetrievalError UnknownCredentialError RefreshWithMFAUnsupportedError "
+    "MetadataRetrievalError SSOError LoginError "
+    # Of the files with profiles and keys, which somebody may be writing just now.
+    "ProfileNotFound ConfigNotFound ConfigParseError InvalidConfigError",
+    RequestRefusedError: "ParamValidationError ValidationError NoRegionError UnknownRegionError "
+    "UnknownEndpointError EndpointProviderError InvalidRetryConfigurationError "
+    "InvalidEndpointConfigurationError InvalidProxiesConfigError",
+}
+
+
+def _inverted(table: Mapping[type[SQSError], str]) -> dict[str, type[SQSError]]:
+    return {name: cls for cls, names in table.items() for name in names.split()}
+
+
+_CLASS_BY_CODE: Final = _inverted(_CODES)
+_CLASS_BY_EXCEPTION: Final = _inverted(_EXCEPTIONS)
+
+# SQS says InvalidParameterValue for a handle that is no longer good, and for much else.
+_HANDLE_IS_GONE: Final = re.compile(
+    r"message does not exist|not available for visibility|receipt ?handle\b.*\b(invalid|not valid|expired)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+# How SQS says in its JSON protocol that a clock is off; the code is that of a wrong key.
+_CLOCK_IS_WRONG: Final = re.compile(r"signature (expired|not yet current)", re.IGNORECASE)
+
+_SERVER_ERROR: Final = 500
+_CLASS_BY_STATUS: Final[dict[int, type[SQSError]]] = {
+    401: CredentialsRefusedError,
+    403: AccessDeniedError,
+    408: UnavailableError,
+    429: ThrottledError,
+}
+
+
+def translate(exc: Exception, action: str) -> SQSError:
+    """Say in our words what went wrong in a request.
+
+    Args:
+        exc: what came out of botocore, or an `SQSError`, which is returned as it is.
+        action: the API action that was called. Where botocore made another request for it, such as
+            AssumeRole, the message names that one.
+
+    Returns:
+        The error to raise, with `exc` as its `__cause__`.
+    """
+    if isinstance(exc, SQSError):
+        return exc
+    response = getattr(exc, "response", None)
+    if isinstance(response, Mapping) and "Error" in response:
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+        operation = getattr(exc, "operation_name", action)
+        error = _answered(response["Error"], status, action, operation)
+    else:
+        names = (cls.__name__ for cls in type(exc).__mro__)
+        cls = next(
+            (_CLASS_BY_EXCEPTION[name] for name in names if name in _CLASS_BY_EXCEPTION), UnavailableError
+        )
+        code = type(exc).__name__
+        error = cls(f"{action} got no answer from SQS: {code}: {exc}", code=code, action=action)
+    error.__cause__ = exc
+    return error
+
+
+def translate_entry(entry: Mapping[str, Any], action: str) -> SQSError:
+    """Say in our words why one entry of a batch failed (API_BatchResultErrorEntry)."""
+    # Neither code nor fault of ours known: then it is the server's.
+    status = 0 if entry.get("SenderFault", True) else _SERVER_ERROR
+    return _answered(entry, status, action, action)
+
+
+def _answered(error: Mapping[str, Any], status: int, action: str, operation: str) -> SQSError:
+    raw, query_code = str(error.get("Code") or ""), str(error.get("QueryErrorCode") or "")
+    message = str(error.get("Message") or "no reason given")
+    cls = _class_of(_short(raw), message) or _class_of(_short(query_code), message)
+    if cls is None:
+        # Where nobody gave a code, botocore's is the status.
+        has_code = query_code or raw not in ("", str(status))
+        refused = RequestRefusedError if has_code or not status else UnrecognizedResponseError
+        cls = UnavailableError if status >= _SERVER_ERROR else _CLASS_BY_STATUS.get(status, refused)
+    code = _short(raw) or str(status)
+    what = action if operation == action else f"{action} needs {operation}, which"
+    told = f"{what} was answered {code}: {message}"
+    if cls is AccessDeniedError and operation == action and not code.startswith("Kms"):
+        told += f" (the permission is sqs:{action.removesuffix('Batch')})"
+    return cls(told, code=code, action=action)
+
+
+def _short(code: str) -> str:
+    """Drop what the protocols put around a code: "AWS.SimpleQueueService.", "com.amazonaws.sqs#", "KMS."."""
+    namespace, _, name = code.rpartition("#")[2].rpartition(".")
+    return f"Kms{name}" if namespace == "KMS" else name
+
+
+def _class_of(code: str, message: str) -> type[SQSError] | None:
+    name = code.removesuffix("Exception")
+    if name == "InvalidParameterValue" and _HANDLE_IS_GONE.search(message):
+        return ReceiptHandleInvalidError
+    cls = _CLASS_BY_CODE.get(name)
+    return ClockSkewError if cls is CredentialsRefusedError and _CLOCK_IS_WRONG.search(message) else cls

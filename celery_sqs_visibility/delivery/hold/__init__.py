@@ -1,0 +1,1 @@
+"""What this process holds: the ledger, its leases, and the heartbeat that extends them."""

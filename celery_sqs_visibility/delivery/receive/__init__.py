@@ -1,0 +1,1 @@
+"""Polling queues, and what the polls bring until Celery takes it."""

@@ -1,0 +1,1 @@
+"""How deliveries end: deleted, hidden, parked, released, rejected, dead-lettered."""

@@ -1,0 +1,137 @@
+"""Messages whose ETA is far away wait in SQS: hidden, and as a copy where SQS would let them wait no longer.
+
+SQS moves a message to the dead-letter queue that was received too often, and deletes one that is too old, be
+it hidden or not. A copy has neither receives nor age. It is sent before the original is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
+from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS, RedriveBook
+from celery_sqs_visibility.delivery.model import Delivery, Park, Renew
+from celery_sqs_visibility.delivery.receive.decoder import Opened
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.parking import LEAD, Limits, hop_for, parks_so_far
+from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
+
+logger = logging.getLogger(__name__)
+
+
+class Parking:
+    """Decides how a message waits for its ETA, in the receivers' threads; sends copies, in the settler's.
+
+    Args:
+        redrive: the queues' redrive policies and retention.
+        visibility_timeout: the one in force, in seconds.
+        clock: wall time for ETAs.
+    """
+
+    def __init__(self, redrive: RedriveBook, visibility_timeout: int, clock: Clock) -> None:
+        self._redrive = redrive
+        self._visibility_timeout = visibility_timeout
+        self._clock = clock
+        # Queue URL to the monotonic instant at which the queue refused a copy. One write each, so no lock.
+        self._refused: dict[str, float] = {}
+
+    def parks_so_far(self, delivery: Delivery, opened: Opened) -> int:
+        """How many of the message's receives were parks and not attempts."""
+        if opened.eta is None:
+            return 0
+        facts = delivery.facts
+        return parks_so_far(opened.eta, facts.first_received, self._clock.wall(), self._visibility_timeout)
+
+    def waiting(self, delivery: Delivery, opened: Opened, message: ReceivedMessage) -> Park | Renew | None:
+        """How the message is to wait for its ETA; `None`: Celery may have it, and holds it until then."""
+        if opened.eta is None:
+            return None
+        queue, wait = delivery.queue, opened.eta - self._clock.wall()
+        limits = self._limits(delivery, message)
+        hop = hop_for(wait, limits)
+        if hop is None:
+            return None
+        if not hop.renewed:
+            return Park(hop.seconds)
+        park = hop.seconds if limits.may_return else None
+        # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
+        if not self.may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
+            return None if park is None else Park(park)
+        delay = min(hop.seconds, limits.seconds_to_stay)
+        return Renew(_copy(delivery, message["Body"], delay), opened.payload, park)
+
+    def renewal(
+        self,
+        delivery: Delivery,
+        eta: float,
+        body: Callable[[], str],
+        payload: dict[str, Any],
+    ) -> Renew | None:
+        """How to have a message wait for another ETA than it has; `None`: it cannot. Any thread.
+
+        In a FIFO queue it would give up its place in its group.
+
+        Args:
+            delivery: what is to wait.
+            eta: seconds since the epoch.
+            body: makes the body of a message with that ETA.
+            payload: what Celery gets where the queue refuses the copy.
+        """
+        if delivery.queue.fifo or not self.may_copy(delivery):
+            return None
+        delay = min(math.floor(eta - self._clock.wall()) - LEAD, self._redrive.retention(delivery.queue) // 2)
+        return Renew(_copy(delivery, body(), delay), payload, None)
+
+    def may_copy(self, delivery: Delivery) -> bool:
+        """Whether its queue takes copies from us, as far as we know."""
+        refused = self._refused.get(delivery.queue.url)
+        return refused is None or self._clock.monotonic() - refused > REDRIVE_SECONDS
+
+    def send(self, delivery: Delivery, renew: Renew) -> str | None:
+        """Send the copy: its message id, or `None` where the queue refuses it. A settler's thread.
+
+        Raises:
+            SQSError: it could not be sent now; try again.
+        """
+        queue = delivery.queue
+        try:
+            return queue.sqs.send(queue.url, renew.copy)
+        except (AccessDeniedError, QueueDoesNotExistError, RequestRefusedError) as error:
+            if queue.url not in self._refused:
+                logger.warning(
+                    "cannot send to queue %r, so a message whose ETA is far away waits there only as long as "
+                    "the queue's redrive policy and retention let it; allow sqs:SendMessage: %s",
+                    queue.name,
+                    error,
+                )
+            self._refused[queue.url] = self._clock.monotonic()
+            return None
+
+    def _limits(self, delivery: Delivery, message: ReceivedMessage) -> Limits:
+        sent = int(message.get("Attributes", {}).get("SentTimestamp", 0)) / 1000
+        policy = self._redrive.peek(delivery.queue)
+        # Where nobody may read the policy there may be one.
+        unknown = None if self._redrive.knows(delivery.queue) else 2
+        return Limits(
+            receive_count=delivery.facts.receive_count,
+            max_receive_count=policy.max_receive_count if policy else unknown,
+            age=max(0.0, self._clock.wall() - sent) if sent else 0.0,
+            retention=self._redrive.retention(delivery.queue),
+            visibility_timeout=self._visibility_timeout,
+        )
+
+
+def _copy(delivery: Delivery, body: str, delay: int) -> OutgoingMessage:
+    fifo, facts = delivery.queue.fifo, delivery.facts
+    return OutgoingMessage(
+        body=body,
+        attributes=delivery.message_attributes,
+        delay=None if fifo else max(0, min(delay, DELAY_SECONDS)),
+        group_id=facts.group,
+        # Another than the original's; the same when it is sent again, since no answer came.
+        deduplication_id=facts.message_id if fifo else None,
+    )

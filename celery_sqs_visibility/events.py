@@ -1,0 +1,201 @@
+"""What happens to a delivery, as data. Logs, metrics and the demo's timeline are listeners."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Which delivery it is about.
+
+    Attributes:
+        queue: Celery's name of the queue.
+        message_id: SQS's, the same for every delivery of the message.
+        receive_count: 1 for the first delivery.
+        first_received: when SQS first handed it out, in seconds since the epoch; 0 if that is not known.
+        task: the task's name, as far as the message tells.
+        task_id: its id, likewise.
+        group: its message group, if it has one.
+        received: when this delivery arrived, in seconds since the epoch; 0 if that is not known.
+    """
+
+    queue: str
+    message_id: str
+    receive_count: int
+    first_received: float
+    task: str | None = None
+    task_id: str | None = None
+    group: str | None = None
+    received: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened to a delivery."""
+
+    delivery: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Event):
+    """SQS handed it to this process; it is hidden from others now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    """The pool began to run its task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extended(Event):
+    """Its visibility timeout was set anew, to that many seconds from then on."""
+
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Event):
+    """Its run failed, as attempt number `attempt` (1 for the first).
+
+    `delay` is how many seconds it is to be hidden; `None` is the rest of its visibility timeout.
+    After the last attempt nothing follows but a delete or a dead letter.
+    """
+
+    attempt: int
+    error: str
+    delay: float | None
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden(Event):
+    """It failed and comes back in that many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parked(Event):
+    """Its ETA is far away; it waits in SQS and comes back in that many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed(Event):
+    """It waits for its turn as a copy, which SQS hands out in `seconds` at the earliest."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Event):
+    """Celery is done with it; its deletion is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted(Event):
+    """SQS has deleted it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Event):
+    """It was given back without having run; SQS hands it out again at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered(Event):
+    """It was given up: a copy is in the dead-letter queue."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable(Event):
+    """No task could be made of it: see `reason`. It was not deleted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded(Event):
+    """It came back to the process that holds it; what holds it goes on with the new receipt handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBefore(Event):
+    """Its message was finished in this process, but came back: it is deleted with the new receipt handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Event):
+    """Its visibility lapsed while we held it, or SQS refused the handle: another worker may have it."""
+
+    reason: str
+
+
+Listener = Callable[[Event], None]
+
+
+class _Subscription:
+    """One listener's; a listener that subscribes twice has two."""
+
+    __slots__ = ("listener",)
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+
+
+_lock = threading.Lock()  # guards changes of _subscriptions, which is replaced whole: readers need no lock
+_subscriptions: tuple[_Subscription, ...] = ()
+
+
+def subscribe(listener: Listener) -> Callable[[], None]:
+    """Call `listener(event)` for every event of this process, in the thread where it happens: be quick.
+
+    Returns:
+        A function that ends the subscription; calling it twice is harmless.
+    """
+    global _subscriptions  # noqa: PLW0603 - one process, one stream of events
+    subscription = _Subscription(listener)
+    with _lock:
+        _subscriptions = (*_subscriptions, subscription)
+
+    def unsubscribe() -> None:
+        global _subscriptions  # noqa: PLW0603
+        with _lock:
+            _subscriptions = tuple(other for other in _subscriptions if other is not subscription)
+
+    return unsubscribe
+
+
+def subscribed(listener: Listener) -> bool:
+    """Whether that listener hears of events."""
+    return any(subscription.listener is listener for subscription in _subscriptions)
+
+
+def emit(event: Event) -> None:
+    """Tell every listener. A listener that raises is logged and does no harm; this never raises."""
+    for subscription in _subscriptions:
+        try:
+            subscription.listener(event)
+        except Exception:  # noqa: BLE001 - logged, if that works
+            log_safely(logger.exception, "listener failed")
+
+
+def log_safely(log: Callable[..., object], sentence: str, *args: Any, **options: Any) -> None:
+    """Call `log`, a method of a logger; what it raises is dropped.
+
+    `logging` keeps the errors of handlers to itself, but lets those of filters through, and those of a logger
+    class of the user's.
+    """
+    with suppress(Exception):
+        log(sentence, *args, stacklevel=2, **options)

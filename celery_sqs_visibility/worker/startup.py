@@ -1,0 +1,141 @@
+"""A worker's start: it waits for SQS where that may help, and ends with one clear sentence where it cannot.
+
+Celery would begin anew at once for an error that passes, some hundred times a minute, each with a traceback
+(celery/worker/consumer/consumer.py: `Consumer.start`), and end with another for those that do not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from celery.exceptions import WorkerShutdown
+from celery.utils.log import get_logger
+from celery.worker.state import maybe_shutdown
+
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    ClockSkewError,
+    CredentialsRefusedError,
+    OverLimitError,
+    QueueDoesNotExistError,
+    SQSError,
+    ThrottledError,
+    UnavailableError,
+)
+from celery_sqs_visibility.policy.backoff import pause
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.exchanges import UnroutableError, refuse_type
+
+logger = get_logger(__name__)
+
+#: What passes without a change of settings or of rights.
+PASSING_ERRORS = (UnavailableError, ThrottledError, OverLimitError, ClockSkewError)
+
+#: What to do where it is not waited for; the first that fits.
+REMEDIES: tuple[tuple[type[SQSError] | tuple[type[SQSError], ...], str], ...] = (
+    (PASSING_ERRORS, "With broker_connection_retry_on_startup it would be waited for."),
+    (
+        CredentialsRefusedError,
+        "Give the worker valid AWS credentials: environment variables, a profile, a role, or the broker_url.",
+    ),
+    (AccessDeniedError, "Grant the permission to the credentials that the worker uses."),
+    (QueueDoesNotExistError, "Create the queue, or correct its name or URL."),
+    (SQSError, "Correct the region, the endpoint or the option that it is about."),
+)
+
+#: While it waits, the worker looks that often, in seconds, whether it is told to stop.
+GLANCE = 0.2
+
+
+class QueuesFirst:
+    """Connects a consumer once its queues are there. Main thread.
+
+    Args:
+        consumer: the worker's `celery.worker.consumer.Consumer`.
+        connect: how it connects.
+    """
+
+    def __init__(self, consumer: Any, connect: Callable[[], Any]) -> None:
+        self._app = consumer.app
+        self._connect = connect
+        self._started = False
+
+    def __call__(self) -> Any:
+        """Stand in for `Consumer.connect`.
+
+        Raises:
+            WorkerShutdown: the worker was told to stop or, at its start, a queue cannot be had; or a queue is
+                bound to an exchange that SQS cannot have.
+        """
+        self._refuse_exchanges()
+        with self._app.connection_for_read() as connection:
+            broker: BrokerContext = connection.transport.broker
+            for name in self._app.amqp.queues.consume_from:
+                self._await("queue", name, partial(broker.queues.ensure, name))
+                self._await("dead-letter queue of", name, partial(_find_dead_letter_queue, broker, name))
+        self._started = True
+        connection = self._connect()
+        connection.transport.for_worker = True
+        return connection
+
+    def _refuse_exchanges(self) -> None:
+        for queue in self._app.amqp.queues.consume_from.values():
+            for exchange in (queue.exchange, *(binding.exchange for binding in queue.bindings)):
+                try:
+                    refuse_type(exchange.name, exchange.type)
+                except UnroutableError as error:
+                    logger.critical("cannot start, since queue %r cannot be consumed: %s.", queue.name, error)
+                    raise WorkerShutdown(1) from error
+
+    def _await(self, what: str, name: str, find: Callable[[], object]) -> None:
+        outage = Outage(logger, f"cannot find the {what}", f"finds the {what}", name, SYSTEM_CLOCK)
+        failures = 0
+        while True:
+            since = SYSTEM_CLOCK.monotonic()
+            try:
+                find()
+            except SQSError as error:
+                if not self._may_pass(error):
+                    self._end(what, name, error)
+                outage.failed(error)
+                failures += 1
+                self._rest(pause(failures))
+            else:
+                outage.worked(since)
+                return
+
+    def _may_pass(self, error: SQSError) -> bool:
+        # What has worked may be repaired; a worker that has never worked is better noticed at once.
+        if self._started:
+            return True
+        return (
+            isinstance(error, PASSING_ERRORS)
+            and self._app.conf.broker_connection_retry_on_startup is not False
+        )
+
+    @staticmethod
+    def _end(what: str, name: str, error: SQSError) -> NoReturn:
+        remedy = next(text for kind, text in REMEDIES if isinstance(error, kind))
+        reason = str(error).rstrip(".")
+        logger.critical("cannot start, since %s %r cannot be used: %s. %s", what, name, reason, remedy)
+        raise WorkerShutdown(1)
+
+    @staticmethod
+    def _rest(seconds: float) -> None:
+        until = SYSTEM_CLOCK.monotonic() + seconds
+        while (left := until - SYSTEM_CLOCK.monotonic()) > 0:
+            maybe_shutdown()
+            threading.Event().wait(min(left, GLANCE))
+        maybe_shutdown()
+
+
+def _find_dead_letter_queue(broker: BrokerContext, name: str) -> None:
+    """Make sure that a queue's plain dead-letter queue, if it needs one, exists."""
+    queue = broker.queues.find(name)
+    broker.redrive.get(queue, SYSTEM_CLOCK.monotonic())
+    broker.redrive.find_dead_letter_queue(queue)

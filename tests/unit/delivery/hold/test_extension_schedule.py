@@ -1,0 +1,140 @@
+"""Deliveries share extensions by falling due in slots, and by filling up each other's batches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.hold.extension_schedule import SLOTS, ExtensionSchedule
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+
+INTERVAL = 40.0
+GRAIN = INTERVAL / SLOTS
+SQS = FakeSQS()
+QUEUES = [Queue(name, SQS.create_queue(name, {}, {}), SQS) for name in "ab"]
+number = itertools.count()
+
+
+def delivery(queue=QUEUES[0]):
+    handle = f"h{next(number)}"
+    return Delivery(queue, handle, Facts(queue.name, handle, 1, 0), 1000, 1120, None)
+
+
+def filled(instants, extensions=None):
+    extensions = extensions or ExtensionSchedule(INTERVAL)
+    deliveries = [delivery() for _ in instants]
+    for one, at in zip(deliveries, instants, strict=True):
+        extensions.add(one, at)
+    return extensions, deliveries
+
+
+def all_due(extensions, now):
+    """The batches that are due, one after the other."""
+    return list(iter(lambda: extensions.take_due(now), []))
+
+
+def test_an_empty_wheel_has_nothing_due():
+    extensions = ExtensionSchedule(INTERVAL)
+    assert extensions.next_due() is None
+    assert extensions.take_due(1e9) == []
+    assert extensions.batches_due(1e9) == 0
+
+
+@given(st.floats(0, 1e6), st.floats(0.1, 14400))
+def test_a_delivery_is_due_at_its_instant_or_up_to_a_slot_earlier(at, interval):
+    extensions, _ = filled([at], ExtensionSchedule(interval))
+    grain = interval / SLOTS
+    due = extensions.next_due()
+    assert due <= at or due == pytest.approx(at)
+    assert due > at - grain or due == pytest.approx(at - grain)
+    assert extensions.take_due(due)
+
+
+@given(st.lists(st.floats(1000, 1200), min_size=1), st.floats(1000, 1200))
+def test_nothing_is_taken_later_than_it_should(instants, now):
+    extensions, deliveries = filled(instants)
+    taken = [one for batch in all_due(extensions, now) for one in batch]
+    left = [one for one in deliveries if one not in taken]
+    assert all(at > now for one, at in zip(deliveries, instants, strict=True) if one in left)
+    assert all(one.slot is None for one in taken)
+    assert all(one.slot is not None for one in left)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(QUEUES), st.floats(1000, 1200)), max_size=60), st.floats(1000, 1200)
+)
+def test_batches_are_full_as_long_as_there_is_anything_to_fill_them_with(entries, now):
+    extensions = ExtensionSchedule(INTERVAL)
+    deliveries = [(delivery(queue), at) for queue, at in entries]
+    for one, at in deliveries:
+        extensions.add(one, at)
+    expected = extensions.batches_due(now)
+    batches = all_due(extensions, now)
+    assert len(batches) <= expected, "what falls due later may have filled a batch up, and is due no more"
+    for batch in batches:
+        (queue,) = {one.queue for one in batch}
+        left = [one for one, _ in deliveries if one.queue is queue and one.slot is not None]
+        last = all(one.queue is not queue for later in batches[batches.index(batch) + 1 :] for one in later)
+        assert len(batch) == BATCH_ENTRIES or (last and not left)
+
+
+def test_a_batch_is_filled_with_the_earliest_of_the_later_ones():
+    extensions, deliveries = filled([1001, *range(1020, 1220, 10)])
+    assert extensions.take_due(1005) == deliveries[:BATCH_ENTRIES]
+
+
+def test_only_deliveries_of_the_same_queue_fill_a_batch():
+    extensions, _ = filled([1001])
+    other = delivery(QUEUES[1])
+    extensions.add(other, 1100)
+    assert other not in extensions.take_due(1005)
+    assert other.slot is not None
+
+
+def test_nothing_is_taken_along_where_nothing_is_due():
+    extensions, _ = filled([1100, 1101])
+    assert extensions.take_due(1005) == []
+
+
+def test_what_is_due_stays_until_the_batch_that_extends_it_is_taken():
+    extensions, deliveries = filled([1001] * 25)
+    assert extensions.batches_due(1005) == 3
+    assert len(extensions.take_due(1005)) == BATCH_ENTRIES
+    assert sum(one.slot is not None for one in deliveries) == 15
+    for one in deliveries:
+        extensions.remove(one)
+    assert extensions.take_due(1005) == []
+
+
+def test_what_is_put_twice_is_due_once():
+    extensions, (one,) = filled([1001])
+    extensions.add_not_before(one, 1100)
+    assert extensions.take_due(1050) == []
+    assert all_due(extensions, 1101) == [[one]]
+
+
+def test_what_was_removed_is_not_taken():
+    extensions, (one, other) = filled([1001, 1001])
+    extensions.remove(one)
+    assert extensions.take_due(1005) == [other]
+
+
+def test_removing_twice_or_what_was_never_there_is_harmless():
+    extensions, (one,) = filled([1001])
+    extensions.remove(one)
+    extensions.remove(one)
+    extensions.remove(delivery())
+    assert extensions.next_due() is None
+
+
+def test_the_next_due_is_the_earliest_slot_of_all():
+    extensions, _ = filled([1095, 1017, 1050])
+    assert extensions.next_due() == math.floor(1017 / GRAIN) * GRAIN

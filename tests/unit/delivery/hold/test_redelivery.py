@@ -1,0 +1,318 @@
+"""Messages that come back to the process that holds them, or is done with them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.clock import FakeClock
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.hold import ledger as ledgers
+from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.hold.redelivery import MARGIN, Met, RedeliveryIndex
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.events import Facts
+
+TIMEOUT = 120
+INTERVAL = 40.0
+SQS = FakeSQS()
+QUEUE = Queue("q", SQS.create_queue("q", {}, {}), SQS)
+OTHER = Queue("other", SQS.create_queue("other", {}, {}), SQS)
+handles = itertools.count()
+
+
+class Holder:
+    """Does as a consumer does, without threads; counts room, and writes down what was settled."""
+
+    def __init__(self, redeliveries, clock):
+        self.ledger = Ledger(TIMEOUT, INTERVAL)
+        self.capacity = ReceiveCapacity(0, clock)
+        self.settled = []
+        self._redeliveries = redeliveries
+        self._clock = clock
+
+    def receive(self, message_id, queue=QUEUE):
+        """What the message is to the process, and its delivery."""
+        now = self._clock.monotonic()
+        facts = Facts(queue.name, message_id, 1, 0)
+        delivery = Delivery(queue, f"h{next(handles)}", facts, now, now + TIMEOUT, self)
+        self.capacity.received(self.capacity.reserve(queue.name, 0), 1)
+        self.ledger.add([delivery])
+        met = self._redeliveries.meet(delivery)
+        if met is Met.FINISHED:
+            delivery.settle(Delete())
+        return met, delivery
+
+    def settle(self, delivery, settlement):
+        if isinstance(settlement, Delete) and self.ledger.holds(delivery):
+            self._redeliveries.finish(delivery)
+        held, now = self.ledger.settle(delivery, settlement)
+        if held:
+            self._redeliveries.let_go(delivery)
+            self.capacity.gave_back(began=delivery.began)
+        if now:
+            self.settled.append((delivery, settlement))
+        return held
+
+    def start(self, delivery):
+        return self.ledger.start(delivery, self._clock.monotonic())
+
+    def dispatch(self, delivery):
+        return self.ledger.dispatch(delivery)
+
+    def extend(self, delivery, until):
+        return self.ledger.want(delivery, until, self._clock.monotonic())
+
+    def supersede(self, delivery, superseded_by):
+        if not self.ledger.supersede(delivery, superseded_by):
+            return False
+        self.capacity.gave_back()
+        return True
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def redeliveries(clock):
+    return RedeliveryIndex(TIMEOUT, clock)
+
+
+@pytest.fixture
+def holder(redeliveries, clock):
+    return Holder(redeliveries, clock)
+
+
+def test_a_message_is_new_the_first_time(holder):
+    assert holder.receive("m")[0] is Met.NEW
+    assert holder.receive("n")[0] is Met.NEW
+
+
+def test_what_is_held_gives_way_to_its_newer_delivery(holder):
+    _, first = holder.receive("m")
+    met, second = holder.receive("m")
+    assert met is Met.HELD
+    assert first.current is second
+    assert holder.ledger.all() == [second]
+
+
+def test_messages_of_other_queues_are_others(holder):
+    holder.receive("m")
+    assert holder.receive("m", OTHER)[0] is Met.NEW
+
+
+def test_what_came_back_twice_is_settled_by_its_newest_handle(holder):
+    _, first = holder.receive("m")
+    holder.receive("m")
+    _, third = holder.receive("m")
+    assert first.settle(Hide(5))
+    assert holder.settled == [(third, Hide(5))]
+    assert not third.settle(Delete())
+
+
+def test_what_was_finished_is_finished_when_it_comes_back(holder):
+    _, first = holder.receive("m")
+    first.settle(Delete())
+    met, second = holder.receive("m")
+    assert met is Met.FINISHED
+    assert holder.settled == [(first, Delete()), (second, Delete())]
+
+
+@pytest.mark.parametrize("settlement", [Hide(5), Release()])
+def test_what_failed_or_was_given_back_is_new_when_it_comes_back(holder, settlement):
+    _, first = holder.receive("m")
+    first.settle(settlement)
+    assert holder.receive("m")[0] is Met.NEW
+
+
+def test_a_deletion_that_came_after_another_settlement_finishes_nothing(holder):
+    _, first = holder.receive("m")
+    first.settle(Hide(5))
+    assert not first.settle(Delete())
+    assert holder.receive("m")[0] is Met.NEW
+
+
+def test_a_message_that_comes_back_before_its_settlement_was_noted_is_not_adopted(holder, redeliveries):
+    _, first = holder.receive("m")
+    holder.ledger.settle(first, Hide(5))
+    met, second = holder.receive("m")
+    assert met is Met.NEW
+    redeliveries.let_go(first)  # too late to matter: the second is held
+    assert holder.receive("m")[0] is Met.HELD
+    assert second.superseded_by is not None
+
+
+def test_what_was_finished_is_remembered_while_it_can_come_back_however_many_follow(holder, clock):
+    _, first = holder.receive("m")
+    _, long = holder.receive("long")
+    long.deadline = clock.monotonic() + 3 * TIMEOUT  # as its task asked
+    for one in (first, long):
+        one.settle(Delete())
+    for number in range(20_000):
+        holder.receive(f"m{number}")[1].settle(Delete())
+    clock.advance(TIMEOUT + 1)
+    assert holder.receive("m")[0] is Met.FINISHED
+    clock.advance(2 * TIMEOUT)
+    assert holder.receive("long")[0] is Met.FINISHED
+
+
+def test_what_was_finished_long_ago_is_forgotten(holder, redeliveries, clock):
+    for number in range(3):
+        holder.receive(f"m{number}")[1].settle(Delete())
+    clock.advance(TIMEOUT + MARGIN + 1)
+    holder.receive("another")[1].settle(Delete())
+    assert holder.receive("m0")[0] is Met.NEW
+    assert len(redeliveries._finished) == 1
+
+
+def test_what_is_held_is_known_across_keepers(holder, redeliveries, clock):
+    _, first = holder.receive("m")
+    first.start()
+    other = Holder(redeliveries, clock)
+    met, second = other.receive("m")
+    assert met is Met.HELD
+    assert second.started
+    assert holder.ledger.all() == []
+    assert holder.capacity.held == 0
+    first.settle(Delete())
+    assert other.settled == [(second, Delete())]
+    assert other.capacity.held == 0
+
+
+def test_two_that_come_back_at_once_may_be_met_in_any_order(holder, redeliveries, clock):
+    """The third is met while the second has not yet taken the place of the first."""
+    _, first = holder.receive("m")
+    first.start()
+    nested = []
+
+    def supersede(delivery, superseded_by, original=holder.supersede):
+        if not nested:
+            nested.append(True)
+            nested.append(holder.receive("m"))
+        return original(delivery, superseded_by)
+
+    holder.supersede = supersede
+    holder.receive("m")
+    met, third = nested[1]
+    assert met is Met.HELD
+    assert holder.ledger.all() == [third]
+    assert first.current is third
+    assert third.started
+    assert holder.capacity.held == 1
+
+
+class ComingBack(RuleBasedStateMachine):
+    """Messages are received, run, extended, lost and settled, in any order, and come back at any time."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock = FakeClock()
+        self.seats = LeaseTable()
+        self.holder = Holder(RedeliveryIndex(TIMEOUT, self.clock), self.clock)
+        self.held = {}  # message: the delivery that a task has in hand
+        self.newest = {}  # message: the latest delivery of it
+        self.finished = set()
+        self.expected = []
+        self.extending = []
+        self.lease_table, ledgers.lease_table = ledgers.lease_table, lambda: self.seats
+
+    def teardown(self):
+        ledgers.lease_table = self.lease_table
+        for end in self.seats._pipe:
+            os.close(end)
+
+    @rule(message=st.sampled_from("abcde"))
+    def receive(self, message):
+        met, delivery = self.holder.receive(message)
+        if message in self.held:
+            assert met is Met.HELD
+        elif message in self.finished:
+            assert met is Met.FINISHED
+            self.expected.append((delivery, Delete()))
+            return
+        else:
+            assert met is Met.NEW
+            self.held[message] = delivery
+        self.newest[message] = delivery
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), how=st.sampled_from(["start", "dispatch"]))
+    def run(self, data, how):
+        message = data.draw(st.sampled_from(sorted(self.held)))
+        assert getattr(self.held[message], how)()
+        assert self.held[message].lease_key is not None
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), settlement=st.sampled_from([Delete(), Hide(7), Release()]))
+    def settle(self, data, settlement):
+        message = data.draw(st.sampled_from(sorted(self.held)))
+        delivery = self.held.pop(message)
+        newest = self.newest.pop(message)
+        assert delivery.settle(settlement)
+        assert not delivery.settle(Delete())
+        if newest in self.extending and settlement != Delete():
+            assert newest.waiting == settlement
+        else:
+            self.expected.append((newest, settlement))
+        if settlement == Delete():
+            self.finished.add(message)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), seconds=st.integers(1, 600))
+    def want(self, data, seconds):
+        message = data.draw(st.sampled_from(sorted(self.held)))
+        self.held[message].extend(self.clock.monotonic() + seconds)
+
+    @rule(seconds=st.floats(0, 60))
+    def time_passes(self, seconds):
+        self.clock.advance(seconds)
+        while due := self.holder.ledger.take_due(self.clock.monotonic()):
+            self.extending += [delivery for delivery, _ in due]
+
+    @precondition(lambda self: self.extending)
+    @rule(data=st.data(), ending=st.sampled_from(["extended", "not_extended", "not_extensible", "refused"]))
+    def extension_returns(self, data, ending):
+        delivery = data.draw(st.sampled_from(self.extending))
+        self.extending.remove(delivery)
+        now = self.clock.monotonic()
+        arguments = {"extended": [now + TIMEOUT], "refused": []}.get(ending, [now])
+        _, waiting = getattr(self.holder.ledger, ending)(delivery, *arguments)
+        if waiting is not None:
+            self.holder.settled.append((delivery, waiting))
+            self.expected.append((delivery, waiting))
+
+    @invariant()
+    def each_message_is_held_once_by_its_newest_handle(self):
+        assert set(self.holder.ledger.all()) == set(self.newest.values())
+        for message, delivery in self.held.items():
+            assert delivery.current is self.newest[message]
+
+    @invariant()
+    def each_settlement_is_carried_out_once_on_the_newest_handle(self):
+        assert self.holder.settled == self.expected
+
+    @invariant()
+    def room_counts_each_message_once(self):
+        assert self.holder.capacity.held == len(self.held)
+
+    @invariant()
+    def each_run_has_its_seat_and_no_other_has(self):
+        ran = [one for one in self.newest.values() if one.started or one.dispatched]
+        assert {one.lease.key for one in ran} == set(self.seats._taken)
+        for one in ran:
+            assert (one.lease.deadline, one.lease.lost) == (one.deadline, one.lost)
+        assert all(one.lease is None for one in self.newest.values() if one not in ran)
+
+
+TestComingBack = ComingBack.TestCase
+TestComingBack.settings = settings(max_examples=60, stateful_step_count=40)

@@ -1,0 +1,212 @@
+"""What is sent together: full batches within SQS's limits, in a group's order, without losing anything."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.publish.pending import MOST_REFUSALS, PATIENCE, WINDOW, PendingMessages
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    CredentialsRefusedError,
+    RequestRefusedError,
+    ThrottledError,
+    UnavailableError,
+)
+from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
+
+NOW = 1000.0
+SENT = BatchResult({})
+PLAIN = Queue("q", "https://sqs.example/1/q", FakeSQS())
+FIFO = Queue("q.fifo", "https://sqs.example/1/q.fifo", FakeSQS())
+
+
+def fill(pending, *ids, queue=PLAIN, now=NOW, **fields):
+    """Add messages; whether the last made a batch that waits for nothing."""
+    return [pending.add(queue, OutgoingMessage(str(i), **fields), str(i), now) for i in ids][-1]
+
+
+def ids(batch):
+    return [entry.task_id for entry in batch]
+
+
+def test_ten_go_together_and_the_rest_waits_for_company_a_second_long():
+    pending = PendingMessages()
+    assert not fill(pending, *range(9))
+    assert pending.take(NOW) == []
+    assert fill(pending, *range(9, 13))
+    assert len(pending.take(NOW)) == BATCH_ENTRIES
+    assert pending.take(NOW) == []
+    assert pending.due() == NOW + WINDOW
+    assert ids(pending.take(NOW + WINDOW)) == ["10", "11", "12"]
+
+
+def test_who_is_in_a_hurry_waits_for_nobody():
+    pending = PendingMessages()
+    fill(pending, 1)
+    assert ids(pending.take(NOW, hurried=True)) == ["1"]
+
+
+def test_each_queue_has_batches_of_its_own_and_they_take_turns():
+    pending = PendingMessages()
+    fill(pending, *range(20))
+    fill(pending, *range(20, 30), queue=FIFO, group_id=None)
+    assert [pending.take(NOW)[0].queue for _ in range(3)] == [PLAIN, FIFO, PLAIN]
+
+
+def test_a_message_that_is_too_large_fails_alone_and_says_how_large_it_is():
+    pending = PendingMessages()
+    body = "x" * (MESSAGE_BYTES + 1)
+    pending.add(PLAIN, OutgoingMessage(body), "large", NOW)
+    fill(pending, "small")
+    assert ids(pending.take(NOW, hurried=True)) == ["small"]
+    ((task_id, reason),) = pending.failures
+    assert task_id == "large"
+    assert "1,048,577" in str(reason)
+    assert "1,048,576" in str(reason)
+
+
+def test_what_failed_comes_back_alone_after_a_pause():
+    pending = PendingMessages()
+    fill(pending, *range(3))
+    batch = pending.take(NOW, hurried=True)
+    pending.conclude(batch, BatchResult({1: ThrottledError("slow down")}), NOW)
+    assert pending.count == 1
+    assert pending.take(NOW, hurried=True) == []
+    assert NOW < pending.due() <= NOW + LONGEST_PAUSE
+    assert ids(pending.take(pending.due(), hurried=True)) == ["1"]
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError("no"), RequestRefusedError("nonsense")])
+def test_what_does_not_pass_is_given_up_at_once(error):
+    pending = PendingMessages()
+    fill(pending, *range(3))
+    pending.conclude(pending.take(NOW, hurried=True), BatchResult({1: error}), NOW)
+    assert pending.count == 0
+    assert pending.failures == [("1", error)]
+
+
+def test_refused_credentials_are_looked_for_anew_a_few_times():
+    pending = PendingMessages()
+    fill(pending, 1)
+    refused = CredentialsRefusedError("expired")
+    now, tries = NOW, 0
+    while pending.count:
+        pending.conclude(pending.take(now, hurried=True), refused, now)
+        now, tries = pending.due() or now, tries + 1
+    assert tries == MOST_REFUSALS
+    assert pending.failures == [("1", refused)]
+
+
+def test_patience_ends_for_all_when_nothing_has_worked_for_so_long():
+    pending = PendingMessages()
+    now = NOW
+    fill(pending, 1)
+    while not pending.failures:
+        pending.conclude(pending.take(now, hurried=True), UnavailableError("down"), now)
+        now = pending.due() or now
+    assert PATIENCE - LONGEST_PAUSE <= now - NOW <= PATIENCE
+    fill(pending, 2, now=NOW + PATIENCE)
+    pending.conclude(pending.take(NOW + PATIENCE, hurried=True), UnavailableError("down"), NOW + PATIENCE)
+    assert [task_id for task_id, _ in pending.failures] == ["1", "2"]  # not another half minute
+    fill(pending, 3, 4, now=NOW + PATIENCE)
+    batch = pending.take(NOW + PATIENCE, hurried=True)
+    pending.conclude(batch, BatchResult({0: UnavailableError("down")}), NOW + PATIENCE)  # something worked
+    assert pending.count == 1
+
+
+def test_of_a_request_refused_as_a_whole_only_what_is_wrong_fails():
+    pending = PendingMessages()
+    fill(pending, *range(10))
+    sent = []
+    while batch := pending.take(NOW, hurried=True):
+        if "7" in ids(batch):
+            pending.conclude(batch, RequestRefusedError("one of them is wrong"), NOW)
+        else:
+            pending.conclude(batch, SENT, NOW)
+            sent += ids(batch)
+    assert sorted(sent) == [str(number) for number in range(10) if number != 7]
+    assert [task_id for task_id, _ in pending.failures] == ["7"]
+
+
+def test_a_group_sends_one_at_a_time_and_does_not_wait_for_company():
+    pending = PendingMessages()
+    fill(pending, "a1", queue=FIFO, group_id="a")
+    assert fill(pending, "a2", queue=FIFO, group_id="a")
+    fill(pending, "b1", queue=FIFO, group_id="b")
+    first = pending.take(NOW)
+    assert ids(first) == ["a1", "b1"]
+    assert pending.take(NOW, hurried=True) == []
+    pending.conclude(first, SENT, NOW)
+    assert ids(pending.take(NOW, hurried=True)) == ["a2"]
+
+
+def test_a_failed_message_is_not_overtaken_by_its_group():
+    pending = PendingMessages()
+    fill(pending, "a1", "a2", queue=FIFO, group_id="a")
+    fill(pending, "b1", "b2", queue=FIFO, group_id="b")
+    pending.conclude(pending.take(NOW), BatchResult({0: ThrottledError("slow down")}), NOW)
+    assert ids(pending.take(NOW, hurried=True)) == ["b2"]
+    assert ids(pending.take(pending.due(), hurried=True)) == ["a1"]
+
+
+OUTCOMES = st.sampled_from(["sent", "sent", "sent", "throttled", "refused", "down", "too long"])
+
+
+@given(
+    messages=st.lists(
+        st.tuples(st.sampled_from([PLAIN, FIFO]), st.sampled_from("abc"), st.integers(1, MESSAGE_BYTES + 9)),
+        max_size=60,
+    ),
+    data=st.data(),
+)
+def test_whatever_happens_each_is_sent_or_told_of_once_within_the_limits_and_in_order(messages, data):
+    """Batches are in flight side by side, and end in any order, in any way."""
+    pending, now = PendingMessages(), NOW
+    sizes = {}
+    for number, (queue, group, size) in enumerate(messages):
+        sizes[str(number)] = size
+        pending.add(queue, OutgoingMessage("x" * size, group_id=group), str(number), now)
+    sent, flying = [], []
+    while pending.count:
+        if batch := pending.take(now, hurried=True):
+            assert len(batch) <= BATCH_ENTRIES
+            assert sum(entry.size for entry in batch) <= MESSAGE_BYTES
+            assert len({entry.queue for entry in batch}) == 1
+            flying.append(batch)
+        elif not flying:
+            now = max(now, pending.due())
+            continue
+        if flying and (not batch or data.draw(st.booleans())):
+            batch = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
+            outcome = outcome_of(data.draw(OUTCOMES), batch, data)
+            pending.conclude(batch, outcome, now)
+            if isinstance(outcome, BatchResult):
+                sent += [entry for i, entry in enumerate(batch) if i not in outcome.failed]
+    failed = [task_id for task_id, _ in pending.failures]
+    assert Counter([*ids(sent), *failed]) == Counter(list(sizes))
+    assert pending.size == 0
+    order = defaultdict(list)
+    for entry in sent:
+        if entry.queue is FIFO:
+            order[entry.group].append(int(entry.task_id))
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+
+
+def outcome_of(kind, batch, data):
+    if kind == "sent":
+        return SENT
+    if kind == "down":
+        return UnavailableError("down")
+    if kind == "too long":
+        return RequestRefusedError("the batch is too long")
+    doomed = data.draw(st.sets(st.integers(0, len(batch) - 1)))
+    error = ThrottledError("slow down") if kind == "throttled" else RequestRefusedError("nonsense")
+    return BatchResult(dict.fromkeys(doomed, error))

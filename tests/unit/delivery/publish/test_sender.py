@@ -1,0 +1,229 @@
+"""Batches leave while messages are still coming, several side by side, and closing means sent."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import Counter
+
+import pytest
+from support.processes import SOON
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.publish import pending
+from celery_sqs_visibility.delivery.publish import sender as module
+from celery_sqs_visibility.delivery.publish.sender import MOST_MESSAGES, THREADS, PublishError, Sender
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    QueueDoesNotExistError,
+    ThrottledError,
+    UnavailableError,
+)
+
+BATCHES = "SendMessageBatch"
+
+
+class GatedSQS(FakeSQS):
+    """Sends when the test opens the gate; counts who waits there."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+        self.waiting = threading.Semaphore(0)
+
+    def send_batch(self, queue_url, messages):
+        self.waiting.release()
+        assert self.gate.wait(SOON)
+        return super().send_batch(queue_url, messages)
+
+
+def new_queue(sqs, name="q"):
+    fifo = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
+    return Queue(name, sqs.create_queue(name, fifo, {}), sqs)
+
+
+def put(sender, queue, *ids):
+    return [sender.put(queue, OutgoingMessage(f"body of {i}"), str(i)) for i in ids]
+
+
+def batches(sqs):
+    return [len(arguments["messages"]) for action, arguments in sqs.calls if action == BATCHES]
+
+
+def bodies(sqs, queue):
+    return Counter(message.body for message in sqs._queues[queue.url].messages)
+
+
+@pytest.fixture(autouse=True)
+def window(monkeypatch):
+    """So long that no batch leaves half-full because this process was kept waiting."""
+    monkeypatch.setattr(pending, "WINDOW", 60.0)
+
+
+@pytest.fixture
+def sqs():
+    return FakeSQS()
+
+
+@pytest.fixture
+def queue(sqs):
+    return new_queue(sqs)
+
+
+def test_a_thousand_messages_are_a_hundred_requests(sqs, queue):
+    sender = Sender()
+    assert all(put(sender, queue, *range(1000)))
+    assert sender.close() == ([], 1000)
+    assert batches(sqs) == [10] * 100
+    assert set(bodies(sqs, queue).values()) == {1}
+
+
+def test_closing_sends_what_is_left(sqs, queue):
+    sender = Sender()
+    put(sender, queue, *range(13))
+    sender.close()
+    assert sorted(batches(sqs)) == [3, 10]
+
+
+def test_what_was_never_used_costs_nothing(sqs):
+    assert Sender().close() == ([], 0)
+    assert sqs.calls == []
+
+
+def test_nothing_goes_into_a_closed_outbox(sqs, queue):
+    sender = Sender()
+    sender.close()
+    assert put(sender, queue, 1) == [False]
+
+
+def test_full_batches_leave_at_once_several_at_a_time():
+    sqs = GatedSQS()
+    queue, sender = new_queue(sqs), Sender()
+    put(sender, queue, *range(10 * THREADS + 10))
+    for _ in range(THREADS):
+        assert sqs.waiting.acquire(timeout=SOON)
+    assert not sqs.waiting.acquire(blocking=False)
+    sqs.gate.set()
+    sender.close()
+    assert batches(sqs) == [10] * (THREADS + 1)
+
+
+def test_publishing_waits_where_sqs_takes_less_than_is_published():
+    sqs = GatedSQS()
+    queue, sender = new_queue(sqs), Sender()
+    put(sender, queue, *range(MOST_MESSAGES))
+    publisher = threading.Thread(target=put, args=(sender, queue, "one more"))
+    publisher.start()
+    publisher.join(0.1)
+    assert publisher.is_alive()
+    sqs.gate.set()
+    publisher.join(SOON)
+    assert sender.close() == ([], MOST_MESSAGES + 1)
+
+
+def test_publishing_waits_for_room_in_bytes_too(monkeypatch):
+    monkeypatch.setattr(pending, "WINDOW", 0.0)
+    monkeypatch.setattr(module, "MOST_BYTES", 10)
+    sqs = GatedSQS()
+    queue, sender = new_queue(sqs), Sender()
+    put(sender, queue, *range(2))  # 9 bytes each
+    publisher = threading.Thread(target=put, args=(sender, queue, "one more"))
+    publisher.start()
+    sqs.gate.set()
+    publisher.join(SOON)
+    assert sender.close() == ([], 3)
+
+
+def test_several_threads_fill_the_same_batches(sqs, queue):
+    sender = Sender()
+    threads = [threading.Thread(target=put, args=(sender, queue, *range(n, 400, 8))) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sender.close()
+    assert batches(sqs) == [10] * 40
+    assert len(bodies(sqs, queue)) == 400
+
+
+@pytest.mark.parametrize("position", [None, 3])
+def test_what_fails_is_sent_again(sqs, queue, position, caplog):
+    sqs.fail_next(BATCHES, ThrottledError("slow down"), position)
+    sender = Sender()
+    put(sender, queue, *range(10))
+    assert sender.close() == ([], 10)
+    assert batches(sqs) == [10, 1 if position else 10]
+    assert set(bodies(sqs, queue).values()) == {1}
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]  # begins, is over
+
+
+def test_what_cannot_be_sent_is_told_with_its_reason(sqs, queue):
+    denied = AccessDeniedError("no")
+    sqs.fail_next(BATCHES, denied, 3)
+    sender = Sender()
+    put(sender, queue, *range(10))
+    assert sender.close() == ([("3", denied)], 10)
+
+
+def test_a_bug_below_is_no_reason_to_lose_messages(sqs, queue, monkeypatch):
+    send = sqs.send_batch
+    stumbles = [ZeroDivisionError("a bug")]
+
+    def stumbling(*arguments):
+        if stumbles:
+            raise stumbles.pop()
+        return send(*arguments)
+
+    monkeypatch.setattr(sqs, "send_batch", stumbling)
+    sender = Sender()
+    put(sender, queue, *range(10))
+    assert sender.close() == ([], 10)
+    assert len(bodies(sqs, queue)) == 10
+
+
+def test_a_queue_that_is_gone_is_told_of(sqs, queue):
+    sqs.delete_queue(queue.url)
+    missing = []
+    sender = Sender(missing.append)
+    put(sender, queue, 1)
+    ((task_id, reason),), _ = sender.close()
+    assert task_id == "1"
+    assert isinstance(reason, QueueDoesNotExistError)
+    assert missing == ["q"]
+
+
+def test_its_threads_end_with_it(sqs, queue):
+    sender = Sender()
+    put(sender, queue, *range(100))
+    sender.close()
+    wait_for_threads("sqs-publish")
+
+
+def test_without_a_thread_nothing_is_taken(sqs, queue, monkeypatch):
+    def no_more(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    sender = Sender()
+    assert put(sender, queue, 1) == [False]
+    assert sender.close() == ([], 0)
+
+
+def test_the_error_lists_ids_and_reasons_and_can_be_pickled():
+    failures = [(f"id-{number}", UnavailableError("down", code="X")) for number in range(5)]
+    error = pickle.loads(pickle.dumps(PublishError(failures, 9)))
+    assert str(error) == (
+        "5 of 9 messages could not be sent: id-0: down; id-1: down; id-2: down; and 2 more, see `failures`"
+    )
+    assert [task_id for task_id, _ in error.failures] == [task_id for task_id, _ in failures]
+    assert isinstance(error.failures[0][1], UnavailableError)
+    assert error.published == 9
+
+
+def wait_for_threads(prefix):
+    for thread in threading.enumerate():
+        if thread.name.startswith(prefix):
+            thread.join(SOON)
+            assert not thread.is_alive()

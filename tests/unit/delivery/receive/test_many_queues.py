@@ -1,0 +1,116 @@
+"""One worker, many queues, simulated: a busy queue keeps its pace, idle ones their turn; little is held."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+from support.crowd import Crowd
+
+from celery_sqs_visibility.policy.receive_size import TURN_SECONDS
+
+QUEUES = [1, 5, 20, 50, 200]
+SLOTS = [1, 2, 8, 100]
+#: A task of either kind: of many that are short some are held beyond the slots, of long ones none.
+SECONDS = [0.05, 3]
+EVERY_SIZE = [(queues, slots) for queues in QUEUES for slots in SLOTS]
+
+
+def spare_of(queues, slots, multiplier=4):
+    return slots + max(1, slots * (multiplier - 1), queues // TURN_SECONDS)
+
+
+@functools.cache
+def seconds_of_a_burst(queues, slots, task_seconds, multiplier=4):
+    """How long a worker that was idle takes for a burst in one of its queues."""
+    crowd = Crowd(queues, slots, task_seconds, multiplier)
+    crowd.run(60)
+    busy = crowd.queues[queues // 2]
+    count = min(max(20, round(10 * slots / task_seconds)), 3000)
+    crowd.publish(busy, count)
+    crowd.run(600, until=lambda: len(busy.started) == count)
+    assert len(busy.started) == count
+    return busy.started[-1] - busy.started[0]
+
+
+@pytest.mark.parametrize(("task_seconds", "multiplier"), [(0.05, 4), (3, 1), (3, 4)])
+@pytest.mark.parametrize(("queues", "slots"), EVERY_SIZE)
+def test_a_busy_queue_has_half_of_its_pace_at_the_least_however_many_are_idle(
+    queues, slots, task_seconds, multiplier
+):
+    alone = seconds_of_a_burst(1, slots, task_seconds, multiplier)
+    assert seconds_of_a_burst(queues, slots, task_seconds, multiplier) <= 2 * alone
+
+
+@pytest.mark.parametrize(("queues", "slots"), EVERY_SIZE)
+def test_an_idle_queue_costs_two_polls_in_20_seconds_at_the_most(queues, slots):
+    crowd = Crowd(queues, slots)
+    crowd.run(200)
+    polls = sum(len(queue.polls) for queue in crowd.queues)
+    assert polls <= queues * 2 * 200 / 20 + queues
+    assert max(len(queue.polls) for queue in crowd.queues) <= 2 * min(
+        len(queue.polls) for queue in crowd.queues
+    )
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize(("queues", "slots"), EVERY_SIZE)
+def test_the_first_message_of_each_idle_queue_starts_within_a_turn(queues, slots, busy):
+    crowd = Crowd(queues, slots, task_seconds=0.5 if slots == 100 else 0.05)
+    crowd.run(30)
+    if busy:
+        crowd.publish(crowd.queues[0], 200 * slots * 20)
+    idle = crowd.queues[1:] or crowd.queues
+    for queue in idle[:: max(1, len(idle) // 4)]:
+        crowd.publish(queue)
+        crowd.run(3.7)
+    crowd.run(25)
+    delays = [delay for queue in idle for delay in queue.delays[:1]]
+    assert delays
+    assert max(delays) <= 2 * TURN_SECONDS + 2
+
+
+@pytest.mark.parametrize("task_seconds", SECONDS)
+@pytest.mark.parametrize(("queues", "slots"), EVERY_SIZE)
+def test_what_is_held_stays_bounded_whatever_comes_at_once(queues, slots, task_seconds):
+    crowd = Crowd(queues, slots, task_seconds)
+    crowd.run(60)
+    for queue in crowd.queues:
+        crowd.publish(queue, 20)
+    crowd.run(30)
+    limit = slots if task_seconds >= 1 else max(slots * 4, 1.5 * slots / task_seconds)
+    assert crowd.most_held <= limit + spare_of(queues, slots)
+
+
+@pytest.mark.parametrize(("queues", "slots"), EVERY_SIZE)
+def test_of_long_tasks_of_busy_queues_nothing_is_held_beyond_the_slots(queues, slots):
+    crowd = Crowd(queues, slots, task_seconds=5, multiplier=1)
+    for queue in crowd.queues:
+        crowd.publish(queue, 1000)
+    crowd.run(60 + 20 * queues / slots)
+    crowd.most_held = 0
+    crowd.run(120)
+    assert crowd.most_held <= 1
+
+
+@pytest.mark.parametrize("task_seconds", SECONDS)
+@pytest.mark.parametrize(("queues", "slots"), [(5, 8), (50, 2), (200, 2)])
+def test_no_busy_queue_starves(queues, slots, task_seconds):
+    crowd = Crowd(queues, slots, task_seconds)
+    for queue in crowd.queues:
+        crowd.publish(queue, 100_000)
+    turn = 2 * task_seconds + 10 * queues * task_seconds / slots  # in which each could have ten
+    crowd.run(2 * TURN_SECONDS + turn)
+    before = {queue: len(queue.started) for queue in crowd.queues}
+    crowd.run(2 * turn)
+    shares = [len(queue.started) - before[queue] for queue in crowd.queues]
+    assert min(shares) >= max(1, math.floor(sum(shares) / queues / 3))
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+def test_of_a_fifo_queue_nothing_is_held_beyond_the_slots(slots):
+    crowd = Crowd(1, slots, fifo=True)
+    crowd.publish(crowd.queues[0], 50 * slots)
+    crowd.run(60, until=lambda: not crowd.queues[0].messages)
+    assert crowd.most_held == 0

@@ -1,0 +1,310 @@
+"""As many threads as there is work for; one that died or hangs is replaced, and what it had in hand told."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from support.batch_threads import work_off
+from support.clock import FakeClock
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.delivery import batch_threads as crew_module
+from celery_sqs_visibility.delivery.batch_threads import LINGER, BatchThreads
+from celery_sqs_visibility.delivery.supervisor import HANGS
+from celery_sqs_visibility.errors import ThrottledError, UnavailableError
+
+MOST = 4
+LATER = 60.0  # seconds, on a clock that stands still
+
+#: pytest says so where a thread ends with an exception.
+DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+class Tasks:
+    """Batches of one or more letters, due at an instant; each is sent when the test lets it."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.batch_threads = BatchThreads("test-crew", "does its work", MOST, self, clock)
+        self.waiting = []  # (instant, batch)
+        self.sending = threading.Semaphore(0)
+        self.let_go = threading.Semaphore(0)
+        self.concluded = []
+        self.over = threading.Semaphore(0)
+
+    def add(self, *batches, at=0.0):
+        with self.batch_threads.lock:
+            for batch in batches:
+                self.waiting.append((at, batch))
+                self.batch_threads.call()
+
+    def due(self, _now):
+        return min((at for at, _ in self.waiting), default=None)
+
+    def ready(self):
+        return sum(at <= self.clock.monotonic() for at, _ in self.waiting)
+
+    def take(self, now):
+        for entry in self.waiting:
+            if entry[0] <= now:
+                self.waiting.remove(entry)
+                return entry[1]
+        return None
+
+    def send(self, batch, _since):
+        self.sending.release()
+        assert self.let_go.acquire(timeout=SOON)
+        return BatchResult(
+            {position: ThrottledError("slow") for position, one in enumerate(batch) if one == "x"}
+        )
+
+    def conclude(self, batch, _since, failed):
+        self.concluded.append((batch, sorted(failed)))
+        self.over.release()
+
+    def under_way(self, count):
+        """Wait until that many more are being sent."""
+        for _ in range(count):
+            assert self.sending.acquire(timeout=SOON)
+
+    def finish(self, count):
+        for _ in range(count):
+            self.let_go.release()
+        for _ in range(count):
+            assert self.over.acquire(timeout=SOON)
+
+    @property
+    def threads(self):
+        return set(self.batch_threads._threads)
+
+
+@pytest.fixture
+def tasks():
+    made = Tasks(FakeClock())
+    made.batch_threads.start()
+    yield made
+    for _ in range(100):
+        made.let_go.release()
+    with made.batch_threads.lock:
+        made.waiting.clear()
+    made.batch_threads.stop()
+    for thread in made.threads:
+        thread.join(SOON)
+        assert not thread.is_alive()
+
+
+def join(*threads):
+    for thread in threads:
+        thread.join(SOON)
+        assert not thread.is_alive()
+
+
+def test_without_work_there_is_no_thread(tasks):
+    assert tasks.threads == set()
+
+
+def test_work_for_one_starts_one(tasks):
+    tasks.add("a")
+    tasks.under_way(1)
+    assert len(tasks.threads) == 1
+
+
+def test_while_there_is_more_to_do_there_are_more_threads_up_to_a_limit(tasks):
+    tasks.add(*"abcdefgh")
+    tasks.under_way(MOST)
+    assert len(tasks.threads) == MOST
+    assert sorted(hand.batch for hand in tasks.batch_threads._hands.values()) == ["a", "b", "c", "d"]
+    tasks.finish(8)
+    assert sorted(batch for batch, _ in tasks.concluded) == list("abcdefgh")
+    assert len(tasks.threads) <= MOST
+
+
+def test_what_came_at_once_is_seen_to_by_all(tasks):
+    with tasks.batch_threads.lock:
+        tasks.waiting += [(0.0, batch) for batch in "abc"]
+        tasks.batch_threads.call()  # one for all three
+    tasks.under_way(3)
+    tasks.finish(3)
+
+
+def test_a_thread_that_is_free_does_it_instead_of_a_new_one(tasks):
+    for batch in "abc":
+        tasks.add(batch)
+        tasks.under_way(1)
+        tasks.finish(1)
+    assert len(tasks.threads) <= 2  # the one before may still be about to wait
+
+
+def test_what_is_due_later_needs_one_thread_and_no_more(tasks):
+    tasks.add("a", "b", at=tasks.clock.monotonic() + LATER)
+    assert len(tasks.threads) == 1
+    tasks.clock.advance(LATER)
+    tasks.batch_threads.call()
+    tasks.under_way(2)
+    tasks.finish(2)
+
+
+def test_while_all_are_busy_what_falls_due_has_a_thread_from_the_watchdog(tasks):
+    tasks.add("a")
+    tasks.under_way(1)
+    tasks.add("b", at=tasks.clock.monotonic() + LATER)
+    assert len(tasks.threads) == 1
+    tasks.clock.advance(LATER / 10 * 9)
+    tasks.batch_threads.replace_stuck(tasks.clock.monotonic() - LATER)  # nobody hangs
+    assert len(tasks.threads) == 1
+    tasks.clock.advance(LATER / 10)
+    tasks.batch_threads.replace_stuck(tasks.clock.monotonic() - LATER)
+    tasks.under_way(1)
+    tasks.finish(2)
+
+
+def test_those_that_are_not_needed_any_more_end_but_one(tasks, monkeypatch):
+    tasks.add(*"abcd")
+    tasks.under_way(MOST)
+    threads = tasks.threads
+    tasks.clock.advance(LINGER)
+    tasks.finish(MOST)
+
+    def one_is_left():
+        """In the end: each lingers from when it had nothing more to do."""
+        with tasks.batch_threads.lock:
+            tasks.clock.advance(LINGER)
+            tasks.batch_threads._called.notify_all()
+        return len(tasks.threads) == 1
+
+    wait_until(one_is_left, SOON, "the others to end")
+    join(*(threads - tasks.threads))
+    tasks.add("e")
+    tasks.under_way(1)
+    assert len(tasks.threads) == 1
+    tasks.finish(1)
+
+
+def test_what_failed_is_told_by_position(tasks):
+    tasks.add("oxox")
+    tasks.under_way(1)
+    tasks.finish(1)
+    assert tasks.concluded == [("oxox", [1, 3])]
+
+
+@pytest.mark.parametrize("error", [UnavailableError("down"), ZeroDivisionError()])
+def test_what_is_raised_failed_for_all(tasks, error, caplog):
+    def fail(_batch, _since):
+        raise error
+
+    tasks.send = fail
+    tasks.add("abc")
+    assert tasks.over.acquire(timeout=SOON)
+    assert tasks.concluded == [("abc", [0, 1, 2])]
+    assert len(caplog.records) == isinstance(error, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("method", ["take", "conclude"])
+def test_a_bug_ends_no_thread(tasks, method, monkeypatch, caplog):
+    monkeypatch.setattr(crew_module, "PAUSE_AFTER_BUG", 0.01)
+    right = getattr(tasks, method)
+    bugs = iter([ZeroDivisionError()])  # whichever thread comes first
+
+    def stumble(*arguments):
+        bug = next(bugs, None)
+        result = right(*arguments) if bug is None or method == "conclude" else None
+        if bug is not None:
+            raise bug
+        return result
+
+    setattr(tasks, method, stumble)
+    tasks.add("a", "b")
+    tasks.finish(2)
+    assert sorted(tasks.concluded) == [("a", []), ("b", [])]
+    wait_until(lambda: caplog.messages, SOON, "it to be told")
+    assert caplog.messages == ["a thread that does its work stumbled and goes on"]
+
+
+def test_where_no_thread_can_be_started_the_watchdog_tries_again(tasks, monkeypatch, caplog):
+    def no_more(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", no_more)
+        tasks.add("a")
+    assert tasks.threads == set()
+    assert caplog.messages == ["a thread that does its work could not be started, and will be"]
+    tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
+    tasks.under_way(1)
+    tasks.finish(1)
+
+
+def test_before_the_start_nothing_is_done():
+    tasks = Tasks(FakeClock())
+    tasks.add("a")
+    assert tasks.threads == set()
+    tasks.let_go.release()
+    assert work_off(tasks.batch_threads) == 1  # but by who does it himself
+
+
+def test_after_a_stop_threads_finish_what_there_is_and_end(tasks):
+    tasks.add(*"abcdef")
+    tasks.batch_threads.stop()
+    threads = tasks.threads
+    tasks.finish(6)
+    join(*threads)
+    wait_until(lambda: tasks.threads == set(), SOON, "the last to end")
+
+
+def test_after_a_stop_new_work_starts_threads_again(tasks):
+    tasks.batch_threads.stop()
+    tasks.add("a")
+    tasks.under_way(1)
+    (thread,) = tasks.threads
+    tasks.finish(1)
+    join(thread)
+
+
+def test_a_stop_before_the_start_is_legal():
+    Tasks(FakeClock()).batch_threads.stop()
+
+
+@DIES
+@pytest.mark.parametrize("how", ["hangs", "died"])
+def test_one_that_hangs_or_died_is_replaced_and_what_it_had_in_hand_was_in_vain(tasks, how, caplog):
+    if how == "died":
+
+        def die(_batch, _since):
+            tasks.sending.release()
+            del tasks.send
+            raise SystemExit
+
+        tasks.send = die
+    tasks.add("abc")
+    tasks.under_way(1)
+    (first,) = tasks.threads
+    if how == "died":
+        join(first)
+    else:
+        tasks.clock.advance(HANGS)
+    tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
+    assert tasks.over.acquire(timeout=SOON)
+    assert tasks.concluded == [("abc", [0, 1, 2])]
+    assert first not in tasks.threads
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"a thread that does its work {how}: another has taken its place"]
+    tasks.add("d")
+    tasks.under_way(1)
+    for _ in range(2):
+        tasks.let_go.release()
+    assert tasks.over.acquire(timeout=SOON)
+    join(first)
+    assert tasks.concluded[1:] == [("d", [])], "what the first was told at last is no news"
+
+
+def test_who_works_is_left_alone(tasks, caplog):
+    tasks.add("a")
+    tasks.under_way(1)
+    before = tasks.threads
+    tasks.clock.advance(HANGS - 1)
+    tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
+    assert tasks.threads == before
+    assert caplog.records == []
+    tasks.finish(1)

@@ -1,0 +1,37 @@
+"""Memory has bounds."""
+
+from __future__ import annotations
+
+from support.clock import FakeClock
+
+from celery_sqs_visibility.delivery.recent_keys import RecentKeys
+
+
+def test_what_was_added_is_remembered_and_told_to_be_new_once():
+    remembered = RecentKeys(2)
+    assert remembered.add("a")
+    assert not remembered.add("a")
+    assert "a" in remembered
+
+
+def test_the_oldest_is_forgotten():
+    remembered = RecentKeys(2)
+    for key in "aba":
+        remembered.add(key)
+    remembered.add("c")
+    assert "b" not in remembered
+    assert "a" in remembered
+
+
+def test_what_is_old_is_forgotten_when_something_else_is_remembered():
+    clock = FakeClock()
+    remembered = RecentKeys(100, 60, clock)
+    remembered.add("a")
+    remembered.add("far", until=clock.monotonic() + 600)
+    clock.advance(61)
+    remembered.add("b")
+    assert "a" not in remembered
+    assert "far" in remembered
+    clock.advance(540)
+    remembered.add("c")
+    assert len(remembered) == 1

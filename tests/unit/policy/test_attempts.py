@@ -1,0 +1,84 @@
+"""How often a message was tried, and whether it may be tried again."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Task
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.policy.attempts import (
+    RECEIVES_OF_NO_TASK,
+    SECONDS_OF_AN_UNKNOWN_TASK,
+    attempts_made,
+    is_last_attempt,
+    is_no_task_for_good,
+)
+
+COUNTS = st.integers(0, 1000)
+
+
+def test_the_first_receive_comes_after_no_attempt():
+    assert attempts_made(1, 0, 0) == 0
+
+
+def test_every_receive_is_taken_for_an_attempt():
+    assert attempts_made(4, 0, 0) == 3
+
+
+def test_parks_are_not_attempts():
+    assert attempts_made(4, 2, 0) == 1
+
+
+def test_celerys_own_retries_count():
+    assert attempts_made(2, 0, 5) == 6
+
+
+@given(st.integers(1, 1000), COUNTS, COUNTS)
+def test_more_parks_than_receives_make_no_negative_attempts(receive_count, parks, published):
+    assert attempts_made(receive_count, parks, published) >= published
+
+
+@given(COUNTS, st.integers(1, 1000))
+def test_no_limit_never_ends(retries, receive_count):
+    assert not is_last_attempt(retries, None, receive_count, None)
+
+
+@pytest.mark.parametrize(("retries", "last"), [(0, False), (2, False), (3, True), (4, True)])
+def test_max_retries_allow_one_attempt_more(retries, last):
+    assert is_last_attempt(retries, 3, retries + 1, None) is last
+
+
+@pytest.mark.parametrize(("receive_count", "last"), [(1, False), (3, False), (4, True), (5, True)])
+def test_the_last_receive_that_the_queue_allows_is_the_last_attempt(receive_count, last):
+    assert is_last_attempt(receive_count - 1, None, receive_count, 4) is last
+
+
+@given(COUNTS, COUNTS, st.integers(1, 1000), st.integers(1, 1000))
+def test_the_smaller_limit_decides(retries, max_retries, receive_count, max_receive_count):
+    assert is_last_attempt(retries, max_retries, receive_count, max_receive_count) == (
+        is_last_attempt(retries, max_retries, receive_count, None)
+        or is_last_attempt(retries, None, receive_count, max_receive_count)
+    )
+
+
+def test_no_retries_at_all_is_a_limit_and_not_the_lack_of_one():
+    assert is_last_attempt(0, 0, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("receives", "seconds", "others_may", "given_up"),
+    [
+        (RECEIVES_OF_NO_TASK - 1, 1e6, False, False),
+        (RECEIVES_OF_NO_TASK, 0, False, True),
+        (RECEIVES_OF_NO_TASK, SECONDS_OF_AN_UNKNOWN_TASK - 1, True, False),
+        (RECEIVES_OF_NO_TASK - 1, SECONDS_OF_AN_UNKNOWN_TASK, True, False),
+        (RECEIVES_OF_NO_TASK, SECONDS_OF_AN_UNKNOWN_TASK, True, True),
+    ],
+)
+def test_a_message_that_is_no_task_closes_its_group_for_a_while(receives, seconds, others_may, given_up):
+    assert is_no_task_for_good(receives, seconds, others_may=others_may) is given_up
+
+
+def test_a_message_that_is_no_task_has_the_attempts_of_a_task_that_says_nothing():
+    assert Task.max_retries + 1 == RECEIVES_OF_NO_TASK

@@ -1,0 +1,65 @@
+"""How long SQS is left alone after an error."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.utils.functional import fxrange
+
+from celery_sqs_visibility.policy.backoff import (
+    FIRST_DOUBT,
+    FIRST_PAUSE,
+    LAST_DOUBT,
+    LONGEST_PAUSE,
+    pause,
+    reply_grace,
+    retry_interval,
+)
+
+RECOVERY = 3  # seconds after the end of a fault in which it is to be noticed
+
+
+@given(st.integers(1, 10_000))
+def test_a_pause_is_never_nothing_and_never_too_long(failures):
+    assert FIRST_PAUSE <= pause(failures) <= LONGEST_PAUSE < RECOVERY
+
+
+def test_the_first_pause_is_short():
+    assert pause(1) <= 2 * FIRST_PAUSE
+
+
+def test_pauses_grow():
+    assert max(pause(20) for _ in range(200)) > 10 * FIRST_PAUSE
+
+
+def test_pauses_are_spread_so_that_workers_do_not_come_back_together():
+    assert len({pause(10) for _ in range(20)}) > 1
+    assert len({reply_grace() for _ in range(20)}) > 1
+
+
+def test_one_asks_again_beside_a_late_answer_in_time_to_notice_the_end_of_a_fault():
+    assert FIRST_DOUBT <= reply_grace() <= LAST_DOUBT < RECOVERY
+
+
+@given(st.integers(0, 30), *[st.floats(0, 100)] * 3)
+def test_the_intervals_of_a_retry_policy_are_kombus(retries, start, step, longest):
+    """As in `kombu.utils.functional.retry_over_time`."""
+    policy = {"interval_start": start, "interval_step": step, "interval_max": longest}
+    values = fxrange(start, longest + start, step, repeatlast=True)
+    theirs = next(itertools.islice((min(value, longest) for value in values), retries, None))
+    ours = retry_interval(policy, failures=retries + 1)
+    assert theirs - step - 1e-6 <= ours  # what kombu repeats last may be a step less than the longest
+    assert ours == pytest.approx(min(start + retries * step, longest))
+
+
+def test_a_policy_that_says_nothing_is_kombus():
+    assert [retry_interval({}, failures) for failures in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_after_the_last_retry_of_a_policy_the_next_publication_begins_anew():
+    policy = {"max_retries": 2, "interval_start": 0, "interval_step": 0.5, "interval_max": 9}
+    assert [retry_interval(policy, failures) for failures in (1, 2, 4, 5, 7)] == [0, 0.5, 0, 0.5, 0]
+    assert retry_interval({**policy, "max_retries": None}, 7) == 3

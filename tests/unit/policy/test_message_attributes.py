@@ -1,0 +1,98 @@
+"""Texts as message attributes: as SQS takes them, and no more than there is room for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.policy.message_attributes import (
+    beginning,
+    fitting,
+    is_asked_for,
+    last_lines,
+    legal,
+    message_bytes,
+    size,
+)
+
+# As API_SendMessage lists them.
+ALLOWED = re.compile("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*")
+ANYTHING = st.text(st.characters(codec=None, exclude_categories=()))
+
+
+@given(ANYTHING)
+def test_whatever_a_text_has_it_becomes_one_that_sqs_takes(text):
+    assert ALLOWED.fullmatch(legal(text))
+    legal(text).encode()
+
+
+def test_what_sqs_refuses_is_written_out_and_the_rest_is_left():
+    assert legal("tab\t line\r\n é 🙂 \x00\x1b\ud800\uffff") == "tab\t line\r\n é 🙂 \\x00\\x1b\\ud800\\uffff"
+
+
+@given(ANYTHING, st.integers(1, 50))
+def test_a_beginning_is_no_longer_than_asked_for(text, most):
+    cut = beginning(text, most)
+    assert len(cut) <= most
+    assert cut == text or text.startswith(cut.removesuffix("…"))
+
+
+def test_of_a_traceback_the_last_whole_lines_are_kept():
+    text = "\n".join(f"line {number}" for number in range(100))
+    assert last_lines(text, 24, 80) == "line 97\nline 98\nline 99"
+    assert last_lines("a short one\n", 100, 80) == "a short one"
+
+
+def test_a_very_long_line_does_not_push_out_the_others():
+    assert last_lines("frame\n" + "x" * 1000, 100, 20) == "frame\n" + "x" * 19 + "…"
+
+
+@given(st.text(max_size=300), st.integers(0, 100), st.integers(1, 50))
+def test_the_last_lines_are_no_longer_than_asked_for(text, most, line_length):
+    assert len(last_lines(text, most, line_length)) <= most
+
+
+def test_the_expendable_goes_first_and_then_the_longest_and_the_essential_last():
+    texts = {"reason": "r" * 50, "trace": "t" * 20, "id": "i" * 10, "name": "n" * 30}
+    assert fitting(texts, 1000, "reason", "trace") == texts
+    # 6 bytes for each type, and the names
+    assert list(fitting(texts, 151, "reason", "trace")) == ["reason", "trace", "id", "name"]
+    assert list(fitting(texts, 150, "reason", "trace")) == ["reason", "id", "name"]
+    assert list(fitting(texts, 119, "reason", "trace")) == ["reason", "id"]
+    assert list(fitting(texts, 62, "reason", "trace")) == ["reason"]
+    assert list(fitting(texts, 20, "none", "trace")) == ["id"]
+    assert fitting(texts, -1, "reason", "trace") == {}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        ((), []),
+        (("All",), ["a", "b.c"]),
+        ((".*",), ["a", "b.c"]),
+        (("b.*",), ["b.c"]),
+        (("a", "c"), ["a"]),
+    ],
+)
+def test_attributes_are_asked_for_as_in_message_attribute_names(patterns, names):
+    assert [name for name in ("a", "b.c") if is_asked_for(name, patterns)] == names
+
+
+@given(st.dictionaries(st.text(max_size=9), st.text(max_size=40)), st.integers(-5, 300))
+def test_what_is_kept_fits(texts, room):
+    kept = fitting(texts, room, "neither", "no such")
+    assert not kept or sum(size(*item) for item in kept.items()) <= room
+
+
+@given(ANYTHING.filter(lambda text: text.isprintable()))
+def test_a_message_is_as_large_as_its_bytes_and_those_of_its_attributes(text):
+    attributes = {
+        "näme": {"DataType": "String.custom", "StringValue": text},
+        "blob": {"DataType": "Binary", "BinaryValue": b"12345"},
+    }
+    parts = ("näme", "String.custom", text, "blob", "Binary")
+    assert message_bytes(text, attributes) == len(text.encode()) + sum(len(p.encode()) for p in parts) + 5
+    assert message_bytes(text, {}) == len(text.encode())

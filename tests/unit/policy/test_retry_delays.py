@@ -1,0 +1,230 @@
+"""How long a failed message stays hidden: three shapes of a setting, one order of precedence."""
+
+from __future__ import annotations
+
+import math
+import sys
+from datetime import timedelta
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.retry_delays import (
+    CELERY_RETRY_DELAY,
+    DelayFunction,
+    DelayList,
+    DelayRules,
+    ExponentialBackoff,
+    choose_delay,
+    parse_delay,
+    retry_after,
+    whole_seconds,
+)
+
+NAME = "error_visibility_timeout"
+SECONDS = st.floats(0, VISIBILITY_HORIZON) | st.integers(0, VISIBILITY_HORIZON)
+RETRIES = st.integers(0, 1000)
+MAYBE_RULE = st.none() | st.builds(DelayList, st.lists(SECONDS, min_size=1, max_size=3).map(tuple))
+
+
+class AsksError(Exception):
+    """An exception that says when to come back."""
+
+    def __init__(self, after):
+        super().__init__(after)
+        self.retry_after = after
+
+
+def parsed(value):
+    rule = parse_delay(NAME, value)
+    assert rule is not None
+    return rule
+
+
+def test_nothing_set_is_no_rule():
+    assert parse_delay(NAME, None) is None
+
+
+@pytest.mark.parametrize("value", [0, 0.0, [0]])
+def test_zero_is_a_delay_and_not_the_lack_of_one(value):
+    rules = DelayRules(task=parsed(value), fallback=parsed(9))
+    assert choose_delay(rules, 0, ValueError(), explicit=False) == 0
+
+
+@given(st.lists(SECONDS, min_size=1), RETRIES)
+def test_a_list_goes_by_attempt_and_repeats_its_last(seconds, retries):
+    rule = parsed(seconds)
+    expected = seconds[retries] if retries < len(seconds) else seconds[-1]
+    assert rule.delay(retries, ValueError()) == expected
+
+
+@given(SECONDS, RETRIES)
+def test_a_number_is_a_list_of_one(seconds, retries):
+    assert parsed(seconds).delay(retries, ValueError()) == seconds
+
+
+def test_a_tuple_and_a_range_are_lists_too():
+    assert [parsed((1, 2)).delay(n, ValueError()) for n in range(3)] == [1, 2, 2]
+    assert [parsed(range(10, 40, 10)).delay(n, ValueError()) for n in range(4)] == [10, 20, 30, 30]
+
+
+def test_a_function_sees_the_retries_and_the_exception():
+    error = ValueError("no")
+    assert parsed(lambda retries, exc: 7 if (retries, exc) == (3, error) else None).delay(3, error) == 7
+
+
+def test_a_function_may_have_no_opinion():
+    assert parsed(lambda _retries, _exc: None).delay(0, ValueError()) is None
+
+
+@pytest.mark.parametrize("value", [-1, -math.inf, "60", True, math.nan, timedelta(seconds=1), [1]])
+def test_a_function_that_returns_no_seconds_is_told_so(value):
+    with pytest.raises(ValueError, match=r"error_visibility_timeout\(retries, exc\)"):
+        parsed(lambda _retries, _exc: value).delay(0, ValueError())
+
+
+def test_a_function_may_ask_for_more_than_twelve_hours_and_waits_as_long_as_sqs_can():
+    # As `countdown` and `retry_after` may: the settler clamps. Steep backoffs get there after a few attempts.
+    assert parsed(lambda retries, _exc: 60 * 4**retries).delay(6, ValueError()) >= VISIBILITY_HORIZON
+
+
+def test_a_function_that_asks_for_infinity_waits_as_long_as_sqs_can():
+    assert parsed(lambda _retries, _exc: math.inf).delay(6, ValueError()) == VISIBILITY_HORIZON
+
+
+def broken(retries, exc):
+    raise LookupError("a user's bug")
+
+
+@pytest.mark.parametrize("function", [broken, lambda _retries, _exc: math.nan])
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ({"backoff": parsed(7), "retry_delay": 8, "fallback": parsed(9)}, 7),
+        ({"retry_delay": 8, "fallback": parsed(9)}, 8),
+        ({"fallback": parsed(9)}, 9),
+        ({"fallback": parsed(broken)}, CELERY_RETRY_DELAY),
+    ],
+)
+def test_a_rule_that_raises_is_told_and_leaves_it_to_the_next(function, others, expected):
+    told = []
+    rules = DelayRules(task=parsed(function), **others)
+    chosen = choose_delay(
+        rules, 0, ValueError(), explicit=True, failed=lambda: told.append(sys.exc_info()[0])
+    )
+    assert chosen == expected
+    assert told[0] in (LookupError, ValueError)
+    assert len(told) == (2 if expected == CELERY_RETRY_DELAY else 1)
+
+
+@pytest.mark.parametrize(
+    "value", [-1, VISIBILITY_HORIZON + 1, math.nan, math.inf, True, "60", b"1m", {}, object(), {1}]
+)
+def test_a_bad_delay_is_refused_by_name_and_value(value):
+    with pytest.raises(ValueError, match=NAME) as caught:
+        parse_delay(NAME, value)
+    assert repr(value) in str(caught.value)
+
+
+def test_an_empty_list_is_refused():
+    with pytest.raises(ValueError, match=r"expected error_visibility_timeout to hold at least one"):
+        parse_delay(NAME, [])
+
+
+def test_a_bad_item_is_named_by_its_place():
+    with pytest.raises(ValueError, match=r"error_visibility_timeout\[2\].*'x'"):
+        parse_delay(NAME, [1, 2, "x"])
+
+
+@pytest.mark.parametrize(
+    "function", [lambda: 1, lambda _one: 1, lambda _a, _b, _c: 1], ids=["none", "one", "three"]
+)
+def test_a_function_of_other_than_two_arguments_is_refused_at_once(function):
+    with pytest.raises(ValueError, match=r"two arguments, \(retries, exc\)"):
+        parse_delay(NAME, function)
+
+
+def test_a_builtin_that_tells_nothing_of_its_arguments_is_taken_at_its_word():
+    assert isinstance(parse_delay(NAME, max), DelayFunction)
+
+
+@given(RETRIES, st.floats(0, 1e300), st.floats(0, 1e9))
+def test_a_backoff_without_jitter_doubles_up_to_its_maximum(retries, base, maximum):
+    delay = ExponentialBackoff(base, maximum, jitter=False)(retries)
+    assert delay == min(maximum, base * 2.0 ** min(retries, 64))
+
+
+@given(RETRIES, st.floats(0, 1e6), st.floats(0, VISIBILITY_HORIZON))
+def test_jitter_stays_between_half_and_all_of_the_delay(retries, base, maximum):
+    whole = ExponentialBackoff(base, maximum, jitter=False)(retries, ValueError())
+    assert whole / 2 <= ExponentialBackoff(base, maximum)(retries, ValueError()) <= whole
+
+
+def test_a_backoff_is_a_setting():
+    assert parsed(ExponentialBackoff(3, jitter=False)).delay(2, ValueError()) == 12
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [(5, 5), (2.5, 2.5), ("30", 30), (timedelta(minutes=1), 60), (0, 0), (10**6, 10**6)],
+)
+def test_an_exception_may_say_when_to_come_back(asked, seconds):
+    assert retry_after(AsksError(asked)) == seconds
+
+
+@pytest.mark.parametrize("asked", [None, True, -1, timedelta(-1), math.nan, math.inf, "tomorrow", [], print])
+def test_what_is_no_delay_on_an_exception_is_ignored(asked):
+    assert retry_after(AsksError(asked)) is None
+
+
+def test_an_exception_without_the_attribute_asks_for_nothing():
+    assert retry_after(ValueError()) is None
+
+
+@given(st.integers() | st.floats() | st.text() | st.binary() | st.none() | st.timedeltas())
+@example(10**400)
+def test_whatever_an_exception_says_a_usable_delay_or_none_comes_of_it(asked):
+    seconds = retry_after(AsksError(asked))
+    assert seconds is None or (math.isfinite(seconds) and seconds >= 0)
+
+
+@given(
+    st.builds(DelayRules, MAYBE_RULE, MAYBE_RULE, st.none() | SECONDS, MAYBE_RULE),
+    RETRIES,
+    st.none() | st.floats(-1e9, 1e9),
+    st.none() | SECONDS,
+    st.booleans(),
+)
+def test_the_first_that_has_an_opinion_wins(rules, retries, countdown, asked, explicit):
+    exc = ValueError() if asked is None else AsksError(asked)
+    in_order = [
+        None if countdown is None else max(0.0, countdown),
+        asked,
+        rules.task and rules.task.delay(retries, exc),
+        rules.backoff and rules.backoff.delay(retries, exc),
+        rules.retry_delay,
+        rules.fallback and rules.fallback.delay(retries, exc),
+        CELERY_RETRY_DELAY if explicit else None,
+    ]
+    expected = next((delay for delay in in_order if delay is not None), None)
+    chosen = choose_delay(rules, retries, exc, explicit=explicit, countdown=countdown)
+    assert chosen == expected
+    assert chosen is None or chosen >= 0
+
+
+def test_a_function_without_an_opinion_leaves_it_to_the_next():
+    rules = DelayRules(task=parsed(lambda _retries, _exc: None), fallback=parsed(8))
+    assert choose_delay(rules, 0, ValueError(), explicit=True) == 8
+
+
+def test_celerys_180_seconds_are_for_an_explicit_retry_only():
+    assert choose_delay(DelayRules(), 0, ValueError(), explicit=True) == CELERY_RETRY_DELAY == 180
+    assert choose_delay(DelayRules(), 0, ValueError(), explicit=False) is None
+
+
+@given(st.floats(0, 1e9))
+def test_whole_seconds_never_come_back_early(delay):
+    assert delay <= whole_seconds(delay) <= delay + 1
+    assert isinstance(whole_seconds(delay), int)

@@ -1,0 +1,92 @@
+"""Every listener hears everything, and none can harm the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sqs_visibility.events import Deleted, Facts, emit, subscribe
+
+EVENT = Deleted(Facts("q", "m", 1, 0.0))
+
+
+@pytest.fixture
+def listen():
+    """Subscribe for the length of a test."""
+    ends = []
+
+    def listen(listener):
+        ends.append(subscribe(listener))
+        return ends[-1]
+
+    yield listen
+    for end in ends:
+        end()
+
+
+def test_every_listener_hears_every_event_in_order(listen):
+    heard = []
+    listen(lambda event: heard.append(("first", event)))
+    listen(lambda event: heard.append(("second", event)))
+    emit(EVENT)
+    assert heard == [("first", EVENT), ("second", EVENT)]
+
+
+def test_nobody_listening_is_fine():
+    emit(EVENT)
+
+
+def test_a_listener_that_raises_is_logged_and_does_no_harm(listen, caplog):
+    def broken(event):
+        raise RuntimeError("a listener's bug")
+
+    heard = []
+    listen(broken)
+    listen(heard.append)
+    emit(EVENT)
+    assert heard == [EVENT]
+    assert "listener failed" in caplog.text
+    assert "a listener's bug" in caplog.text
+
+
+def test_a_subscription_that_ended_hears_nothing(listen):
+    heard = []
+    end = listen(heard.append)
+    end()
+    emit(EVENT)
+    assert heard == []
+
+
+def test_ending_twice_is_harmless(listen):
+    end = listen(print)
+    end()
+    end()
+
+
+def test_ending_one_subscription_twice_does_not_end_another_of_the_same_listener(listen):
+    heard = []
+    listener = heard.append
+    end = listen(listener)
+    listen(listener)
+    end()
+    end()
+    emit(EVENT)
+    assert heard == [EVENT]
+
+
+def test_a_listener_may_end_itself_while_it_listens(listen):
+    heard = []
+
+    def once(event):
+        heard.append(event)
+        end()
+
+    end = listen(once)
+    listen(heard.append)
+    emit(EVENT)
+    emit(EVENT)
+    assert heard == [EVENT] * 3
+
+
+def test_events_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        EVENT.delivery = None

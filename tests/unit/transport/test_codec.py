@@ -1,0 +1,364 @@
+"""kombu's wire format, both ways: what we send its SQS transport reads, what it sends we read."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import uuid
+from copy import deepcopy
+from datetime import datetime, timezone
+
+import kombu
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from kombu.utils.json import dumps
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.receive.decoder import UnreadableError
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+from celery_sqs_visibility.transport.codec import eta_of, open_message, seal, seal_again
+
+stock = pytest.importorskip("kombu.transport.SQS", reason="kombu's own SQS transport", exc_type=ImportError)
+
+QUEUE = Queue("q", "https://sqs.example/1/q", FakeSQS())
+FIFO = Queue("q.fifo", "https://sqs.example/1/q.fifo", FakeSQS())
+
+
+class StockChannel(stock.Channel):
+    """kombu's SQS channel of which only the translations are used: it has no connection and no AWS."""
+
+    transport_options = {}  # noqa: RUF012 - kombu's shape
+    _noack_queues = ()
+    wait_time_seconds = 10
+    queue_name_prefix = ""
+
+    def __init__(self):
+        """Nothing that connects."""
+        self.sent = []
+
+    def _new_queue(self, queue, **_):
+        return f"https://sqs.example/1/{queue}"
+
+    def sqs(self, queue=None):
+        return self
+
+    def send_message(self, **request):
+        self.sent.append(request)
+
+    def put(self, message, queue="q"):
+        """What kombu sends to SQS for a message."""
+        self._put(queue, deepcopy(message))
+        return self.sent.pop()
+
+    def read(self, body, queue="q"):
+        """What kombu makes of a body."""
+        return self._message_to_python(received(body), queue, f"https://sqs.example/1/{queue}")
+
+
+class PlainStockChannel(StockChannel):
+    transport_options = {"sqs_base64_encoding": False}  # noqa: RUF012 - kombu's shape
+
+
+def task(**properties):
+    """A Celery task message as kombu hands it to a transport."""
+    return {
+        "body": base64.b64encode(b'[[1, 2], {}, {"callbacks": null}]').decode(),
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {"lang": "py", "task": "tasks.add", "id": "id-1", "retries": 0, "eta": None},
+        "properties": {
+            "correlation_id": "id-1",
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": "q"},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": "tag-1",
+            **properties,
+        },
+    }
+
+
+def received(body):
+    return {
+        "MessageId": "m-1",
+        "ReceiptHandle": "handle-1",
+        "MD5OfBody": "md5",
+        "Body": body,
+        "Attributes": {"ApproximateReceiveCount": "1"},
+    }
+
+
+def encoded(payload):
+    return base64.b64encode(dumps(payload).encode()).decode()
+
+
+def without_sqs(payload):
+    """A payload without what receiving adds to it."""
+    payload = deepcopy(payload)
+    payload["properties"].pop("delivery_tag", None)
+    for name in ("sqs_message", "sqs_queue"):
+        payload["properties"].get("delivery_info", {}).pop(name, None)
+    return payload
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+#: Properties that are not anything a producer likes.
+NOT_ANYTHING = {"body_encoding", "delivery_info", "delivery_tag", "message_attributes"}
+
+MESSAGES = st.builds(
+    lambda body, headers, properties: {
+        "body": body,
+        "headers": headers,
+        "properties": {"delivery_info": {"routing_key": "q"}, **properties},
+    },
+    st.text(),
+    st.dictionaries(st.text(), JSON, max_size=5),
+    st.dictionaries(
+        st.text().filter(lambda name: name not in NOT_ANYTHING),
+        JSON,
+        max_size=5,
+    ),
+)
+BOTH = pytest.mark.parametrize("base64_encoded", [True, False], ids=["base64", "plain"])
+
+
+@BOTH
+def test_what_we_send_is_what_kombu_sends(base64_encoded):
+    channel = StockChannel() if base64_encoded else PlainStockChannel()
+    assert seal(task(), QUEUE, base64_encoded=base64_encoded).body == channel.put(task())["MessageBody"]
+
+
+@BOTH
+def test_kombu_reads_what_we_send(base64_encoded):
+    body = seal(task(), QUEUE, base64_encoded=base64_encoded).body
+    assert without_sqs(StockChannel().read(body)) == without_sqs(task())
+
+
+@pytest.mark.parametrize("channel", [StockChannel(), PlainStockChannel()], ids=["base64", "plain"])
+def test_we_read_what_kombu_sends(channel):
+    opened = open_message(QUEUE, received(channel.put(task())["MessageBody"]))
+    assert without_sqs(opened.payload) == without_sqs(task())
+    assert (opened.task, opened.task_id, opened.eta) == ("tasks.add", "id-1", None)
+
+
+def test_what_we_read_has_the_shape_that_kombu_gives_it_but_for_the_body():
+    body = encoded(task())
+    ours, theirs = open_message(QUEUE, received(body)).payload, StockChannel().read(body)
+    theirs["properties"]["delivery_info"]["sqs_message"].pop("Body")
+    assert ours == theirs
+
+
+@given(MESSAGES, st.booleans())
+def test_what_was_sent_is_what_is_read(message, base64_encoded):
+    body = seal(message, QUEUE, base64_encoded=base64_encoded).body
+    opened = open_message(QUEUE, received(body))
+    assert without_sqs(opened.payload) == without_sqs(message)
+    assert opened.payload["properties"]["delivery_tag"] == "handle-1"
+
+
+@given(MESSAGES)
+def test_what_is_sent_to_the_dead_letters_can_be_read_again(message):
+    first = open_message(QUEUE, received(seal(message, QUEUE, base64_encoded=True).body)).payload
+    again = seal_again(first)
+    assert "sqs_message" not in base64.b64decode(again).decode() or "sqs_message" in str(message)
+    assert without_sqs(open_message(QUEUE, received(again)).payload) == without_sqs(first)
+    assert without_sqs(StockChannel().read(again)) == without_sqs(first)
+
+
+def test_what_base64_would_make_too_large_for_the_dead_letters_is_left_as_json():
+    message = {"body": "x" * (MESSAGE_BYTES * 4 // 5), "properties": {}, "headers": {}}
+    first = open_message(QUEUE, received(json.dumps(message))).payload
+    again = seal_again(first)
+    assert len(again) <= MESSAGE_BYTES
+    assert without_sqs(open_message(QUEUE, received(again)).payload) == without_sqs(first)
+    assert without_sqs(StockChannel().read(again)) == without_sqs(first)
+
+
+def test_sealing_changes_nothing_of_what_it_was_given():
+    message = task(message_attributes={"a": {"DataType": "String", "StringValue": "b"}})
+    before = deepcopy(message)
+    seal(message, QUEUE, base64_encoded=True)
+    seal_again(open_message(QUEUE, received(encoded(task()))).payload)
+    assert message == before
+
+
+def request(outgoing: OutgoingMessage):
+    """What is asked of SQS, as kombu writes it."""
+    names = {
+        "MessageBody": outgoing.body,
+        "MessageAttributes": outgoing.attributes or None,
+        "DelaySeconds": outgoing.delay,
+        "MessageGroupId": outgoing.group_id,
+        "MessageDeduplicationId": outgoing.deduplication_id,
+    }
+    return {name: value for name, value in names.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"message_attributes": {"a": {"DataType": "String", "StringValue": "b"}}},
+        {"MessageGroupId": "tenant"},
+        {"DelaySeconds": 60},
+        {"delay_seconds": 60},
+        {"delay_seconds": None, "DelaySeconds": 60},
+        {"delay_seconds": 0},
+        {"delay_seconds": 59.9},
+        {"delay_seconds": "60"},
+        {"delay_seconds": 10_000},
+        {"delay_seconds": -5},
+        {"delay_seconds": "soon"},
+        {"delay_seconds": float("inf")},
+    ],
+    ids=repr,
+)
+def test_properties_become_those_of_sqs_as_with_kombu(properties):
+    ours = request(seal(task(**properties), QUEUE, base64_encoded=True))
+    if kombu.VERSION[:2] < (5, 7):
+        pytest.skip("kombu knows fair queues and delay_seconds since 5.7")
+    theirs = StockChannel().put(task(**properties))
+    assert ours == {name: value for name, value in theirs.items() if name != "QueueUrl"}
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [{"MessageDeduplicationId": "once"}, {"MessageDeduplicationId": "once", "MessageGroupId": "tenant"}],
+    ids=repr,
+)
+@pytest.mark.parametrize("delay", [None, 60])
+def test_a_fifo_queue_gets_its_group_and_no_delay_as_with_kombu(properties, delay):
+    message = task(**properties, delay_seconds=delay)
+    theirs = StockChannel().put(message, "q.fifo")
+    ours = request(seal(message, FIFO, base64_encoded=True))
+    assert ours == {name: value for name, value in theirs.items() if name != "QueueUrl"}
+
+
+def test_a_fifo_message_without_a_deduplication_id_gets_one_of_its_own():
+    first, second = (seal(task(), FIFO, base64_encoded=True) for _ in range(2))
+    assert uuid.UUID(first.deduplication_id) != uuid.UUID(second.deduplication_id)
+    assert first.group_id == "default"
+
+
+@pytest.mark.parametrize("space", [" ", "\n", "\r\n"], ids=repr)
+@BOTH
+def test_space_around_a_body_is_no_obstacle_as_with_kombu(space, base64_encoded):
+    if kombu.VERSION[:2] < (5, 7):
+        pytest.skip("kombu strips a body since 5.7")
+    body = space + seal(task(), QUEUE, base64_encoded=base64_encoded).body + space
+    assert without_sqs(StockChannel().read(body)) == without_sqs(task())
+    assert without_sqs(open_message(QUEUE, received(body)).payload) == without_sqs(task())
+
+
+def test_what_users_read_of_the_sqs_message_is_there_but_not_its_body_twice():
+    info = open_message(QUEUE, received(encoded(task()))).payload["properties"]["delivery_info"]
+    assert info["sqs_message"]["Attributes"] == {"ApproximateReceiveCount": "1"}
+    assert "Body" not in info["sqs_message"]
+    assert info["sqs_queue"] == QUEUE.url
+
+
+UNREADABLE = {
+    "nothing": "",
+    "prose": "please run the import",
+    "half of a JSON": '{"body": ',
+    "foreign JSON": '{"Records": [{"s3": {}}]}',
+    "a list": base64.b64encode(b"[1, 2]").decode(),
+    "a number": base64.b64encode(b"5").decode(),
+    "bytes in base64": base64.b64encode(b"\xff\xfe").decode(),
+    "no properties": encoded({"body": "x"}),
+    "properties that are none": encoded({"properties": None}),
+    "properties that are a list": encoded({"properties": []}),
+    "delivery_info that is a list": encoded({"properties": {"delivery_info": []}}),
+    "delivery_info that is none": encoded({"properties": {"delivery_info": None}}),
+    "headers that are a list": encoded({"properties": {}, "headers": [1]}),
+    "too deep": '{"a":' + "[" * 200_000,
+    "not ASCII": "übergröße",
+    "an unknown type": '{"properties": {}, "x": {"__type__": "no-such", "__value__": 1}}',
+    "a date that is none": '{"properties": {}, "x": {"__type__": "datetime", "__value__": "soon"}}',
+    "a decimal that is none": '{"properties": {}, "x": {"__type__": "decimal", "__value__": "abc"}}',
+    "a uuid that is none": '{"properties": {}, "x": {"__type__": "uuid", "__value__": {"hex": 5}}}',
+    "bytes that are none": '{"properties": {}, "x": {"__type__": "bytes", "__value__": 5}}',
+}
+
+
+@pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_what_is_not_kombus_is_unreadable_with_a_reason(body):
+    with pytest.raises(UnreadableError) as caught:
+        open_message(QUEUE, received(body))
+    assert str(caught.value).startswith("its ")
+
+
+@given(st.text() | st.binary().map(lambda raw: base64.b64encode(raw).decode()) | JSON.map(json.dumps))
+def test_whatever_is_in_a_queue_it_is_read_or_unreadable(body):
+    with contextlib.suppress(UnreadableError):
+        open_message(QUEUE, received(body))
+
+
+TYPED = st.builds(
+    lambda kind, value: {"__type__": kind, "__value__": value},
+    st.sampled_from(["bytes", "base64", "datetime", "date", "time", "decimal", "uuid"]),
+    JSON | st.dictionaries(st.sampled_from(["hex", "int", "bytes", "fields", "version"]), JSON),
+)
+
+
+@given(TYPED)
+@example({"__type__": "decimal", "__value__": "abc"})
+def test_whatever_kombus_typed_values_hold_it_is_read_or_unreadable(value):
+    body = json.dumps({"properties": {}, "headers": {"x": value}})
+    with contextlib.suppress(UnreadableError):
+        open_message(QUEUE, received(body))
+
+
+@pytest.mark.parametrize("headers", [None, {}, {"task": 5, "id": []}])
+def test_headers_that_say_nothing_are_fine(headers):
+    opened = open_message(QUEUE, received(encoded({"properties": {}, "headers": headers})))
+    assert (opened.task, opened.task_id, opened.eta) == (None, None, None)
+
+
+INSTANT = datetime(2030, 1, 1, 12, tzinfo=timezone.utc).timestamp()
+
+
+@pytest.mark.parametrize(
+    "eta",
+    [
+        "2030-01-01T12:00:00+00:00",
+        "2030-01-01T12:00:00Z",
+        "2030-01-01T14:00:00.000000+02:00",
+        "2030-01-01T12:00:00",  # naive: UTC to Celery, whatever its time zone
+        "20300101T120000",
+    ],
+)
+def test_an_eta_is_an_instant(eta):
+    assert eta_of({"eta": eta}) == INSTANT
+    opened = open_message(QUEUE, received(encoded({"properties": {}, "headers": {"eta": eta}})))
+    assert opened.eta == INSTANT
+
+
+def test_an_eta_may_be_one_of_kombus_typed_values():
+    assert eta_of({"eta": datetime(2030, 1, 1, 12, tzinfo=timezone.utc)}) == INSTANT
+
+
+@pytest.mark.parametrize("eta", [None, "soon", "", 5, ["2030"]])
+def test_an_eta_that_is_none_is_left_to_celery(eta):
+    assert eta_of({"eta": eta}) is None
+
+
+@given(st.text() | st.datetimes(timezones=st.timezones() | st.just(timezone.utc)).map(datetime.isoformat))
+@example("0001-01-01T00:00:00+23:59")
+@example("9999-12-31T23:59:59-23:59")
+def test_whatever_an_eta_says_it_does_no_harm(eta):
+    assert eta_of({"eta": eta}) is None or isinstance(eta_of({"eta": eta}), float)
+
+
+def test_a_group_may_be_a_number_or_a_uuid():
+    group, deduplication = uuid.uuid4(), 7
+    properties = {"MessageGroupId": group, "MessageDeduplicationId": deduplication}
+    sealed = seal({"body": "", "properties": properties}, FIFO, base64_encoded=True)
+    assert (sealed.group_id, sealed.deduplication_id) == (str(group), "7")

@@ -1,0 +1,528 @@
+"""Which block a publication goes into, from which thread, and what is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from types import SimpleNamespace
+
+import pytest
+from celery.exceptions import Ignore, Reject, Retry
+from support.app import close_app, make_app
+from support.processes import SOON
+
+import celery_sqs_visibility.publish
+from celery_sqs_visibility import PublishError, publish_batch
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.delivery.publish import pending
+from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.task.base import VisibilityRetry
+from celery_sqs_visibility.transport.publish_scope import batched, blocks_around
+
+broker_of = celery_sqs_visibility.publish._broker_of
+
+
+class Site:
+    """Brokers of which each app has one, and what reached them."""
+
+    def __init__(self):
+        self.sqs = FakeSQS()
+        self.brokers = {}
+
+    def broker(self, app):
+        return self.brokers.setdefault(app, SimpleNamespace(queues=Queues(self.sqs, prefix=f"{app}-")))
+
+    def publish(self, name, app="app", queue="q"):
+        """As `Channel._put` does; whether it went into a block."""
+        broker = self.broker(app)
+        target = broker.queues.find_or_create(queue)
+        group = {"group_id": "g", "deduplication_id": name} if target.fifo else {}
+        message = OutgoingMessage(name, **group)
+        if batched(broker, target, message, {"headers": {"id": name}}):
+            return True
+        target.sqs.send(target.url, message)
+        return False
+
+    def requests(self):
+        sent = [(action, arguments) for action, arguments in self.sqs.calls if action.startswith("Send")]
+        return [
+            [message.body for message in arguments.get("messages", [arguments.get("message")])]
+            for _, arguments in sent
+        ]
+
+
+@pytest.fixture(autouse=True)
+def window(monkeypatch):
+    """So long that no batch leaves half-full because this process was kept waiting."""
+    monkeypatch.setattr(pending, "WINDOW", 60.0)
+
+
+@pytest.fixture
+def site(monkeypatch):
+    site = Site()
+    monkeypatch.setattr(celery_sqs_visibility.publish, "_broker_of", site.broker)
+    return site
+
+
+def test_outside_of_a_block_nothing_is_held(site):
+    assert not site.publish("a")
+    with publish_batch("app"):
+        pass
+    assert not site.publish("b")
+
+
+def test_leaving_the_block_means_sent(site):
+    with publish_batch("app"):
+        assert all([site.publish("a"), site.publish("b")])
+    assert site.requests() == [["a", "b"]]
+
+
+def test_another_apps_broker_is_left_alone(site):
+    with publish_batch("app"):
+        assert site.publish("a")
+        assert not site.publish("b", app="other")
+        assert site.requests() == [["b"]]
+
+
+def test_a_block_for_another_app_leaves_the_outer_one_its_own(site):
+    with publish_batch("app"):
+        with publish_batch("other"):
+            assert site.publish("a")
+            assert site.publish("b", app="other")
+        assert site.requests() == [["b"]]
+    assert site.requests() == [["b"], ["a"]]
+
+
+def test_leaving_an_inner_block_means_sent_too(site):
+    with publish_batch("app"):
+        site.publish("a")
+        with publish_batch("app"):
+            site.publish("b")
+        assert site.requests() == [["b"]]
+        site.publish("c")
+    assert site.requests() == [["b"], ["a", "c"]]
+
+
+def test_what_an_inner_block_sends_to_a_fifo_queue_does_not_overtake(site):
+    with publish_batch("app"):
+        site.publish("a", queue="q.fifo")
+        with publish_batch("app"):
+            site.publish("b", queue="q.fifo")
+        site.publish("c", queue="q.fifo")
+    assert site.requests() == [["a"], ["b"], ["c"]]
+
+
+def test_a_thread_that_is_started_inside_means_sent(site):
+    with publish_batch("app"):
+        in_a_thread(site.publish, "a")
+        assert site.requests() == [["a"]]
+
+
+def test_a_pool_whose_threads_start_inside_serves_others_later(site):
+    """As asyncio's default executor, whose threads start when they are first needed."""
+    with ThreadPoolExecutor(1) as pool, publish_batch("app"):
+        pool.submit(bool).result(SOON)
+        assert not pool.submit(site.publish, "another request's").result(SOON)
+        assert site.requests() == [["another request's"]]
+
+
+def test_a_call_in_a_copy_of_the_context_takes_part_in_any_thread(site):
+    with ThreadPoolExecutor(4) as pool, publish_batch("app"):
+        calls = [pool.submit(contextvars.copy_context().run, site.publish, name) for name in "abcd"]
+        assert all(call.result(SOON) for call in calls)
+    assert [sorted(names) for names in site.requests()] == [["a", "b", "c", "d"]]
+
+
+def test_starting_threads_is_left_to_python(site):
+    start = threading.Thread.start
+    with publish_batch("app"):
+        site.publish("a")
+    assert threading.Thread.start is start
+    assert start.__module__ == "threading"
+
+
+def test_asyncios_tasks_take_part_and_its_executor_where_the_context_is_copied(site):
+    async def publish_all():
+        with publish_batch("app"):
+            await asyncio.gather(publish("a"), asyncio.to_thread(site.publish, "b"))
+            loop = asyncio.get_running_loop()
+            assert not await loop.run_in_executor(None, site.publish, "another request's")
+
+    async def publish(name):
+        await asyncio.sleep(0)
+        return site.publish(name)
+
+    asyncio.run(publish_all())
+    assert [sorted(names) for names in site.requests()] == [["another request's"], ["a", "b"]]
+
+
+def test_a_task_that_outlives_the_block_sends_by_itself(site):
+    async def publish_late(closed):
+        await closed.wait()
+        return site.publish("late")
+
+    async def main():
+        closed = asyncio.Event()
+        with publish_batch("app"):
+            task = asyncio.create_task(publish_late(closed))
+            await asyncio.sleep(0)
+        closed.set()
+        assert not await task
+
+    asyncio.run(main())
+    assert site.requests() == [["late"]]
+
+
+def publish_one_by_one(site, names):
+    with publish_batch("app"):
+        for name in names:
+            yield site.publish(name)
+
+
+def test_while_a_generator_that_holds_a_block_waits_delay_means_sent(site):
+    generator = publish_one_by_one(site, "ab")
+    assert next(generator)
+    assert not site.publish("the caller's")
+    assert site.requests() == [["the caller's"]]
+    assert list(generator) == [True]
+    assert site.requests() == [["the caller's"], ["a", "b"]]
+
+
+def test_what_a_generator_that_holds_a_block_calls_takes_part(site):
+    def publish_by_others():
+        with publish_batch("app"):
+            yield all(list(map(site.publish, "ab")))
+            yield from publish_all_of("cd")
+
+    def publish_all_of(names):
+        for name in names:
+            yield site.publish(name)
+
+    assert all(publish_by_others())
+    assert site.requests() == [["a", "b", "c", "d"]]
+
+
+def test_a_block_that_a_generator_with_a_block_opens_further_in_is_sent_at_its_own_end(site):
+    def publish_all():
+        with publish_batch("app"):
+            yield site.publish("a")
+            yield publish_in_a_block("b")
+
+    def publish_in_a_block(name):
+        with publish_batch("app"):
+            site.publish(name)
+        return site.requests()[-1]
+
+    assert list(publish_all()) == [True, ["b"]]
+    assert site.requests() == [["b"], ["a"]]
+
+
+def test_two_generators_and_their_callers_block_do_not_get_into_each_others_way(site):
+    one, other = publish_one_by_one(site, "ab"), publish_one_by_one(site, "cd")
+    next(one)
+    with publish_batch("app"):
+        site.publish("x")
+        next(other)
+        assert list(one) == [True]
+        assert site.requests() == [["a", "b"]]
+        assert site.publish("y")
+        assert list(other) == [True]
+        assert site.requests() == [["a", "b"], ["c", "d"]]
+    assert site.requests()[-1] == ["x", "y"]
+    assert blocks_around() == []
+
+
+def test_while_an_async_generator_that_holds_a_block_waits_delay_means_sent(site):
+    async def publish_one_by_one():
+        with publish_batch("app"):
+            for name in "ab":
+                await asyncio.sleep(0)
+                yield site.publish(name)
+
+    async def main():
+        assert all([(taken, site.publish(n)) == (True, False) async for n, taken in numbered()])
+
+    async def numbered():
+        n = 0
+        async for taken in publish_one_by_one():
+            n += 1
+            yield f"the caller's {n}", taken
+
+    asyncio.run(main())
+    assert site.requests() == [["the caller's 1"], ["the caller's 2"], ["a", "b"]]
+
+
+@contextmanager
+def a_block_and_more():
+    with publish_batch("app") as batch:
+        yield batch
+
+
+@asynccontextmanager
+async def an_async_block():
+    with a_block_and_more() as batch:
+        yield batch
+
+
+class BlockOfTheUsers:
+    def __enter__(self):
+        self.block = publish_batch("app")
+        return self.block.__enter__()
+
+    def __exit__(self, *error):
+        return self.block.__exit__(*error)
+
+
+@contextmanager
+def a_block_on_a_stack():
+    with ExitStack() as stack:
+        yield stack.enter_context(a_block_and_more())
+
+
+@pytest.mark.parametrize("manager", [a_block_and_more, BlockOfTheUsers, a_block_on_a_stack])
+def test_a_context_manager_may_open_the_block_for_whom_it_manages(site, manager):
+    def publishing():
+        with manager():
+            yield site.publish("b")
+
+    with manager():
+        assert site.publish("a")
+    generator = publishing()
+    assert next(generator)
+    assert not site.publish("the caller's")
+    generator.close()
+    assert site.requests() == [["a"], ["the caller's"], ["b"]]
+
+
+def test_an_async_context_manager_may_open_the_block_for_whom_it_manages(site):
+    async def main():
+        async with an_async_block():
+            return site.publish("a")
+
+    assert asyncio.run(main())
+
+
+def test_who_joins_in_a_generator_joins_for_the_generator(site):
+    def publishing(batch):
+        with batch.joined():
+            yield site.publish("a")
+
+    with publish_batch("app") as batch:
+        generator = contextvars.Context().run(publishing, batch)
+        elsewhere = contextvars.Context()
+        assert elsewhere.run(next, generator)
+        assert not elsewhere.run(site.publish, "the caller's")
+        elsewhere.run(generator.close)
+    assert site.requests() == [["the caller's"], ["a"]]
+
+
+def test_a_generator_that_is_forgotten_sends_what_it_has_published(site):
+    next(publish_one_by_one(site, "ab"))
+    gc.collect()
+    assert site.requests() == [["a"]]
+    assert not site.publish("b")
+
+
+def test_a_thread_that_was_there_before_means_sent_unless_it_joins(site):
+    def publish_joining(batch, name):
+        with batch.joined():
+            return site.publish(name)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(site.publish, "before").result(SOON)
+        with publish_batch("app") as batch:
+            assert not pool.submit(site.publish, "plain").result(SOON)
+            assert pool.submit(publish_joining, batch, "joined").result(SOON)
+            assert not pool.submit(site.publish, "plain again").result(SOON)
+    assert site.requests()[-1] == ["joined"]
+
+
+def test_a_thread_that_outlives_the_block_sends_by_itself(site):
+    go_on = threading.Event()
+    results = []
+
+    def publish_later():
+        go_on.wait(SOON)
+        results.append(site.publish("late"))
+
+    with publish_batch("app"):
+        thread = threading.Thread(target=publish_later)
+        thread.start()
+    go_on.set()
+    thread.join(SOON)
+    assert results == [False]
+    assert site.requests() == [["late"]]
+
+
+def test_blocks_in_two_threads_have_nothing_to_do_with_each_other(site):
+    inside, done = threading.Barrier(2), []
+
+    def block(name):
+        with publish_batch("app"):
+            site.publish(name)
+            inside.wait(SOON)
+        done.append(name)
+
+    threads = [threading.Thread(target=block, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert sorted(done) == ["a", "b"]
+    assert sorted(site.requests()) == [["a"], ["b"]]
+
+
+def test_another_context_is_another_matter(site):
+    empty = contextvars.Context()
+    with publish_batch("app"):
+        assert not empty.run(site.publish, "a")
+        assert contextvars.copy_context().run(site.publish, "b")
+
+
+def test_an_exception_goes_on_after_what_was_published_is_sent(site):
+    with pytest.raises(ZeroDivisionError):
+        publish_and_raise(site)
+    assert site.requests() == [["a"]]
+    assert blocks_around() == []
+
+
+def test_what_could_not_be_sent_raises_one_error(site):
+    denied = AccessDeniedError("no")
+    site.sqs.fail_next("SendMessageBatch", denied, 1)
+    with pytest.raises(PublishError) as caught, publish_batch("app"):
+        list(map(site.publish, "abc"))
+    assert caught.value.failures == [("b", denied)]
+    assert caught.value.published == 3
+
+
+def test_of_two_errors_the_blocks_goes_on_and_tells_of_the_other(site, caplog):
+    site.sqs.fail_next("SendMessageBatch", AccessDeniedError("no"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        publish_and_raise(site)
+    assert caught.value.__notes__ == ["1 of 1 messages could not be sent: a: no"]
+    assert "1 of 1 messages could not be sent" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "predicate", [Ignore(), Retry("published anew"), Reject("of no use", requeue=False)], ids=repr
+)
+def test_a_predicate_of_celerys_does_not_carry_away_what_could_not_be_sent(site, predicate):
+    site.sqs.fail_next("SendMessageBatch", AccessDeniedError("no"))
+    with pytest.raises(PublishError) as caught:
+        publish_and_raise(site, predicate)
+    assert caught.value.__cause__ is predicate
+
+
+@pytest.mark.parametrize("predicate", [VisibilityRetry(when=5), Reject("later", requeue=True)], ids=repr)
+def test_a_message_that_comes_back_by_itself_does_so_when_the_task_said(site, predicate, caplog):
+    site.sqs.fail_next("SendMessageBatch", AccessDeniedError("no"))
+    with pytest.raises(type(predicate)) as caught:
+        publish_and_raise(site, predicate)
+    assert caught.value is predicate
+    assert caught.value.__notes__ == ["1 of 1 messages could not be sent: a: no"]
+    assert "1 of 1 messages could not be sent" in caplog.text
+
+
+def test_a_predicate_goes_on_after_all_is_sent(site):
+    with pytest.raises(Ignore):
+        publish_and_raise(site, Ignore())
+    assert site.requests() == [["a"]]
+
+
+def test_a_generator_that_is_closed_early_tells_what_could_not_be_sent(site):
+    def publishing():
+        with publish_batch("app"):
+            yield site.publish("a")
+
+    site.sqs.fail_next("SendMessageBatch", AccessDeniedError("no"))
+    generator = publishing()
+    next(generator)
+    with pytest.raises(PublishError):
+        generator.close()
+
+
+def test_ctrl_c_while_the_block_is_left_tells_how_much_was_not_sent(site, caplog):
+    """Twelve messages in two batches that are not full, and so are sent when the block is left."""
+    interrupted = threading.Event()
+    send_batch = site.sqs.send_batch
+
+    def interrupt_once_and_send_later(*arguments):
+        if not interrupted.is_set():
+            interrupted.set()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert told.wait(SOON)
+        return send_batch(*arguments)
+
+    told = threading.Event()
+    site.sqs.send_batch = interrupt_once_and_send_later
+    with pytest.raises(KeyboardInterrupt) as caught, publish_batch("app"):
+        _ = [site.publish(f"{number}", queue="pq"[number % 2]) for number in range(12)]
+    told.set()
+    sentence = "12 of 12 messages were not sent yet: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+    assert caught.value.__notes__ == [sentence]
+    assert sentence in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of what other tests' threads may do
+def test_a_forked_child_leaves_its_parents_block_alone(site):
+    with publish_batch("app"):
+        site.publish("a")
+        pid = os.fork()
+        if not pid:
+            try:
+                sent_by_itself = not site.publish("b")
+                with publish_batch("app"):
+                    batched_by_itself = site.publish("c")
+                os._exit(0 if sent_by_itself and batched_by_itself else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+    assert site.requests() == [["a"]]
+
+
+@pytest.mark.parametrize("settings", [{"broker_url": "memory://"}, {"task_always_eager": True}])
+def test_elsewhere_a_block_changes_nothing(settings):
+    app = make_app("elsewhere", {"broker_transport": None, **settings}, set_as_current=False)
+    ran = []
+
+    @app.task(shared=False)
+    def task():
+        ran.append(True)
+
+    with publish_batch(app):
+        task.delay()
+    if settings.get("task_always_eager"):
+        assert ran
+    else:
+        with app.connection_for_read() as connection:
+            assert connection.default_channel._size("celery") == 1
+    close_app(app)
+
+
+def test_a_retry_policy_makes_no_other_broker():
+    """kombu notes the policy of a publication among the connection's transport options."""
+    app = make_app("app", {"broker_url": "sqs://k:s@127.0.0.1:9"}, set_as_current=False)
+    with app.connection_for_write() as one, app.connection_for_write() as another:
+        one.transport_options.update(app.conf.task_publish_retry_policy, retry_errors=(OSError,))
+        assert one.transport.broker is another.transport.broker is broker_of(app)
+    close_app(app)
+
+
+def in_a_thread(function, *arguments):
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    thread.join(SOON)
+
+
+def publish_and_raise(site, error=ZeroDivisionError):
+    with publish_batch("app"):
+        site.publish("a")
+        raise error

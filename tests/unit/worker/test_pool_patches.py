@@ -1,0 +1,233 @@
+"""What Celery's pools forget at a consumer's end, how much they run, and how they free their slots."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+
+from celery_sqs_visibility.delivery.model import Release
+from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
+from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError
+
+ALIVE = SimpleNamespace(_is_alive=lambda: True)
+DEAD = SimpleNamespace(_is_alive=lambda: False)
+PID = 4711
+
+
+class Held:
+    """A delivery that notes how it is settled."""
+
+    def __init__(self):
+        self.settled = []
+
+    def settle(self, settlement):
+        self.settled.append(settlement)
+
+
+def job(sent_to=None, *, accepted_by=None, ended=False):
+    request = DeliveryRequest.__new__(DeliveryRequest)
+    request.delivery = Held()
+    return SimpleNamespace(
+        _accepted=accepted_by is not None,
+        _worker_pid=accepted_by,
+        _write_to=sent_to,
+        _accept_callback=request.on_accepted,
+        ready=lambda: ended,
+    )
+
+
+def settled(one):
+    return one._accept_callback.__self__.delivery.settled
+
+
+class Pool:
+    """Forgets, as Celery's does, what nobody has accepted; or all, as that of 5.5 does."""
+
+    def __init__(self, *jobs, forgets_all=False):
+        self.lost = []
+        self._pool = SimpleNamespace(
+            _cache=dict(enumerate(jobs)),
+            _pool=[SimpleNamespace(pid=PID)],
+            on_job_process_lost=lambda one, pid, _status: self.lost.append((one, pid)),
+        )
+        self.forgets_all = forgets_all
+        self.flush = self.forget
+
+    def forget(self):
+        for number, one in list(self.cache.items()):
+            if self.forgets_all or not one._accepted:
+                del self.cache[number]
+
+    @property
+    def cache(self):
+        return self._pool._cache
+
+
+@pytest.mark.parametrize("forgets_all", [False, True])
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_was_sent_to_a_child_is_waited_for(times, forgets_all):
+    sent, accepted = job(ALIVE), job(ALIVE, accepted_by=PID)
+    pool = Pool(sent, accepted, forgets_all=forgets_all)
+    for _ in range(times):  # a consumer may start more than once
+        keep_what_was_sent(pool)
+    pool.flush()
+    assert sorted(pool.cache) == [0, 1]
+    assert settled(sent) == settled(accepted) == []
+    assert pool.lost == []
+
+
+def test_what_ran_in_a_child_that_is_gone_is_lost_with_it():
+    lost = job(DEAD, accepted_by=PID + 1)
+    pool = Pool(lost, forgets_all=True)
+    keep_what_was_sent(pool)
+    pool.flush()
+    assert pool.cache == {}
+    assert pool.lost == [(lost, PID + 1)]
+
+
+@pytest.mark.parametrize("sent_to", [None, DEAD])
+def test_what_no_child_has_is_given_back(sent_to):
+    waiting = job(sent_to)
+    pool = Pool(waiting)
+    keep_what_was_sent(pool)
+    pool.flush()
+    assert pool.cache == {}
+    assert settled(waiting) == [Release()]
+
+
+def test_what_ended_meanwhile_is_left_alone():
+    done = job(ALIVE, ended=True)
+    pool = Pool(done)
+    keep_what_was_sent(pool)
+    pool.flush()
+    assert pool.cache == {}
+    assert settled(done) == []
+
+
+def test_a_pool_that_has_nothing_to_forget_with_is_left_alone():
+    pool = Pool()
+    pool.flush = None  # Celery's, where there is no event loop
+    keep_what_was_sent(pool)
+    assert pool.flush is None
+
+
+def test_thousands_that_may_not_begin_free_their_slot_one_after_the_other():
+    semaphore = LaxBoundedSemaphore(1)
+    worker = SimpleNamespace(_quick_release=semaphore.release)
+    release_in_turn(worker)
+    asked = []
+
+    def may_not_begin(number):
+        asked.append(number)
+        worker._quick_release()
+
+    assert semaphore.acquire(lambda: None)
+    for number in range(5000):
+        semaphore.acquire(may_not_begin, number)
+    semaphore.release()  # as billiard does when a run has ended
+    assert asked == list(range(5000))
+    assert semaphore.value == 1
+
+
+def test_what_one_of_them_raises_keeps_no_other_from_its_slot():
+    semaphore = LaxBoundedSemaphore(1)
+    worker = SimpleNamespace(_quick_release=semaphore.release)
+    release_in_turn(worker)
+    asked = []
+    semaphore.acquire(lambda: None)
+    semaphore.acquire(lambda: 1 / 0)
+    semaphore.acquire(asked.append, "the next")
+    with pytest.raises(ZeroDivisionError):
+        worker._quick_release()
+    worker._quick_release()
+    assert asked == ["the next"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "autoscaler", "number"),
+    [
+        (True, None, 2),
+        (True, SimpleNamespace(max_concurrency=6), 6),
+        (False, None, 3),
+    ],
+)
+def test_a_pool_runs_as_much_as_it_may(processes, autoscaler, number):
+    # Of greenlets `num_processes` was, before Celery 5.7, how many run.
+    pool = SimpleNamespace(uses_semaphore=processes, num_processes=2, limit=3)
+    controller = SimpleNamespace(autoscaler=autoscaler)
+    consumer = SimpleNamespace(pool=pool, controller=controller, initial_prefetch_count=8)
+    assert slots_of(consumer) == Slots(number, 8)
+
+
+class Asked(DeliveryRequest):
+    """A request of a task that was acknowledged when it began, or is when it ends."""
+
+    def __init__(self, *, acks_late):
+        self._task = SimpleNamespace(acks_late=acks_late)
+        self.told = []
+
+    @property
+    def id(self):
+        return "an id"
+
+    def dispatch(self):
+        return True
+
+    def ended(self):
+        self.told.append("ended")
+
+    def on_accepted(self, *_):
+        self.told.append("accepted")
+
+
+@pytest.mark.parametrize("processes", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_the_end_of_a_run_that_was_acknowledged_before_is_told(processes, fails, acks_late):
+    def apply_async(target, args, kwargs, **options):
+        options["accept_callback"](1, 2.0)
+        failed = fails and processes  # without processes failures come as results
+        options["error_callback" if failed else "callback"](ended_with)
+
+    try:
+        ended_with = 1 / 0 if fails else "result"
+    except ZeroDivisionError:
+        ended_with = ExceptionInfo()
+    request = Asked(acks_late=acks_late)
+    apply = watched(SimpleNamespace(apply_async=apply_async), processes=processes)
+    apply(
+        print,
+        accept_callback=request.on_accepted,
+        callback=lambda _: request.told.append("success"),
+        error_callback=lambda _: request.told.append("failure"),
+    )
+    ends = ["failure" if fails else "success"]
+    assert request.told == ["accepted", *([] if acks_late else ["ended"]), *ends]
+
+
+class GivenBack(Asked):
+    """Its message was given back while it waited in the pool."""
+
+    def on_accepted(self, *_):
+        super().on_accepted()
+        raise GivenBackError("an id")
+
+
+def test_what_was_given_back_is_not_run_and_nothing_is_raised_where_a_green_pool_would_print_it():
+    def apply_async(target, args, kwargs, **options):  # as `celery.concurrency.base.apply_target`
+        options["accept_callback"](1, 2.0)
+        options["callback"](target(*args, **kwargs))
+
+    request = GivenBack(acks_late=True)
+    apply = watched(SimpleNamespace(apply_async=apply_async), processes=False)
+    apply(
+        lambda: request.told.append("run"),
+        accept_callback=request.on_accepted,
+        callback=lambda _: request.told.append("success"),
+        error_callback=lambda _: request.told.append("failure"),
+    )
+    assert request.told == ["accepted"]

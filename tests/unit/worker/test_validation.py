@@ -1,0 +1,453 @@
+"""Whatever is in a queue is a task, or no task with a reason; nothing else comes of it."""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import inspect
+import json
+import logging
+import lzma
+import pickle
+import zlib
+
+import billiard.pool
+import celery.worker.loops
+import celery.worker.worker
+import kombu.message
+import pytest
+from celery import Celery
+from celery.exceptions import InvalidTaskError
+from celery.worker.request import Request
+from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kombu import compression
+from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.transport import virtual
+from kombu.utils.json import dumps
+from support import badmessages
+from support.badmessages import BAD, body_of, encoded, envelope, old_body
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.event_log import log_event
+from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT, UnreadableError, legible
+from celery_sqs_visibility.events import Facts, Hidden, Unreadable
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+from celery_sqs_visibility.transport.aws_events import what_it_is
+from celery_sqs_visibility.transport.channel import Message
+from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, DEEPEST, open_message, seal_again
+from celery_sqs_visibility.transport.decompression import LARGEST_BODY, TooLargeError, inflate
+from celery_sqs_visibility.worker.validation import CHECKS, vet
+
+QUEUE = Queue("q", "https://sqs.example/1/q", FakeSQS())
+app = Celery("bad", broker="memory://", set_as_current=False)
+
+# The second thousand still finds reasons that the first did not; on a busy machine it takes its time.
+MANY = settings(max_examples=2000, suppress_health_check=list(HealthCheck))
+pytestmark = pytest.mark.timeout(600)
+
+
+@app.task(name=badmessages.TASK)
+def once(key):
+    return key
+
+
+class Channel:
+    """As much of a channel as a message needs."""
+
+    codecs = virtual.Channel.codecs
+    decode_body = virtual.Channel.decode_body
+
+    def delivery(self, _tag):
+        return None
+
+
+def received(body):
+    return {"MessageId": "m", "ReceiptHandle": "h", "Body": body, "Attributes": {}}
+
+
+def message_of(body):
+    message = Message(open_message(QUEUE, received(body)).payload, channel=Channel())
+    message.accept = {"application/json"}
+    return message
+
+
+def fate(body):
+    """What becomes of a message: "runs", or why it does not. Nothing but these exceptions comes of it."""
+    try:
+        message = message_of(body)
+    except UnreadableError as error:
+        return str(error)
+    if message.errors:
+        return f"undecodable: {message.errors[0][1]!r}"
+    try:
+        vet(message, app.tasks)
+    except (InvalidTaskError, ContentDisallowed, DecodeError) as error:
+        return str(error)
+    return made_by_celery(message)
+
+
+def made_by_celery(message):
+    """What Celery's consumer does with a message that was found fit."""
+    name = message.headers.get("task")
+    if name is None:
+        body = message.payload
+        if not isinstance(body, dict) or "task" not in body:
+            return "names no task"
+        if body["task"] not in app.tasks:
+            return "unknown"
+        body, headers, decoded, _ = proto1_to_proto2(message, body)
+    elif name not in app.tasks:
+        return "unknown"
+    elif isinstance(message.payload, dict):
+        body, headers, decoded, _ = hybrid_to_proto2(message, message.payload)
+    else:
+        body, headers, decoded = message.body, message.headers, False
+    request = Request(message, app=app, task=once, body=body, headers=headers, decoded=decoded)
+    assert not request.stamps or request.stamped_headers
+    hard, soft = request.time_limits
+    assert (hard or 0) + (soft or 0) >= 0
+    try:
+        pickle.dumps(request.request_dict)
+    except RecursionError:
+        return "cannot be pickled"
+    return "runs"
+
+
+def test_what_is_right_runs():
+    assert fate(encoded(envelope(body_of()))) == "runs"
+    assert fate(encoded(envelope(old_body(), protocol=1))) == "runs"
+    assert fate(encoded(envelope({"args": ["key"], "kwargs": {}}))) == "runs"
+    full = body_of(
+        embedded={"callbacks": [{"task": "a", "args": [], "kwargs": {}, "options": {}}], "chord": None}
+    )
+    headers = {
+        "root_id": "a",
+        "timelimit": [10.5, None],
+        "eta": "2030-01-01T00:00:00+00:00",
+        "expires": None,
+        "stamped_headers": ["a"],
+        "stamps": {"a": 1},
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    }
+    assert fate(encoded(envelope(full, headers=headers))) == "runs"
+
+
+@MANY
+@given(BAD)
+def test_whatever_it_is_it_runs_or_is_turned_away_with_a_reason(body):
+    assert isinstance(fate(body), str)
+
+
+@MANY
+@given(BAD)
+def test_a_reason_is_text_that_sqs_takes(body):
+    reason = legible(fate(body))
+    assert len(reason) <= LONGEST_TEXT + 3
+    assert all(c in "\t\n\r" or c >= " " for c in reason)
+    reason.encode()
+
+
+@MANY
+@given(st.dictionaries(st.sampled_from(sorted(CHECKS)), badmessages.JSON | badmessages.TYPED, max_size=5))
+def test_whatever_the_headers_hold_celery_can_make_a_request_of_it_or_is_not_given_it(headers):
+    fate(dumps(envelope(body_of(), headers=headers)))
+
+
+@MANY
+@given(st.lists(badmessages.JSON | badmessages.TYPED, max_size=4) | badmessages.JSON)
+def test_whatever_the_body_holds_celery_can_make_a_request_of_it_or_is_not_given_it(body):
+    fate(encoded(envelope(body)))
+
+
+@MANY
+@given(badmessages.ENVELOPES)
+def test_what_can_be_read_can_be_sealed_again(message):
+    try:
+        payload = open_message(QUEUE, received(encoded(message))).payload
+    except UnreadableError:
+        return
+    again = open_message(QUEUE, received(seal_again(payload))).payload
+    assert repr(again.get("body")) == repr(payload.get("body"))
+    assert repr(again.get("headers")) == repr(payload.get("headers"))
+
+
+WRONG = {
+    "task": (5, "'task' should be text, and is 5"),
+    "id": (None, "'id' is missing"),
+    "retries": ("many", "'retries' should be a number from 0 to 1000000, and is 'many'"),
+    "timelimit": (
+        [1],
+        "'timelimit' should be a list of two numbers of seconds, or null, and is of type list",
+    ),
+    "eta": ("soon", "'eta' should be a time as in ISO 8601, and is 'soon'"),
+    "expires": (5, "'expires' should be a time as in ISO 8601, and is 5"),
+    "stamps": (["a"], "'stamps' should be an object, and is of type list"),
+    "get": ("x", "'get' cannot be a header: it is a method of a task's request"),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), [(n, v, r) for n, (v, r) in WRONG.items()])
+def test_a_wrong_header_is_named(name, value, reason):
+    assert fate(encoded(envelope(body_of(), headers={name: value}))) == reason
+
+
+WRONG_BODIES = {
+    "'args' should be a list": [5, {}, {}],
+    "'kwargs' should be an object": [[], [], {}],
+    "'embed' should be an object": [[], {}, []],
+    "its body should be [args, kwargs, embed]": [[], {}],
+    "'callbacks' should be a list of signatures": body_of(embedded={"callbacks": [{"task": 5}]}),
+    "'chord' should be a signature": body_of(embedded={"chord": [1]}),
+    "'sqs' cannot be embedded": body_of(embedded={"sqs": {}}),
+}
+
+
+@pytest.mark.parametrize(("reason", "body"), WRONG_BODIES.items())
+def test_what_is_wrong_in_a_body_is_named(reason, body):
+    assert fate(encoded(envelope(body))).startswith(reason)
+
+
+def test_what_a_foreign_header_says_of_sqs_is_not_believed():
+    message = message_of(encoded(envelope(body_of(), headers={"sqs": {"queue": "of somebody else"}})))
+    vet(message, app.tasks)
+    assert "sqs" not in message.headers
+
+
+def test_the_task_of_another_worker_is_left_to_celery_whatever_is_in_it():
+    message = message_of(encoded(envelope(b"not JSON", headers={"task": "of.another"})))
+    vet(message, app.tasks)
+
+
+@pytest.mark.parametrize(
+    ("event", "named"),
+    [
+        (badmessages.S3, "an S3 event notification"),
+        (badmessages.S3_TEST, "an S3 test event"),
+        (badmessages.SNS, "an SNS message (raw message delivery is off)"),
+        (
+            {**badmessages.SNS, "Type": "SubscriptionConfirmation"},
+            "an SNS message (raw message delivery is off)",
+        ),
+        (badmessages.EVENTBRIDGE, "an EventBridge event"),
+        ({"Records": [{"EventSource": "aws:sns", "Sns": {}}]}, "an event of aws:sns"),
+    ],
+)
+def test_messages_of_other_systems_are_called_what_they_are(event, named):
+    assert what_it_is(event) == named
+    assert fate(json.dumps(event)) == fate(encoded(event)) == f"its body is {named}, not a Celery message"
+
+
+@given(badmessages.JSON | st.fixed_dictionaries({"Records": badmessages.JSON}))
+def test_whatever_a_body_is_it_is_recognised_or_not(body):
+    assert what_it_is(body) is None
+
+
+CODECS = {"gzip": zlib, "zlib": zlib, "bzip2": bz2, "lzma": lzma, "xz": lzma, "application/x-gzip": zlib}
+EACH_CODEC = pytest.mark.parametrize(("method", "codec"), CODECS.items())
+
+
+@EACH_CODEC
+@given(plain=st.binary(max_size=300))
+@settings(max_examples=50)
+def test_what_kombu_compresses_is_inflated(method, codec, plain):
+    assert inflate(codec.compress(plain), method, largest=300) == plain
+
+
+@EACH_CODEC
+def test_inflating_stops_at_the_bound(method, codec):
+    bomb = codec.compress(bytes(1001))
+    with pytest.raises(TooLargeError, match="larger than 1000 bytes when decompressed"):
+        inflate(bomb, method, largest=1000)
+    assert len(inflate(bomb, method, largest=1001)) == 1001
+
+
+@EACH_CODEC
+@pytest.mark.parametrize("end", [0, 1, -1])
+def test_what_ends_before_its_end_is_an_error(method, codec, end):
+    with pytest.raises((ValueError, zlib.error, lzma.LZMAError)):
+        inflate(codec.compress(b"some text" * 9)[:end], method)
+
+
+@EACH_CODEC
+def test_what_goes_on_after_its_end_is_an_error(method, codec):
+    with pytest.raises(ValueError, match="not one whole"):
+        inflate(codec.compress(b"ab") + codec.compress(b"cd"), method)
+
+
+class Zstandard:
+    """Instead of the package that kombu uses before 5.7: as much of it as is needed, on top of zlib."""
+
+    class ZstdDecompressor:
+        """Ours bounds it with the one, and knows with the other whether that was all."""
+
+        decompressobj = staticmethod(zlib.decompressobj)
+
+        def stream_reader(self, body):
+            return ZstdStream(body)
+
+    @staticmethod
+    def decompress(body):
+        raise AssertionError("kombu uses a function of its own")
+
+
+class ZstdStream:
+    """Says nothing of data that end too early, and reads on where they go on."""
+
+    def __init__(self, body):
+        self.left = body
+        self.frame = zlib.decompressobj()
+
+    def read(self, size):
+        if self.frame.eof:
+            self.left, self.frame = self.frame.unused_data, zlib.decompressobj()
+        plain = self.frame.decompress(self.left, size)
+        self.left = self.frame.unconsumed_tail
+        return plain
+
+
+@pytest.fixture
+def old_zstd(monkeypatch):
+    """kombu as it is before 5.7, with zstd."""
+
+    def zstd_decompress(body):
+        pytest.fail("that has no bound")
+
+    monkeypatch.setattr(compression, "zstd", Zstandard, raising=False)
+    monkeypatch.setattr(compression, "zstd_decompress", zstd_decompress, raising=False)
+    monkeypatch.setattr(compression, "_decoders", compression._decoders.copy())
+    monkeypatch.setattr(compression, "_encoders", compression._encoders.copy())
+    compression.register(zlib.compress, zstd_decompress, "application/x-old-zstd")
+    return "application/x-old-zstd"
+
+
+def test_what_an_older_kombu_compresses_with_zstd_is_inflated_up_to_the_bound(old_zstd):
+    assert inflate(zlib.compress(b""), old_zstd) == b""
+    whole = zlib.compress(bytes(1001))
+    assert inflate(whole, old_zstd, largest=1001) == bytes(1001)
+    with pytest.raises(TooLargeError, match="larger than 1000 bytes when decompressed"):
+        inflate(whole, old_zstd, largest=1000)
+
+
+@pytest.mark.parametrize("end", [0, 1, -1])
+def test_what_ends_before_its_end_is_an_error_with_an_older_kombus_zstd_too(old_zstd, end):
+    with pytest.raises(ValueError, match="not one whole"):
+        inflate(zlib.compress(b"some text" * 9)[:end], old_zstd)
+
+
+def test_what_goes_on_after_its_end_is_an_error_with_an_older_kombus_zstd_too(old_zstd):
+    with pytest.raises(ValueError, match="not one whole"):
+        inflate(zlib.compress(b"ab") + zlib.compress(b"cd"), old_zstd)
+
+
+def test_what_kombu_does_not_know_is_an_error():
+    with pytest.raises(KeyError):
+        inflate(b"", "no-such-method")
+
+
+def test_a_codec_of_the_users_own_is_kombus_business():
+    compression.register(bytes, lambda body: body[::-1], "application/x-reversed")
+    assert inflate(b"abc", "application/x-reversed") == b"cba"
+
+
+def test_a_bomb_is_not_decompressed_by_kombu_either():
+    bomb = zlib.compress(bytes(LARGEST_BODY + 1), 9)
+    assert len(bomb) < 100_000
+    reason = fate(encoded(envelope(bomb, headers={"compression": "gzip"})))
+    assert reason.startswith("undecodable: TooLargeError('it is larger than 67108864 bytes")
+
+
+def test_a_compressed_body_is_decompressed_once_and_its_header_stays():
+    body = zlib.compress(json.dumps(body_of()).encode())
+    message = message_of(encoded(envelope(body, headers={"compression": "gzip"})))
+    assert message.payload == body_of()
+    assert message.headers["compression"] == "gzip"
+    again = open_message(QUEUE, received(seal_again(message._raw))).payload
+    assert base64.b64decode(again["body"]) == body
+
+
+@pytest.mark.parametrize("encoding", ["zlib", "bz2", "hex", "punycode", "idna", "no-such", "a\0b"])
+def test_a_content_encoding_that_is_not_of_text_is_refused(encoding):
+    bomb = {
+        **envelope(zlib.compress(bytes(10))),
+        "content-type": "application/data",
+        "content-encoding": encoding,
+    }
+    assert fate(encoded(bomb)).endswith("is not one of text")
+
+
+@pytest.mark.parametrize(
+    "encoding", [None, "", "utf-8", "UTF-8", "us-ascii", "latin-1", "binary", "ascii-8bit"]
+)
+def test_encodings_of_text_are_fine(encoding):
+    assert fate(encoded({**envelope(body_of()), "content-encoding": encoding})) == "runs"
+
+
+@pytest.mark.parametrize("depth", [DEEPEST + 1, 500, 900])
+def test_an_envelope_is_not_nested_without_end(depth):
+    body = '{"properties": {}, "headers": {"x": ' + badmessages.nested(depth) + "}}"
+    assert "nested more than 100 levels deep" in fate(body)
+
+
+def test_an_envelope_may_hold_much_that_is_not_deep():
+    assert fate(encoded(envelope(body_of(), headers={"x": [[[]] for _ in range(2 * DEEPEST)]}))) == "runs"
+
+
+@pytest.mark.parametrize("plain", ["a" * 1_040_000, "ä" * 500_000, "\\ud800" * 100_000, "日" * 300_000])
+def test_a_dead_letter_of_a_body_at_the_size_limit_is_not_larger_than_sqs_takes(plain):
+    body = '{"body":"' + plain + '","properties":{"delivery_info":{}},"headers":{}}'
+    assert len(body.encode()) < MESSAGE_BYTES
+    payload = open_message(QUEUE, received(body)).payload
+    letter = seal_again(payload)
+    assert len(letter.encode()) <= MESSAGE_BYTES - ATTRIBUTE_BYTES
+    assert open_message(QUEUE, received(letter)).payload["body"] == payload["body"]
+
+
+def test_what_fits_in_base64_stays_in_base64():
+    payload = open_message(QUEUE, received(encoded(envelope(body_of())))).payload
+    assert base64.b64decode(seal_again(payload), validate=True)
+
+
+def test_names_are_told_as_far_as_they_can_be_printed():
+    headers = {"task": "a\0b\ud800" + "c" * 10_000, "id": 5}
+    opened = open_message(QUEUE, received(json.dumps(envelope(body_of(), headers=headers))))
+    assert opened.task.startswith("a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}ccc")
+    assert len(opened.task) <= LONGEST_TEXT + 3
+    assert opened.task_id is None
+
+
+def test_that_an_unreadable_message_is_hidden_again_and_again_is_not_told_each_time(caplog):
+    bad, good = (Facts("q", name, 1, 0.0, None, None) for name in ("log-bad", "log-good"))
+    with caplog.at_level(logging.INFO, "celery_sqs_visibility"):
+        log_event(Unreadable(bad, "why"))
+        for facts in (bad, bad, good):
+            log_event(Hidden(facts, 5))
+    assert [record.message.split(" (")[0] for record in caplog.records] == [
+        "message is no task for this worker",
+        "message hidden",
+    ]
+
+
+def test_celery_makes_its_handler_of_messages_where_we_wrap_it():
+    assert "obj.create_task_handler()" in inspect.getsource(celery.worker.loops.asynloop)
+    assert "obj.create_task_handler()" in inspect.getsource(celery.worker.loops.synloop)
+
+
+def test_celery_reads_of_a_message_what_we_look_at_and_frees_the_slot_of_what_was_revoked():
+    source = inspect.getsource(Request.__init__)
+    for name in ("id", "task", "shadow", "root_id", "parent_id", "timelimit", "eta", "expires"):
+        assert f"'{name}'" in source
+    source = inspect.getsource(celery.worker.worker.WorkController._process_task)
+    assert source.index("except TaskRevokedError") < source.index("self._quick_release()")
+
+
+def test_a_job_that_was_not_sent_can_be_taken_back():
+    source = inspect.getsource(billiard.pool.ApplyResult)
+    for name in ("self._accepted", "self._callback", "def discard", "self._cache.pop(self._job, None)"):
+        assert name in source
+
+
+def test_kombu_decompresses_by_the_header_that_we_keep_from_it():
+    assert "self.headers.get('compression')" in inspect.getsource(kombu.message.Message.__init__)
