@@ -1,8 +1,8 @@
 """What becomes of a message when the run of its task ends: one decision, for every way to end.
 
 The pool's child decides where the exception is (`task.tracing`); of a child that is gone the main process
-decides with the same function (`worker.visibility_request`). They ask about runs that FAILED, were RETRIED, are
-UNDECIDED or LOST. The other ends are Celery's own (celery/worker/request.py), and tests hold them to this table.
+decides with the same function (`worker.visibility_request`). They ask about runs that FAILED, were RETRIED,
+are UNDECIDED or LOST. The other ends are Celery's own (celery/worker/request.py); tests hold them to this.
 """
 
 from __future__ import annotations

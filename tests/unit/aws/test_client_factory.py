@@ -291,7 +291,17 @@ def test_a_forked_child_uses_neither_clients_nor_locks_of_its_parent():
 
 
 def test_importing_this_floor_does_not_import_boto3():
-    modules = ["shared", "boto", "fast_requests", "client_factory", "imitation", "fake", "queues", "redrive", "roles"]
+    modules = [
+        "shared",
+        "boto",
+        "fast_requests",
+        "client_factory",
+        "imitation",
+        "fake",
+        "queues",
+        "redrive",
+        "roles",
+    ]
     imports = "".join(f"import celery_sqs_visibility.aws.{module}\n" for module in modules)
     script = (
         f"import sys, json\n{imports}print(json.dumps([m in sys.modules for m in ('boto3', 'botocore')]))"
