@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from boto3.session import Session
     from botocore.credentials import RefreshableCredentials
 
-    from celery_sqs_visibility.aws.client_factory import ClientSettings
+    from celery_sqs_visibility.aws.client_settings import ClientSettings
 
 #: Seconds before their end at which every request waits for new credentials; a renewal takes less.
 RENEWAL_SECONDS: Final = 60

@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 from celery_sqs_visibility.aws.boto import BotoSQS
-from celery_sqs_visibility.aws.client_factory import ClientSettings
+from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 
 _lock = ProcessLock()  # guards _shared

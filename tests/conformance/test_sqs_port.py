@@ -14,7 +14,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from celery_sqs_visibility.aws.boto import BotoSQS
-from celery_sqs_visibility.aws.client_factory import ClientSettings, frozen_config
+from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.errors import (

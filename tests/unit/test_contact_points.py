@@ -46,7 +46,8 @@ from celery.app.task import Context, Task
 from celery.backends.redis import RedisBackend
 from support.ends import CELERY
 
-from celery_sqs_visibility.aws.client_factory import ClientSettings, Purpose, new_client
+from celery_sqs_visibility.aws.client_factory import Purpose, new_client
+from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY
 from celery_sqs_visibility.task import base as our_task
 from celery_sqs_visibility.transport import channel, exchanges

@@ -15,14 +15,9 @@ from botocore.validate import ParamValidationDecorator
 from moto.server import ThreadedMotoServer
 
 from celery_sqs_visibility.aws import shared as access
-from celery_sqs_visibility.aws.boto import BotoSQS, unknown_region
-from celery_sqs_visibility.aws.client_factory import (
-    KEEPALIVE,
-    ClientSettings,
-    Purpose,
-    frozen_config,
-    new_client,
-)
+from celery_sqs_visibility.aws.boto import BotoSQS
+from celery_sqs_visibility.aws.client_factory import KEEPALIVE, Purpose, new_client, unknown_region
+from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.roles import renewal_times
 from celery_sqs_visibility.errors import ClockSkewError, CredentialsRefusedError, RequestRefusedError
 
@@ -49,7 +44,7 @@ def config_of(purpose, **options):
     ("purpose", "read_timeout", "retries"),
     [
         (Purpose.RECEIVE, 30, {"total_max_attempts": 1, "mode": "standard"}),
-        (Purpose.GLANCE, 6, {"total_max_attempts": 1, "mode": "standard"}),
+        (Purpose.SHORT_POLL, 6, {"total_max_attempts": 1, "mode": "standard"}),
         (Purpose.SETTLE, 4, {"total_max_attempts": 1, "mode": "standard"}),
         (Purpose.PUBLISH, 5, {"total_max_attempts": 1, "mode": "standard"}),
     ],
@@ -113,7 +108,7 @@ def test_a_long_poll_is_never_cut_off_and_never_endless(given, used):
 
 @pytest.mark.parametrize("given", [1, 60, None])
 def test_a_short_poll_that_gets_no_answer_is_soon_over(given):
-    assert config_of(Purpose.GLANCE, read_timeout=given).read_timeout == 6
+    assert config_of(Purpose.SHORT_POLL, read_timeout=given).read_timeout == 6
 
 
 @pytest.mark.parametrize("purpose", Purpose)
@@ -244,7 +239,8 @@ FORK = """
 import json, os, sys, threading
 from celery_sqs_visibility.aws import shared as access
 from celery_sqs_visibility.aws import process_lock as forks
-from celery_sqs_visibility.aws.client_factory import ClientSettings, Purpose
+from celery_sqs_visibility.aws.client_factory import Purpose
+from celery_sqs_visibility.aws.client_settings import ClientSettings
 
 settings = ClientSettings("us-east-1", access_key_id="a", secret_access_key="b")
 sqs = access.shared_sqs(settings)
@@ -275,7 +271,6 @@ def test_importing_this_floor_does_not_import_boto3():
         "boto",
         "fast_requests",
         "client_factory",
-        "imitation",
         "fake",
         "queues",
         "redrive",
@@ -299,7 +294,7 @@ def write_credentials(tmp_path, key):
 
 
 def refuse(sqs, caller):
-    sqs._explained(CredentialsRefusedError("expired"), caller)
+    sqs._react(CredentialsRefusedError("expired"), caller)
 
 
 def test_credentials_that_were_rotated_in_their_file_are_read_when_the_old_ones_are_refused(tmp_path):
@@ -338,7 +333,7 @@ def test_a_wrong_clock_is_no_reason_for_new_clients(tmp_path):
     write_credentials(tmp_path, "AKIAOLD")
     sqs = BotoSQS(ClientSettings())
     caller = sqs._caller(Purpose.SETTLE, "GetQueueUrl")
-    sqs._explained(ClockSkewError("signature expired"), caller)
+    sqs._react(ClockSkewError("signature expired"), caller)
     assert sqs._caller(Purpose.SETTLE, "GetQueueUrl") is caller
 
 
