@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 from celery_sqs_visibility.aws.process_lock import SESSIONS
-from celery_sqs_visibility.aws.roles import assuming_session
+from celery_sqs_visibility.aws.roles import assume_role
 from celery_sqs_visibility.errors import RequestRefusedError
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
@@ -94,7 +94,7 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
         if settings.role_arn:
             options = settings.config_options()
             network = {name: options[name] for name in NETWORK_OPTIONS & options.keys()}
-            session = assuming_session(session, settings, region, network)
+            assume_role(session, settings, region, network)
         client = session.client(
             "sqs",
             region_name=region,

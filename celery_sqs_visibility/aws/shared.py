@@ -1,4 +1,4 @@
-"""One `BotoSQS` for equal settings in a process, so that kombu's many Connections share connection pools."""
+"""One `BotoSQS` for equal settings in a process: kombu's many Connections share connection pools."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ _shared: Final[dict[tuple[int, ClientSettings], BotoSQS]] = {}
 
 
 def shared_sqs(settings: ClientSettings) -> BotoSQS:
-    """Return this process's `SQS` for those settings; no client is made before its first call.
-
-    May be called from any thread. A forked child gets its own.
-    """
+    """Return this process's `SQS` for those settings, in any thread. A forked child gets its own."""
     key = os.getpid(), settings
     with _lock:
         if key not in _shared:
@@ -26,7 +23,7 @@ def shared_sqs(settings: ClientSettings) -> BotoSQS:
 
 
 def close_shared() -> None:
-    """Close every connection that this process's shared `SQS` hold. They stay usable; idempotent."""
+    """Close the connections of every `SQS` that this process shares. They stay usable; idempotent."""
     with _lock:
         mine = [sqs for (pid, _), sqs in _shared.items() if pid == os.getpid()]
     for sqs in mine:
