@@ -8,8 +8,15 @@ import pytest
 
 from celery_sqs_visibility.aws.fake import ACCOUNT, FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
-from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS, Redrive, RedriveBook, parse_redrive_policy
-from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
+from celery_sqs_visibility.aws.redrive import (
+    REDRIVE_SECONDS,
+    RETENTION,
+    RETRY_SECONDS,
+    Redrive,
+    RedriveBook,
+    parse_redrive_policy,
+)
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, UnavailableError
 
 
 @pytest.fixture
@@ -47,33 +54,36 @@ def requests(sqs, action="GetQueueAttributes"):
 
 
 def test_the_policy_is_read_at_most_every_five_minutes(sqs, queue, policy, book):
-    assert book.get(queue, 0) == policy
-    assert book.get(queue, REDRIVE_SECONDS - 1) == policy
+    assert (book.peek(queue), book.knows(queue), requests(sqs)) == (None, False, [])
+    assert book.get(queue, 0) == book.get(queue, REDRIVE_SECONDS - 1) == book.peek(queue) == policy
+    assert book.knows(queue)
     assert len(requests(sqs)) == 1
     assert book.get(queue, REDRIVE_SECONDS) == policy
     assert len(requests(sqs)) == 2
 
 
-def test_peeking_makes_no_request(sqs, queue, policy, book):
-    assert book.peek(queue) is None
-    assert requests(sqs) == []
-    book.get(queue, 0)
-    assert book.peek(queue) == policy
-    assert len(requests(sqs)) == 1
-
-
-def test_a_refusal_means_unknown_and_is_not_repeated(sqs, queue, book):
-    sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
+@pytest.mark.parametrize(
+    ("error", "asked_again"),
+    [(AccessDeniedError("no"), REDRIVE_SECONDS), (UnavailableError("no answer"), RETRY_SECONDS)],
+)
+def test_an_error_keeps_what_was_known_and_sqs_is_asked_again_in_time(
+    sqs, queue, policy, book, error, asked_again
+):
+    sqs.fail_next("GetQueueAttributes", error)
     assert book.get(queue, 0) is None
-    assert book.get(queue, REDRIVE_SECONDS - 1) is None
+    assert book.get(queue, asked_again - 1) is None
     assert len(requests(sqs)) == 1
-    assert book.get(queue, REDRIVE_SECONDS) is not None
+    assert book.get(queue, asked_again) == policy
+    sqs.fail_next("GetQueueAttributes", error)
+    assert book.get(queue, asked_again + REDRIVE_SECONDS) == policy
 
 
-def test_a_failure_keeps_what_was_known(sqs, queue, policy, book):
+@pytest.mark.parametrize(("retention", "expected"), [({}, 345_600), ({RETENTION: "60"}, 60)])
+def test_the_retention_comes_with_the_policy(sqs, book, retention, expected):
+    queue = Queues(sqs, attributes=retention).find_or_create("retained")
+    assert book.retention(queue) == 345_600
     book.get(queue, 0)
-    sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
-    assert book.get(queue, REDRIVE_SECONDS) == policy
+    assert book.retention(queue) == expected
 
 
 def test_a_queue_without_a_policy_has_none(sqs, book):
