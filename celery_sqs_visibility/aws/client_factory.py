@@ -162,10 +162,7 @@ def _notice_dead_peers(client: SQSClient) -> None:
 def _config(settings: ClientSettings, purpose: Purpose, app_id: str | None) -> Config:
     """Merge the user's options with ours. Theirs win, except where our own loops depend on a value.
 
-    Args:
-        settings: with the user's options.
-        purpose: of the client.
-        app_id: what the environment or a profile adds to the user agent.
+    `app_id` is what the environment or a profile adds to the user agent.
     """
     from botocore.config import Config  # noqa: PLC0415
 

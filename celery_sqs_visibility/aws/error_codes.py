@@ -77,7 +77,7 @@ _HANDLE_IS_GONE: Final = re.compile(
 # SQS's JSON protocol has the same code for a wrong clock and for a wrong key.
 _CLOCK_IS_WRONG: Final = re.compile(r"signature (expired|not yet current)", re.IGNORECASE)
 
-_SERVER_ERROR: Final = 500
+_SERVER_ERROR_STATUS: Final = 500
 _CLASS_BY_STATUS: Final[dict[int, type[SQSError]]] = {
     401: CredentialsRefusedError,
     403: AccessDeniedError,
@@ -116,7 +116,7 @@ def reworded(error: E, sentence: str) -> E:
 def translate_entry(entry: Mapping[str, Any], action: str) -> SQSError:
     """Return the error of one entry of a batch (API_BatchResultErrorEntry)."""
     # Without a known code it is the server's fault, unless SQS says that it is ours.
-    status = 0 if entry.get("SenderFault", True) else _SERVER_ERROR
+    status = 0 if entry.get("SenderFault", True) else _SERVER_ERROR_STATUS
     return _answered(entry, status, action, action)
 
 
@@ -128,7 +128,7 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
         # botocore puts the status in place of a missing code.
         has_code = query_code or raw not in ("", str(status))
         refused = RequestRefusedError if has_code or not status else UnrecognizedResponseError
-        cls = UnavailableError if status >= _SERVER_ERROR else _CLASS_BY_STATUS.get(status, refused)
+        cls = UnavailableError if status >= _SERVER_ERROR_STATUS else _CLASS_BY_STATUS.get(status, refused)
     code = _short(raw) or str(status)
     request = action if operation == action else f"{action} needs {operation}, which"
     sentence = f"{request} was answered {code}: {message}"

@@ -118,12 +118,7 @@ class Caller:
 
 
 class FastRequests:
-    """Makes requests like a client's. Immutable; any thread.
-
-    Args:
-        client: gives connections and exceptions.
-        template: a request of the client's that is not signed yet.
-        signer: of the client.
+    """Makes requests like a client's `template`, which is not signed yet. Immutable; any thread.
 
     Raises:
         Exception: the template has an unknown form, or botocore lacks a part that is needed.

@@ -27,11 +27,7 @@ SESSION_NAME: Final = "Celery"
 def assume_role(session: Session, settings: ClientSettings, region: str, network: Mapping[str, Any]) -> None:
     """Replace a session's credentials by the role's, fetched at the first request and renewed in time.
 
-    Args:
-        session: has the credentials that may assume the role.
-        settings: with the role.
-        region: whose STS to ask.
-        network: botocore's Config options about the network.
+    `network` has botocore's Config options about the network, for the way to the region's STS.
     """
     from botocore.config import Config  # noqa: PLC0415 - see client_factory
     from botocore.exceptions import NoCredentialsError  # noqa: PLC0415 - see client_factory
