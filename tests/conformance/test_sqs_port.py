@@ -274,8 +274,8 @@ def test_a_purged_queue_is_empty(sqs, url):
 
 
 def test_a_message_received_too_often_moves_to_the_dead_letter_queue(sqs):
-    graves = sqs.create_queue(unique(), {}, {})
-    arn = sqs.queue_attributes(graves, ["QueueArn"])["QueueArn"]
+    dead_letters = sqs.create_queue(unique(), {}, {})
+    arn = sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"]
     policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 2})
     url = sqs.create_queue(unique(), {"RedrivePolicy": policy}, {})
     assert json.loads(sqs.queue_attributes(url, ["RedrivePolicy"])["RedrivePolicy"]) == json.loads(policy)
@@ -283,7 +283,7 @@ def test_a_message_received_too_often_moves_to_the_dead_letter_queue(sqs):
     at_once = ReceiveOptions(0)
     assert len(receive(sqs, url, options=at_once)) == len(receive(sqs, url, options=at_once)) == 1
     assert receive(sqs, url, options=at_once) == []
-    assert [message["MessageId"] for message in receive(sqs, graves)] == [message_id]
+    assert [message["MessageId"] for message in receive(sqs, dead_letters)] == [message_id]
 
 
 def test_a_delay_over_15_minutes_is_refused(sqs, url):

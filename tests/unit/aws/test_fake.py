@@ -115,15 +115,15 @@ def test_a_batch_of_visibility_changes_has_one_to_ten_entries(sqs, url, entries)
 
 
 def test_a_dead_letter_starts_anew_and_says_where_it_comes_from(sqs, clock):
-    graves = sqs.create_queue("graves", {}, {})
-    arn = sqs.queue_attributes(graves, ["QueueArn"])["QueueArn"]
+    dead_letters = sqs.create_queue("dead_letters", {}, {})
+    arn = sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"]
     policy = f'{{"deadLetterTargetArn": "{arn}", "maxReceiveCount": "1"}}'
     url = sqs.create_queue("q", {"RedrivePolicy": policy}, {})
     sqs.send(url, OutgoingMessage("poison"))
     handle = receive_one(sqs, url)["ReceiptHandle"]
     clock.advance(30)
     assert sqs.receive(url, 1, 0, OPTIONS) == []
-    attributes = receive_one(sqs, graves)["Attributes"]
+    attributes = receive_one(sqs, dead_letters)["Attributes"]
     assert attributes["ApproximateReceiveCount"] == "1"
     assert attributes["DeadLetterQueueSourceArn"].endswith(":q")
     assert isinstance(sqs.change_visibility(url, [(handle, 1)]).failed[0], ReceiptHandleInvalidError)
@@ -204,11 +204,11 @@ def test_a_long_poll_returns_at_once_with_a_clock_that_nobody_turns(sqs, url):
 @pytest.mark.parametrize("event", ["sent", "released", "dead-lettered"])
 def test_a_waiting_poll_wakes_up_for_a_message(event):
     sqs = FakeSQS()
-    graves = sqs.create_queue("graves", {}, {})
-    arn = sqs.queue_attributes(graves, ["QueueArn"])["QueueArn"]
+    dead_letters = sqs.create_queue("dead_letters", {}, {})
+    arn = sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"]
     policy = f'{{"deadLetterTargetArn": "{arn}", "maxReceiveCount": 1}}'
     url = sqs.create_queue("q", {"RedrivePolicy": policy} if event == "dead-lettered" else {}, {})
-    polled = graves if event == "dead-lettered" else url
+    polled = dead_letters if event == "dead-lettered" else url
     if event != "sent":
         sqs.send(url, OutgoingMessage("task"))
         handle = receive_one(sqs, url)["ReceiptHandle"]

@@ -110,7 +110,14 @@ def signature_is_valid(request, credentials):
     return signature == f"Signature={signer.signature(text, again)}"
 
 
-@pytest.mark.parametrize("token", [None, "a token"])
+@pytest.mark.parametrize(
+    ("token", "user_agent"),
+    [
+        (None, "plain"),
+        ("a token", "B\N{LATIN SMALL LETTER U WITH DIAERESIS}ro"),
+        (None, "\N{KATAKANA LETTER TA}"),
+    ],
+)
 @pytest.mark.parametrize(
     ("action", "params"),
     [
@@ -124,9 +131,9 @@ def signature_is_valid(request, credentials):
     ids=["delete", "change visibility", "receive"],
 )
 def test_a_fast_request_is_the_clients_but_for_its_count_of_attempts(
-    server, make_caller, action, params, token
+    server, make_caller, action, params, token, user_agent
 ):
-    caller = make_caller(token)
+    caller = make_caller(token, user_agent_extra=user_agent)
     for _ in range(2):
         caller.call(action, {"QueueUrl": server.url, **params})
     first, second = server.requests
@@ -136,17 +143,6 @@ def test_a_fast_request_is_the_clients_but_for_its_count_of_attempts(
     for name in second.headers.keys() - VARYING_HEADERS:
         assert second.headers[name] == first.headers[name]
     assert signature_is_valid(second, Credentials("AKIDEXAMPLE", "hush", token))
-
-
-@pytest.mark.parametrize(
-    "user_agent", ["plain", "B\N{LATIN SMALL LETTER U WITH DIAERESIS}ro", "\N{KATAKANA LETTER TA}"]
-)
-def test_any_user_agent_is_sent_as_the_client_sends_it(server, make_caller, user_agent):
-    caller = make_caller(user_agent_extra=user_agent)
-    for _ in range(2):
-        caller.call(DELETE, {"QueueUrl": server.url, "Entries": ENTRIES})
-    assert server.fast == [False, True]
-    assert len({request.headers["user-agent"] for request in server.requests}) == 1
 
 
 def test_any_first_request_of_a_client_is_the_template(server, caller, delete):
@@ -384,25 +380,29 @@ def test_headers_that_listeners_add_to_each_request_are_added_to_fast_ones(serve
     assert signature_is_valid(server.requests[-1], Credentials("AKIDEXAMPLE", "hush"))
 
 
-def test_the_client_makes_all_requests_of_a_traced_lambda_function(server, delete, monkeypatch, caplog):
+def trace(monkeypatch):
     monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "f")
     monkeypatch.setenv("_X_AMZN_TRACE_ID", "Root=1-2-3")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (trace, "'x-amzn-trace-id'"),
+        (lambda monkeypatch: monkeypatch.delattr("botocore.parsers.create_parser"), "create_parser"),
+    ],
+    ids=["a header of one request", "a part that botocore lacks"],
+)
+def test_the_client_makes_all_requests_where_the_template_cannot_be_used(
+    server, delete, monkeypatch, caplog, change, reason
+):
+    change(monkeypatch)
     with caplog.at_level("INFO", "celery_sqs_visibility"):
         for _ in range(3):
             delete()
     assert server.fast == [False] * 3
     (record,) = caplog.records
-    assert "'x-amzn-trace-id'" in record.getMessage()
-
-
-def test_a_client_without_the_parts_we_need_makes_all_requests(server, delete, monkeypatch, caplog):
-    monkeypatch.delattr("botocore.parsers.create_parser")
-    with caplog.at_level("INFO", "celery_sqs_visibility"):
-        for _ in range(3):
-            delete()
-    assert server.fast == [False] * 3
-    (record,) = caplog.records
-    assert "create_parser" in record.getMessage()
+    assert reason in record.getMessage()
 
 
 def test_listeners_to_the_clients_requests_hear_of_fast_ones(server, caller, delete):

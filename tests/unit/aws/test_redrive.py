@@ -25,13 +25,13 @@ def sqs():
 
 
 @pytest.fixture
-def graves(sqs):
-    return sqs.create_queue("graves", {}, {})
+def dead_letters(sqs):
+    return sqs.create_queue("dead_letters", {}, {})
 
 
 @pytest.fixture
-def policy(sqs, graves):
-    return Redrive(4, sqs.queue_attributes(graves, ["QueueArn"])["QueueArn"])
+def policy(sqs, dead_letters):
+    return Redrive(4, sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"])
 
 
 @pytest.fixture
@@ -92,35 +92,37 @@ def test_a_queue_without_a_policy_has_none(sqs, book):
     assert book.dead_letter_queue(plain) is None
 
 
-def test_the_dead_letter_queue_is_looked_up_once_in_its_account(sqs, queue, graves, book):
+def test_the_dead_letter_queue_is_looked_up_once_in_its_account(sqs, queue, dead_letters, book):
     book.get(queue, 0)
     found = book.dead_letter_queue(queue)
-    assert (found.name, found.url, found.sqs) == ("graves", graves, sqs)
+    assert (found.name, found.url, found.sqs) == ("dead_letters", dead_letters, sqs)
     assert book.dead_letter_queue(queue) is found
-    assert requests(sqs, "GetQueueUrl")[1:] == [{"name": "graves", "owner": ACCOUNT}]
+    assert requests(sqs, "GetQueueUrl")[1:] == [{"name": "dead_letters", "owner": ACCOUNT}]
 
 
-def test_a_dead_letter_queue_that_is_gone_is_an_error(sqs, queue, graves, book):
+def test_a_dead_letter_queue_that_is_gone_is_an_error(sqs, queue, dead_letters, book):
     book.get(queue, 0)
-    sqs.delete_queue(graves)
+    sqs.delete_queue(dead_letters)
     with pytest.raises(QueueDoesNotExistError):
         book.dead_letter_queue(queue)
 
 
-def test_who_may_not_look_for_the_dead_letter_queue_makes_up_its_url(sqs, queue, graves, book):
+def test_without_the_permission_to_look_for_it_the_dead_letter_queues_url_is_made_up(
+    sqs, queue, dead_letters, book
+):
     book.get(queue, 0)
     sqs.fail_next("GetQueueUrl", AccessDeniedError("no"))
-    assert book.dead_letter_queue(queue).url == graves
+    assert book.dead_letter_queue(queue).url == dead_letters
 
 
-def test_a_plain_queue_is_for_queues_whose_policy_names_none(sqs, queue, graves):
+def test_a_plain_queue_is_for_queues_whose_policy_names_none(sqs, queue, dead_letters):
     plain, other = (Queues(sqs).find_or_create(name) for name in ("plain", "other"))
     book = RedriveBook(lambda: plain)
     assert book.has_dead_letter_queue(other)
     assert book.dead_letter_queue(other) is plain
     assert book.dead_letter_queue(queue) is plain  # as far as we know
     book.get(queue, 0)
-    assert book.dead_letter_queue(queue).url == graves
+    assert book.dead_letter_queue(queue).url == dead_letters
 
 
 def test_a_queue_is_not_its_own_dead_letter_queue(sqs):
