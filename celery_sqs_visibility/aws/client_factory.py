@@ -1,23 +1,22 @@
-"""boto3 clients for SQS: where the settings of a connection become botocore's.
+"""Makes boto3's SQS clients.
 
-Importing this module is cheap: boto3 comes in with the first client, because producers import the
-package in processes that may never send anything.
+Importing this module is cheap. boto3 takes 0.1 s to import and comes in with the first client: producers
+import the package in processes that may never send anything. Functions therefore import botocore inside.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import socket
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, unique
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from celery_sqs_visibility.aws.process_lock import SESSIONS
-from celery_sqs_visibility.aws.quiet import quiet_botocore
-from celery_sqs_visibility.aws.roles import assuming_session
+from celery_sqs_visibility.aws.roles import assume_role
+from celery_sqs_visibility.errors import RequestRefusedError
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
 if TYPE_CHECKING:
@@ -26,109 +25,50 @@ if TYPE_CHECKING:
     from botocore.session import Session as BotocoreSession
     from types_boto3_sqs import SQSClient
 
+    from celery_sqs_visibility.aws.client_settings import ClientSettings
+
 #: Where kombu's SQS transport goes when nothing names a region.
 DEFAULT_REGION: Final = "us-east-1"
 
-#: What of the options is about the way out, and so about the way to STS, too.
-NETWORK: Final = frozenset(
+#: The Config options that concern the network, and so STS as well.
+NETWORK_OPTIONS: Final = frozenset(
     {"proxies", "proxies_config", "client_cert", "use_fips_endpoint", "use_dualstack_endpoint"}
 )
 
-#: Connections a client keeps open; botocore's 10 are fewer than receivers and settlers may need at once.
+#: Connections that a client keeps open; botocore's 10 are fewer than receivers and settlers may need at once.
 POOL_CONNECTIONS: Final = 64
 
-#: Seconds to establish a connection, whatever it is for: time to repeat the first packet once.
+#: Seconds to establish a connection: enough to repeat the first packet once.
 CONNECT_SECONDS: Final = 3
 
-#: When the kernel asks a silent peer whether it is there, how often (both in seconds), and how often in vain
-#: until the connection is dead.
+#: Seconds of silence until the kernel probes a connection, seconds between probes, and the number of probes
+#: without an answer until the connection is dead.
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
 
-#: Seconds a poll's answer may be late before the connection counts as dead.
-POLL_MARGIN: Final = 10
-SHORT_POLL_MARGIN: Final = 5
-
-#: Up to that many seconds a poll's wait counts as short.
-SHORT_WAIT: Final = 1
+#: A poll is short if it waits no longer than this many seconds at SQS.
+SHORT_WAIT_SECONDS: Final = 1
 
 
+@unique
 class Purpose(Enum):
-    """What a client is for."""
+    """The use of a client, with the seconds that it waits for an answer and the reason for its retries."""
 
     #: Long polls. One attempt: the receiver's loop retries, and knows the error.
-    RECEIVE = "receive"
-    #: Short polls: as long ones, but one that gets no answer is soon over.
-    GLANCE = "glance"
-    #: Deletes, visibility changes, look-ups. One attempt: the settler retries by entry, against the deadline.
-    SETTLE = "settle"
-    #: Sending and creating. One attempt: kombu retries, as `task_publish_retry_policy` says.
-    PUBLISH = "publish"
-    #: Sending in batches. One attempt: the sender retries by entry.
-    PUBLISH_BATCH = "publish batch"
-
-
-#: Seconds to wait for an answer. What settles and extends must leave time for more tries before a deadline
-#: passes; and a publisher, whose caller waits, makes four attempts by Celery's default retry policy. A batch
-#: that is cut off is sent again, ten messages twice: better to wait.
-READ_SECONDS: Final = {
-    Purpose.RECEIVE: WAIT_TIME_SECONDS + POLL_MARGIN,
-    Purpose.GLANCE: SHORT_WAIT + SHORT_POLL_MARGIN,
-    Purpose.SETTLE: 4,
-    Purpose.PUBLISH: 5,
-    Purpose.PUBLISH_BATCH: 10,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ClientSettings:
-    """Where SQS is and who asks. Hashable, so that equal settings share clients; repr shows no secrets.
-
-    Attributes:
-        region: `None` leaves it to the profile, AWS_REGION or AWS_DEFAULT_REGION, then "us-east-1".
-        endpoint_url: `None` leaves it to botocore (AWS_ENDPOINT_URL_SQS, AWS_ENDPOINT_URL, profiles).
-        use_ssl: for the endpoints botocore makes up.
-        access_key_id: `None` leaves credentials to boto3's chain.
-        secret_access_key: goes with `access_key_id`.
-        session_token: goes with `access_key_id` when that is temporary.
-        role_arn: a role to assume with those credentials; its own are renewed without new clients.
-        role_seconds: DurationSeconds of AssumeRole.
-        role_buffer_seconds: renew the role's credentials that much before they end. As with kombu, a
-            buffer that is not shorter than `role_seconds` is ignored.
-        config: botocore's Config options, frozen by `frozen_config`.
-    """
-
-    region: str | None = None
-    endpoint_url: str | None = None
-    use_ssl: bool = True
-    access_key_id: str | None = field(default=None, repr=False)
-    secret_access_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
-    role_arn: str | None = None
-    role_seconds: int = 900
-    role_buffer_seconds: int = 0
-    # Not in repr: `proxies` may hold a password.
-    config: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    RECEIVE = WAIT_TIME_SECONDS + 10
+    #: Short polls. As long polls, but one without an answer is soon over.
+    SHORT_POLL = SHORT_WAIT_SECONDS + 5
+    #: Deletes, visibility changes, look-ups. One attempt: the settler retries by entry, and needs time for
+    #: another try before a deadline passes.
+    SETTLE = 4
+    #: Sending and creating. One attempt: kombu retries, four times by Celery's default, and a caller waits.
+    PUBLISH = 5
+    #: Sending in batches. One attempt: the sender retries by entry. A batch that is cut off is sent twice.
+    PUBLISH_BATCH = 10
 
     @property
-    def renewable(self) -> bool:
-        """Whether a new client could have other credentials: not if they are written here."""
-        return self.access_key_id is None or self.role_arn is not None
-
-
-def frozen_config(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Make `client-config` hashable: the form `ClientSettings.config` takes. Nested dicts are welcome."""
-    return tuple(sorted((name, _freeze(value)) for name, value in options.items()))
-
-
-def _freeze(value: Any) -> Any:
-    # A frozenset of pairs stands for a dict: no option of botocore's Config is a set.
-    if isinstance(value, Mapping):
-        return frozenset((key, _freeze(inner)) for key, inner in value.items())
-    return tuple(map(_freeze, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _thaw(value: Any) -> Any:
-    return {key: _thaw(inner) for key, inner in value} if isinstance(value, frozenset) else value
+    def read_seconds(self) -> int:
+        """Seconds to wait for an answer."""
+        return self.value
 
 
 def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
@@ -138,11 +78,10 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
     may ask the instance's metadata service.
 
     Raises:
-        Exception: whatever boto3 makes of the settings; `aws.translate.translate` knows them.
+        Exception: boto3's, about the settings; `error_codes.translate` knows them.
     """
-    import boto3.session  # noqa: PLC0415 - boto3 takes 0.1 s to import; most producers never get here
+    import boto3.session  # noqa: PLC0415
 
-    quiet_botocore()
     with SESSIONS:
         core = _botocore_session()
         session = boto3.session.Session(
@@ -153,8 +92,9 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
         )
         region = settings.region or session.region_name or os.environ.get("AWS_REGION") or DEFAULT_REGION
         if settings.role_arn:
-            network = {name: value for name, value in _options(settings) if name in NETWORK}
-            session = assuming_session(session, settings, region, network)
+            options = settings.config_options()
+            network = {name: options[name] for name in NETWORK_OPTIONS & options.keys()}
+            assume_role(session, settings, region, network)
         client = session.client(
             "sqs",
             region_name=region,
@@ -162,21 +102,41 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
             use_ssl=settings.use_ssl,
             config=_config(settings, purpose, core.get_config_variable("user_agent_appid")),
         )
-        _notice_dead_peers(client)
-        return client
+    _notice_dead_peers(client)
+    return client
+
+
+def unknown_region(client: SQSClient) -> RequestRefusedError | None:
+    """Return an error if botocore does not know the client's region and made up its endpoint from the name.
+
+    A region may be newer than botocore, so ask only where SQS never answered.
+    """
+    region = client.meta.region_name
+    with SESSIONS:
+        session = _botocore_session()
+        partitions = session.get_available_partitions()
+        known = {name for each in partitions for name in session.get_available_regions("sqs", each)}
+    if region in known or f".{region}." not in client.meta.endpoint_url:
+        return None
+    nearest = difflib.get_close_matches(region, sorted(known), n=1, cutoff=0.0)[0]
+    return RequestRefusedError(
+        f"{client.meta.endpoint_url} cannot be reached and botocore knows no region {region!r}. "
+        f"The nearest is {nearest!r}.",
+        code="UnknownRegionError",
+    )
 
 
 @functools.cache
 def _loader(data_path: str | None) -> Loader:
-    """What reads and keeps botocore's descriptions of services; it need not do so for each client anew."""
-    from botocore.loaders import create_loader  # noqa: PLC0415 - see new_client
+    """Return what reads and keeps botocore's descriptions of services."""
+    from botocore.loaders import create_loader  # noqa: PLC0415
 
     return create_loader(data_path)
 
 
 def _botocore_session() -> BotocoreSession:
-    """A session that shares its loader: making a client then takes a tenth of the time, but for the first."""
-    from botocore.session import get_session  # noqa: PLC0415 - see new_client
+    """Return a session that shares its loader: later clients then take a tenth of the time to make."""
+    from botocore.session import get_session  # noqa: PLC0415
 
     session = get_session()
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
@@ -184,10 +144,10 @@ def _botocore_session() -> BotocoreSession:
 
 
 def _notice_dead_peers(client: SQSClient) -> None:
-    """Have the kernel ask whether the other end is still there while a long poll waits in silence.
+    """Have the kernel probe connections on which a long poll waits in silence.
 
     botocore's `tcp_keepalive` does so after two hours, and has no setting for less. Where the system or a
-    later botocore does not know what we set here, a dead connection is noticed when the answer is overdue.
+    later botocore does not know these options, a dead connection is noticed when the answer is overdue.
     """
     session = getattr(getattr(client, "_endpoint", None), "http_session", None)
     options = getattr(session, "_socket_options", None)
@@ -199,46 +159,35 @@ def _notice_dead_peers(client: SQSClient) -> None:
         ]
 
 
-def _options(settings: ClientSettings) -> Iterator[tuple[str, Any]]:
-    return ((name, _thaw(value)) for name, value in settings.config)
-
-
 def _config(settings: ClientSettings, purpose: Purpose, app_id: str | None) -> Config:
-    """Merge the user's options with ours: theirs win, except where our own loops count on a figure.
+    """Merge the user's options with ours. Theirs win, except where our own loops depend on a value.
 
-    Args:
-        settings: with the options.
-        purpose: what the client is for.
-        app_id: what the environment or a profile has the user agent name.
+    `app_id` is what the environment or a profile adds to the user agent.
     """
-    from botocore.config import Config  # noqa: PLC0415 - see new_client
+    from botocore.config import Config  # noqa: PLC0415
 
-    options = dict(_options(settings))
-    options.setdefault("connect_timeout", CONNECT_SECONDS)
-    options.setdefault("read_timeout", READ_SECONDS[purpose])
-    # The mode, too: "adaptive", which may be set for the whole machine, slows a client down after a
-    # throttled answer, and looks at botocore's own attempts to speed it up again.
-    once = {"total_max_attempts": 1, "mode": "standard"}
-    if purpose is Purpose.PUBLISH:
-        options.setdefault("retries", once)
-    else:
-        # Held: a hidden second attempt would outlast the deadline the caller retries against.
-        options["retries"] = once
+    users = settings.config_options()
+    options = {"connect_timeout": CONNECT_SECONDS, "read_timeout": purpose.read_seconds, **users}
+    if purpose is not Purpose.PUBLISH or "retries" not in users:
+        # Not the user's: a hidden second attempt would outlast the deadline that our loops retry against. The
+        # mode, too: "adaptive", which may be set for the whole machine, slows a client down after a throttled
+        # answer, and looks at botocore's own attempts to speed it up again.
+        options["retries"] = {"total_max_attempts": 1, "mode": "standard"}
     if purpose is Purpose.RECEIVE:
-        # Held: a poll cut off by the client still takes messages, and nobody gets them. `None` would
-        # mean for ever, and threads would hang on for ever to connections that died silently.
-        options["read_timeout"] = max(options["read_timeout"] or 0, READ_SECONDS[purpose])
-    if purpose is Purpose.GLANCE:
-        # Held: while nothing answers, threads that hang accumulate for as long.
-        options["read_timeout"] = READ_SECONDS[purpose]
-    options["max_pool_connections"] = max(options.get("max_pool_connections") or 0, POOL_CONNECTIONS)
+        # Not less: a poll cut off by the client still takes messages, and nobody gets them. Not `None`, which
+        # means for ever: threads would hang on connections that died silently.
+        options["read_timeout"] = max(options["read_timeout"] or 0, purpose.read_seconds)
+    if purpose is Purpose.SHORT_POLL:
+        # Not more: while nothing answers, threads that hang accumulate for as long.
+        options["read_timeout"] = purpose.read_seconds
+    options["max_pool_connections"] = max(users.get("max_pool_connections") or 0, POOL_CONNECTIONS)
     options["tcp_keepalive"] = True
     options["parameter_validation"] = False  # costs CPU on every call, and our calls have few shapes
-    if not (app_id or options.keys() & {"user_agent", "user_agent_appid"}):
+    agent = f"celery_sqs_visibility/{_version()}"
+    options["user_agent_extra"] = " ".join(filter(None, (users.get("user_agent_extra"), agent)))
+    if not (app_id or users.keys() & {"user_agent", "user_agent_appid"}):
         # botocore would put its own together twice a request, which takes a seventh of a request's CPU time.
         options["user_agent"] = f"Boto3/{metadata.version('boto3')}"
-    agent = f"celery_sqs_visibility/{_version()}"
-    options["user_agent_extra"] = " ".join(filter(None, (options.get("user_agent_extra"), agent)))
     return Config(**options)
 
 

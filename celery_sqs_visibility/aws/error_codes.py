@@ -1,7 +1,6 @@
-"""botocore's exceptions and SQS's error codes become the few classes of `aws.errors`, here and only here.
+"""Translates botocore's exceptions and SQS's error codes to the few classes of `errors`.
 
-Exceptions are told apart by name, not by class: importing botocore only to catch it would cost every
-producer, and the names are what its documentation promises.
+Exceptions are known by name, not by class: importing botocore only to catch it would cost every producer.
 
 Source: "Common errors" and the Errors sections of the Amazon SQS API Reference; botocore's exceptions.py.
 """
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -26,7 +25,9 @@ from celery_sqs_visibility.errors import (
     UnrecognizedResponseError,
 )
 
-#: What SQS answers, without namespaces and without the "Exception" that some protocols append.
+E = TypeVar("E", bound=SQSError)
+
+#: SQS's codes, without namespaces and without the "Exception" that some protocols append.
 _CODES: Final[dict[type[SQSError], str]] = {
     UnavailableError: "InternalError InternalFailure InternalServerError InternalService ServiceUnavailable "
     "RequestTimeout IDPCommunicationError",
@@ -47,12 +48,12 @@ _CODES: Final[dict[type[SQSError], str]] = {
     ReceiptHandleInvalidError: "ReceiptHandleIsInvalid MessageNotInflight InvalidIdFormat",
 }
 
-#: botocore's exceptions by their own or a base class's name; what is not here is `Unavailable`.
+#: botocore's exceptions by their own or a base class's name; any other is an `UnavailableError`.
 _EXCEPTIONS: Final[dict[type[SQSError], str]] = {
     CredentialsRefusedError: "NoCredentialsError PartialCredentialsError CredentialRetrievalError "
     "NoAuthTokenError TokenRetrievalError UnknownCredentialError RefreshWithMFAUnsupportedError "
     "MetadataRetrievalError SSOError LoginError "
-    # Of the files with profiles and keys, which somebody may be writing just now.
+    # The files with profiles and keys may be half written.
     "ProfileNotFound ConfigNotFound ConfigParseError InvalidConfigError",
     RequestRefusedError: "ParamValidationError ValidationError NoRegionError UnknownRegionError "
     "UnknownEndpointError EndpointProviderError InvalidRetryConfigurationError "
@@ -67,16 +68,16 @@ def _inverted(table: Mapping[type[SQSError], str]) -> dict[str, type[SQSError]]:
 _CLASS_BY_CODE: Final = _inverted(_CODES)
 _CLASS_BY_EXCEPTION: Final = _inverted(_EXCEPTIONS)
 
-# SQS says InvalidParameterValue for a handle that is no longer good, and for much else.
+# SQS says InvalidParameterValue for a handle that is no longer valid, and for much else.
 _HANDLE_IS_GONE: Final = re.compile(
     r"message does not exist|not available for visibility|receipt ?handle\b.*\b(invalid|not valid|expired)",
     re.IGNORECASE | re.DOTALL,
 )
 
-# How SQS says in its JSON protocol that a clock is off; the code is that of a wrong key.
+# SQS's JSON protocol has the same code for a wrong clock and for a wrong key.
 _CLOCK_IS_WRONG: Final = re.compile(r"signature (expired|not yet current)", re.IGNORECASE)
 
-_SERVER_ERROR: Final = 500
+_SERVER_ERROR_STATUS: Final = 500
 _CLASS_BY_STATUS: Final[dict[int, type[SQSError]]] = {
     401: CredentialsRefusedError,
     403: AccessDeniedError,
@@ -86,15 +87,10 @@ _CLASS_BY_STATUS: Final[dict[int, type[SQSError]]] = {
 
 
 def translate(exc: Exception, action: str) -> SQSError:
-    """Say in our words what went wrong in a request.
+    """Return the `SQSError` to raise for an exception of botocore's, with that as its `__cause__`.
 
-    Args:
-        exc: what came out of botocore, or an `SQSError`, which is returned as it is.
-        action: the API action that was called. Where botocore made another request for it, such as
-            AssumeRole, the message names that one.
-
-    Returns:
-        The error to raise, with `exc` as its `__cause__`.
+    An `SQSError` is returned as it is. Where botocore made another request for the action, such as
+    AssumeRole, the message names that one.
     """
     if isinstance(exc, SQSError):
         return exc
@@ -104,20 +100,23 @@ def translate(exc: Exception, action: str) -> SQSError:
         operation = getattr(exc, "operation_name", action)
         error = _answered(response["Error"], status, action, operation)
     else:
-        names = (cls.__name__ for cls in type(exc).__mro__)
-        cls = next(
-            (_CLASS_BY_EXCEPTION[name] for name in names if name in _CLASS_BY_EXCEPTION), UnavailableError
-        )
+        classes = (_CLASS_BY_EXCEPTION.get(base.__name__) for base in type(exc).__mro__)
+        cls = next(filter(None, classes), UnavailableError)
         code = type(exc).__name__
         error = cls(f"{action} got no answer from SQS: {code}: {exc}", code=code, action=action)
     error.__cause__ = exc
     return error
 
 
+def reworded(error: E, sentence: str) -> E:
+    """Return an error of the same class and code that says `sentence`; raise it from `error`."""
+    return type(error)(sentence, code=error.code, action=error.action)
+
+
 def translate_entry(entry: Mapping[str, Any], action: str) -> SQSError:
-    """Say in our words why one entry of a batch failed (API_BatchResultErrorEntry)."""
-    # Neither code nor fault of ours known: then it is the server's.
-    status = 0 if entry.get("SenderFault", True) else _SERVER_ERROR
+    """Return the error of one entry of a batch (API_BatchResultErrorEntry)."""
+    # Without a known code it is the server's fault, unless SQS says that it is ours.
+    status = 0 if entry.get("SenderFault", True) else _SERVER_ERROR_STATUS
     return _answered(entry, status, action, action)
 
 
@@ -126,20 +125,20 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
     message = str(error.get("Message") or "no reason given")
     cls = _class_of(_short(raw), message) or _class_of(_short(query_code), message)
     if cls is None:
-        # Where nobody gave a code, botocore's is the status.
+        # botocore puts the status in place of a missing code.
         has_code = query_code or raw not in ("", str(status))
         refused = RequestRefusedError if has_code or not status else UnrecognizedResponseError
-        cls = UnavailableError if status >= _SERVER_ERROR else _CLASS_BY_STATUS.get(status, refused)
+        cls = UnavailableError if status >= _SERVER_ERROR_STATUS else _CLASS_BY_STATUS.get(status, refused)
     code = _short(raw) or str(status)
-    what = action if operation == action else f"{action} needs {operation}, which"
-    told = f"{what} was answered {code}: {message}"
+    request = action if operation == action else f"{action} needs {operation}, which"
+    sentence = f"{request} was answered {code}: {message}"
     if cls is AccessDeniedError and operation == action and not code.startswith("Kms"):
-        told += f" (the permission is sqs:{action.removesuffix('Batch')})"
-    return cls(told, code=code, action=action)
+        sentence += f" (the permission is sqs:{action.removesuffix('Batch')})"
+    return cls(sentence, code=code, action=action)
 
 
 def _short(code: str) -> str:
-    """Drop what the protocols put around a code: "AWS.SimpleQueueService.", "com.amazonaws.sqs#", "KMS."."""
+    """Drop a code's namespace: "AWS.SimpleQueueService.", "com.amazonaws.sqs#", "KMS."."""
     namespace, _, name = code.rpartition("#")[2].rpartition(".")
     return f"Kms{name}" if namespace == "KMS" else name
 

@@ -1,6 +1,5 @@
-"""One queue of the fake SQS: what happens to its messages, with the time as an argument and no lock.
+"""One queue of the fake SQS: the life of its messages, with the time as an argument and no lock.
 
-Times are (monotonic, wall) seconds: visibility counts on the first, timestamps show the second.
 Source of the rules: "Amazon SQS visibility timeout", "FIFO queue delivery logic" and the API reference.
 """
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from celery_sqs_visibility.aws.port import OutgoingMessage
 
-#: Seconds during which a FIFO queue takes a second message with the same deduplication id for the first.
+#: Seconds during which a FIFO queue drops a second message with the same deduplication id.
 DEDUPLICATION_SECONDS: Final = 300
 
 #: Seconds during which a FIFO queue answers the same ReceiveRequestAttemptId with the same messages.
@@ -31,7 +30,7 @@ _sequence = itertools.count(1)
 
 
 class Now(NamedTuple):
-    """One instant, on both clocks."""
+    """One instant. Visibility counts on the monotonic clock, timestamps show the wall clock."""
 
     monotonic: float
     wall: float
@@ -41,7 +40,7 @@ class Now(NamedTuple):
 class Message:
     """One message in a queue. `handle` is the newest; `received_at` and `visible_at` are monotonic.
 
-    `attempt_id` is that of its latest receive, as long as its visibility was not changed since.
+    `attempt_id` is that of its latest receive, until its visibility is changed.
     """
 
     id: str
@@ -63,9 +62,11 @@ class Message:
 
 @dataclass(slots=True, eq=False)
 class FakeQueue:
-    """A queue: its attributes as CreateQueue got them, and its messages in the order they were sent."""
+    """A queue of a `FakeSQS`: CreateQueue's attributes, and the messages in the order they were sent.
 
-    name: str
+    `FakeSQS` makes queues and holds its lock while it calls them. Tests may use one alone, in one thread.
+    """
+
     url: str
     arn: str
     attributes: dict[str, str]
@@ -85,51 +86,47 @@ class FakeQueue:
         return parse_redrive_policy(self.attributes)
 
     def send(self, message: OutgoingMessage, now: Now) -> str:
-        """Add a message, unless it is a duplicate of one sent lately; return its id."""
-        deduplication_id = self._deduplication_id(message)
-        if deduplication_id is not None:
-            sent_at, known = self._recently_sent.get(deduplication_id, (-float(DEDUPLICATION_SECONDS), ""))
-            if known and now.monotonic - sent_at < DEDUPLICATION_SECONDS:
-                return known
-        delay = int(self.attributes.get("DelaySeconds", "0")) if message.delay is None else message.delay
+        """Add a message, unless it is a duplicate; return its id, or that of the original."""
         system = {"SenderId": "AIDAMEMORY", "SentTimestamp": str(int(now.wall * 1000))}
         if message.group_id is not None:
             system["MessageGroupId"] = message.group_id
-        if deduplication_id is not None:
-            system["MessageDeduplicationId"] = deduplication_id
-            system["SequenceNumber"] = f"{next(_sequence):020}"
-        new = Message(
-            id=str(uuid.uuid4()),
-            body=message.body,
-            message_attributes=dict(message.attributes),
-            visible_at=now.monotonic + delay,
-            system=system,
-            group=message.group_id if self.fifo else None,
-            delayed=delay > 0,
-        )
-        self.messages.append(new)
-        if deduplication_id is not None:
-            self._recently_sent[deduplication_id] = now.monotonic, new.id
-        return new.id
-
-    def _deduplication_id(self, message: OutgoingMessage) -> str | None:
-        if not self.fifo:
-            return None
-        if message.deduplication_id is None and self.attributes.get("ContentBasedDeduplication") == "true":
-            return hashlib.sha256(message.body.encode()).hexdigest()
-        if message.deduplication_id is None:
-            raise RequestRefusedError(
-                "The queue should either have ContentBasedDeduplication enabled or "
-                "MessageDeduplicationId provided explicitly",
-                code="InvalidParameterValue",
-                action="SendMessage",
+        new_id = str(uuid.uuid4())
+        if self.fifo:
+            key = self._deduplication_id(message)
+            sent_at, original = self._recently_sent.get(key, (0.0, ""))
+            if original and now.monotonic - sent_at < DEDUPLICATION_SECONDS:
+                return original
+            self._recently_sent[key] = now.monotonic, new_id
+            system |= {"MessageDeduplicationId": key, "SequenceNumber": f"{next(_sequence):020}"}
+        delay = int(self.attributes.get("DelaySeconds", "0")) if message.delay is None else message.delay
+        self.messages.append(
+            Message(
+                id=new_id,
+                body=message.body,
+                message_attributes=dict(message.attributes),
+                visible_at=now.monotonic + delay,
+                system=system,
+                group=message.group_id if self.fifo else None,
+                delayed=delay > 0,
             )
-        return message.deduplication_id
+        )
+        return new_id
+
+    def _deduplication_id(self, message: OutgoingMessage) -> str:
+        if message.deduplication_id is not None:
+            return message.deduplication_id
+        if self.attributes.get("ContentBasedDeduplication") == "true":
+            return hashlib.sha256(message.body.encode()).hexdigest()
+        raise refused(
+            "SendMessage",
+            "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId "
+            "provided explicitly",
+        )
 
     def receive(
         self, limit: int, timeout: int | None, now: Now, attempt_id: str | None = None
     ) -> tuple[list[Message], list[Message]]:
-        """Hand out what is visible, and hide it; to the same attempt the same messages once more.
+        """Hand out visible messages and hide them; to the same attempt the same messages once more.
 
         Returns:
             The messages received, and those that left this queue for its dead-letter queue instead.
@@ -140,16 +137,13 @@ class FakeQueue:
         began, received = self._attempts.get(attempt_id, (now.monotonic, []))
         dead: list[Message] = []
         known = received and now.monotonic - began < ATTEMPT_SECONDS
-        if not (known and all(self._is_as_received(message, attempt_id) for message in received)):
+        # Nobody may have deleted them, changed their visibility or received them since.
+        if not (known and all(m in self.messages and m.attempt_id == attempt_id for m in received)):
             began, (received, dead) = now.monotonic, self._hand_out(limit, seconds, now)
         for message in received:
             message.attempt_id, message.visible_at = attempt_id, now.monotonic + seconds
         self._attempts[attempt_id] = began, received
         return received, dead
-
-    def _is_as_received(self, message: Message, attempt_id: str) -> bool:
-        """Whether nobody has deleted it, changed its visibility or received it since that attempt did."""
-        return message in self.messages and message.attempt_id == attempt_id
 
     def _hand_out(self, limit: int, seconds: int, now: Now) -> tuple[list[Message], list[Message]]:
         received: list[Message] = []
@@ -174,12 +168,14 @@ class FakeQueue:
 
     def _available(self, now: Now) -> list[Message]:
         """Return what a receive may hand out: of a FIFO group nothing while a message of it is in flight."""
-        hidden = [m for m in self.messages if m.visible_at > now.monotonic]
-        locked = {m.group for m in hidden if m.group is not None}
+        locked = {message.group for message in self._hidden(now)} - {None}
         return [m for m in self.messages if m.visible_at <= now.monotonic and m.group not in locked]
 
-    def supersede(self, message: Message, source_arn: str, now: Now) -> None:
-        """Take a message that another queue gave up. It starts anew here, with its id and age."""
+    def _hidden(self, now: Now) -> list[Message]:
+        return [message for message in self.messages if message.visible_at > now.monotonic]
+
+    def add_dead_letter(self, message: Message, source_arn: str, now: Now) -> None:
+        """Add a message that its queue, `source_arn`, gave up. It starts anew here, with its id and age."""
         message.system.pop("ApproximateFirstReceiveTimestamp", None)
         message.system["DeadLetterQueueSourceArn"] = source_arn
         message.handle, message.receive_count, message.visible_at = None, 0, now.monotonic
@@ -196,39 +192,38 @@ class FakeQueue:
         action = "ChangeMessageVisibilityBatch"
         message = self._message(handle, action)
         if message.handle != handle or message not in self.messages:
-            raise ReceiptHandleInvalidError(
-                "Message does not exist or is not available for visibility timeout change.",
-                code="InvalidParameterValue",
-                action=action,
-            )
+            sentence = "Message does not exist or is not available for visibility timeout change."
+            raise ReceiptHandleInvalidError(sentence, code="InvalidParameterValue", action=action)
         total = now.monotonic - message.received_at + seconds
         if not 0 <= seconds <= VISIBILITY_HORIZON or total > VISIBILITY_HORIZON:
-            raise RequestRefusedError(
+            raise refused(
+                action,
                 f"Value {seconds} for parameter VisibilityTimeout is invalid. Reason: Total "
                 f"VisibilityTimeout for the message is beyond the limit [{VISIBILITY_HORIZON} seconds].",
-                code="InvalidParameterValue",
-                action=action,
             )
         message.visible_at, message.attempt_id = now.monotonic + seconds, None
 
     def _message(self, handle: str, action: str) -> Message:
         if handle not in self._handles:
-            raise ReceiptHandleInvalidError(
-                "The input receipt handle is invalid.", code="ReceiptHandleIsInvalid", action=action
-            )
+            sentence = "The input receipt handle is invalid."
+            raise ReceiptHandleInvalidError(sentence, code="ReceiptHandleIsInvalid", action=action)
         return self._handles[handle]
 
     def next_change(self, now: Now) -> float:
-        """Return how many seconds from now the next hidden message shows; infinity if none is hidden."""
-        hidden = (m.visible_at - now.monotonic for m in self.messages if m.visible_at > now.monotonic)
-        return min(hidden, default=float("inf"))
+        """Return the seconds until the next hidden message is visible; infinity if none is hidden."""
+        return min((m.visible_at - now.monotonic for m in self._hidden(now)), default=float("inf"))
 
     def counts(self, now: Now) -> dict[str, str]:
-        """Return the three attributes that say how many messages there are."""
-        hidden = [m for m in self.messages if m.visible_at > now.monotonic]
-        delayed = sum(m.delayed for m in hidden)
+        """Return the three attributes with the numbers of messages."""
+        hidden = self._hidden(now)
+        delayed = sum(message.delayed for message in hidden)
         return {
             "ApproximateNumberOfMessages": str(len(self.messages) - len(hidden)),
             "ApproximateNumberOfMessagesNotVisible": str(len(hidden) - delayed),
             "ApproximateNumberOfMessagesDelayed": str(delayed),
         }
+
+
+def refused(action: str, sentence: str, code: str = "InvalidParameterValue") -> RequestRefusedError:
+    """Return the error of a request that is wrong."""
+    return RequestRefusedError(sentence, code=code, action=action)

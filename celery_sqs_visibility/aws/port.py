@@ -1,7 +1,6 @@
-"""The narrow port to SQS: everything the package asks of it, in one protocol.
+"""The port to SQS: all requests that the package makes, in one protocol.
 
-`aws.boto.BotoSQS` is the real one, `aws.memory.FakeSQS` the fake; one conformance suite runs on both.
-Every method raises a class of `aws.errors` and nothing else. All are safe to call from any thread.
+`boto.BotoSQS` implements it over boto3, `fake.FakeSQS` in memory; both pass tests/conformance.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ class ReceivedMessage(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ReceiveOptions:
-    """What every ReceiveMessage of a queue asks for.
+    """Parameters of ReceiveMessage that are the same for every receive of a queue, but for the attempt's id.
 
     Attributes:
         visibility_timeout: seconds; `None` leaves it to the queue.
-        system_attributes: names for MessageSystemAttributeNames.
-        message_attributes: names for MessageAttributeNames.
+        system_attributes: MessageSystemAttributeNames.
+        message_attributes: MessageAttributeNames.
         attempt_id: ReceiveRequestAttemptId, FIFO queues only. A receive whose answer was lost brings the same
             messages when it is tried again with the same id within five minutes.
     """
@@ -49,7 +48,6 @@ class OutgoingMessage:
     """One message to send.
 
     Attributes:
-        body: the text.
         attributes: MessageAttributes in SQS's own shape, `{"name": {"DataType": ..., "StringValue": ...}}`.
         delay: DelaySeconds, or `None` for the queue's own.
         group_id: MessageGroupId; FIFO queues need one, standard queues use it for fairness.
@@ -65,18 +63,17 @@ class OutgoingMessage:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """How a batch ended, by the entries' positions. A batch partly fails as a matter of course.
-
-    Attributes:
-        failed: position to error; the positions that are not here succeeded. What SQS's answer leaves out
-            has failed.
-    """
+    """The entries of a batch that failed, by position; the others succeeded. Batches often fail in part."""
 
     failed: Mapping[int, SQSError]
 
 
 class SQS(Protocol):
-    """The API actions we use. A `queue_url` is what `queue_url()` returned; timeouts are whole seconds."""
+    """The API actions that we use.
+
+    Every method may be called from any thread and raises an `SQSError` and nothing else. A `queue_url` is
+    `queue_url()`'s. Timeouts are whole seconds. A success does not prove that the handle held the message.
+    """
 
     def receive(
         self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
@@ -85,7 +82,7 @@ class SQS(Protocol):
         ...
 
     def discard_idle_connections(self) -> None:
-        """Answers fail to come: open new connections from now on. Makes no request; calls in flight go on."""
+        """Use new connections from now on, since answers fail to come. No request; calls in flight go on."""
         ...
 
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
@@ -109,7 +106,7 @@ class SQS(Protocol):
         ...
 
     def create_queue(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
-        """CreateQueue: returns the URL; of the existing queue, if another creator was faster."""
+        """CreateQueue: returns the URL, of the existing queue if there is one of that name."""
         ...
 
     def queue_attributes(self, queue_url: str, names: Sequence[str]) -> dict[str, str]:

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class ProcessLock:
-    """A reentrant lock for each process: a forked child finds its own, open, whatever the parent held.
+    """A reentrant lock for each process, usable from any thread.
 
-    Billiard forks pool children from a process whose other threads may hold any lock at that instant,
-    and the child would wait for ever for a thread it does not have. Usable from any thread.
+    Billiard forks pool children from a process whose other threads may hold any lock at that instant. A child
+    that inherited such a lock would wait for ever for a thread it does not have.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class ProcessLock:
         pid = os.getpid()
         lock = self._by_pid.get(pid)
         if lock is None:
-            # setdefault is one atomic step, so two threads never get two locks.
+            # setdefault is atomic: two threads never get two locks.
             lock = self._by_pid.setdefault(pid, threading.RLock())
         lock.acquire()
 

@@ -1,13 +1,12 @@
-"""How many messages a queue has, as far as SQS tells: approximately, and with a permission of its own."""
+"""Numbers of messages in a queue: approximate, and with a permission of their own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from celery_sqs_visibility.aws.error_codes import reworded
+from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError
-
-if TYPE_CHECKING:
-    from celery_sqs_visibility.aws.queues import Queue
 
 #: Messages that a receive may bring, those hidden since a receive, and those delayed since their sending.
 VISIBLE: Final = "ApproximateNumberOfMessages"
@@ -16,18 +15,17 @@ DELAYED: Final = "ApproximateNumberOfMessagesDelayed"
 
 
 def count(queue: Queue, *kinds: str) -> int:
-    """Ask SQS how many messages of these kinds there are, in all. Any thread.
+    """Ask SQS for the number of messages of these kinds together. Any thread.
 
     Raises:
-        AccessDenied: we may not ask; the message names the permission.
+        AccessDeniedError: we may not ask; the message names the permission.
         SQSError: SQS could not be asked.
     """
     try:
         attributes = queue.sqs.queue_attributes(queue.url, kinds)
     except AccessDeniedError as error:
-        raise AccessDeniedError(
-            f"cannot tell how many messages queue {queue.name!r} has: allow sqs:GetQueueAttributes. {error}",
-            code=error.code,
-            action=error.action,
-        ) from error
+        sentence = (
+            f"cannot tell how many messages queue {queue.name!r} has: allow sqs:GetQueueAttributes. {error}"
+        )
+        raise reworded(error, sentence) from error
     return sum(int(attributes[kind]) for kind in kinds)

@@ -1,4 +1,4 @@
-"""Which queue a name means: Celery's names, SQS's names, URLs, and who may ask for them."""
+"""From Celery's name of a queue to its name, URL and credentials at SQS."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import string
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
 
@@ -25,13 +26,7 @@ _LEGAL_CHARACTERS: Final = str.maketrans(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Queue:
-    """A queue that exists, and the access that may use it.
-
-    Attributes:
-        name: Celery's name for it.
-        url: what requests call it.
-        sqs: with the credentials that are for this queue.
-    """
+    """A queue at SQS, by Celery's name, with the access whose credentials are for this queue."""
 
     name: str
     url: str
@@ -57,7 +52,8 @@ class PredefinedQueue:
 class Queues:
     """The directory of queues. Usable from any thread; requests are made outside its lock.
 
-    Two threads that ask for the same new name at once may both ask SQS; they get the same `Queue`.
+    Two threads that ask for the same new name at once may both ask SQS; they get the same `Queue`. Every
+    method that returns a queue raises an `SQSError` where SQS could not be asked.
 
     Args:
         sqs: access to every queue that is not predefined.
@@ -89,39 +85,27 @@ class Queues:
         self._found: dict[str, Queue] = {}
 
     def canonical_name(self, name: str) -> str:
-        """Return SQS's name for Celery's: prefix, dots to dashes, other punctuation to underscores.
-
-        Exactly as kombu's SQS transport does it; a final ".fifo" stays.
-        """
+        """Return SQS's name for Celery's, by the rules of kombu's SQS transport."""
         whole = self._prefix + name
-        if whole.endswith(FIFO_SUFFIX):
-            return whole.removesuffix(FIFO_SUFFIX).translate(_LEGAL_CHARACTERS) + FIFO_SUFFIX
-        return whole.translate(_LEGAL_CHARACTERS)
+        suffix = FIFO_SUFFIX if whole.endswith(FIFO_SUFFIX) else ""
+        return whole.removesuffix(suffix).translate(_LEGAL_CHARACTERS) + suffix
 
     def find(self, name: str) -> Queue:
-        """Return the queue of that name, asking SQS for its URL the first time.
+        """Return the queue of that name. SQS is asked for its URL the first time.
 
         Raises:
-            QueueDoesNotExist: there is none, or it is not among the predefined ones.
-            SQSError: SQS could not be asked.
+            QueueDoesNotExistError: there is none, or it is not among the predefined ones.
         """
         with self._lock:
             found = self._found.get(name)
-        if found is None:
-            found = self._keep(self._predefined_queue(name) if self._predefined else self._existing(name))
-        return found
+        return found or self._keep(self._predefined_queue(name) if self._predefined else self._existing(name))
 
     def find_or_create(self, name: str, attributes: Mapping[str, str] | None = None) -> Queue:
-        """Return the queue of that name, and create it if SQS has none. A predefined one is never created.
-
-        Args:
-            name: Celery's.
-            attributes: CreateQueue's, for this queue.
+        """Return the queue of that name, created with these attributes too if SQS has none.
 
         Raises:
-            AccessDenied: there is none, and we may not create it.
-            QueueDoesNotExist: it is not among the predefined ones.
-            SQSError: SQS could not be asked.
+            AccessDeniedError: there is none, and we may not create it.
+            QueueDoesNotExistError: it is not among the predefined ones, which are never created.
         """
         try:
             return self.find(name)
@@ -131,12 +115,11 @@ class Queues:
         return self._keep(self._created(name, attributes or {}))
 
     def ensure(self, name: str) -> Queue:
-        """As `find_or_create`, and ask whether a predefined queue is there, if we may ask that.
+        """Do as `find_or_create`, and ask whether a predefined queue exists, if we may ask that.
 
         Raises:
-            AccessDenied: there is none, and we may not create it.
-            QueueDoesNotExist: it is not among the predefined ones, or SQS has no queue of that URL.
-            SQSError: SQS could not be asked.
+            AccessDeniedError: there is none, and we may not create it.
+            QueueDoesNotExistError: it is not among the predefined ones, or SQS has no queue of that URL.
         """
         queue = self.find_or_create(name)
         if self._predefined:
@@ -145,11 +128,8 @@ class Queues:
             except AccessDeniedError:
                 pass  # a comfort, not a requirement: the first receive will tell
             except QueueDoesNotExistError as error:
-                raise QueueDoesNotExistError(
-                    f"SQS has no queue {queue.url}, which predefined_queues gives for {name!r}: {error}",
-                    code=error.code,
-                    action=error.action,
-                ) from error
+                which = f"{queue.url}, which predefined_queues gives for {name!r}"
+                raise reworded(error, f"SQS has no queue {which}: {error}") from error
         return queue
 
     def forget(self, name: str) -> None:
@@ -162,15 +142,14 @@ class Queues:
             return self._found.setdefault(queue.name, queue)
 
     def _predefined_queue(self, name: str) -> Queue:
-        canonical = self.canonical_name(name)
-        # kombu looks here with the canonical name, so users write that; others write what Celery says.
-        definition = self._predefined.get(name) or self._predefined.get(canonical)
+        # kombu looks here with the canonical name, so users write that; others write Celery's.
+        definition = self._predefined.get(name) or self._predefined.get(self.canonical_name(name))
         if definition is None:
             names = sorted(self._predefined)
-            nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+            (nearest,) = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
             raise QueueDoesNotExistError(
                 f"Queue {name!r} is not in the option predefined_queues, which defines "
-                f"{', '.join(map(repr, names))}. The nearest is {nearest[0]!r}.",
+                f"{', '.join(map(repr, names))}. The nearest is {nearest!r}.",
                 code="QueueDoesNotExist",
             )
         return Queue(name, definition.url, self._sqs_for(definition))
@@ -180,12 +159,8 @@ class Queues:
         try:
             return Queue(name, self._sqs.queue_url(canonical), self._sqs)
         except QueueDoesNotExistError as error:
-            raise QueueDoesNotExistError(
-                f"SQS has no queue {canonical!r} (for Celery's queue {name!r}), or does not let us see it: "
-                f"{error}",
-                code=error.code,
-                action=error.action,
-            ) from error
+            which = f"{canonical!r} (for Celery's queue {name!r})"
+            raise reworded(error, f"SQS has no queue {which}, or does not let us see it: {error}") from error
 
     def _created(self, name: str, attributes: Mapping[str, str]) -> Queue:
         canonical = self.canonical_name(name)
@@ -193,10 +168,10 @@ class Queues:
         try:
             url = self._sqs.create_queue(canonical, {**self._attributes, **attributes, **fifo}, self._tags)
         except AccessDeniedError as error:
-            raise AccessDeniedError(
-                f"SQS has no queue {canonical!r} (for Celery's queue {name!r}) and does not let us create "
-                f"it: create the queue or allow sqs:CreateQueue. {error}",
-                code=error.code,
-                action=error.action,
+            which = f"{canonical!r} (for Celery's queue {name!r})"
+            raise reworded(
+                error,
+                f"SQS has no queue {which} and does not let us create it: "
+                f"create the queue or allow sqs:CreateQueue. {error}",
             ) from error
         return Queue(name, url, self._sqs)

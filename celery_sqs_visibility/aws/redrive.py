@@ -1,7 +1,4 @@
-"""Where a queue's dead letters go, and when: its redrive policy and its retention, asked seldom.
-
-Never insisted on: what nobody may ask is unknown.
-"""
+"""A queue's redrive policy and retention: asked seldom, and unknown where we may not ask."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError
@@ -20,25 +18,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds an answer is good for. Deleting or keeping a rejected message hangs on it, so a dead-letter
-#: queue added while workers run must be noticed; kombu's SQS transport reads it as often.
+#: Seconds that an answer holds. A rejected message is deleted or kept by it, so a dead-letter queue that is
+#: added while workers run must be noticed; kombu's SQS transport reads the policy as often.
 REDRIVE_SECONDS: Final = 300
 
 #: The attribute that says how long a queue keeps a message, in seconds.
 RETENTION: Final = "MessageRetentionPeriod"
 
 #: Seconds until SQS is asked again after an error that passes.
-AGAIN_SECONDS: Final = 10
+RETRY_SECONDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """A queue's RedrivePolicy.
-
-    Attributes:
-        max_receive_count: SQS moves a message away instead of handing it out more often than that.
-        dead_letter_arn: where to.
-    """
+    """A queue's RedrivePolicy: SQS moves a message to that queue instead of handing it out more often."""
 
     max_receive_count: int
     dead_letter_arn: str
@@ -47,10 +40,11 @@ class Redrive:
 class RedriveBook:
     """Remembers queues' redrive policies. Usable from any thread; requests are made outside its lock.
 
-    Needs the permission sqs:GetQueueAttributes and does without: unknown is `None`, as "no policy" is.
+    Works without the permission sqs:GetQueueAttributes: an unknown policy is `None`, as "no policy" is.
 
     Args:
-        plain: finds the dead-letter queue for queues whose policy names none, as far as we know.
+        plain: finds the dead-letter queue of queues that have no policy, as far as we know: the option
+            `dead_letter_queue`.
     """
 
     def __init__(self, plain: Callable[[], Queue] | None = None) -> None:
@@ -65,10 +59,7 @@ class RedriveBook:
         """Return the policy, asking SQS at most every `REDRIVE_SECONDS`. Raises nothing.
 
         While one thread asks, and after a failure until it is time to ask again, the last known policy holds.
-
-        Args:
-            queue: whose policy.
-            now: seconds on the monotonic clock.
+        `now` is in seconds on the monotonic clock.
         """
         with self._lock:
             asked = self._asked.get(queue.url)
@@ -77,44 +68,45 @@ class RedriveBook:
             self._asked[queue.url] = now
         try:
             attributes = queue.sqs.queue_attributes(queue.url, ["RedrivePolicy", RETENTION])
-        except SQSError as error:
-            self._not_told(queue, now, error)
+        except AccessDeniedError as error:
+            self._warn(queue, error)
+            return self.peek(queue)
+        except SQSError:
+            with self._lock:
+                self._asked[queue.url] = now - REDRIVE_SECONDS + RETRY_SECONDS
             return self.peek(queue)
         with self._lock:
             policy = self._known[queue.url] = parse_redrive_policy(attributes)
             self._retention[queue.url] = int(attributes.get(RETENTION, DEFAULT_RETENTION_SECONDS))
         return policy
 
-    def _not_told(self, queue: Queue, now: float, error: SQSError) -> None:
-        if not isinstance(error, AccessDeniedError):
-            with self._lock:
-                self._asked[queue.url] = now - REDRIVE_SECONDS + AGAIN_SECONDS
-        elif not self.knows(queue):
-            logger.warning(
-                "cannot read the redrive policy of queue %r, so messages that fail for good %s; "
-                "allow sqs:GetQueueAttributes: %s",
-                queue.name,
-                "go to the dead_letter_queue of the transport options"
-                if self._plain
-                else "are kept, to come back until SQS moves or expires them",
-                error,
-            )
+    def _warn(self, queue: Queue, error: AccessDeniedError) -> None:
+        if self.knows(queue):
+            return
+        kept = "are kept, to come back until SQS moves or expires them"
+        logger.warning(
+            "cannot read the redrive policy of queue %r, so messages that fail for good %s; "
+            "allow sqs:GetQueueAttributes: %s",
+            queue.name,
+            "go to the dead_letter_queue of the transport options" if self._plain else kept,
+            error,
+        )
 
     def knows(self, queue: Queue) -> bool:
-        """Return whether SQS ever told the policy, be it that there is none. No request is made."""
+        """Return whether SQS has ever answered, if only that there is no policy. No request is made."""
         with self._lock:
             return queue.url in self._known
 
     def peek(self, queue: Queue) -> Redrive | None:
-        """Return the last known policy; makes no request, and takes no lock: it is asked for every task."""
+        """Return the last known policy. No request and no lock: every task asks."""
         return self._known.get(queue.url)
 
     def retention(self, queue: Queue) -> int:
-        """After how many seconds SQS deletes a message, its default if unknown. No request, no lock."""
+        """Return the seconds until SQS deletes a message; its default if unknown. No request, no lock."""
         return self._retention.get(queue.url, DEFAULT_RETENTION_SECONDS)
 
     def has_dead_letter_queue(self, queue: Queue) -> bool:
-        """Return whether a queue is named for its dead letters, as far as we know. No request is made."""
+        """Return whether a policy or the option names a dead-letter queue. No request is made."""
         return self._plain is not None or self.peek(queue) is not None
 
     def find_dead_letter_queue(self, queue: Queue) -> None:
@@ -123,19 +115,18 @@ class RedriveBook:
         Raises:
             SQSError: it does not, and may not be created; or SQS could not be asked.
         """
-        if self.peek(queue) is not None:
-            return
-        try:
-            self.dead_letter_queue(queue)
-        except SQSError as error:
-            sentence = f"The queue of the transport option dead_letter_queue cannot be used: {error}"
-            raise type(error)(sentence, code=error.code, action=error.action) from error
+        if self.peek(queue) is None:
+            try:
+                self.dead_letter_queue(queue)
+            except SQSError as error:
+                sentence = f"The queue of the transport option dead_letter_queue cannot be used: {error}"
+                raise reworded(error, sentence) from error
 
     def dead_letter_queue(self, queue: Queue) -> Queue | None:
         """Return the queue that the last known policy names, or the plain one; `None` if there is neither.
 
-        A queue is not its own. Asks SQS for the URL once; used with the credentials of `queue`. Call `get`
-        first, to know.
+        Call `get` first. SQS is asked for the URL once; the queue is used with the credentials of `queue`. No
+        queue is its own dead-letter queue.
 
         Raises:
             SQSError: the queue could not be found.
@@ -160,16 +151,16 @@ class RedriveBook:
 
 
 def _url(queue: Queue, name: str, account: str) -> str:
-    """The URL of a dead-letter queue, which SQS has in the region of its source."""
+    """Return the URL of a dead-letter queue, which is in the region of its source."""
     try:
         return queue.sqs.queue_url(name, account)
     except AccessDeniedError:
-        # Who may send there need not be allowed sqs:GetQueueUrl as well.
+        # The permission to send to it does not include sqs:GetQueueUrl.
         return f"{queue.url.rsplit('/', 2)[0]}/{account}/{name}"
 
 
 def parse_redrive_policy(attributes: Mapping[str, str]) -> Redrive | None:
-    """Read a queue's RedrivePolicy attribute; `None` if it has none, or one that cannot be understood."""
+    """Read a queue's RedrivePolicy attribute; `None` if it is missing or malformed."""
     try:
         policy = json.loads(attributes["RedrivePolicy"])
         redrive = Redrive(int(policy["maxReceiveCount"]), str(policy["deadLetterTargetArn"]))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 from weakref import WeakSet
 
-from celery_sqs_visibility.aws.client_factory import ClientSettings, frozen_config
+from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import PredefinedQueue, Queue, Queues

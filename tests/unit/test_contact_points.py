@@ -9,8 +9,11 @@ import sys
 from datetime import datetime, timedelta, timezone
 
 import billiard.pool
+import botocore.credentials
 import botocore.endpoint
 import botocore.parsers
+import botocore.session
+import botocore.signers
 import celery._state
 import celery.app.autoretry
 import celery.app.trace
@@ -46,7 +49,8 @@ from celery.app.task import Context, Task
 from celery.backends.redis import RedisBackend
 from support.ends import CELERY
 
-from celery_sqs_visibility.aws.client_factory import ClientSettings, Purpose, new_client
+from celery_sqs_visibility.aws.client_factory import Purpose, new_client
+from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY
 from celery_sqs_visibility.task import base as our_task
 from celery_sqs_visibility.transport import channel, exchanges
@@ -242,7 +246,9 @@ def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
     client = new_client(ClientSettings("eu-west-1", access_key_id="a", secret_access_key="b"), Purpose.SETTLE)
     assert callable(client._endpoint.http_session.send)
     assert isinstance(client._endpoint.http_session._socket_options, list)
-    assert client._request_signer._credentials.get_frozen_credentials().access_key == "a"
+    calls(botocore.signers.RequestSigner.sign, "'before-sign.", "request=request", "request_signer=self")
+    calls(botocore.session.Session.get_credentials, "self._credentials")
+    assert callable(botocore.credentials.create_assume_role_refresher)
 
 
 def test_kombu_connects_anew_before_it_publishes_again_and_says_how_long_to_wait():

@@ -8,8 +8,15 @@ import pytest
 
 from celery_sqs_visibility.aws.fake import ACCOUNT, FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
-from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS, Redrive, RedriveBook, parse_redrive_policy
-from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
+from celery_sqs_visibility.aws.redrive import (
+    REDRIVE_SECONDS,
+    RETENTION,
+    RETRY_SECONDS,
+    Redrive,
+    RedriveBook,
+    parse_redrive_policy,
+)
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, UnavailableError
 
 
 @pytest.fixture
@@ -18,13 +25,13 @@ def sqs():
 
 
 @pytest.fixture
-def graves(sqs):
-    return sqs.create_queue("graves", {}, {})
+def dead_letters(sqs):
+    return sqs.create_queue("dead_letters", {}, {})
 
 
 @pytest.fixture
-def policy(sqs, graves):
-    return Redrive(4, sqs.queue_attributes(graves, ["QueueArn"])["QueueArn"])
+def policy(sqs, dead_letters):
+    return Redrive(4, sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"])
 
 
 @pytest.fixture
@@ -47,33 +54,36 @@ def requests(sqs, action="GetQueueAttributes"):
 
 
 def test_the_policy_is_read_at_most_every_five_minutes(sqs, queue, policy, book):
-    assert book.get(queue, 0) == policy
-    assert book.get(queue, REDRIVE_SECONDS - 1) == policy
+    assert (book.peek(queue), book.knows(queue), requests(sqs)) == (None, False, [])
+    assert book.get(queue, 0) == book.get(queue, REDRIVE_SECONDS - 1) == book.peek(queue) == policy
+    assert book.knows(queue)
     assert len(requests(sqs)) == 1
     assert book.get(queue, REDRIVE_SECONDS) == policy
     assert len(requests(sqs)) == 2
 
 
-def test_peeking_makes_no_request(sqs, queue, policy, book):
-    assert book.peek(queue) is None
-    assert requests(sqs) == []
-    book.get(queue, 0)
-    assert book.peek(queue) == policy
-    assert len(requests(sqs)) == 1
-
-
-def test_a_refusal_means_unknown_and_is_not_repeated(sqs, queue, book):
-    sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
+@pytest.mark.parametrize(
+    ("error", "asked_again"),
+    [(AccessDeniedError("no"), REDRIVE_SECONDS), (UnavailableError("no answer"), RETRY_SECONDS)],
+)
+def test_an_error_keeps_what_was_known_and_sqs_is_asked_again_in_time(
+    sqs, queue, policy, book, error, asked_again
+):
+    sqs.fail_next("GetQueueAttributes", error)
     assert book.get(queue, 0) is None
-    assert book.get(queue, REDRIVE_SECONDS - 1) is None
+    assert book.get(queue, asked_again - 1) is None
     assert len(requests(sqs)) == 1
-    assert book.get(queue, REDRIVE_SECONDS) is not None
+    assert book.get(queue, asked_again) == policy
+    sqs.fail_next("GetQueueAttributes", error)
+    assert book.get(queue, asked_again + REDRIVE_SECONDS) == policy
 
 
-def test_a_failure_keeps_what_was_known(sqs, queue, policy, book):
+@pytest.mark.parametrize(("retention", "expected"), [({}, 345_600), ({RETENTION: "60"}, 60)])
+def test_the_retention_comes_with_the_policy(sqs, book, retention, expected):
+    queue = Queues(sqs, attributes=retention).find_or_create("retained")
+    assert book.retention(queue) == 345_600
     book.get(queue, 0)
-    sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
-    assert book.get(queue, REDRIVE_SECONDS) == policy
+    assert book.retention(queue) == expected
 
 
 def test_a_queue_without_a_policy_has_none(sqs, book):
@@ -82,35 +92,37 @@ def test_a_queue_without_a_policy_has_none(sqs, book):
     assert book.dead_letter_queue(plain) is None
 
 
-def test_the_dead_letter_queue_is_looked_up_once_in_its_account(sqs, queue, graves, book):
+def test_the_dead_letter_queue_is_looked_up_once_in_its_account(sqs, queue, dead_letters, book):
     book.get(queue, 0)
     found = book.dead_letter_queue(queue)
-    assert (found.name, found.url, found.sqs) == ("graves", graves, sqs)
+    assert (found.name, found.url, found.sqs) == ("dead_letters", dead_letters, sqs)
     assert book.dead_letter_queue(queue) is found
-    assert requests(sqs, "GetQueueUrl")[1:] == [{"name": "graves", "owner": ACCOUNT}]
+    assert requests(sqs, "GetQueueUrl")[1:] == [{"name": "dead_letters", "owner": ACCOUNT}]
 
 
-def test_a_dead_letter_queue_that_is_gone_is_an_error(sqs, queue, graves, book):
+def test_a_dead_letter_queue_that_is_gone_is_an_error(sqs, queue, dead_letters, book):
     book.get(queue, 0)
-    sqs.delete_queue(graves)
+    sqs.delete_queue(dead_letters)
     with pytest.raises(QueueDoesNotExistError):
         book.dead_letter_queue(queue)
 
 
-def test_who_may_not_look_for_the_dead_letter_queue_makes_up_its_url(sqs, queue, graves, book):
+def test_without_the_permission_to_look_for_it_the_dead_letter_queues_url_is_made_up(
+    sqs, queue, dead_letters, book
+):
     book.get(queue, 0)
     sqs.fail_next("GetQueueUrl", AccessDeniedError("no"))
-    assert book.dead_letter_queue(queue).url == graves
+    assert book.dead_letter_queue(queue).url == dead_letters
 
 
-def test_a_plain_queue_is_for_queues_whose_policy_names_none(sqs, queue, graves):
+def test_a_plain_queue_is_for_queues_whose_policy_names_none(sqs, queue, dead_letters):
     plain, other = (Queues(sqs).find_or_create(name) for name in ("plain", "other"))
     book = RedriveBook(lambda: plain)
     assert book.has_dead_letter_queue(other)
     assert book.dead_letter_queue(other) is plain
     assert book.dead_letter_queue(queue) is plain  # as far as we know
     book.get(queue, 0)
-    assert book.dead_letter_queue(queue).url == graves
+    assert book.dead_letter_queue(queue).url == dead_letters
 
 
 def test_a_queue_is_not_its_own_dead_letter_queue(sqs):

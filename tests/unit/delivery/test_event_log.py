@@ -12,7 +12,7 @@ from celery_sqs_visibility.delivery.event_log import fields_of, log_event
 from celery_sqs_visibility.events import (
     DeadLettered,
     Deleted,
-    Event,
+    DeliveryEvent,
     Extended,
     Facts,
     Failed,
@@ -25,8 +25,8 @@ from celery_sqs_visibility.events import (
 )
 
 FACTS = Facts("q", "message-1", 2, 1_700_000_000.0, "tasks.add", "task-1", received=1_700_000_060.5)
-KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)]
-KINDS.remove(Event)
+KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, DeliveryEvent)]
+KINDS.remove(DeliveryEvent)
 SAMPLES = {
     "seconds": 5,
     "reason": "because",

@@ -1,0 +1,280 @@
+"""The clients behind the port: made when needed, one a process, and replaced when they may be the reason."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from botocore.exceptions import ClientError, ReadTimeoutError
+from support.faults import error, json_answer
+from support.proxy import FaultProxy
+
+from celery_sqs_visibility.aws import boto, shared
+from celery_sqs_visibility.aws.boto import BotoSQS
+from celery_sqs_visibility.aws.client_factory import Purpose
+from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.errors import (
+    ClockSkewError,
+    CredentialsRefusedError,
+    RequestRefusedError,
+    SQSError,
+    UnavailableError,
+)
+
+KEYS = {"access_key_id": "AKIAEXAMPLE", "secret_access_key": "hush"}
+ROLE = "arn:aws:iam::123456789012:role/worker"
+
+
+def refusal(code, message=""):
+    return ClientError({"Error": {"Code": code, "Message": message}}, "GetQueueUrl")
+
+
+EXPIRED = refusal("ExpiredToken")
+
+
+class FakeClient:
+    """A boto3 client that raises `error`, calls it, or answers with `answer`."""
+
+    def __init__(self, purpose):
+        self.purpose = purpose
+        self.error = None
+        self.answer = {"QueueUrl": "u", "MessageId": "m"}
+        self.closed = 0
+        self.meta = SimpleNamespace(events=SimpleNamespace(register_first=lambda *_: None))
+
+    def __getattr__(self, _action):
+        return self._request
+
+    def _request(self, **_):
+        if callable(self.error):
+            self.error()
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def clients(monkeypatch):
+    """The clients that were made."""
+    made = []
+
+    def new_client(_settings, purpose):
+        made.append(FakeClient(purpose))
+        return made[-1]
+
+    monkeypatch.setattr(boto, "new_client", new_client)
+    return made
+
+
+def test_each_use_has_a_client_of_its_own(clients):
+    sqs = BotoSQS(ClientSettings())
+    for _ in range(2):
+        sqs.receive("u", 1, 20, ReceiveOptions())
+        sqs.receive("u", 1, 1, ReceiveOptions())
+        sqs.delete("u", ["handle"])
+        sqs.send("u", OutgoingMessage("x"))
+        sqs.send_batch("u", [OutgoingMessage("x")])
+    assert [client.purpose for client in clients] == list(Purpose)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "cls", "renewed"),
+    [
+        (ClientSettings(), EXPIRED, CredentialsRefusedError, True),
+        (ClientSettings(**KEYS, role_arn=ROLE), EXPIRED, CredentialsRefusedError, True),
+        (ClientSettings(**KEYS), EXPIRED, CredentialsRefusedError, False),  # what is written down stays
+        (ClientSettings(), refusal("InvalidSignatureException", "Signature expired"), ClockSkewError, False),
+        (ClientSettings(), refusal("ThrottlingException"), SQSError, False),
+    ],
+    ids=["of the chain", "of a role", "of the settings", "a wrong clock", "another error"],
+)
+def test_refused_credentials_are_looked_for_anew_by_new_clients(clients, settings, error, cls, renewed):
+    sqs = BotoSQS(settings)
+    sqs.send("u", OutgoingMessage("x"))
+    sqs.queue_url("q")
+    clients[1].error = error
+    with pytest.raises(cls):
+        sqs.queue_url("q")
+    assert [client.closed for client in clients] == [renewed, renewed]
+    clients[1].error = None
+    sqs.queue_url("q")
+    assert len(clients) == 2 + renewed
+
+
+def test_clients_are_made_anew_once_for_all_threads_that_failed_with_the_old_one(clients):
+    sqs = BotoSQS(ClientSettings())
+    sqs.queue_url("q")
+    old = clients[0]
+
+    def meanwhile():
+        old.error = EXPIRED
+        with pytest.raises(CredentialsRefusedError):
+            sqs.queue_url("q")
+        sqs.queue_url("q")
+
+    old.error = meanwhile
+    with pytest.raises(CredentialsRefusedError):
+        sqs.queue_url("q")
+    sqs.queue_url("q")
+    assert [client.closed for client in clients] == [1, 0]
+
+
+def test_without_an_answer_the_clients_idle_connections_are_closed_and_it_stays(clients):
+    sqs = BotoSQS(ClientSettings())
+    sqs.send("u", OutgoingMessage("x"))
+    sqs.queue_url("q")
+    clients[1].error = ReadTimeoutError(endpoint_url="u")
+    with pytest.raises(UnavailableError):
+        sqs.queue_url("q")
+    assert [client.closed for client in clients] == [0, 1]
+    sqs.discard_idle_connections()
+    assert [client.closed for client in clients] == [1, 2]
+    clients[1].error = None
+    sqs.queue_url("q")
+    assert len(clients) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "failed"),
+    [
+        ({"Successful": [{"Id": "0"}, {"Id": "1"}]}, {}),
+        ({"Successful": [{"Id": "1"}]}, {0: UnavailableError}),
+        ({}, {0: UnavailableError, 1: UnavailableError}),
+        (
+            {
+                "Successful": [{"Id": "0"}],
+                "Failed": [{"Id": n, "Code": "InvalidParameterValue"} for n in "12x"],
+            },
+            {1: RequestRefusedError},
+        ),
+    ],
+    ids=["all done", "one is missing", "all are missing", "unasked entries are ignored"],
+)
+def test_an_entry_without_a_result_has_failed(clients, answer, failed):
+    sqs = BotoSQS(ClientSettings())
+    sqs.queue_url("q")
+    clients[0].answer = answer
+    result = sqs.delete("u", ["one", "two"])
+    assert {position: type(error) for position, error in result.failed.items()} == failed
+
+
+def test_rotated_credentials_are_read_when_the_old_ones_are_refused(tmp_path):
+    def write(key):
+        text = f"[default]\naws_access_key_id = {key}\naws_secret_access_key = hush\n"
+        (tmp_path / "credentials").write_text(text)
+
+    keys = []
+
+    def note_key(request, forward, _removed):
+        keys.append(re.search("Credential=([^/]*)/", request.headers["authorization"])[1])
+        return forward(request)
+
+    write("OLD")
+    with FaultProxy("http://127.0.0.1:9") as proxy:
+        sqs = BotoSQS(ClientSettings("eu-west-1", proxy.url))
+        proxy.inject(note_key)
+        with proxy.inject(lambda *_: json_answer(200, {"QueueUrl": "u"})):
+            sqs.queue_url("q")
+            write("NEW")
+            sqs.queue_url("q")
+        with proxy.inject(error("InvalidClientTokenId")), pytest.raises(CredentialsRefusedError):
+            sqs.queue_url("q")
+        with proxy.inject(lambda *_: json_answer(200, {"QueueUrl": "u"})):
+            sqs.queue_url("q")
+        sqs.close()
+    assert keys == ["OLD", "OLD", "OLD", "NEW"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ClientSettings(endpoint_url="not a url", **KEYS),
+        ClientSettings("not a region", **KEYS),
+        ClientSettings(config=frozen_config({"no_such_option": 1}), **KEYS),
+    ],
+    ids=["endpoint", "region", "option"],
+)
+def test_settings_that_cannot_work_are_refused(settings):
+    with pytest.raises(RequestRefusedError) as caught:
+        BotoSQS(settings).queue_url("q")
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("role", [None, ROLE])
+def test_missing_credentials_are_said_to_be_missing(role):
+    settings = ClientSettings(endpoint_url="http://127.0.0.1:1", role_arn=role)
+    with pytest.raises(CredentialsRefusedError, match="Unable to locate credentials"):
+        BotoSQS(settings).queue_url("q")
+
+
+@pytest.mark.parametrize("half", ["", "[work"])
+def test_a_credentials_file_that_is_being_written_is_read_again(tmp_path, monkeypatch, half):
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    (tmp_path / "credentials").write_text(half)
+    with pytest.raises(CredentialsRefusedError):
+        BotoSQS(ClientSettings()).queue_url("q")
+
+
+def test_equal_settings_share_their_access(clients):
+    one = shared.shared_sqs(ClientSettings("eu-west-1"))
+    assert shared.shared_sqs(ClientSettings("eu-west-1")) is one
+    assert shared.shared_sqs(ClientSettings("eu-west-2")) is not one
+    one.queue_url("q")
+    for _ in range(2):
+        shared.close_shared()
+    assert [client.closed for client in clients] == [1]
+
+
+def output_of(script):
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    return json.loads(run.stdout)
+
+
+FORK = """
+import json, os, sys, threading
+from celery_sqs_visibility.aws import boto, process_lock, shared
+from celery_sqs_visibility.aws.client_settings import ClientSettings
+
+made = []
+class Caller:
+    def __init__(self, client): made.append(os.getpid())
+    def call(self, action, params): return {"QueueUrl": "u"}
+boto.Caller, boto.new_client = Caller, lambda *_: None
+settings = ClientSettings("us-east-1", access_key_id="a", secret_access_key="b")
+sqs = shared.shared_sqs(settings)
+sqs.queue_url("q")
+with process_lock.SESSIONS, shared._lock:  # the child must not wait for locks that its parent held
+    pid = os.fork()
+    if pid == 0:
+        def look():
+            sqs.queue_url("q")
+            own = shared.shared_sqs(settings)
+            print(json.dumps([made[1:] == [os.getpid()], own is sqs, own is shared.shared_sqs(settings)]))
+        looker = threading.Thread(target=look)
+        looker.start()
+        looker.join()
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+def test_a_forked_child_uses_neither_clients_nor_locks_of_its_parent():
+    assert output_of(FORK) == [True, False, True]
+
+
+def test_importing_this_floor_does_not_import_boto3():
+    modules = ["shared", "fast_requests", "client_factory", "fake", "queue_counts", "redrive", "roles"]
+    imports = "".join(f"import celery_sqs_visibility.aws.{module}\n" for module in modules)
+    look = "print(json.dumps([m in sys.modules for m in ('boto3', 'botocore')]))"
+    assert output_of(f"import sys, json\n{imports}{look}") == [False, False]
