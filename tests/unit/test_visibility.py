@@ -14,7 +14,7 @@ from support.clock import FakeClock
 from celery_sqs_visibility import VisibilityLostError, VisibilityTask, visibility
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
-from celery_sqs_visibility.visibility import EXTEND_TIMEOUT, Visibility
+from celery_sqs_visibility.visibility import EXTEND_TIMEOUT_SECONDS, Visibility
 
 LEFT = 30.0
 
@@ -189,7 +189,7 @@ def test_what_was_lost_a_moment_before_it_asked_is_told_so_although_nobody_answe
 
 def test_an_extension_that_sqs_does_not_confirm_times_out_and_stays_wanted(seats, clock):
     lease = seats.take(clock.monotonic() + LEFT, lambda _until: None)
-    clock.step = EXTEND_TIMEOUT / 5
+    clock.step = EXTEND_TIMEOUT_SECONDS / 5
     with pytest.raises(
         TimeoutError, match="SQS has not confirmed within 10 s that the message is hidden for 600 s"
     ):

@@ -10,8 +10,8 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
-from celery_sqs_visibility.task import base as tasks
-from celery_sqs_visibility.task.base import EVERY_EXCEPTION
+from celery_sqs_visibility.task import retries
+from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 
 
@@ -110,7 +110,7 @@ def test_a_visibility_retry_survives_the_way_from_child_to_parent():
 @pytest.mark.parametrize("hours", [-30, 0, 30])
 def test_a_jump_of_the_wall_clock_changes_no_delay(app, monkeypatch, hours):
     clock = FakeClock()
-    monkeypatch.setattr(tasks, "SYSTEM_CLOCK", clock)
+    monkeypatch.setattr(retries, "SYSTEM_CLOCK", clock)
     task = app.task(failing, shared=False, error_visibility_timeout=600)
     # As `DeliveryRequest` describes a delivery, whatever the wall clock said then.
     sqs = {"receive_count": 1, "max_receive_count": None, "received": clock.wall()}
