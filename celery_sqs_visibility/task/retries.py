@@ -81,7 +81,7 @@ class RetryDecisions(Task):  # type: ignore[type-arg]  # it takes none at run ti
         return self.max_retries if given is None else given
 
     def limit_of(self, request: DeliveryContext) -> int | None:
-        """The same for one message: an earlier run may have published a limit with it."""
+        """The limit of a run that cannot tell its own: an earlier run may have published one."""
         published = request.visibility_max_retries
         return self.retry_limit if published is None else published
 
