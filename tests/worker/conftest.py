@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 
 import pytest
 
@@ -38,6 +39,14 @@ class Site:
 
     def create_queue(self, **attributes):
         return self.sqs.create_queue(QueueName=self.queue, Attributes=attributes)["QueueUrl"]
+
+    def create_queue_with_dead_letters(self, receives):
+        """Create the queue with a redrive policy of that many receives; the URL of its dead-letter queue."""
+        url = self.sqs.create_queue(QueueName=f"{self.queue}-dead")["QueueUrl"]
+        answer = self.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        policy = {"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": receives}
+        self.create_queue(RedrivePolicy=json.dumps(policy))
+        return url
 
     def counts(self, url=None):
         """Messages visible and hidden."""

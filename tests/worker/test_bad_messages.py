@@ -1,4 +1,4 @@
-"""What is no task neither harms the worker, nor is in the way of tasks, nor is lost."""
+"""What is no task neither harms the worker, nor delays tasks, nor is lost."""
 
 from __future__ import annotations
 
@@ -26,15 +26,6 @@ WAVE = 100
 GOOD = 5
 #: How a failed task's dead letter is called.
 FAILED = "failed task "
-
-
-def with_dead_letters(site, sqs, receives):
-    """Create the queue with a dead-letter queue; the latter's URL."""
-    url = sqs.create_queue(QueueName=f"{site.queue}-dead")["QueueUrl"]
-    arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    policy = {"deadLetterTargetArn": arn, "maxReceiveCount": receives}
-    site.create_queue(RedrivePolicy=json.dumps(policy))
-    return url
 
 
 def send(sqs, url, bodies):
@@ -91,7 +82,7 @@ def waves(bodies):
 def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once(make_site, sqs, reliability):
     # Those that are tasks have one id: two that fail at once would spoil its result, which is a file.
     site = make_site({"task_ignore_result": True}, visibility_timeout=60)
-    dead_url = with_dead_letters(site, sqs, receives=1)
+    dead_url = site.create_queue_with_dead_letters(receives=1)
     worker = site.start()
     children = sorted(worker.children())
     sent, moved, tasks_moved, keys_of_good = set(), Counter(), 0, []
@@ -268,7 +259,7 @@ EACH = {
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_each_kind_is_a_dead_letter_with_a_reason_that_helps(make_site, sqs, pool, reliability):
     site = make_site(error_visibility_timeout=1)
-    dead_url = with_dead_letters(site, sqs, receives=2)
+    dead_url = site.create_queue_with_dead_letters(receives=2)
     worker = site.start(pool=pool)
     bodies = [body for body, _ in EACH.values()]
     ids = dict(
@@ -303,7 +294,7 @@ def test_a_body_at_the_size_limit_is_kept_as_it_is(make_site, sqs, reliability):
 
 def test_a_task_of_another_worker_at_the_size_limit_is_a_dead_letter_with_the_reason(make_site, sqs):
     site = make_site()
-    dead_url = with_dead_letters(site, sqs, receives=1)
+    dead_url = site.create_queue_with_dead_letters(receives=1)
     site.start()
     message = envelope(body_of(), headers={"task": "no.such"})
     message["body"] = "x" * (MESSAGE_BYTES - len(json.dumps(message)) - 10_000)

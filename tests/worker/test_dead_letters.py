@@ -284,18 +284,6 @@ def test_a_plain_dead_letter_queue_is_created_at_start(make_site, queue):
     assert site.sqs.get_queue_url(QueueName=f"{queue}-dead")
 
 
-def test_a_plain_dead_letter_queue_that_cannot_be_had_ends_the_worker_at_start(make_site, queue):
-    site = make_site(dead_letter_queue=f"{queue}-dead")
-    site.create_queue()
-    site.proxy.inject(error("AccessDenied", 403), "CreateQueue")
-    worker = site.start("letters", ready=False)
-    worker.wait_exit()
-    assert worker.returncode
-    assert (
-        "The queue of the transport option dead_letter_queue cannot be used: SQS has no queue" in worker.log
-    )
-
-
 @POOLS
 def test_what_the_plain_queue_refuses_is_kept(make_site, graves, pool, reliability):
     site = make_site(dead_letter_queue=graves.name)

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from support.faults import error, fail_entries
+from support.faults import error
 from support.processes import wait_until
 
 
@@ -85,27 +85,6 @@ def test_all_queues_share_one_reservation(make_site, start_worker):
     assert {entry["key"] for entry in site.diary.entries("done")} == set(queues)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        error("RequestThrottled"),
-        error("InternalError", 500),
-        fail_entries("InternalError", sender_fault=False),
-    ],
-    ids=["throttled", "5xx", "partial failure"],
-)
-def test_a_delete_that_fails_is_tried_again(make_site, fault):
-    site = make_site()
-    site.start()
-    site.proxy.inject(fault, "DeleteMessageBatch", times=2)
-    site.send("quick", "a")
-    site.diary.wait_for("started", key="a")
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert site.diary.count("started") == 1
-    # SQS has deleted it before its answer has passed the proxy.
-    assert len(site.proxy.wait_for_calls("DeleteMessageBatch", 3)) == 3
-
-
 def test_a_hide_that_fails_is_tried_again(make_site):
     site = make_site()
     site.start()
@@ -113,16 +92,3 @@ def test_a_hide_that_fails_is_tried_again(make_site):
     site.send("number", "a")
     site.diary.wait_for("done", key="a")
     assert site.changes() == [2, 2, 2]
-
-
-def test_polling_survives_throttling_and_refused_connections(make_site):
-    site = make_site(wait_time_seconds=1)
-    worker = site.start()
-    with site.proxy.inject(error("RequestThrottled"), "ReceiveMessage"):
-        site.proxy.wait_for_calls("ReceiveMessage", 5)
-    site.proxy.refuse()
-    worker.wait_for_log("cannot receive from SQS")
-    site.proxy.accept()
-    site.send("quick", "a")
-    site.diary.wait_for("started", key="a")
-    assert worker.running
