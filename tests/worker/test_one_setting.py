@@ -32,8 +32,8 @@ def environment(config):
 
 
 def run(*command):
-    how = {"env": environment({}), "capture_output": True, "text": True, "timeout": 60, "check": False}
-    return subprocess.run([sys.executable, *command], **how)
+    how = {"env": environment({}), "capture_output": True, "text": True, "timeout": 60}
+    return subprocess.run([sys.executable, *command], check=False, **how)
 
 
 def test_a_producer_needs_the_setting_and_nothing_of_ours(make_site):
