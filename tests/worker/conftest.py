@@ -92,3 +92,17 @@ def make_site(queue, proxy, diary, sqs, start_worker, producer, tmp_path):
         return Site(queue, config, proxy, diary, sqs, start_worker, producer(config))
 
     return make
+
+
+@pytest.fixture
+def make_fifo_site(make_site, queue):
+    """A site whose queue is a FIFO queue."""
+
+    def make(attributes=None, **options):
+        name = f"{queue[:60]}.fifo"
+        site = make_site({"task_default_queue": name}, **options)
+        site.queue = name
+        site.create_queue(FifoQueue="true", **(attributes or {}))
+        return site
+
+    return make

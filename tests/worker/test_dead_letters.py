@@ -355,12 +355,11 @@ def test_it_is_kept_across_a_restart(make_site, backend, runs, reliability):
     reliability("`on_exhausted='keep'` and a restart", known, ["a"], kept=site.kept, runs=2)
 
 
-def test_the_dead_letters_of_a_fifo_queue_keep_their_group_and_its_order(make_site, sqs, queue, reliability):
-    name = f"{queue}.fifo"
+def test_the_dead_letters_of_a_fifo_queue_keep_their_group_and_its_order(
+    make_fifo_site, sqs, queue, reliability
+):
     dead = DeadLetterQueue(sqs, f"{queue}-dead.fifo", FifoQueue="true")
-    site = make_site({"task_default_queue": name})
-    site.queue = name
-    site.create_queue(FifoQueue="true", RedrivePolicy=dead.policy(10))
+    site = make_fifo_site({"RedrivePolicy": dead.policy(10)})
     for key, group in (("a", "one"), ("b", "one"), ("c", "two")):
         send(site, "once", key, MessageGroupId=group)
     site.start("letters", pool="solo")

@@ -4,22 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from support.faults import lose_response
-
-
-@pytest.fixture
-def make_fifo_site(make_site, queue):
-    """A site whose queue is a FIFO queue, and which sends to groups of it."""
-
-    def make(**options):
-        name = f"{queue[:60]}.fifo"
-        site = make_site({"task_default_queue": name}, **options)
-        site.queue = name
-        site.create_queue(FifoQueue="true")
-        return site
-
-    return make
 
 
 def send(site, group, task, *args):

@@ -1,4 +1,4 @@
-"""Receiving and settling: in batches, by threads of their own, with exact numbers of requests."""
+"""Receiving and settling: in order, by few threads, with one reservation for all queues."""
 
 from __future__ import annotations
 
@@ -8,28 +8,6 @@ from pathlib import Path
 import pytest
 from support.faults import error
 from support.processes import wait_until
-
-
-def test_short_tasks_cost_a_fifth_of_a_request_each(make_site):
-    site = make_site(settle_window=5)
-    for key in range(130):
-        site.send("quick", key)
-    site.start(concurrency=2, prefetch_multiplier=5)
-    site.diary.wait_for("started", 130, timeout=60)
-    site.proxy.wait_for(lambda _: sum(entries(site)) == 130)
-    polls = site.proxy.calls("ReceiveMessage", queue=site.queue)
-    brought = [number for poll in polls if (number := len(poll.response.get("Messages", [])))]
-    assert sum(brought) == 130
-    while sum(brought) > 100:  # the first find out how long a task takes
-        del brought[0]
-    assert len(brought) <= 15
-    assert len(entries(site)) <= 18
-    assert site.proxy.count("ChangeMessageVisibilityBatch") == 0
-
-
-def entries(site):
-    """How many each delete had."""
-    return [len(call.request["Entries"]) for call in site.proxy.calls("DeleteMessageBatch")]
 
 
 @pytest.mark.own_pool
