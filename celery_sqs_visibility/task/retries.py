@@ -100,7 +100,9 @@ class RetryDecisions(Task):  # type: ignore[type-arg]  # it takes none at run ti
     ) -> float | None:
         """Seconds to hide the message of a failed run; `None`: the rest of its visibility timeout."""
         # An error of a rule must not take the place of the task's own.
-        failed = partial(logger.exception, "error_visibility_timeout of task %s failed", self.name)
+        failed = partial(
+            logger.exception, "error_visibility_timeout of task %s failed; the next rule decides", self.name
+        )
         delay = choose_delay(
             self._delay_rules, request.retries, exc, explicit=explicit, countdown=countdown, failed=failed
         )

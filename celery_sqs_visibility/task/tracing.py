@@ -153,7 +153,7 @@ def log_errors(task: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
         except Exception:
             if not is_delivery(task):
                 raise
-            logger.exception("%s of task %s failed", handler.__name__, task.name)
+            logger.exception("%s of task %s failed; the outcome stays as stored", handler.__name__, task.name)
 
     return handle
 
@@ -205,7 +205,9 @@ def _store(task: Any, request: dict[str, Any], result: Any, state: str) -> None:
     try:
         task.backend.store_result(request["id"], result, state, request=context)
     except Exception:
-        logger.exception("state %s of task %s[%s] could not be stored", state, task.name, request["id"])
+        logger.exception(
+            "state %s of task %s[%s] could not be stored; the run goes on", state, task.name, request["id"]
+        )
 
 
 def _raised(retry: Retry, record: Callable[[], ExceptionInfo]) -> ExceptionInfo:
