@@ -1,23 +1,22 @@
-"""What a running task can know and do about its message: `self.visibility`."""
+"""A running task's view of its message: `self.visibility`."""
 
 from __future__ import annotations
 
 import math
 import threading
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from celery.app.task import Context
 from celery.exceptions import Reject
 
 from celery_sqs_visibility.delivery.lease_table import Lease, lease_table, spawned_lease_table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
-#: Seconds that SQS may take to extend a message, an error and another attempt included.
-EXTEND_TIMEOUT = 10.0
+#: SQS may take this long to extend a message, an error and another attempt included.
+EXTEND_TIMEOUT_SECONDS = 10.0
 
-#: Seconds between looks at whether it has.
-LOOK_AGAIN = 0.005
+#: Between two looks at whether SQS has extended it.
+EXTEND_CHECK_SECONDS = 0.005
 
 
 class VisibilityLostError(Exception):
@@ -28,22 +27,17 @@ class Visibility:
     """The lease of a running task's message. Works in every pool; makes no request to SQS itself.
 
     On any other broker, called directly or eagerly, nothing ever lapses: `remaining()` is infinite.
-
-    Args:
-        request: the task's.
     """
 
-    def __init__(self, request: Context) -> None:
+    def __init__(self, request: Any) -> None:
         key = request.visibility_lease
         self._from_sqs = request.sqs is not None
         self._lease_table = lease_table() or (None if key is None else spawned_lease_table(key))
-        self._lease: Lease | None = (
-            None if key is None or self._lease_table is None else self._lease_table.lease(key)
-        )
+        self._lease: Lease | None = self._lease_table.lease(key) if key and self._lease_table else None
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is shutting down: after `shutdown_timeout` the message is handed back anyway.
+        """Whether the worker is shutting down: after `shutdown_timeout` the message is released anyway.
 
         A long task looks at it now and then, saves its place, and calls `release()`.
         """
@@ -61,13 +55,14 @@ class Visibility:
         """
         if self._lease is None:
             return math.inf
+        # Read before `lost`: of a lease that is over, another delivery's deadline may be read here.
         seconds = self._lease.deadline - SYSTEM_CLOCK.monotonic()
         return 0.0 if self._lease.lost else max(0.0, seconds)
 
     def extend(self, seconds: float) -> float:
-        """Keep the message hidden for that many seconds from now, at least: never shortens.
+        """Keep the message hidden for at least that many seconds from now. Never shortens.
 
-        Needed where the heartbeat is off, or before something that keeps the whole worker from extending.
+        Needed where the heartbeat is off, or before code that keeps the whole worker from extending.
 
         Returns:
             `remaining()`, which is less than asked for where SQS's 12 hours end before.
@@ -81,31 +76,33 @@ class Visibility:
         """
         if not 0 <= seconds <= VISIBILITY_HORIZON:
             raise ValueError(f"expected 0 to {VISIBILITY_HORIZON} seconds (SQS's 12 hours), got {seconds!r}")
-        lease = self._lease
-        if lease is None:
+        if self._lease is None:
             if self._from_sqs:
                 raise RuntimeError("the message cannot be extended from here: its worker gave it no lease")
             return math.inf
-        now = SYSTEM_CLOCK.monotonic()
-        if not self.lost and lease.deadline < now + seconds:
-            lease.want(now + seconds)
-            pause = threading.Event()
-            while lease.wanted and not self.lost:
-                if SYSTEM_CLOCK.monotonic() > now + EXTEND_TIMEOUT:
-                    raise TimeoutError(
-                        f"SQS has not confirmed within {EXTEND_TIMEOUT:g} s that the message is hidden for "
-                        f"{seconds:g} s; it is for {self.remaining():.1f} s"
-                    )
-                pause.wait(LOOK_AGAIN)
+        until = SYSTEM_CLOCK.monotonic() + seconds
+        if not self.lost and self._lease.deadline < until:
+            self._lease.want(until)
+            self._wait_for_extension(self._lease, seconds)
         if self.lost:
             raise VisibilityLostError("the message's visibility has lapsed: another worker may have it")
         return self.remaining()
 
+    def _wait_for_extension(self, lease: Lease, seconds: float) -> None:
+        give_up_at = SYSTEM_CLOCK.monotonic() + EXTEND_TIMEOUT_SECONDS
+        while lease.wanted and not self.lost:
+            if SYSTEM_CLOCK.monotonic() > give_up_at:
+                raise TimeoutError(
+                    f"SQS has not confirmed within {EXTEND_TIMEOUT_SECONDS:g} s that the message is hidden "
+                    f"for {seconds:g} s; it is for {self.remaining():.1f} s"
+                )
+            threading.Event().wait(EXTEND_CHECK_SECONDS)
+
     def release(self) -> NoReturn:
         """End the run and give the message back: it is visible again at once, to any worker.
 
-        The task runs again from its beginning, so save the place first. SQS counts it as a receive, and so it
-        counts as an attempt.
+        The task runs again from its beginning, so save the place first. SQS counts a release as a receive, so
+        it counts as an attempt.
 
         Raises:
             Reject: always; let it pass. It is Celery's own, with `requeue=True`.

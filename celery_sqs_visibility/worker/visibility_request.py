@@ -29,7 +29,7 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
-from celery_sqs_visibility.task.base import EVERY_EXCEPTION
+from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.worker.request import DeliveryRequest, exception_of
 

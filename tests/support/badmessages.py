@@ -234,25 +234,12 @@ S3 = {
             "eventName": "ObjectCreated:Put",
             "userIdentity": {"principalId": "AIDAJDPLRKLG7UEXAMPLE"},
             "requestParameters": {"sourceIPAddress": "172.16.0.1"},
-            "responseElements": {
-                "x-amz-request-id": "C3D13FE58DE4C810",
-                "x-amz-id-2": "FMyUVURIY8/IgAtTv8xRjskZ",
-            },
+            "responseElements": {"x-amz-request-id": "C3D13FE58DE4C810"},
             "s3": {
                 "s3SchemaVersion": "1.0",
                 "configurationId": "testConfigRule",
-                "bucket": {
-                    "name": "amzn-s3-demo-bucket",
-                    "ownerIdentity": {"principalId": "A3NL1KOZZKExample"},
-                    "arn": "arn:aws:s3:::amzn-s3-demo-bucket",
-                },
-                "object": {
-                    "key": "HappyFace.jpg",
-                    "size": 1024,
-                    "eTag": "d41d8cd98f00b204e9800998ecf8427e",
-                    "versionId": "096fKKXTRTtl3on89fVO.nfljtsv6qko",
-                    "sequencer": "0055AED6DCD90281E5",
-                },
+                "bucket": {"name": "amzn-s3-demo-bucket", "arn": "arn:aws:s3:::amzn-s3-demo-bucket"},
+                "object": {"key": "HappyFace.jpg", "size": 1024, "sequencer": "0055AED6DCD90281E5"},
             },
         }
     ]

@@ -17,12 +17,7 @@ START_SECONDS = 60  # importing moto takes seconds on a busy machine
 
 
 class MotoServer:
-    """An SQS endpoint on 127.0.0.1. `start()` returns when it answers; a context manager.
-
-    Args:
-        directory: where its log goes.
-        port: a free one is picked when it is not given.
-    """
+    """An SQS endpoint on 127.0.0.1. `start()` returns when it answers; a context manager."""
 
     def __init__(self, directory: Path, port: int | None = None) -> None:
         self.port = port or free_port()
@@ -42,25 +37,15 @@ class MotoServer:
     def stop(self) -> None:
         self.process.stop()
 
-    def reset(self) -> None:
-        """Forget every queue and message."""
-        status = self._request("POST", "/moto-api/reset")
-        if status != http.client.OK:
-            raise RuntimeError(f"moto answered its reset with status {status}")
-
     def _answers(self) -> bool:
         if not self.process.running:
             raise RuntimeError(f"moto exited with {self.process.returncode}. Its log:\n{self.process.log}")
-        try:
-            return self._request("GET", "/moto-api/data.json") == http.client.OK
-        except OSError:
-            return False
-
-    def _request(self, method: str, path: str) -> int:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
-            connection.request(method, path)
-            return connection.getresponse().status
+            connection.request("GET", "/moto-api/data.json")
+            return connection.getresponse().status == http.client.OK
+        except OSError:
+            return False
         finally:
             connection.close()
 

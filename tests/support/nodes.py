@@ -25,13 +25,8 @@ if TYPE_CHECKING:
 class LocalProcess:
     """A process that looks like a container of docker-py.
 
-    Args:
-        name: also of its log file.
-        command: the program and its arguments; `%h` in them becomes the short id, as a container's
-            host name would, so that two workers of one host do not share a node name.
-        directory: where it runs and logs.
-        env: added to this process's environment.
-        port: where it listens, if it does; `host_url`s are made of it.
+    `%h` in its command becomes the short id, as a container's host name would, so that two workers of one
+    host do not share a node name.
     """
 
     def __init__(

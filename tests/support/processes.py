@@ -79,15 +79,7 @@ _guard = _Guard()
 
 
 class GuardedProcess:
-    """A command in its own process group, its output in a file, surely gone after `stop()`.
-
-    Args:
-        command: the program and its arguments.
-        log_path: where stdout and stderr go; appended to, so that it spans restarts.
-        env: the whole environment, or `None` for this process's.
-        cwd: the working directory, or `None` for this process's.
-        stdin: what it reads from, as for `subprocess.Popen`.
-    """
+    """A command in its own process group, surely gone after `stop()`; its log is appended to."""
 
     def __init__(
         self,

@@ -57,11 +57,7 @@ class Call:
 
 
 class FaultProxy:
-    """The proxy; a context manager. Everything here may be called from any thread.
-
-    Args:
-        upstream_url: the emulator, `http://127.0.0.1:port`.
-    """
+    """The proxy before an emulator, `http://127.0.0.1:port`; a context manager. Any thread may call it."""
 
     def __init__(self, upstream_url: str) -> None:
         parts = urlsplit(upstream_url)
@@ -125,14 +121,9 @@ class FaultProxy:
         times: int | None = None,
         rate: float = 1.0,
     ) -> Injection:
-        """Put a fault (see `support.faults`) in the way of these actions, or of all.
+        """Have a fault (see `support.faults`) meet these actions, or all; only the first `times`, or a share.
 
-        Args:
-            fault: what happens.
-            actions: API actions, such as "ReceiveMessage"; none means every call.
-            queue: only calls that name this queue.
-            times: only the first so many calls that match.
-            rate: only this share of them, 0 to 1, the same ones in every run.
+        The share, `rate`, hits the same calls in every run. With `queue`, only calls that name it are hit.
         """
         injection = Injection(fault, actions, queue, times, rate)
         with self._lock:

@@ -38,18 +38,9 @@ class RedisServer(NamedTuple):
 def redis_server(directory):
     """Start one, which keeps nothing on disk."""
     port = free_port()
-    command = [
-        redis_program(),
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-    ]
-    process = GuardedProcess([*command, "--dir", str(directory)], Path(directory) / "redis.log")
+    options = f"--port {port} --bind 127.0.0.1 --appendonly no --dir".split()
+    command = [redis_program(), "--save", "", *options, str(directory)]
+    process = GuardedProcess(command, Path(directory) / "redis.log")
     process.start()
 
     def answers():

@@ -19,12 +19,9 @@ HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length"
 
 
 class Relay:
-    """One connection of a worker, and the one to the emulator that serves it.
+    """One connection of a worker, which it closes, and the one to the emulator that serves it.
 
-    Args:
-        client: the accepted connection; the relay closes it.
-        upstream: host and port of the emulator.
-        answer: gives a request its answer, by way of the function it is handed or without.
+    `answer` gives a request its answer, by way of the function it is handed or without.
     """
 
     def __init__(

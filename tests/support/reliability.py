@@ -95,11 +95,11 @@ def report(
         node: the test's.
         diary: where the tasks note `started` and `ended`, with their `key`.
         workers: those the test started.
-        fault: what happened.
-        done: what was done about it.
+        fault: the table's first column.
+        done: its second.
         keys: of the messages that were sent.
         seconds: from the fault's end until work went on.
-        ended: what a task that is done notes.
+        ended: the note of a task that is done.
         kept: how many of those that are not done a queue still has, or a dead-letter queue.
         runs: how often a task may begin because it fails; those that note `failing` need not be told of.
     """

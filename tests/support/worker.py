@@ -30,19 +30,12 @@ class WorkerProcess:
 
     Args:
         module: the task module, importable from `tests/tasks`, `tests`, the root or `import_paths`.
-        log_path: where its output goes.
-        pool: prefork, threads, solo, gevent or eventlet.
-        concurrency: slots of the pool.
-        queues: what it consumes; none given means the app's own default.
-        prefetch_multiplier: `--prefetch-multiplier`, unless `None`.
+        queues: those it consumes; none given means the app's own default.
         name: the part of the node name before the `@`; unique by default.
         loglevel: INFO is the least that says "ready".
-        extra_args: appended to the command line.
         config: Celery settings, for modules that make their app with `support.app.make_app`.
         endpoint: becomes AWS_ENDPOINT_URL_SQS.
         env: further environment variables; these win.
-        import_paths: further directories to import from; these come first.
-        stdin: what it reads from, as for `subprocess.Popen`: a terminal, for one.
     """
 
     def __init__(

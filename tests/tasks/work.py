@@ -8,7 +8,7 @@ import threading
 import time
 
 from celery import Task
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
 from support.app import make_app
 from support.diary import note
@@ -28,7 +28,7 @@ class Unpicklable(Exception):
 
     def __init__(self, one, two):
         super().__init__("cannot be pickled")
-        self.lock = __import__("threading").Lock()
+        self.lock = threading.Lock()
 
 
 class Later(Exception):
@@ -146,30 +146,6 @@ def retrying(self, key, countdown=1, **changes):
     note("done", key=key)
 
 
-@app.task(bind=True, error_visibility_timeout=1, dont_autoretry_for=(Trouble,))
-def not_for_trouble(self, key):
-    return fail_until(self, key, 1)
-
-
-@app.task(bind=True, error_visibility_timeout=1, autoretry_for=(OSError,))
-def only_for_os_errors(self, key, os_error):
-    return fail_until(self, key, 1, error=OSError if os_error else Trouble)
-
-
-@app.task(bind=True)
-def ignoring(self, key):
-    started(self, key)
-    raise Ignore
-
-
-@app.task(bind=True)
-def rejecting(self, key, requeue=False):
-    started(self, key)
-    if requeue and self.request.delivery_info["redelivered"]:
-        return
-    raise Reject("not for me", requeue=requeue)
-
-
 @app.task(bind=True, error_visibility_timeout=1, soft_time_limit=3)
 def softly_limited(self, key):
     started(self, key)
@@ -179,22 +155,6 @@ def softly_limited(self, key):
         except SoftTimeLimitExceeded:
             note("limit", key=key)
             raise
-    note("done", key=key)
-
-
-@app.task(bind=True, error_visibility_timeout=1, time_limit=5)
-def limited(self, key, times=1):
-    started(self, key)
-    if self.request.retries < times:
-        time.sleep(30)
-    note("done", key=key)
-
-
-@app.task(bind=True, error_visibility_timeout=1, max_retries=2)
-def killed(self, key, times=1):
-    started(self, key)
-    if self.request.retries < times:
-        kill_self()
     note("done", key=key)
 
 
@@ -234,12 +194,6 @@ def slow_then_failing(self, key, seconds):
     return fail_until(self, key, 1)
 
 
-@app.task(bind=True, max_retries=None)
-def retrying_twice_at_most(self, key):
-    started(self, key)
-    raise self.retry(countdown=1, max_retries=2)
-
-
 class Prepared(VisibilityTask):
     """Has a `__call__` and a `before_start` of its own, as users have."""
 
@@ -259,12 +213,6 @@ class Prepared(VisibilityTask):
 def prepared(self, key):
     started(self, key)
     note("done", key=key)
-
-
-@app.task(bind=True, max_retries=0, reject_on_worker_lost=True)
-def hopeless_child(self, key):
-    started(self, key)
-    kill_self()
 
 
 @app.task(bind=True, max_retries=0)
@@ -403,7 +351,7 @@ def publishing_many(self, key, count):
 def replaced_in_a_block(self, key):
     started(self, key)
     with publish_batch(self.app):
-        quick.delay(f"beside {key}")
+        quick.delay(f"with {key}")
         raise self.replace(quick.si(f"in place of {key}"))
 
 
@@ -412,7 +360,7 @@ def retried_with_other_arguments_in_a_block(self, key, again=False):
     started(self, key)
     if not again:
         with publish_batch(self.app):
-            quick.delay(f"beside {key}")
+            quick.delay(f"with {key}")
             raise self.retry(args=(f"{key} again", True), countdown=0)
 
 
@@ -420,7 +368,7 @@ def retried_with_other_arguments_in_a_block(self, key, again=False):
 def rejected_in_a_block(self, key):
     started(self, key)
     with publish_batch(self.app):
-        quick.delay(f"beside {key}")
+        quick.delay(f"with {key}")
         raise Reject("it is of no use", requeue=False)
 
 
@@ -429,5 +377,5 @@ def retried_in_a_block(self, key):
     started(self, key)
     if self.request.retries < 1:
         with publish_batch(self.app):
-            quick.delay(f"beside {key}")
+            quick.delay(f"with {key}")
             raise self.retry(countdown=1)

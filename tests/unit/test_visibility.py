@@ -14,7 +14,7 @@ from support.clock import FakeClock
 from celery_sqs_visibility import VisibilityLostError, VisibilityTask, visibility
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
-from celery_sqs_visibility.visibility import EXTEND_TIMEOUT, Visibility
+from celery_sqs_visibility.visibility import EXTEND_TIMEOUT_SECONDS, Visibility
 
 LEFT = 30.0
 
@@ -37,23 +37,23 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def seats(monkeypatch):
-    seats = LeaseTable()
-    monkeypatch.setattr(visibility, "lease_table", lambda: seats)
-    yield seats
-    for end in seats._pipe:
+def table(monkeypatch):
+    table = LeaseTable()
+    monkeypatch.setattr(visibility, "lease_table", lambda: table)
+    yield table
+    for end in table._pipe:
         os.close(end)
 
 
 @pytest.fixture
-def lease(seats, clock):
+def lease(table, clock):
     """A lease whose every wish is granted."""
 
     def grant(until):
         lease.deadline = until
         lease.answered(until)
 
-    lease = seats.take(clock.monotonic() + LEFT, grant)
+    lease = table.take(clock.monotonic() + LEFT, grant)
     return lease
 
 
@@ -93,12 +93,12 @@ class TestElsewhere:
         monkeypatch.setattr(visibility, "lease_table", lambda: None)
         assert not Visibility(Context()).stopping
 
-    def test_a_task_of_another_broker_in_this_worker_sees_the_shutdown_all_the_same(self, seats):
-        seats.stop()
+    def test_a_task_of_another_broker_in_this_worker_sees_the_shutdown_all_the_same(self, table):
+        table.stop()
         assert Visibility(Context()).stopping
 
 
-def test_what_has_no_lease_though_it_is_of_sqs_cannot_be_extended_and_says_so(seats):
+def test_what_has_no_lease_though_it_is_of_sqs_cannot_be_extended_and_says_so(table):
     seen = Visibility(Context(sqs={"queue": "q"}))
     assert (seen.lost, seen.remaining()) == (False, math.inf)
     with pytest.raises(RuntimeError, match="its worker gave it no lease"):
@@ -122,16 +122,16 @@ def test_what_was_told_lost_is_lost_before_its_time(seen, lease):
     assert seen.remaining() == 0
 
 
-def test_a_lease_that_is_over_is_lost_whoever_has_its_seat(seen, lease, seats, clock):
+def test_a_lease_that_is_over_is_lost_whoever_has_its_row(seen, lease, table, clock):
     lease.end()
-    seats.take(clock.monotonic() + 600, lambda _until: None)
+    table.take(clock.monotonic() + 600, lambda _until: None)
     assert seen.lost
     assert seen.remaining() == 0
 
 
-def test_the_shutdown_is_seen(seen, seats):
+def test_the_shutdown_is_seen(seen, table):
     assert not seen.stopping
-    seats.stop()
+    table.stop()
     assert seen.stopping
 
 
@@ -139,23 +139,23 @@ def test_an_extension_tells_what_is_left(seen):
     assert seen.extend(600) == 600
 
 
-def test_less_than_what_is_left_is_not_asked_for(seats, clock):
-    lease = seats.take(clock.monotonic() + LEFT, lambda _until: pytest.fail("nobody needs that"))
+def test_less_than_what_is_left_is_not_asked_for(table, clock):
+    lease = table.take(clock.monotonic() + LEFT, lambda _until: pytest.fail("nobody needs that"))
     assert Visibility(Context(visibility_lease=lease.key)).extend(LEFT - 1) == LEFT
 
 
-def test_where_the_horizon_is_nearer_it_tells_the_less(seats, clock):
+def test_where_the_horizon_is_nearer_it_tells_the_less(table, clock):
     def grant_less(until):
         lease.deadline = until - 500
         lease.answered(until)
 
-    lease = seats.take(clock.monotonic() + LEFT, grant_less)
+    lease = table.take(clock.monotonic() + LEFT, grant_less)
     assert Visibility(Context(visibility_lease=lease.key)).extend(600) == 100
 
 
 @pytest.mark.parametrize("seconds", [-1, VISIBILITY_HORIZON + 1, math.nan, math.inf])
 @pytest.mark.parametrize("where", ["seen", "elsewhere"])
-def test_bad_values_are_refused_on_sqs_and_elsewhere(request, seats, where, seconds):
+def test_bad_values_are_refused_on_sqs_and_elsewhere(request, table, where, seconds):
     asked = request.getfixturevalue("seen") if where == "seen" else Visibility(Context())
     with pytest.raises(ValueError, match="expected 0 to 43200 seconds"):
         asked.extend(seconds)
@@ -168,28 +168,28 @@ def test_it_is_too_late_for_what_is_lost(seen, lease):
     assert lease.wanted == 0
 
 
-def test_what_is_lost_while_it_waits_is_told_lost(seats, clock):
+def test_what_is_lost_while_it_waits_is_told_lost(table, clock):
     def lose(until):
         lease.lost = True
         lease.answered(until)
 
-    lease = seats.take(clock.monotonic() + LEFT, lose)
+    lease = table.take(clock.monotonic() + LEFT, lose)
     with pytest.raises(VisibilityLostError):
         Visibility(Context(visibility_lease=lease.key)).extend(600)
 
 
-def test_what_was_lost_a_moment_before_it_asked_is_told_so_although_nobody_answers(seats, clock):
+def test_what_was_lost_a_moment_before_it_asked_is_told_so_although_nobody_answers(table, clock):
     def lose(_until):
         lease.lost = True
 
-    lease = seats.take(clock.monotonic() + LEFT, lose)
+    lease = table.take(clock.monotonic() + LEFT, lose)
     with pytest.raises(VisibilityLostError):
         Visibility(Context(visibility_lease=lease.key)).extend(600)
 
 
-def test_an_extension_that_sqs_does_not_confirm_times_out_and_stays_wanted(seats, clock):
-    lease = seats.take(clock.monotonic() + LEFT, lambda _until: None)
-    clock.step = EXTEND_TIMEOUT / 5
+def test_an_extension_that_sqs_does_not_confirm_times_out_and_stays_wanted(table, clock):
+    lease = table.take(clock.monotonic() + LEFT, lambda _until: None)
+    clock.step = EXTEND_TIMEOUT_SECONDS / 5
     with pytest.raises(
         TimeoutError, match="SQS has not confirmed within 10 s that the message is hidden for 600 s"
     ):

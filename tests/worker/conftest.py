@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 
 import pytest
 
@@ -38,6 +39,14 @@ class Site:
 
     def create_queue(self, **attributes):
         return self.sqs.create_queue(QueueName=self.queue, Attributes=attributes)["QueueUrl"]
+
+    def create_queue_with_dead_letters(self, receives):
+        """Create the queue with a redrive policy of that many receives; the URL of its dead-letter queue."""
+        url = self.sqs.create_queue(QueueName=f"{self.queue}-dead")["QueueUrl"]
+        answer = self.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        policy = {"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": receives}
+        self.create_queue(RedrivePolicy=json.dumps(policy))
+        return url
 
     def counts(self, url=None):
         """Messages visible and hidden."""
@@ -81,5 +90,19 @@ def make_site(queue, proxy, diary, sqs, start_worker, producer, tmp_path):
             **(settings or {}),
         }
         return Site(queue, config, proxy, diary, sqs, start_worker, producer(config))
+
+    return make
+
+
+@pytest.fixture
+def make_fifo_site(make_site, queue):
+    """A site whose queue is a FIFO queue."""
+
+    def make(attributes=None, **options):
+        name = f"{queue[:60]}.fifo"
+        site = make_site({"task_default_queue": name}, **options)
+        site.queue = name
+        site.create_queue(FifoQueue="true", **(attributes or {}))
+        return site
 
     return make

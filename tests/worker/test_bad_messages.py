@@ -1,4 +1,4 @@
-"""What is no task neither harms the worker, nor is in the way of tasks, nor is lost."""
+"""What is no task neither harms the worker, nor delays tasks, nor is lost."""
 
 from __future__ import annotations
 
@@ -26,15 +26,6 @@ WAVE = 100
 GOOD = 5
 #: How a failed task's dead letter is called.
 FAILED = "failed task "
-
-
-def with_dead_letters(site, sqs, receives):
-    """Create the queue with a dead-letter queue; the latter's URL."""
-    url = sqs.create_queue(QueueName=f"{site.queue}-dead")["QueueUrl"]
-    arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    policy = {"deadLetterTargetArn": arn, "maxReceiveCount": receives}
-    site.create_queue(RedrivePolicy=json.dumps(policy))
-    return url
 
 
 def send(sqs, url, bodies):
@@ -91,7 +82,7 @@ def waves(bodies):
 def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once(make_site, sqs, reliability):
     # Those that are tasks have one id: two that fail at once would spoil its result, which is a file.
     site = make_site({"task_ignore_result": True}, visibility_timeout=60)
-    dead_url = with_dead_letters(site, sqs, receives=1)
+    dead_url = site.create_queue_with_dead_letters(receives=1)
     worker = site.start()
     children = sorted(worker.children())
     sent, moved, tasks_moved, keys_of_good = set(), Counter(), 0, []
@@ -169,12 +160,29 @@ def seconds_since_the_first(site):
 #: The one that is a task, and fails.
 TASK = "arguments of another task"
 PADDING = "x" * (MESSAGE_BYTES - len('{"a":""}'))
+
+
+def with_headers(**headers):
+    return encoded(envelope(body_of(), headers=headers))
+
+
+def with_part(name, value):
+    return encoded({**envelope(body_of()), name: value})
+
+
+def bomb(method, body):
+    """More than may be in a body, compressed."""
+    return encoded(envelope(body, headers={"compression": method})), TOO_LARGE
+
+
+TOO_LARGE = "larger than 67108864 bytes when decompressed"
+NEITHER = "neither a JSON object nor base64 of one"
+NOT_LIMITS = "'timelimit' should be"
+UNDECODABLE = "cannot be decoded"
+#: A body, and what the reason of its dead letter says.
 EACH = {
-    "not base64": ("§ no base64 §", "neither a JSON object nor base64 of one"),
-    "base64 of something": (
-        base64.b64encode(b"\xff\x00\xfe").decode(),
-        "neither a JSON object nor base64 of one",
-    ),
+    "not base64": ("§ no base64 §", NEITHER),
+    "base64 of something": (base64.b64encode(b"\xff\x00\xfe").decode(), NEITHER),
     "not JSON": ("{not JSON}", "its body is not JSON"),
     "not JSON in base64": (base64.b64encode(b"not JSON").decode(), "its body is not JSON"),
     "JSON of somebody": ('{"a": 1}', "has no 'properties'"),
@@ -184,66 +192,39 @@ EACH = {
     "EventBridge": (json.dumps(badmessages.EVENTBRIDGE), "its body is an EventBridge event"),
     "no headers": (encoded(badmessages.without("headers")), "its headers name no task"),
     "no id": (encoded(badmessages.without("headers", "id")), "'id' is missing"),
-    "headers of a wrong type": (
-        encoded({**envelope(body_of()), "headers": [1]}),
-        "its headers should be a JSON object",
-    ),
-    "unknown task": (
-        encoded(envelope(body_of(), headers={"task": "no.such"})),
-        "task 'no.such' is not registered",
-    ),
+    "headers of a wrong type": (with_part("headers", [1]), "its headers should be a JSON object"),
+    "unknown task": (with_headers(task="no.such"), "task 'no.such' is not registered"),
     "content not accepted": (
-        encoded({**envelope(body_of()), "content-type": "application/x-python-serialize"}),
+        with_part("content-type", "application/x-python-serialize"),
         "Refusing to deserialize untrusted content of type pickle",
     ),
-    "content of no type": (
-        encoded({**envelope(body_of()), "content-type": 5}),
-        "its content-type should be text",
-    ),
-    "retries": (encoded(envelope(body_of(), headers={"retries": "abc"})), "'retries' should be a number"),
-    "time limit": (encoded(envelope(body_of(), headers={"timelimit": ["1", 2]})), "'timelimit' should be"),
-    "one time limit": (encoded(envelope(body_of(), headers={"timelimit": [1]})), "'timelimit' should be"),
-    "eta": (encoded(envelope(body_of(), headers={"eta": "soon"})), "'eta' should be a time"),
-    "expires": (encoded(envelope(body_of(), headers={"expires": [1]})), "'expires' should be a time"),
-    "id": (encoded(envelope(body_of(), headers={"id": {"a": 1}})), "'id' should be text"),
-    "stamps": (
-        encoded(envelope(body_of(), headers={"stamped_headers": [[1]]})),
-        "'stamped_headers' should be",
-    ),
-    "method": (encoded(envelope(body_of(), headers={"get": 5})), "'get' cannot be a header"),
+    "content of no type": (with_part("content-type", 5), "its content-type should be text"),
+    "retries": (with_headers(retries="abc"), "'retries' should be a number"),
+    "time limit": (with_headers(timelimit=["1", 2]), NOT_LIMITS),
+    "one time limit": (with_headers(timelimit=[1]), NOT_LIMITS),
+    "eta": (with_headers(eta="soon"), "'eta' should be a time"),
+    "expires": (with_headers(expires=[1]), "'expires' should be a time"),
+    "id": (with_headers(id={"a": 1}), "'id' should be text"),
+    "stamps": (with_headers(stamped_headers=[[1]]), "'stamped_headers' should be"),
+    "method": (with_headers(get=5), "'get' cannot be a header"),
     "args": (encoded(envelope(["args", {}, {}])), "'args' should be a list"),
     "kwargs": (encoded(envelope([[], [1], {}])), "'kwargs' should be an object"),
     "chain": (
         encoded(envelope(body_of(embedded={"chain": [{"task": 5}]}))),
         "'chain' should be a list of signatures",
     ),
-    "body": (encoded(envelope(b"\xff\xfe")), "its content cannot be decoded"),
-    "body_encoding": (
-        encoded(envelope(body_of(), properties={"body_encoding": "base65"})),
-        "cannot be decoded",
-    ),
+    "body": (encoded(envelope(b"\xff\xfe")), f"its content {UNDECODABLE}"),
+    "body_encoding": (encoded(envelope(body_of(), properties={"body_encoding": "base65"})), UNDECODABLE),
     "deep headers": (
         '{"properties": {}, "headers": {"x": ' + nested(700) + "}}",
         "nested more than 100 levels deep",
     ),
-    "deep arguments": (
-        encoded(envelope(f'[["k", {nested(5000)}], {{}}, {{}}]'.encode())),
-        "cannot be decoded",
-    ),
-    "protocol 1": (encoded(envelope(old_body(timelimit="ab"), protocol=1)), "'timelimit' should be"),
+    "deep arguments": (encoded(envelope(f'[["k", {nested(5000)}], {{}}, {{}}]'.encode())), UNDECODABLE),
+    "protocol 1": (encoded(envelope(old_body(timelimit="ab"), protocol=1)), NOT_LIMITS),
     "protocol 1 without an id": (encoded(envelope(old_body(id=None), protocol=1)), "'id' is missing"),
-    "gzip bomb": (
-        encoded(envelope(zlib.compress(bytes(5 * LARGEST_BODY), 9), headers={"compression": "gzip"})),
-        "larger than 67108864 bytes when decompressed",
-    ),
-    "bzip2 bomb": (
-        encoded(envelope(bz2.compress(bytes(LARGEST_BODY + 1)), headers={"compression": "bzip2"})),
-        "larger than 67108864 bytes when decompressed",
-    ),
-    "xz bomb": (
-        encoded(envelope(lzma.compress(bytes(LARGEST_BODY + 1), preset=0), headers={"compression": "xz"})),
-        "larger than 67108864 bytes when decompressed",
-    ),
+    "gzip bomb": bomb("gzip", zlib.compress(bytes(5 * LARGEST_BODY), 9)),
+    "bzip2 bomb": bomb("bzip2", bz2.compress(bytes(LARGEST_BODY + 1))),
+    "xz bomb": bomb("xz", lzma.compress(bytes(LARGEST_BODY + 1), preset=0)),
     "bomb of an encoding": (
         encoded(
             {
@@ -254,21 +235,15 @@ EACH = {
         ),
         "its content-encoding 'zlib' is not one of text",
     ),
-    "compression of no kind": (
-        encoded(envelope(body_of(), headers={"compression": "zap"})),
-        "cannot be decoded: KeyError('zap')",
-    ),
-    TASK: (
-        encoded(envelope(body_of(kwargs={"colour": "red"}))),
-        "failed at its last attempt",
-    ),
+    "compression of no kind": (with_headers(compression="zap"), f"{UNDECODABLE}: KeyError('zap')"),
+    TASK: (encoded(envelope(body_of(kwargs={"colour": "red"}))), "failed at its last attempt"),
 }
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_each_kind_is_a_dead_letter_with_a_reason_that_helps(make_site, sqs, pool, reliability):
     site = make_site(error_visibility_timeout=1)
-    dead_url = with_dead_letters(site, sqs, receives=2)
+    dead_url = site.create_queue_with_dead_letters(receives=2)
     worker = site.start(pool=pool)
     bodies = [body for body, _ in EACH.values()]
     ids = dict(
@@ -303,7 +278,7 @@ def test_a_body_at_the_size_limit_is_kept_as_it_is(make_site, sqs, reliability):
 
 def test_a_task_of_another_worker_at_the_size_limit_is_a_dead_letter_with_the_reason(make_site, sqs):
     site = make_site()
-    dead_url = with_dead_letters(site, sqs, receives=1)
+    dead_url = site.create_queue_with_dead_letters(receives=1)
     site.start()
     message = envelope(body_of(), headers={"task": "no.such"})
     message["body"] = "x" * (MESSAGE_BYTES - len(json.dumps(message)) - 10_000)

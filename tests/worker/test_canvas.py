@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -102,11 +101,9 @@ def test_a_chord_outlasts_a_worker_killed_while_it_published_the_body(redis_site
     site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
 
 
-def test_a_chord_that_is_polled_for_is_no_dead_letter(make_site, sqs):
+def test_a_chord_that_is_polled_for_is_no_dead_letter(make_site):
     site = make_site()  # its results are files
-    dead = sqs.create_queue(QueueName=f"{site.queue}-dead")["QueueUrl"]
-    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    site.create_queue(RedrivePolicy=json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3}))
+    dead = site.create_queue_with_dead_letters(receives=3)
     start(site, concurrency=3)
     chord([signature(site, "number", 1), signature(site, "number", 2, seconds=8)])(signature(site, "adding"))
     assert [entry["sum"] for entry in site.diary.wait_for("sum", timeout=60)] == [3]

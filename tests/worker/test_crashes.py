@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -21,15 +20,6 @@ KINDS = {
     "a run is out of memory, or of stack": ERRORS,
 }
 WITHOUT_PROCESSES = ["threads", "solo", "gevent", "eventlet"]
-
-
-def with_dead_letters(site, most_receives):
-    """Create the queue with a dead-letter queue; that one's URL."""
-    url = site.sqs.create_queue(QueueName=f"{site.queue}-dead")["QueueUrl"]
-    arn = site.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    policy = {"deadLetterTargetArn": arn, "maxReceiveCount": most_receives}
-    site.create_queue(RedrivePolicy=json.dumps(policy))
-    return url
 
 
 def attempts(site, key):
@@ -64,7 +54,7 @@ def test_whatever_ends_a_run_is_an_error_like_any_other(make_site, pool, ways, r
 @pytest.mark.parametrize("way", ["os._exit", "SystemExit", "MemoryError"])
 def test_a_crash_loop_ends_at_the_last_attempt_in_the_dead_letters(make_site, way, reliability):
     site = make_site(visibility_timeout=6, heartbeat_interval=5)
-    dead = with_dead_letters(site, most_receives=10)
+    dead = site.create_queue_with_dead_letters(receives=10)
     result = site.send("crashing", way, 1000)
     worker = site.start(pool="prefork")
     site.diary.wait_for("started", 3, timeout=60, key=way)
@@ -86,7 +76,7 @@ def test_a_crash_loop_ends_at_the_last_attempt_in_the_dead_letters(make_site, wa
 @pytest.mark.own_pool
 def test_a_crash_loop_ends_at_the_queues_max_receive_count_whatever_the_task_allows(make_site, reliability):
     site = make_site()
-    dead = with_dead_letters(site, most_receives=2)
+    dead = site.create_queue_with_dead_letters(receives=2)
     result = site.send("crashing", "os._exit", 1000)
     site.start(pool="prefork")
     site.proxy.wait_for(lambda _: site.counts(dead) == (1, 0), timeout=60)

@@ -13,7 +13,7 @@ MEBIBYTE = 1024 * 1024
 POOLS = pytest.mark.parametrize("pool", ["prefork", "threads"])
 
 
-class Graves:
+class DeadLetterQueue:
     """A dead-letter queue as the test sees it."""
 
     def __init__(self, sqs, name, **attributes):
@@ -55,8 +55,8 @@ class Graves:
 
 
 @pytest.fixture
-def graves(sqs, queue):
-    return Graves(sqs, f"{queue}-dead")
+def dead(sqs, queue):
+    return DeadLetterQueue(sqs, f"{queue}-dead")
 
 
 def send(site, task, *args, **options):
@@ -82,13 +82,13 @@ def receives(site):
 
 
 @POOLS
-def test_a_dead_letter_tells_all_there_is_to_know(make_site, graves, pool, reliability):
+def test_a_dead_letter_tells_all_there_is_to_know(make_site, dead, pool, reliability):
     site = make_site()
-    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.create_queue(RedrivePolicy=dead.policy(10))
     site.start("letters", pool=pool)
     before = datetime.now(timezone.utc)
     result = send(site, "twice", "a")
-    (letter,) = graves.letters(1, site.proxy)
+    (letter,) = dead.letters(1, site.proxy)
     told = texts(letter)
     assert told.pop("traceback").splitlines()[-1] == "letters.Trouble: in vain"
     first, last = (datetime.fromisoformat(told.pop(f"{which}_received")) for which in ("first", "last"))
@@ -105,44 +105,44 @@ def test_a_dead_letter_tells_all_there_is_to_know(make_site, graves, pool, relia
     }
     assert result.state == "FAILURE"
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    (copied,) = site.proxy.calls("SendMessage", queue=graves.name)
+    (copied,) = site.proxy.calls("SendMessage", queue=dead.name)
     (deleted,) = site.proxy.wait_for_calls("DeleteMessageBatch", queue=site.queue)
     assert copied.finished <= deleted.started
-    reliability("a task fails for good", "at its second attempt", ["a"], kept=graves.kept, runs=2)
+    reliability("a task fails for good", "at its second attempt", ["a"], kept=dead.kept, runs=2)
 
 
-def test_a_dead_letter_keeps_its_senders_attributes_and_group(make_site, graves):
+def test_a_dead_letter_keeps_its_senders_attributes_and_group(make_site, dead):
     site = make_site()
-    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.create_queue(RedrivePolicy=dead.policy(10))
     site.start("letters")
     trace = {"DataType": "String", "StringValue": "Root=1-5759e988"}
     send(site, "once", "a", message_attributes={"trace": trace}, MessageGroupId="tenant 7")
-    (letter,) = graves.letters(1, site.proxy)
+    (letter,) = dead.letters(1, site.proxy)
     assert letter["MessageAttributes"]["trace"] == trace
     assert letter["Attributes"]["MessageGroupId"] == "tenant 7"
     assert texts(letter)["reason"] == "failed, and is not to be retried"
 
 
-def test_a_dead_letter_can_be_sent_back_and_run(make_site, graves):
+def test_a_dead_letter_can_be_sent_back_and_run(make_site, dead):
     site = make_site()
-    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.create_queue(RedrivePolicy=dead.policy(10))
     site.start("letters")
     send(site, "twice", "a")
-    (letter,) = graves.letters(1, site.proxy)
+    (letter,) = dead.letters(1, site.proxy)
     site.sqs.send_message(QueueUrl=site.url, MessageBody=letter["Body"])
-    graves.letters(1, site.proxy)
+    dead.letters(1, site.proxy)
     # The FAILURE that the result backend has of it is the old one.
     assert [entry["retries"] for entry in site.diary.entries("started", key="a")] == [0, 1, 0, 1]
 
 
 @POOLS
-def test_what_sqs_would_refuse_is_written_out_or_cut(make_site, graves, pool):
+def test_what_sqs_would_refuse_is_written_out_or_cut(make_site, dead, pool):
     site = make_site()
-    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.create_queue(RedrivePolicy=dead.policy(10))
     site.start("letters", pool=pool)
     send(site, "deep", "a")
     send(site, "unpicklable", "b")
-    told = {texts(letter)["task"]: texts(letter) for letter in graves.letters(2, site.proxy)}
+    told = {texts(letter)["task"]: texts(letter) for letter in dead.letters(2, site.proxy)}
     deep = told["letters.deep"]
     assert len(deep) == 10
     assert deep["exception"].startswith(r"letters.Trouble: bad \x00\x0b\ud800\uffff xxx")
@@ -153,20 +153,20 @@ def test_what_sqs_would_refuse_is_written_out_or_cut(make_site, graves, pool):
     assert told["letters.unpicklable"]["exception"] == "letters.Unpicklable: one and two"
 
 
-def test_a_message_as_large_as_may_be_is_moved_too(make_site, graves, reliability):
+def test_a_message_as_large_as_may_be_is_moved_too(make_site, dead, reliability):
     site = make_site()
-    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.create_queue(RedrivePolicy=dead.policy(10))
     # base64 makes four characters of three, twice.
     left = MEBIBYTE - len(sent_body(site, "x" * 9000))
     result = send(site, "twice", "a", "x" * (9000 + left * 9 // 16 - 16))
     body = site.proxy.calls("SendMessage", queue=site.queue)[-1].request["MessageBody"]
     assert MEBIBYTE - 100 < len(body) <= MEBIBYTE
     site.start("letters")
-    told = texts(graves.letters(1, site.proxy)[0])
+    told = texts(dead.letters(1, site.proxy)[0])
     assert told["task_id"] == result.id
     assert len(told) == 10  # base64 left no room for anything, so it is JSON
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    reliability("one of 1 MiB fails for good", "no room for attributes", ["a"], kept=graves.kept, runs=2)
+    reliability("one of 1 MiB fails for good", "no room for attributes", ["a"], kept=dead.kept, runs=2)
 
 
 def sent_body(site, text):
@@ -177,71 +177,71 @@ def sent_body(site, text):
     return body
 
 
-def test_a_lost_answer_makes_a_second_copy_and_never_none(make_site, graves, reliability):
+def test_a_lost_answer_makes_a_second_copy_and_never_none(make_site, dead, reliability):
     site = make_site()
-    site.create_queue(RedrivePolicy=graves.policy(10))
-    site.proxy.inject(lose_response(), "SendMessage", queue=graves.name, times=1)
+    site.create_queue(RedrivePolicy=dead.policy(10))
+    site.proxy.inject(lose_response(), "SendMessage", queue=dead.name, times=1)
     site.start("letters")
     send(site, "twice", "a")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0) and site.proxy.count("DeleteMessageBatch"))
-    assert {texts(letter)["task"] for letter in graves.letters(2, site.proxy)} == {"letters.twice"}
-    reliability("the answer to a dead letter is lost", "so there are two", ["a"], kept=graves.kept, runs=2)
+    assert {texts(letter)["task"] for letter in dead.letters(2, site.proxy)} == {"letters.twice"}
+    reliability("the answer to a dead letter is lost", "so there are two", ["a"], kept=dead.kept, runs=2)
 
 
 @POOLS
 @pytest.mark.parametrize(("task", "runs"), [("twice", 2), ("once", 1)])
 def test_where_nobody_may_send_there_sqs_moves_it_and_it_is_not_run_again(
-    make_site, graves, pool, task, runs, reliability
+    make_site, dead, pool, task, runs, reliability
 ):
     site = make_site()
-    site.create_queue(RedrivePolicy=graves.policy(6))
-    site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=graves.name)
+    site.create_queue(RedrivePolicy=dead.policy(6))
+    site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=dead.name)
     worker = site.start("letters", pool=pool)
     result = send(site, task, "a", link_error=site.app.signature("letters.on_error"))
-    (letter,) = graves.letters(1, site.proxy)
+    (letter,) = dead.letters(1, site.proxy)
     assert texts(letter) == {}
     assert site.diary.count("started", key="a") == runs
     assert site.diary.count("errback") == 1
     assert result.state == "FAILURE"
     assert worker.log.count("cannot send to the dead-letter queue") == 1
     reliability(
-        "no `sqs:SendMessage` to dead letters", "SQS moves it itself", ["a"], kept=graves.kept, runs=runs
+        "no `sqs:SendMessage` to dead letters", "SQS moves it itself", ["a"], kept=dead.kept, runs=runs
     )
 
 
-def test_nor_is_what_a_task_rejected(make_site, graves):
+def test_nor_is_what_a_task_rejected(make_site, dead):
     site = make_site()
-    site.create_queue(RedrivePolicy=graves.policy(4))
-    denied = site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=graves.name)
+    site.create_queue(RedrivePolicy=dead.policy(4))
+    denied = site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=dead.name)
     site.start("letters")
     send(site, "rejecting", "a")
-    graves.letters(1, site.proxy)
+    dead.letters(1, site.proxy)
     assert denied.hits == 4
     assert site.diary.count("started", key="a") == 1
 
 
-def test_another_worker_does_not_run_what_could_not_be_moved(make_site, graves):
+def test_another_worker_does_not_run_what_could_not_be_moved(make_site, dead):
     site = make_site()
-    site.create_queue(RedrivePolicy=graves.policy(6))
-    denied = site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=graves.name)
+    site.create_queue(RedrivePolicy=dead.policy(6))
+    denied = site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=dead.name)
     for _ in range(2):
         site.start("letters", concurrency=1, prefetch_multiplier=1)
     send(site, "once", "a", link_error=site.app.signature("letters.on_error"))
-    graves.letters(1, site.proxy)
+    dead.letters(1, site.proxy)
     assert denied.hits == 6
     assert site.diary.count("started", key="a") == 1
     assert site.diary.count("errback") == 1
 
 
 @POOLS
-def test_a_queue_without_a_policy_has_the_one_of_the_options(make_site, graves, pool):
-    site = make_site(dead_letter_queue=graves.name)
+def test_a_queue_without_a_policy_has_the_one_of_the_options(make_site, dead, pool):
+    site = make_site(dead_letter_queue=dead.name)
     site.create_queue()
     site.start("letters", pool=pool)
     send(site, "twice", "a")
     send(site, "rejecting", "b")
     site.sqs.send_message(QueueUrl=site.url, MessageBody='{"foreign": true}')
-    told = {texts(letter)["reason"]: texts(letter) for letter in graves.letters(3, site.proxy)}
+    told = {texts(letter)["reason"]: texts(letter) for letter in dead.letters(3, site.proxy)}
     assert set(told["failed at its last attempt"]) >= {"exception", "traceback", "attempts"}
     assert told["rejected by the task"]["task"] == "letters.rejecting"
     foreign = told["its body is JSON, but not kombu's: it has no 'properties'"]
@@ -257,24 +257,24 @@ def test_a_queue_without_a_policy_has_the_one_of_the_options(make_site, graves, 
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
 
 
-def test_it_serves_where_the_redrive_policy_cannot_be_read(make_site, graves, reliability):
-    site = make_site(dead_letter_queue=graves.name)
+def test_it_serves_where_the_redrive_policy_cannot_be_read(make_site, dead, reliability):
+    site = make_site(dead_letter_queue=dead.name)
     site.create_queue()
     site.proxy.inject(error("AccessDenied", 403), "GetQueueAttributes")
     site.start("letters")
     send(site, "twice", "a")
-    graves.letters(1, site.proxy)
+    dead.letters(1, site.proxy)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    reliability("no `sqs:GetQueueAttributes`", "with `dead_letter_queue`", ["a"], kept=graves.kept, runs=2)
+    reliability("no `sqs:GetQueueAttributes`", "with `dead_letter_queue`", ["a"], kept=dead.kept, runs=2)
 
 
-def test_the_policys_queue_goes_before_that_of_the_options(make_site, graves, sqs):
-    plain = Graves(sqs, f"{graves.name}-2")
+def test_the_policys_queue_goes_before_that_of_the_options(make_site, dead, sqs):
+    plain = DeadLetterQueue(sqs, f"{dead.name}-2")
     site = make_site(dead_letter_queue=plain.name)
-    site.create_queue(RedrivePolicy=graves.policy(10))
+    site.create_queue(RedrivePolicy=dead.policy(10))
     site.start("letters")
     send(site, "twice", "a")
-    graves.letters(1, site.proxy)
+    dead.letters(1, site.proxy)
     assert site.counts(plain.url) == (0, 0)
 
 
@@ -284,34 +284,22 @@ def test_a_plain_dead_letter_queue_is_created_at_start(make_site, queue):
     assert site.sqs.get_queue_url(QueueName=f"{queue}-dead")
 
 
-def test_a_plain_dead_letter_queue_that_cannot_be_had_ends_the_worker_at_start(make_site, queue):
-    site = make_site(dead_letter_queue=f"{queue}-dead")
-    site.create_queue()
-    site.proxy.inject(error("AccessDenied", 403), "CreateQueue")
-    worker = site.start("letters", ready=False)
-    worker.wait_exit()
-    assert worker.returncode
-    assert (
-        "The queue of the transport option dead_letter_queue cannot be used: SQS has no queue" in worker.log
-    )
-
-
 @POOLS
-def test_what_the_plain_queue_refuses_is_kept(make_site, graves, pool, reliability):
-    site = make_site(dead_letter_queue=graves.name)
+def test_what_the_plain_queue_refuses_is_kept(make_site, dead, pool, reliability):
+    site = make_site(dead_letter_queue=dead.name)
     site.create_queue()
-    denied = site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=graves.name)
+    denied = site.proxy.inject(error("AccessDenied", 403), "SendMessage", queue=dead.name)
     site.start("letters", pool=pool)
     send(site, "once", "a")
     site.proxy.wait_for(lambda _: site.changes() == [3600])
     denied.remove()
     comes_back(site)
-    told = texts(graves.letters(1, site.proxy)[0])
+    told = texts(dead.letters(1, site.proxy)[0])
     assert told["reason"] == "was given up before"
     assert told["exception"] == "letters.Trouble: a"
     assert "raise Trouble(key)" in told["traceback"]
     assert site.diary.count("started", key="a") == 1
-    reliability("`dead_letter_queue` refuses", "an hour's wait cut short", ["a"], kept=graves.kept)
+    reliability("`dead_letter_queue` refuses", "an hour's wait cut short", ["a"], kept=dead.kept)
 
 
 def test_a_letter_that_fails_again_in_its_dead_letter_queue_stays_there(make_site, queue):
@@ -367,22 +355,21 @@ def test_it_is_kept_across_a_restart(make_site, backend, runs, reliability):
     reliability("`on_exhausted='keep'` and a restart", known, ["a"], kept=site.kept, runs=2)
 
 
-def test_the_dead_letters_of_a_fifo_queue_keep_their_group_and_its_order(make_site, sqs, queue, reliability):
-    name = f"{queue}.fifo"
-    graves = Graves(sqs, f"{queue}-dead.fifo", FifoQueue="true")
-    site = make_site({"task_default_queue": name})
-    site.queue = name
-    site.create_queue(FifoQueue="true", RedrivePolicy=graves.policy(10))
+def test_the_dead_letters_of_a_fifo_queue_keep_their_group_and_its_order(
+    make_fifo_site, sqs, queue, reliability
+):
+    dead = DeadLetterQueue(sqs, f"{queue}-dead.fifo", FifoQueue="true")
+    site = make_fifo_site({"RedrivePolicy": dead.policy(10)})
     for key, group in (("a", "one"), ("b", "one"), ("c", "two")):
         send(site, "once", key, MessageGroupId=group)
     site.start("letters", pool="solo")
     site.diary.wait_for("started", 3)
-    site.proxy.wait_for(lambda _: site.counts(graves.url) == (3, 0))
+    site.proxy.wait_for(lambda _: site.counts(dead.url) == (3, 0))
     # Of a group, SQS hands out one after the other.
     found = [
         (letter["Attributes"]["MessageGroupId"], texts(letter)["exception"][-1])
-        for letter in graves.letters(3, site.proxy)
+        for letter in dead.letters(3, site.proxy)
     ]
     assert sorted(found) == [("one", "a"), ("one", "b"), ("two", "c")]
     assert found.index(("one", "a")) < found.index(("one", "b"))
-    reliability("tasks of a FIFO queue fail for good", "in two groups", "abc", kept=graves.kept)
+    reliability("tasks of a FIFO queue fail for good", "in two groups", "abc", kept=dead.kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -33,10 +32,7 @@ def test_a_naive_eta_is_utc_and_clean_restarts_until_then_cost_no_attempt(make_s
 
 def test_an_eta_is_not_lost_to_a_redrive_policy_that_allows_one_receive(make_site):
     site = make_site(visibility_timeout=5, wait_time_seconds=1)
-    graves = site.sqs.create_queue(QueueName=f"{site.queue}-dead")["QueueUrl"]
-    names = ["QueueArn"]
-    arn = site.sqs.get_queue_attributes(QueueUrl=graves, AttributeNames=names)["Attributes"]["QueueArn"]
-    site.create_queue(RedrivePolicy=json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1}))
+    dead = site.create_queue_with_dead_letters(receives=1)
     site.app.send_task("work.quick", ["a"], countdown=40)
     worker = site.start(pool="solo")
     site.proxy.wait_for(lambda _: site.counts() != (1, 0))
@@ -46,4 +42,4 @@ def test_an_eta_is_not_lost_to_a_redrive_policy_that_allows_one_receive(make_sit
     (entry,) = site.diary.wait_for("started", timeout=60)
     assert entry["retries"] == 0
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert site.counts(graves) == (0, 0)
+    assert site.counts(dead) == (0, 0)

@@ -145,58 +145,41 @@ def deleted_queue(site):
     site.create_queue()
 
 
-SKEWED = error(
-    "InvalidSignatureException", 403, "Signature expired: 20260101T000000Z is now earlier than ..."
-)
+def errors(code, status=400, *, seconds=3, receives_only=False, message="injected by the test"):
+    """A row of `FAULTS`: every request, or every receive, is refused."""
+    put = in_receives if receives_only else everywhere
+    shown = f"{status} `{code}`" if status == 429 or status >= 500 else f"`{code}`"
+    asked = "receive" if receives_only else "request"
+    return put(error(code, status, message)), seconds, f"{shown} to every {asked}"
+
+
+SKEWED = "Signature expired: 20260101T000000Z is now earlier than ..."
+#: How to put a fault in place, for how many seconds, and what docs/reliability.md says of it.
 FAULTS = {
-    "throttled": (everywhere(error("RequestThrottled")), 4, "`RequestThrottled` to every request"),
-    "throttled by KMS": (in_receives(error("KmsThrottled")), 3, "`KmsThrottled` to every receive"),
-    "429": (in_receives(error("TooManyRequests", 429)), 3, "429 `TooManyRequests` to every receive"),
-    "over limit": (in_receives(error("OverLimit", 403)), 3, "`OverLimitError` to every receive"),
-    "500": (everywhere(error("InternalFailure", 500)), 4, "500 `InternalFailure` to every request"),
-    "503": (everywhere(error("ServiceUnavailable", 503)), 3, "503 `ServiceUnavailable` to every request"),
-    "an error nobody knows": (in_receives(error("SomethingNew", 400)), 3, "`SomethingNew` to every receive"),
+    "throttled": errors("RequestThrottled", seconds=4),
+    "throttled by KMS": errors("KmsThrottled", receives_only=True),
+    "429": errors("TooManyRequests", 429, receives_only=True),
+    "over limit": errors("OverLimit", 403, receives_only=True),
+    "500": errors("InternalFailure", 500, seconds=4),
+    "503": errors("ServiceUnavailable", 503),
+    "an error nobody knows": errors("SomethingNew", receives_only=True),
     "a malformed answer": (
         in_receives(lambda *_: json_answer(200, {"Messages": "none"})),
         3,
         "text where a list of messages should be",
     ),
-    "unsigned": (
-        everywhere(error("MissingAuthenticationToken", 403)),
-        3,
-        "`MissingAuthenticationToken` to every request",
-    ),
-    "invalid credentials": (
-        everywhere(error("InvalidClientTokenId", 403)),
-        6,
-        "`InvalidClientTokenId` to every request",
-    ),
-    "expired credentials": (
-        everywhere(error("ExpiredTokenException", 403)),
-        3,
-        "`ExpiredTokenException` to every request",
-    ),
-    "clock skew": (everywhere(SKEWED), 3, "`InvalidSignatureException` to every request"),
-    "no permission": (
-        everywhere(error("AccessDeniedException", 403)),
-        12,
-        "`AccessDeniedException` to every request",
-    ),
-    "no permission for the key": (
-        in_receives(error("KmsAccessDenied", 403)),
-        3,
-        "`KmsAccessDenied` to every receive",
-    ),
-    "no such queue": (everywhere(error("QueueDoesNotExist")), 3, "`QueueDoesNotExist` to every request"),
+    "unsigned": errors("MissingAuthenticationToken", 403),
+    "invalid credentials": errors("InvalidClientTokenId", 403, seconds=6),
+    "expired credentials": errors("ExpiredTokenException", 403),
+    "clock skew": errors("InvalidSignatureException", 403, message=SKEWED),
+    "no permission": errors("AccessDeniedException", 403, seconds=12),
+    "no permission for the key": errors("KmsAccessDenied", 403, receives_only=True),
+    "no such queue": errors("QueueDoesNotExist"),
     "refused": (refused, 6, "every connection refused"),
     "reset": (everywhere(reset_connection()), 4, "every connection reset before the request is read"),
     "answers lost": (answers_lost, 4, "every request carried out, its answer lost"),
     "black hole": (everywhere(black_hole()), 8, "no request answered"),
-    "a minute's throttling": (
-        everywhere(error("RequestThrottled")),
-        60,
-        "`RequestThrottled` to every request",
-    ),
+    "a minute's throttling": errors("RequestThrottled", seconds=60),
     "a long black hole": (everywhere(black_hole()), 40, "no request answered"),
 }
 

@@ -1,33 +1,18 @@
-"""SQS is the lane: one message of a group at a time, in order, whatever fails; other groups go on."""
+"""A FIFO queue: one message of a group at a time, in order, whatever fails; other groups go on."""
 
 from __future__ import annotations
 
 import itertools
 
-import pytest
 from support.faults import lose_response
-
-
-@pytest.fixture
-def make_lane(make_site, queue):
-    """A site whose queue is a FIFO queue, and which sends to groups of it."""
-
-    def make(**options):
-        name = f"{queue[:60]}.fifo"
-        site = make_site({"task_default_queue": name}, **options)
-        site.queue = name
-        site.create_queue(FifoQueue="true")
-        return site
-
-    return make
 
 
 def send(site, group, task, *args):
     site.app.send_task(f"work.{task}", args, MessageGroupId=group)
 
 
-def test_a_groups_next_task_waits_for_the_retry_of_the_one_before(make_lane):
-    site = make_lane(visibility_timeout=30)
+def test_a_groups_next_task_waits_for_the_retry_of_the_one_before(make_fifo_site):
+    site = make_fifo_site(visibility_timeout=30)
     send(site, "a", "slow_then_failing", "a1", 0)
     for key in ("a2", "a3"):
         send(site, "a", "quick", key)
@@ -46,8 +31,8 @@ def test_a_groups_next_task_waits_for_the_retry_of_the_one_before(make_lane):
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
 
 
-def test_several_groups_run_side_by_side_and_each_in_order(make_lane):
-    site = make_lane(visibility_timeout=60)
+def test_several_groups_run_side_by_side_and_each_in_order(make_fifo_site):
+    site = make_fifo_site(visibility_timeout=60)
     for number, group in itertools.product(range(3), "abcd"):
         send(site, group, "slow", f"{group}{number}", 1)
     site.start(concurrency=4)
@@ -63,8 +48,8 @@ def test_several_groups_run_side_by_side_and_each_in_order(make_lane):
         assert events == [(event, f"{group}{n}") for n in range(3) for event in ("started", "done")]
 
 
-def test_an_answer_that_was_lost_closes_no_group(make_lane):
-    site = make_lane(visibility_timeout=120)
+def test_an_answer_that_was_lost_closes_no_group(make_fifo_site):
+    site = make_fifo_site(visibility_timeout=120)
     send(site, "a", "quick", "a")
     site.proxy.inject(lose_response(), "ReceiveMessage", times=1)
     site.start(concurrency=2)
@@ -77,15 +62,15 @@ def test_an_answer_that_was_lost_closes_no_group(make_lane):
     assert len(set(ids)) == len(ids) - 1, "every other receive has one of its own"
 
 
-def test_what_is_no_task_closes_its_group_for_a_while_and_is_given_up(make_lane, sqs):
-    site = make_lane(visibility_timeout=30, error_visibility_timeout=1)
+def test_what_is_no_task_closes_its_group_for_a_while_and_is_given_up(make_fifo_site, sqs):
+    site = make_fifo_site(visibility_timeout=30, error_visibility_timeout=1)
     sqs.send_message(
         QueueUrl=site.url, MessageBody="nobody can read it", MessageGroupId="a", MessageDeduplicationId="1"
     )
     send(site, "a", "quick", "behind it")
-    send(site, "b", "quick", "beside it")
+    send(site, "b", "quick", "of another group")
     worker = site.start(concurrency=2)
-    site.diary.wait_for("started", key="beside it")
+    site.diary.wait_for("started", key="of another group")
     (entry,) = site.diary.wait_for("started", key="behind it", timeout=40)
     assert entry["retries"] == 0
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))

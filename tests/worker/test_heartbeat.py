@@ -35,19 +35,6 @@ def test_buffered_and_reserved_messages_are_extended_too(make_site):
     assert "message lost" not in first.log
 
 
-@pytest.mark.own_pool
-def test_extensions_share_requests_ten_at_a_time(make_site):
-    site = make_site(visibility_timeout=6, heartbeat_interval=5)
-    for key in range(20):
-        site.send("slow", key, 10)
-    site.start(pool="threads", concurrency=20, prefetch_multiplier=1)
-    site.diary.wait_for("done", 20, timeout=60)
-    entries = [len(call.request["Entries"]) for call in site.proxy.calls("ChangeMessageVisibilityBatch")]
-    assert site.diary.count("started") == 20
-    assert max(entries) == 10
-    assert sum(entries) / len(entries) > 8
-
-
 def test_a_late_extension_cannot_overwrite_a_retry_delay(make_site):
     reply_grace = {"read_timeout": 20}
     site = make_site(**{"visibility_timeout": 20, "heartbeat_interval": 18, "client-config": reply_grace})

@@ -140,7 +140,7 @@ def test_a_lost_message_that_comes_back_is_not_run_beside_its_first_run(make_sit
     send(site, "until_lost", "a", 6)
     worker = start(site, pool=pool, concurrency=2)
     site.diary.wait_for("lost")
-    if pool != "solo":  # which has no room for more than it runs
+    if pool != "solo":  # which holds no more than it runs
         worker.wait_for_log("message came back while held here, and is not run twice")
     fault.remove()
     (done,) = site.diary.wait_for("done")

@@ -11,8 +11,6 @@ import pytest
 from support.app import CONFIG_VARIABLE, behind
 from support.worker import IMPORT_PATHS
 
-POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
-
 PRODUCER = """
 from celery import Celery
 import sys
@@ -28,13 +26,14 @@ assert "pycurl" not in sys.modules
 """
 
 
-def run(*command, config=None):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS))}
-    if config:
-        environment[CONFIG_VARIABLE] = json.dumps(config)
-    return subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+def environment(config):
+    paths = os.pathsep.join(map(str, IMPORT_PATHS))
+    return {**os.environ, "PYTHONPATH": paths, CONFIG_VARIABLE: json.dumps(config)}
+
+
+def run(*command):
+    how = {"env": environment({}), "capture_output": True, "text": True, "timeout": 60}
+    return subprocess.run([sys.executable, *command], check=False, **how)
 
 
 def test_a_producer_needs_the_setting_and_nothing_of_ours(make_site):
@@ -55,44 +54,12 @@ def test_a_worker_without_broker_url_finds_sqs_as_any_boto3_program_does(make_si
     assert "No hostname was supplied" not in worker.log
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_the_message_of_an_unknown_task_is_kept_with_the_one_setting(make_site, pool):
-    site = make_site(error_visibility_timeout=60)
-    site.create_queue()
-    site.app.send_task("work.nobody_knows", ("a",))
-    worker = site.start(pool=pool)
-    worker.wait_for_log("work.nobody_knows")
-    site.send("quick", "after")
-    site.diary.wait_for("started", key="after")
-    site.proxy.wait_for(lambda _: site.changes() == [60])
-    site.proxy.wait_for(lambda _: site.counts() == (0, 1))
-    assert "message is no task for this worker" in worker.log
-
-
-@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
-def test_sigterm_beside_a_long_task_ends_in_time_with_the_one_setting(make_site, pool):
-    site = make_site(visibility_timeout=60, shutdown_timeout=5, wait_time_seconds=1)
-    worker = site.start(pool=pool)
-    site.send("slow", "long", 70)
-    site.diary.wait_for("started", key="long")
-    worker.terminate()
-    assert worker.wait_exit(40) == 0
-    assert "orphaned, handed back (task=work.slow task_id=" in worker.log
-    site.proxy.wait_for(lambda _: site.counts() == (1, 0))
-
-
 def test_beat_needs_nothing_else(make_site, tmp_path):
     site = make_site({"beat_schedule": {"each": {"task": "work.quick", "schedule": 1, "args": ["by beat"]}}})
     site.start()
     beat = ["-m", "celery", "-A", "work", "beat", "-s", str(tmp_path / "schedule"), "--pidfile="]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS)),
-        CONFIG_VARIABLE: json.dumps(site.config),
-    }
-    with subprocess.Popen(
-        [sys.executable, *beat], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, *beat], env=environment(site.config), **quiet) as process:
         try:
             site.diary.wait_for("started", key="by beat")
         finally:

@@ -84,31 +84,6 @@ def test_shutdown_waits_for_no_sleep(make_site):
     assert time.monotonic() - asked < 60
 
 
-def test_shutdown_gives_back_what_has_not_started(make_site):
-    site = make_site(visibility_timeout=60, wait_time_seconds=2)
-    for key in range(6):
-        site.send("slow", key, 2)
-    worker = site.start(concurrency=1, prefetch_multiplier=6)
-    site.diary.wait_for("started")
-    worker.terminate()
-    assert worker.wait_exit(30) == 0
-    ran = site.diary.count("started")
-    assert ran < 6
-    assert site.diary.count("done") == ran
-    assert site.counts() == (6 - ran, 0)
-
-
-def test_what_a_worker_releases_under_its_own_long_poll_is_not_left_to_that(make_site):
-    site = make_site(visibility_timeout=120)
-    worker = site.start(concurrency=2)
-    site.send("quick", "a", countdown=100)
-    site.proxy.wait_for(lambda _: site.counts() == (0, 1) and site.proxy.in_flight("ReceiveMessage"))
-    worker.terminate()
-    assert worker.wait_exit(60) == 0
-    site.proxy.wait_for(lambda _: site.counts() == (1, 0), timeout=20)
-    assert site.diary.count("started") == 0
-
-
 def test_a_message_with_a_far_eta_waits_in_sqs_and_starts_on_time_at_its_first_attempt(make_site):
     site = make_site(visibility_timeout=6, heartbeat_interval=5)
     site.start()

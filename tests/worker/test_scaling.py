@@ -37,12 +37,9 @@ def test_a_hundred_quick_tasks_cost_ten_receives_and_ten_deletes(make_site):
 
 
 @pytest.mark.own_pool
-def test_a_task_of_a_fifo_queue_costs_three_requests(make_site, queue):
+def test_a_task_of_a_fifo_queue_costs_three_requests(make_fifo_site):
     work = scaling.Workload("quick", 0.05, slots=4, settle_window=0, fifo=True)
-    name = f"{queue[:60]}.fifo"
-    site = make_site({"task_default_queue": name}, settle_window=0)
-    site.queue = name
-    site.create_queue(FifoQueue="true")
+    site = make_fifo_site(settle_window=0)
     for key in range(60):
         site.app.send_task("work.quick", (key,), MessageGroupId=f"group-{key % 20}")
     site.start(pool="threads", concurrency=4)

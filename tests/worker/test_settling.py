@@ -1,4 +1,4 @@
-"""Receiving and settling: in batches, by threads of their own, with exact numbers of requests."""
+"""Receiving and settling: in order, by few threads, with one reservation for all queues."""
 
 from __future__ import annotations
 
@@ -6,30 +6,8 @@ import itertools
 from pathlib import Path
 
 import pytest
-from support.faults import error, fail_entries
+from support.faults import error
 from support.processes import wait_until
-
-
-def test_short_tasks_cost_a_fifth_of_a_request_each(make_site):
-    site = make_site(settle_window=5)
-    for key in range(130):
-        site.send("quick", key)
-    site.start(concurrency=2, prefetch_multiplier=5)
-    site.diary.wait_for("started", 130, timeout=60)
-    site.proxy.wait_for(lambda _: sum(entries(site)) == 130)
-    polls = site.proxy.calls("ReceiveMessage", queue=site.queue)
-    brought = [number for poll in polls if (number := len(poll.response.get("Messages", [])))]
-    assert sum(brought) == 130
-    while sum(brought) > 100:  # the first find out how long a task takes
-        del brought[0]
-    assert len(brought) <= 15
-    assert len(entries(site)) <= 18
-    assert site.proxy.count("ChangeMessageVisibilityBatch") == 0
-
-
-def entries(site):
-    """How many each delete had."""
-    return [len(call.request["Entries"]) for call in site.proxy.calls("DeleteMessageBatch")]
 
 
 @pytest.mark.own_pool
@@ -85,27 +63,6 @@ def test_all_queues_share_one_reservation(make_site, start_worker):
     assert {entry["key"] for entry in site.diary.entries("done")} == set(queues)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        error("RequestThrottled"),
-        error("InternalError", 500),
-        fail_entries("InternalError", sender_fault=False),
-    ],
-    ids=["throttled", "5xx", "partial failure"],
-)
-def test_a_delete_that_fails_is_tried_again(make_site, fault):
-    site = make_site()
-    site.start()
-    site.proxy.inject(fault, "DeleteMessageBatch", times=2)
-    site.send("quick", "a")
-    site.diary.wait_for("started", key="a")
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert site.diary.count("started") == 1
-    # SQS has deleted it before its answer has passed the proxy.
-    assert len(site.proxy.wait_for_calls("DeleteMessageBatch", 3)) == 3
-
-
 def test_a_hide_that_fails_is_tried_again(make_site):
     site = make_site()
     site.start()
@@ -113,16 +70,3 @@ def test_a_hide_that_fails_is_tried_again(make_site):
     site.send("number", "a")
     site.diary.wait_for("done", key="a")
     assert site.changes() == [2, 2, 2]
-
-
-def test_polling_survives_throttling_and_refused_connections(make_site):
-    site = make_site(wait_time_seconds=1)
-    worker = site.start()
-    with site.proxy.inject(error("RequestThrottled"), "ReceiveMessage"):
-        site.proxy.wait_for_calls("ReceiveMessage", 5)
-    site.proxy.refuse()
-    worker.wait_for_log("cannot receive from SQS")
-    site.proxy.accept()
-    site.send("quick", "a")
-    site.diary.wait_for("started", key="a")
-    assert worker.running

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -15,19 +14,7 @@ from support.diary import DIARY_VARIABLE, Diary, note
 from support.processes import GuardedProcess, wait_until
 from support.worker import TESTS, WorkerProcess
 
-WORKER_MODULE = """
-from celery.signals import celeryd_after_setup
-from support.app import make_app
-from support.diary import note
-
-app = make_app("idle")
-
-@celeryd_after_setup.connect
-def started(conf, **kwargs):
-    note("started", marker=conf.task_default_queue)
-"""
-
-# A stand-in for pytest: it starts a process that starts another, and tells their pids.
+# In pytest's place: it starts a process that starts another, and tells their pids.
 ORPHANING = """
 import sys, time
 from pathlib import Path
@@ -45,42 +32,6 @@ def alive(pid):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-@pytest.fixture
-def worker(tmp_path, diary):
-    """A worker on a broker in its own memory: it gets nothing to do."""
-    (tmp_path / "idle.py").write_text(textwrap.dedent(WORKER_MODULE))
-    config = {"broker_url": "memory://", "broker_transport": None, "task_default_queue": "marked"}
-    worker = WorkerProcess("idle", tmp_path / "worker.log", config=config, import_paths=[tmp_path])
-    with worker:
-        yield worker.wait_ready()
-
-
-def test_a_worker_gets_its_settings_and_ends_cleanly(worker, diary):
-    diary.wait_for("started", marker="marked")
-    assert len(worker.children()) == 2
-    assert worker.cpu_seconds() > 0
-    worker.terminate()
-    assert worker.wait_exit() == 0
-    assert "Warm shutdown" in worker.log
-
-
-def test_a_worker_freezes_and_thaws(worker):
-    def status():
-        return psutil.Process(worker.pid).status()
-
-    worker.freeze()
-    wait_until(lambda: status() == psutil.STATUS_STOPPED, 10, "the freeze")
-    worker.thaw()
-    wait_until(lambda: status() != psutil.STATUS_STOPPED, 10, "the thaw")
-
-
-def test_a_killed_worker_takes_its_pool_along(worker):
-    children = worker.children()
-    worker.kill()
-    assert worker.wait_exit() == -signal.SIGKILL
-    wait_until(lambda: not any(map(alive, children)), 10, "the pool to be gone")
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path):
@@ -112,11 +63,6 @@ def test_stopping_is_idempotent_and_may_come_first(tmp_path):
     process.stop()
     process.stop()
     assert process.returncode == -signal.SIGKILL
-
-
-def test_a_wait_that_fails_says_for_what():
-    with pytest.raises(TimeoutError, match=r"0\.1 s for a miracle"):
-        wait_until(lambda: False, 0.1, "a miracle")
 
 
 def test_the_diary_keeps_every_line_whole(tmp_path, monkeypatch):

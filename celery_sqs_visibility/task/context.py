@@ -1,0 +1,38 @@
+"""The request of a running task, with the attributes that this package adds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Task
+from celery.app.task import Context
+
+
+class DeliveryContext(Context):
+    """`self.request` of a `VisibilityTask`; attributes that do not apply are `None`.
+
+    Celery's own class has them, too: it takes a key that it does not know for a header of the message, and
+    sends it along with retries and chains (celery/app/task.py: `Context._get_custom_headers`).
+    """
+
+    #: The delivery; `None` on any other broker.
+    sqs: Any
+    visibility_lease: Any
+    #: The limit that a run before this one gave to `self.retry()`.
+    visibility_max_retries: int | None
+    #: The exception with which the task fails for good.
+    visibility_final: BaseException | None
+    #: Whether the task's own code runs: a call of `self.run()` within it is part of that.
+    visibility_in_run: bool | None
+
+
+for _name in DeliveryContext.__annotations__:
+    setattr(Context, _name, None)
+
+
+def is_delivery(task: Task[..., Any]) -> bool:
+    """Whether the task runs for a message from SQS, not for a direct or eager call."""
+    if task.request_stack is None:  # a task class used without an app, as in a unit test
+        return False
+    request: Any = task.request
+    return request.sqs is not None and not request.called_directly and not request.is_eager

@@ -1,0 +1,159 @@
+"""How a failed run comes back: whether, how often, and after how long.
+
+The pool's child asks where the exception is; of a run whose child is gone, the worker's main process asks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from celery import Task
+from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
+from celery.utils.time import get_exponential_backoff_interval
+
+from celery_sqs_visibility.policy.attempts import is_last_attempt
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.retry_delays import (
+    DelayFunction,
+    DelayRule,
+    DelayRules,
+    choose_delay,
+    parse_delay,
+)
+from celery_sqs_visibility.task.context import DeliveryContext
+
+logger = logging.getLogger(__name__)
+
+
+class _EveryException(tuple[()]):
+    """The default of `autoretry_for`: every exception on SQS; none elsewhere, as for any Celery task."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "(Exception,)"
+
+
+EVERY_EXCEPTION: tuple[type[BaseException], ...] = _EveryException()
+
+#: A time limit or a lost pool child says nothing about the task's own errors.
+LOST_RUNS = (SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError)
+
+#: (retries, exc)
+DELAY_ARGUMENTS = 2
+
+#: From a run's end, when the child looks at what is left of the 12 hours, to the settlement.
+SETTLED_WITHIN_SECONDS = 5.0
+
+
+class RetryDecisions(Task):  # type: ignore[type-arg]  # it takes none at run time before Celery 5.7
+    """The decisions of `VisibilityTask`, which documents the attributes. They change nothing."""
+
+    abstract = True
+    autoretry_for: ClassVar[tuple[type[BaseException], ...]] = EVERY_EXCEPTION
+    dont_autoretry_for: ClassVar[tuple[type[BaseException], ...]] = ()
+    error_visibility_timeout: Any = None
+    #: The task's `retry_kwargs`, copied: Celery's autoretry changes them until 5.7.
+    given_retry_kwargs: dict[str, Any]
+
+    if TYPE_CHECKING:
+
+        @property
+        def request(self) -> DeliveryContext:
+            """See `DeliveryContext`."""
+
+    def comes_back(self, exc: BaseException) -> bool:
+        """Whether a run that failed with `exc` is tried again, attempts permitting."""
+        if isinstance(exc, tuple(self.dont_autoretry_for or ())):
+            return False
+        if self.autoretry_for is EVERY_EXCEPTION or isinstance(exc, LOST_RUNS):
+            return True
+        return isinstance(exc, tuple(self.autoretry_for or ()))
+
+    @property
+    def retry_limit(self) -> int | None:
+        """How often an unhandled failure is retried; `None`: without end."""
+        given = self.given_retry_kwargs.get("max_retries")
+        return self.max_retries if given is None else given
+
+    def limit_of(self, request: DeliveryContext) -> int | None:
+        """The limit of a run that cannot tell its own: an earlier run may have published one."""
+        published = request.visibility_max_retries
+        return self.retry_limit if published is None else published
+
+    def is_last_attempt(self, request: DeliveryContext, max_retries: int | None) -> bool:
+        """Whether a failure of this run is for good."""
+        sqs = request.sqs
+        return is_last_attempt(request.retries, max_retries, sqs["receive_count"], sqs["max_receive_count"])
+
+    def delay_after(
+        self,
+        request: DeliveryContext,
+        exc: BaseException,
+        countdown: float | None = None,
+        *,
+        explicit: bool = False,
+    ) -> float | None:
+        """Seconds to hide the message of a failed run; `None`: the rest of its visibility timeout."""
+        # An error of a rule must not take the place of the task's own.
+        failed = partial(
+            logger.exception, "error_visibility_timeout of task %s failed; the next rule decides", self.name
+        )
+        delay = choose_delay(
+            self._delay_rules, request.retries, exc, explicit=explicit, countdown=countdown, failed=failed
+        )
+        return None if delay is None else min(delay, horizon_left(request))
+
+    @cached_property
+    def _delay_rules(self) -> DelayRules:
+        above_celery = type(self).__mro__[: type(self).__mro__.index(RetryDecisions)]
+        sets_delay = any("default_retry_delay" in cls.__dict__ for cls in above_celery)
+        options = _transport_options(self.app)
+        return DelayRules(
+            task=self._delay_rule(self),
+            backoff=_celery_backoff(self),
+            retry_delay=self.default_retry_delay if sets_delay else None,
+            fallback=options.error_visibility_timeout if options else None,
+        )
+
+    @classmethod
+    def _delay_rule(cls, task: RetryDecisions | None = None) -> DelayRule | None:
+        """The rule in `error_visibility_timeout`, which may be a method of `task`.
+
+        Raises:
+            ValueError: naming the value and what it may be.
+        """
+        value = inspect.getattr_static(cls, "error_visibility_timeout")
+        if isinstance(value, (staticmethod, classmethod)):
+            value = value.__get__(task, cls)
+        elif inspect.isfunction(value) and len(inspect.signature(value).parameters) > DELAY_ARGUMENTS:
+            value = partial(value, task)  # a method; a function given to the decorator takes no self
+        return parse_delay("error_visibility_timeout", value)
+
+
+def _celery_backoff(task: Any) -> DelayRule | None:
+    """Celery's `retry_backoff`, `retry_backoff_max` and `retry_jitter` (celery/app/autoretry.py)."""
+    if not getattr(task, "retry_backoff", False):
+        return None
+    factor = int(max(1.0, float(task.retry_backoff)))
+    maximum, jitter = int(getattr(task, "retry_backoff_max", 600)), bool(getattr(task, "retry_jitter", True))
+    return DelayFunction(
+        lambda retries, _: get_exponential_backoff_interval(factor, retries, maximum, jitter)
+    )
+
+
+def horizon_left(request: DeliveryContext) -> float:
+    """Seconds that the message can still be hidden: SQS counts 12 hours from its receive."""
+    left: float = request.sqs["horizon"] - SYSTEM_CLOCK.monotonic() - SETTLED_WITHIN_SECONDS
+    return max(0.0, left)
+
+
+def _transport_options(app: Any) -> Options | None:
+    """The options as the app's connections have parsed them; `None` on any other broker. No request."""
+    with app.connection_for_read() as connection:
+        options = getattr(connection.transport, "options", None)
+    return options if isinstance(options, Options) else None

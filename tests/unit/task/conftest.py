@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+
+from celery_sqs_visibility import VisibilityTask
+
+
+@pytest.fixture
+def app():
+    """An app without SQS, whose published messages `published` counts."""
+    app = Celery(
+        "test", task_cls=VisibilityTask, set_as_current=False, broker="memory://", backend="cache+memory://"
+    )
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def published(app, monkeypatch):
+    """What `app` has published: (task, options), instead of publishing it."""
+    sent = []
+
+    def send_task(name, args=None, kwargs=None, **options):
+        sent.append((name, args, options))
+        return app.AsyncResult(options.get("task_id") or "id")
+
+    monkeypatch.setattr(app, "send_task", send_task)
+    return sent
