@@ -10,18 +10,17 @@ from celery.app.task import Context
 from celery.exceptions import Reject
 
 from celery_sqs_visibility.delivery.lease_table import Lease, lease_table, spawned_lease_table
+from celery_sqs_visibility.errors import VisibilityLostError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+
+__all__ = ["Visibility", "VisibilityLostError"]
 
 #: Seconds that SQS may take to extend a message, an error and another attempt included.
 EXTEND_TIMEOUT = 10.0
 
 #: Seconds between looks at whether it has.
 LOOK_AGAIN = 0.005
-
-
-class VisibilityLostError(Exception):
-    """The message's visibility lapsed: another worker may have it."""
 
 
 class Visibility:

@@ -9,16 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.retry_delays import DelayRule, parse_delay
 
 logger = logging.getLogger(__name__)
 
 #: Of kombu's `predefined_queues`: a retry delay by receive count, which error_visibility_timeout replaces.
 BACKOFF_KEYS = frozenset({"backoff_policy", "backoff_tasks"})
-
-
-class OptionError(ValueError):
-    """A transport option is misspelt, out of bounds or contradicts another; the message says which."""
 
 
 class Parser(Protocol):

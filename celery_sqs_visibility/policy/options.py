@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_parsers import (
-    OptionError,
     Parser,
     Seconds,
     delay,

@@ -34,10 +34,11 @@ from celery.exceptions import (
 from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
 from celery_sqs_visibility.aws.queues import FIFO_SUFFIX
+from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.attempts import is_last_attempt
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
-from celery_sqs_visibility.policy.options import OptionError, Options
+from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.retry_delays import DelayRule, DelayRules, choose_delay, parse_delay
 from celery_sqs_visibility.task.tracing import (
     CHORD_UNLOCK,

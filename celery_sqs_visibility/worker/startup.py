@@ -25,11 +25,12 @@ from celery_sqs_visibility.errors import (
     SQSError,
     ThrottledError,
     UnavailableError,
+    UnroutableError,
 )
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.exchanges import UnroutableError, refuse_type
+from celery_sqs_visibility.transport.exchanges import refuse_type
 
 logger = get_logger(__name__)
 

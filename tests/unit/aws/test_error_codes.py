@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import pytest
 from botocore import exceptions
@@ -220,8 +219,3 @@ def test_an_entry_that_failed_by_the_servers_fault_is_worth_another_try():
     error = translate_entry(entry, "DeleteMessageBatch")
     assert type(error) is UnavailableError
     assert str(error) == "DeleteMessageBatch was answered Novelty: no reason given"
-
-
-def test_errors_survive_pickling_as_celery_results_do():
-    error = pickle.loads(pickle.dumps(ThrottledError("slow down", code="c", action="a")))
-    assert (type(error), str(error), error.code, error.action) == (ThrottledError, "slow down", "c", "a")
