@@ -33,7 +33,7 @@ __all__ = ["OptionError", "Options", "option_name", "reference_table"]
 _HORIZON = " (SQS's 12 hours)"
 
 #: An extension needs time to arrive.
-SHORTEST_HEARTBEAT = 0.1
+SHORTEST_HEARTBEAT_SECONDS = 0.1
 
 
 def _option(default: Any, parse: Parser, doc: str, shown_default: str | None = None) -> Any:
@@ -59,7 +59,7 @@ class Options:
     )
     heartbeat_interval: float = _option(
         None,
-        Seconds(SHORTEST_HEARTBEAT, VISIBILITY_HORIZON, zero=True),
+        Seconds(SHORTEST_HEARTBEAT_SECONDS, VISIBILITY_HORIZON, zero=True),
         "How long before its deadline a held message is extended; 0 switches the heartbeat off.",
         "visibility_timeout / 3",
     )

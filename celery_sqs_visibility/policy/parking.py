@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, VISIBILITY_HORIZON
 
 #: A parked message is fetched back this many seconds early and then held, so that it starts on time.
-LEAD = 5
+LEAD_SECONDS = 5
 
 #: The 12 hours count from the receive, which was a moment ago.
-LONGEST_PARK = VISIBILITY_HORIZON - 60
+LONGEST_PARK_SECONDS = VISIBILITY_HORIZON - 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Limits:
     @property
     def seconds_to_stay(self) -> int:
         """Seconds a message sent now may wait: the other half of the retention is for its run and retries."""
-        return max(self.retention // 2, self.visibility_timeout + LEAD + 1)
+        return max(self.retention // 2, self.visibility_timeout + LEAD_SECONDS + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ def park_for(wait: float, visibility_timeout: int) -> int | None:
 
     A wait within the visibility timeout is not worth a request and a receive.
     """
-    if wait <= visibility_timeout + LEAD:
+    if wait <= visibility_timeout + LEAD_SECONDS:
         return None
-    return min(math.floor(wait) - LEAD, LONGEST_PARK)
+    return min(math.floor(wait) - LEAD_SECONDS, LONGEST_PARK_SECONDS)
 
 
 def hop_for(wait: float, limits: Limits) -> Hop | None:
@@ -74,10 +74,10 @@ def hop_for(wait: float, limits: Limits) -> Hop | None:
         return None
     left = limits.seconds_to_stay - limits.age
     if limits.receive_count <= 1:
-        renewed = not limits.may_return or left <= limits.visibility_timeout + LEAD
+        renewed = not limits.may_return or left <= limits.visibility_timeout + LEAD_SECONDS
         return Hop(seconds, renewed=True) if renewed else Hop(min(seconds, math.floor(left)))
     most = limits.max_receive_count
-    renewed = most is not None and (seconds < LONGEST_PARK or limits.receive_count >= most - 1)
+    renewed = most is not None and (seconds < LONGEST_PARK_SECONDS or limits.receive_count >= most - 1)
     return Hop(seconds, renewed=renewed or seconds > left)
 
 
@@ -90,7 +90,7 @@ def parks_before(wait: float, visibility_timeout: int) -> int:
     """
     # Every park but the last is of the longest kind. Floor division is exact, where `math.ceil` of a quotient
     # would round.
-    return max(0, -int(-(wait - visibility_timeout - LEAD) // LONGEST_PARK))
+    return max(0, -int(-(wait - visibility_timeout - LEAD_SECONDS) // LONGEST_PARK_SECONDS))
 
 
 def parks_so_far(eta: float, first_received: float, now: float, visibility_timeout: int) -> int:

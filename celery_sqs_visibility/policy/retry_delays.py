@@ -141,7 +141,7 @@ def retry_after(exc: BaseException) -> float | None:
 
 
 #: Celery's `Task.default_retry_delay`: what an explicit `self.retry()` gets when nothing else is said.
-CELERY_RETRY_DELAY = 180.0
+CELERY_RETRY_DELAY_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def choose_delay(
         else:
             if delay is not None:
                 return delay
-    return CELERY_RETRY_DELAY if explicit else None
+    return CELERY_RETRY_DELAY_SECONDS if explicit else None
 
 
 def whole_seconds(delay: float) -> int:

@@ -47,7 +47,7 @@ from celery.backends.redis import RedisBackend
 from support.ends import CELERY
 
 from celery_sqs_visibility.aws.client_factory import ClientSettings, Purpose, new_client
-from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY
+from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task import base as our_task
 from celery_sqs_visibility.transport import channel, exchanges
 from celery_sqs_visibility.transport.codec import eta_of
@@ -222,7 +222,7 @@ def test_what_context_knows_is_not_sent_along_as_a_header():
 
 
 def test_celerys_default_retry_delay_is_what_the_docs_say():
-    assert Task.default_retry_delay == CELERY_RETRY_DELAY == 180
+    assert Task.default_retry_delay == CELERY_RETRY_DELAY_SECONDS == 180
 
 
 @pytest.mark.parametrize("name", ["_consumers", "_tag_to_queue", "_active_queues"])

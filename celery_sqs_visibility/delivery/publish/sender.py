@@ -173,13 +173,12 @@ class Sender:
         errors = [outcome] if isinstance(outcome, SQSError) else list(outcome.failed.values())
         passing = [error for error in errors if isinstance(error, PASSING_ERRORS)]
         if passing:
-            self._outage(queue).failed(passing[0])
+            self._outage(queue).failure(passing[0])
         elif queue in self._troubles and not isinstance(outcome, SQSError):
-            self._outage(queue).worked(since)
+            self._outage(queue).success(since)
 
     def _outage(self, queue: Queue) -> Outage:
         with self._work:
             if queue not in self._troubles:
-                told = "cannot send messages", "sends messages"
-                self._troubles[queue] = Outage(logger, *told, queue.name, self._clock)
+                self._troubles[queue] = Outage(logger, "send messages", queue.name, self._clock)
             return self._troubles[queue]

@@ -529,7 +529,7 @@ def test_what_is_left_in_a_temporary_queue_ends_with_it(site, connection, channe
     taken[1].ack()
     channel.close()
     assert not site.exists(queue.name)
-    assert "will try again" not in caplog.text
+    assert "trying again" not in caplog.text
 
 
 def test_a_temporary_queue_of_another_process_is_left_alone(site, channel):
