@@ -1,4 +1,4 @@
-"""What happens to a delivery, as data. Logs, metrics and the demo's timeline are listeners."""
+"""What happens to deliveries, and the requests made of SQS, as data. Logs, metrics and signals listen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 logger = logging.getLogger(__name__)
 
@@ -39,30 +39,35 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """Something happened in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryEvent(Event):
     """Something happened to a delivery."""
 
     delivery: Facts
 
 
 @dataclass(frozen=True, slots=True)
-class Received(Event):
+class Received(DeliveryEvent):
     """SQS handed it to this process; it is hidden from others now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Started(Event):
+class Started(DeliveryEvent):
     """The pool began to run its task."""
 
 
 @dataclass(frozen=True, slots=True)
-class Extended(Event):
+class Extended(DeliveryEvent):
     """Its visibility timeout was set anew, to that many seconds from then on."""
 
     seconds: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(Event):
+class Failed(DeliveryEvent):
     """Its run failed, as attempt number `attempt` (1 for the first).
 
     `delay` is how many seconds it is to be hidden; `None` is the rest of its visibility timeout.
@@ -76,96 +81,121 @@ class Failed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden(Event):
+class Hidden(DeliveryEvent):
     """It failed and comes back in that many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Parked(Event):
+class Parked(DeliveryEvent):
     """Its ETA is far away; it waits in SQS and comes back in that many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed(Event):
+class Renewed(DeliveryEvent):
     """It waits for its turn as a copy, which SQS hands out in `seconds` at the earliest."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(Event):
+class Finished(DeliveryEvent):
     """Celery is done with it; its deletion is under way."""
 
 
 @dataclass(frozen=True, slots=True)
-class Deleted(Event):
+class Deleted(DeliveryEvent):
     """SQS has deleted it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Released(Event):
+class Released(DeliveryEvent):
     """It was given back without having run; SQS hands it out again at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLettered(Event):
+class DeadLettered(DeliveryEvent):
     """It was given up: a copy is in the dead-letter queue."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable(Event):
+class Unreadable(DeliveryEvent):
     """No task could be made of it: see `reason`. It was not deleted."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Superseded(Event):
+class Superseded(DeliveryEvent):
     """It came back to the process that holds it; what holds it goes on with the new receipt handle."""
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedBefore(Event):
+class FinishedBefore(DeliveryEvent):
     """Its message was finished in this process, but came back: it is deleted with the new receipt handle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lost(Event):
+class Lost(DeliveryEvent):
     """Its visibility lapsed while we held it, or SQS refused the handle: another worker may have it."""
 
     reason: str
 
 
-Listener = Callable[[Event], None]
+@dataclass(frozen=True, slots=True)
+class SQSRequest(Event):
+    """A request to SQS has ended. A send that botocore repeats, as `client-config` may say, counts once.
+
+    Attributes:
+        action: of SQS's API, for example "ReceiveMessage".
+        seconds: how long it took.
+        outcome: "ok", or the error's code.
+    """
+
+    action: str
+    seconds: float
+    outcome: str
+
+
+E = TypeVar("E", bound=Event)
+Listener = Callable[[Any], None]
 
 
 class _Subscription:
     """One listener's; a listener that subscribes twice has two."""
 
-    __slots__ = ("listener",)
+    __slots__ = ("kind", "listener")
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, kind: type[Event]) -> None:
         self.listener = listener
+        self.kind = kind
 
 
 _lock = threading.Lock()  # guards changes of _subscriptions, which is replaced whole: readers need no lock
 _subscriptions: tuple[_Subscription, ...] = ()
 
 
-def subscribe(listener: Listener) -> Callable[[], None]:
-    """Call `listener(event)` for every event of this process, in the thread where it happens: be quick.
+@overload
+def subscribe(listener: Callable[[DeliveryEvent], None]) -> Callable[[], None]: ...
+@overload
+def subscribe(listener: Callable[[E], None], kind: type[E]) -> Callable[[], None]: ...
+def subscribe(listener: Listener, kind: type[Event] = DeliveryEvent) -> Callable[[], None]:
+    """Call `listener(event)` for every event of a kind in this process, in its thread: be quick.
+
+    Args:
+        listener: hears of events; what it raises is logged.
+        kind: a class of events; its subclasses belong to it. Deliveries, unless told otherwise.
 
     Returns:
         A function that ends the subscription; calling it twice is harmless.
     """
     global _subscriptions  # noqa: PLW0603 - one process, one stream of events
-    subscription = _Subscription(listener)
+    subscription = _Subscription(listener, kind)
     with _lock:
         _subscriptions = (*_subscriptions, subscription)
 
@@ -182,9 +212,16 @@ def subscribed(listener: Listener) -> bool:
     return any(subscription.listener is listener for subscription in _subscriptions)
 
 
+def has_listener(kind: type[Event]) -> bool:
+    """Whether anybody hears of events of that class; if not, they need not be made."""
+    return any(issubclass(kind, subscription.kind) for subscription in _subscriptions)
+
+
 def emit(event: Event) -> None:
     """Tell every listener. A listener that raises is logged and does no harm; this never raises."""
     for subscription in _subscriptions:
+        if not isinstance(event, subscription.kind):
+            continue
         try:
             subscription.listener(event)
         except Exception:  # noqa: BLE001 - logged, if that works

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery.utils.dispatch import Signal
 
-from celery_sqs_visibility.events import Event, Lost, subscribe, subscribed
+from celery_sqs_visibility.events import DeliveryEvent, Lost, subscribe, subscribed
 
 #: A message's visibility lapsed while this worker held it, or SQS refused its handle: another worker may have
 #: it. The sender is the task's name; arguments are `delivery` (its `events.Facts`) and `reason`. Sent in the
@@ -20,6 +20,6 @@ def send_signals() -> None:
         subscribe(_on_event)
 
 
-def _on_event(event: Event) -> None:
+def _on_event(event: DeliveryEvent) -> None:
     if isinstance(event, Lost):
         message_lost.send(sender=event.delivery.task, delivery=event.delivery, reason=event.reason)

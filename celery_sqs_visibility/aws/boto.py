@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -19,6 +18,7 @@ from celery_sqs_visibility.errors import (
     SQSError,
     UnavailableError,
 )
+from celery_sqs_visibility.events import SQSRequest, emit, has_listener
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.aws.client_factory import ClientSettings
     from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage, ReceiveOptions
     from celery_sqs_visibility.policy.clock import Clock
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -64,20 +62,11 @@ class BotoSQS:
 
     Args:
         settings: where SQS is and who asks.
-        on_request: called after every call with the API action, the seconds it took and "ok" or the error's
-            code, in the calling thread. It should be quick; what it raises is logged and goes no further.
-            A send that botocore retries, where `client-config` says so, counts as one call.
         clock: what the seconds are measured with, and requests dated.
     """
 
-    def __init__(
-        self,
-        settings: ClientSettings,
-        on_request: Callable[[str, float, str], None] | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
+    def __init__(self, settings: ClientSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self._settings = settings
-        self._on_request = on_request
         self._clock = clock
         # Written under SESSIONS; read without, a dict's look-up being one step.
         self._callers: dict[tuple[int, Purpose], Caller] = {}
@@ -212,7 +201,8 @@ class BotoSQS:
             outcome = error.code
             raise error from error.__cause__ or exc
         finally:
-            self._tell(action, self._clock.monotonic() - started, outcome)
+            if has_listener(SQSRequest):
+                emit(SQSRequest(action, self._clock.monotonic() - started, outcome))
         return result
 
     def _explained(self, error: SQSError, caller: Caller | None) -> SQSError:
@@ -249,14 +239,6 @@ class BotoSQS:
                 code=type(exc).__name__,
                 action=action,
             ) from exc
-
-    def _tell(self, action: str, seconds: float, outcome: str) -> None:
-        if self._on_request is None:
-            return
-        try:
-            self._on_request(action, seconds, outcome)
-        except Exception:
-            logger.exception("A listener to SQS requests failed.", extra={"action": action})
 
 
 def unknown_region(client: SQSClient) -> RequestRefusedError | None:

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable
 from typing import Final
 
 from celery_sqs_visibility.aws.boto import BotoSQS
 from celery_sqs_visibility.aws.client_factory import ClientSettings
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-
-logger = logging.getLogger(__name__)
-
-#: Called with the API action, the seconds it took, and "ok" or the error's code.
-Listener = Callable[[str, float, str], None]
-
-#: Who hears of every call that a `shared_sqs` makes, in the thread that made it: append to it and remove
-#: from it at any time, in any thread. A listener should be quick; what it raises is logged, the others are
-#: still called. A forked child starts with its parent's listeners.
-on_request: Final[list[Listener]] = []
 
 _lock = ProcessLock()  # guards _shared
 _shared: Final[dict[tuple[int, ClientSettings], BotoSQS]] = {}
@@ -33,7 +21,7 @@ def shared_sqs(settings: ClientSettings) -> BotoSQS:
     key = os.getpid(), settings
     with _lock:
         if key not in _shared:
-            _shared[key] = BotoSQS(settings, _tell_listeners)
+            _shared[key] = BotoSQS(settings)
         return _shared[key]
 
 
@@ -43,11 +31,3 @@ def close_shared() -> None:
         mine = [sqs for (pid, _), sqs in _shared.items() if pid == os.getpid()]
     for sqs in mine:
         sqs.close()
-
-
-def _tell_listeners(action: str, seconds: float, outcome: str) -> None:
-    for listener in tuple(on_request):
-        try:
-            listener(action, seconds, outcome)
-        except Exception:
-            logger.exception("A listener to SQS requests failed.", extra={"action": action})

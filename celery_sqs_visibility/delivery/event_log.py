@@ -14,7 +14,7 @@ from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.events import (
     DeadLettered,
     Deleted,
-    Event,
+    DeliveryEvent,
     Extended,
     Failed,
     Finished,
@@ -34,7 +34,7 @@ from celery_sqs_visibility.events import (
 
 logger = logging.getLogger("celery_sqs_visibility")
 
-_SENTENCES: dict[type[Event], tuple[int, str]] = {
+_SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
     Received: (logging.DEBUG, "message received (%s)"),
     Started: (logging.DEBUG, "task started (%s)"),
     Extended: (logging.DEBUG, "message extended (%s)"),
@@ -63,7 +63,7 @@ class Fields(dict[str, object]):
         return " ".join(f"{key}={value}" for key, value in self.items() if value is not None)
 
 
-def log_event(event: Event) -> None:
+def log_event(event: DeliveryEvent) -> None:
     """Write one event to the logger `celery_sqs_visibility`; the fields are also the record's `sqs`."""
     level, sentence = _SENTENCES[type(event)]
     if isinstance(event, Unreadable):
@@ -81,7 +81,7 @@ def listen() -> None:
         subscribe(log_event)
 
 
-def fields_of(event: Event) -> Fields:
+def fields_of(event: DeliveryEvent) -> Fields:
     """An event's facts, flat: those of the delivery first."""
     delivery = event.delivery
     facts = Fields({field.name: getattr(delivery, field.name) for field in fields(delivery)})

@@ -24,7 +24,7 @@ from celery.utils.log import get_logger
 from celery_sqs_visibility.delivery.consumer import POLLS_IN_FLIGHT, QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.events import Event, Received, Released, subscribe
+from celery_sqs_visibility.events import DeliveryEvent, Received, Released, subscribe
 from celery_sqs_visibility.policy.backoff import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -207,7 +207,7 @@ class _ReleasedMessages:
         """Whether that delivery's message is one of them. Any thread."""
         return (delivery.queue.name, delivery.facts.message_id) in self._released
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: DeliveryEvent) -> None:
         key = event.delivery.queue, event.delivery.message_id
         if isinstance(event, Released):
             self._released.add(key)

@@ -148,9 +148,9 @@ def _producer(story: Story) -> Any:
     """The app to send with: proj's, which reads the environment when it is imported."""
     from proj.celery import app  # noqa: PLC0415
 
-    from celery_sqs_visibility.aws.shared import on_request  # noqa: PLC0415
+    from celery_sqs_visibility.events import SQSRequest, subscribe  # noqa: PLC0415
 
-    on_request.append(lambda action, _seconds, _outcome: story.requests.update([action]))
+    subscribe(lambda request: story.requests.update([request.action]), SQSRequest)
     return app
 
 

@@ -1,7 +1,7 @@
 """What the demo's worker loads instead of `proj`: the same app, and a listener that writes down what happens.
 
-`subscribe` and `on_request` are all there is to it; metrics or a tracer would do the same. Both are called in
-the worker's main process.
+`subscribe` is all there is to it; metrics or a tracer would do the same. Events happen in the worker's main
+process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from celery.signals import worker_ready
 from proj.celery import app
 
 from celery_sqs_visibility import subscribe
-from celery_sqs_visibility.aws.shared import on_request
+from celery_sqs_visibility.events import Event
 
 # Short polls with long sleeps between them, so that one sees: a sleep never delays a retry. The default, one
 # long poll after the other, costs less; but moto's long poll looks for returning messages once a second only.
@@ -36,14 +36,11 @@ def tell(event: str, **facts: Any) -> None:
     os.write(_events, f"{line}\n".encode())
 
 
-@subscribe
 def on_event(event: Any) -> None:
     tell(type(event).__name__, **asdict(event))
 
 
-@on_request.append
-def _on_request(action: str, seconds: float, outcome: str) -> None:
-    tell("Request", action=action, seconds=seconds, outcome=outcome)
+subscribe(on_event, Event)
 
 
 @worker_ready.connect

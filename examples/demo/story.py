@@ -134,7 +134,7 @@ class Story:
 
     def _apply(self, event: dict[str, Any]) -> str | None:
         at, name = event["at"], event["event"]
-        if name == "Request":
+        if name == "SQSRequest":
             self.requests[event["action"]] += 1
         elif name == "Ready":
             self.ready = True

@@ -1,12 +1,22 @@
-"""Every listener hears everything, and none can harm the others."""
+"""Every listener hears what it subscribed to, and none can harm the others."""
 
 from __future__ import annotations
 
 import pytest
 
-from celery_sqs_visibility.events import Deleted, Facts, emit, subscribe
+from celery_sqs_visibility.events import (
+    Deleted,
+    Event,
+    Facts,
+    Lost,
+    SQSRequest,
+    emit,
+    has_listener,
+    subscribe,
+)
 
 EVENT = Deleted(Facts("q", "m", 1, 0.0))
+REQUEST = SQSRequest("ReceiveMessage", 0.1, "ok")
 
 
 @pytest.fixture
@@ -14,8 +24,8 @@ def listen():
     """Subscribe for the length of a test."""
     ends = []
 
-    def listen(listener):
-        ends.append(subscribe(listener))
+    def listen(listener, *kind):
+        ends.append(subscribe(listener, *kind))
         return ends[-1]
 
     yield listen
@@ -29,6 +39,19 @@ def test_every_listener_hears_every_event_in_order(listen):
     listen(lambda event: heard.append(("second", event)))
     emit(EVENT)
     assert heard == [("first", EVENT), ("second", EVENT)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [((), [EVENT]), ((SQSRequest,), [REQUEST]), ((Lost,), []), ((Event,), [EVENT, REQUEST])],
+)
+def test_a_listener_hears_of_deliveries_or_of_the_kind_it_asks_for(listen, kind, expected):
+    heard = []
+    listen(heard.append, *kind)
+    emit(EVENT)
+    emit(REQUEST)
+    assert heard == expected
+    assert has_listener(SQSRequest) == (REQUEST in expected)
 
 
 def test_nobody_listening_is_fine():

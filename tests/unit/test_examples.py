@@ -218,7 +218,7 @@ class TestStory:
     def test_events_of_strangers_and_requests_are_no_lines(self):
         story = Story(began=0.0)
         stranger = {"at": 1.0, "event": "Started", "delivery": {"task_id": "other"}}
-        assert story.hear([stranger, {"at": 1.0, "event": "Request", "action": "ReceiveMessage"}]) == []
+        assert story.hear([stranger, {"at": 1.0, "event": "SQSRequest", "action": "ReceiveMessage"}]) == []
         assert story.total_requests == 1
 
 

@@ -233,27 +233,6 @@ def test_equal_settings_share_their_access():
     access.close_shared()
 
 
-def test_listeners_hear_of_shared_requests_even_if_one_fails(caplog):
-    heard = []
-
-    def fail(*_facts):
-        raise LookupError("no counter")
-
-    def hear(*facts):
-        heard.append(facts)
-
-    access.on_request.extend([fail, hear])
-    try:
-        with pytest.raises(CredentialsRefusedError):
-            access.shared_sqs(ClientSettings("eu-west-3")).queue_url("q")
-    finally:
-        access.on_request.remove(fail)
-        access.on_request.remove(hear)
-        access.close_shared()
-    assert [(action, outcome) for action, _, outcome in heard] == [("GetQueueUrl", "NoCredentialsError")]
-    assert "no counter" in caplog.text
-
-
 def output_of(script):
     run = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
