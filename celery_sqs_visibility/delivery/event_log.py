@@ -1,14 +1,14 @@
 """The log as a listener: constant sentences, facts as fields, the frequent ones at DEBUG.
 
-Read for one message id, it answers: was it started and never finished (Started without Finished or
-Failed: the process died)? Was it skipped (Unreadable, Parked)? How often did it fail, and when does it
-come back (Failed, Hidden)?
+Read for one message id, it answers: did the process die during the run (Started without Finished or
+Failed)? Did the run not begin (Unreadable, Parked)? How often did it fail, and when does it come back
+(Failed, Hidden)?
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import fields
+from dataclasses import asdict
 
 from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.events import (
@@ -52,12 +52,12 @@ _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
     Lost: (logging.WARNING, "message lost: another worker may run it too (%s)"),
 }
 
-#: Message ids that were told to be no task; that they are hidden once more is not told again.
+#: Ids of messages that were logged as unreadable: that each is hidden after every receive is at DEBUG.
 _unreadable: RecentKeys[str] = RecentKeys(10_000)
 
 
 class Fields(dict[str, object]):
-    """Facts that print as `key=value`, so that a plain log shows them and a structured one can pick them."""
+    """Facts that print as `key=value` for a plain log, and are a mapping for a structured one."""
 
     def __str__(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.items() if value is not None)
@@ -71,7 +71,8 @@ def log_event(event: DeliveryEvent) -> None:
     elif isinstance(event, Hidden) and event.delivery.message_id in _unreadable:
         level = logging.DEBUG
     if logger.isEnabledFor(level):
-        facts = fields_of(event)
+        values = asdict(event)
+        facts = Fields({**values.pop("delivery"), **values})  # those of the delivery first
         logger.log(level, sentence, facts, extra={"sqs": facts})
 
 
@@ -79,13 +80,3 @@ def listen() -> None:
     """Write every event from now on; harmless if it is done already."""
     if not subscribed(log_event):
         subscribe(log_event)
-
-
-def fields_of(event: DeliveryEvent) -> Fields:
-    """An event's facts, flat: those of the delivery first."""
-    delivery = event.delivery
-    facts = Fields({field.name: getattr(delivery, field.name) for field in fields(delivery)})
-    facts.update(
-        {field.name: getattr(event, field.name) for field in fields(event) if field.name != "delivery"}
-    )
-    return facts
