@@ -1,8 +1,9 @@
 """What becomes of a message when the run of its task ends: one decision, for every way to end.
 
 The pool's child decides, since it has the exception (`task.tracing`); where the child is gone, the main
-process decides with the same function (`worker.visibility_request`). They ask about FAILED, RETRIED, UNDECIDED
-and LOST. The other ends are Celery's own (celery/worker/request.py); tests compare them with this table.
+process decides with the same function (`worker.visibility_request`). They ask about FAILED, RETRIED,
+UNDECIDED and LOST. The other ends are Celery's own (celery/worker/request.py); tests compare them with this
+table.
 """
 
 from __future__ import annotations
