@@ -177,16 +177,8 @@ E = TypeVar("E", bound=Event)
 Listener = Callable[[Any], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Subscription:
-    """A listener's; a listener that subscribes twice has two."""
-
-    listener: Listener
-    kind: type[Event]
-
-
 _lock = threading.Lock()  # guards changes of _subscriptions, which is replaced whole: readers need no lock
-_subscriptions: tuple[_Subscription, ...] = ()
+_subscriptions: tuple[tuple[Listener, type[Event]], ...] = ()
 
 
 @overload
@@ -204,7 +196,7 @@ def subscribe(listener: Listener, kind: type[Event] = DeliveryEvent) -> Callable
         A function that ends the subscription; calling it twice is harmless.
     """
     global _subscriptions  # noqa: PLW0603 - one process, one stream of events
-    subscription = _Subscription(listener, kind)
+    subscription = (listener, kind)  # told from another of the same listener by its identity
     with _lock:
         _subscriptions = (*_subscriptions, subscription)
 
@@ -218,21 +210,21 @@ def subscribe(listener: Listener, kind: type[Event] = DeliveryEvent) -> Callable
 
 def subscribed(listener: Listener) -> bool:
     """Whether that listener hears of events."""
-    return any(subscription.listener is listener for subscription in _subscriptions)
+    return any(known is listener for known, _ in _subscriptions)
 
 
 def has_listener(kind: type[Event]) -> bool:
     """Whether anybody hears of events of that class; if not, they need not be made."""
-    return any(issubclass(kind, subscription.kind) for subscription in _subscriptions)
+    return any(issubclass(kind, wanted) for _, wanted in _subscriptions)
 
 
 def emit(event: Event) -> None:
     """Tell every listener of the event's kind. Never raises."""
-    for subscription in _subscriptions:
-        if not isinstance(event, subscription.kind):
+    for listener, kind in _subscriptions:
+        if not isinstance(event, kind):
             continue
         try:
-            subscription.listener(event)
+            listener(event)
         except Exception:  # noqa: BLE001 - logged, if that works
             log_safely(logger.exception, "a listener raised at %s; continuing", type(event).__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.retry_delays import DelayRule, parse_delay
@@ -19,12 +19,8 @@ logger = logging.getLogger(__name__)
 BACKOFF_KEYS = frozenset({"backoff_policy", "backoff_tasks"})
 
 
-class Parser(Protocol):
-    """Makes an option's value of what the user wrote."""
-
-    def __call__(self, name: str, value: Any) -> Any:
-        """Raise `OptionError` if the option called `name` does not take `value`."""
-        ...
+#: Makes an option's value of its name and what the user wrote; raises `OptionError`.
+Parser = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True)
