@@ -10,46 +10,28 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 
+from celery_sqs_visibility import events
 from celery_sqs_visibility.delivery.recent_keys import RecentKeys
-from celery_sqs_visibility.events import (
-    DeadLettered,
-    Deleted,
-    DeliveryEvent,
-    Extended,
-    Failed,
-    Finished,
-    FinishedBefore,
-    Hidden,
-    Lost,
-    Parked,
-    Received,
-    Released,
-    Renewed,
-    Started,
-    Superseded,
-    Unreadable,
-    subscribe,
-    subscribed,
-)
+from celery_sqs_visibility.events import DeliveryEvent, Hidden, Unreadable, subscribe, subscribed
 
 logger = logging.getLogger("celery_sqs_visibility")
 
 _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
-    Received: (logging.DEBUG, "message received (%s)"),
-    Started: (logging.DEBUG, "task started (%s)"),
-    Extended: (logging.DEBUG, "message extended (%s)"),
-    Finished: (logging.DEBUG, "task finished (%s)"),
-    Deleted: (logging.DEBUG, "message deleted (%s)"),
-    Failed: (logging.INFO, "task failed (%s)"),
-    Hidden: (logging.INFO, "message hidden (%s)"),
-    Parked: (logging.INFO, "message parked until its ETA (%s)"),
-    Renewed: (logging.INFO, "message goes on waiting for its ETA as a copy (%s)"),
-    Released: (logging.INFO, "message released (%s)"),
-    DeadLettered: (logging.ERROR, "message moved to the dead-letter queue (%s)"),
-    Unreadable: (logging.ERROR, "message is no task for this worker (%s)"),
-    Superseded: (logging.WARNING, "message came back while held here, and is not run twice (%s)"),
-    FinishedBefore: (logging.WARNING, "message came back though finished here, and is deleted (%s)"),
-    Lost: (logging.WARNING, "message lost: another worker may run it too (%s)"),
+    events.Received: (logging.DEBUG, "message received (%s)"),
+    events.Started: (logging.DEBUG, "task started (%s)"),
+    events.Extended: (logging.DEBUG, "message extended (%s)"),
+    events.Finished: (logging.DEBUG, "task finished (%s)"),
+    events.Deleted: (logging.DEBUG, "message deleted (%s)"),
+    events.Failed: (logging.INFO, "task failed (%s)"),
+    events.Hidden: (logging.INFO, "message hidden (%s)"),
+    events.Parked: (logging.INFO, "message parked until its ETA (%s)"),
+    events.Renewed: (logging.INFO, "message goes on waiting for its ETA as a copy (%s)"),
+    events.Released: (logging.INFO, "message released (%s)"),
+    events.DeadLettered: (logging.ERROR, "message moved to the dead-letter queue (%s)"),
+    events.Unreadable: (logging.ERROR, "message is no task for this worker (%s)"),
+    events.Superseded: (logging.WARNING, "message came back while held here, and is not run twice (%s)"),
+    events.FinishedBefore: (logging.WARNING, "message came back though finished here, and is deleted (%s)"),
+    events.Lost: (logging.WARNING, "message lost: another worker may run it too (%s)"),
 }
 
 #: Ids of messages that were logged as unreadable: that each is hidden after every receive is at DEBUG.
