@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
-Key = TypeVar("Key", bound=Hashable)
+K = TypeVar("K", bound=Hashable)
 
 
-class RecentKeys(Generic[Key]):
+class RecentKeys(Generic[K]):
     """The latest keys, each for some time. Safe to use from any thread.
 
     Args:
@@ -29,15 +29,15 @@ class RecentKeys(Generic[Key]):
         # Guards _keys. Reentrant, for Celery's cold shutdown settles messages in a signal handler, which may
         # interrupt `add` on the main thread.
         self._lock = threading.RLock()
-        self._keys: OrderedDict[Key, float] = OrderedDict()  # until which instant each is kept
+        self._keys: OrderedDict[K, float] = OrderedDict()  # until which instant each is kept
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: K) -> bool:
         return key in self._keys
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: Key, until: float = 0.0) -> bool:
+    def add(self, key: K, until: float = 0.0) -> bool:
         """Keep a key until the monotonic instant `until`, if that is later than usual; whether it is new."""
         now = self._clock.monotonic()
         with self._lock:
