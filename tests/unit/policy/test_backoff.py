@@ -40,7 +40,7 @@ def test_pauses_are_spread_so_that_workers_do_not_come_back_together():
     assert len({reply_grace() for _ in range(20)}) > 1
 
 
-def test_one_asks_again_beside_a_late_answer_in_time_to_notice_the_end_of_a_fault():
+def test_a_late_answer_is_given_up_in_time_to_notice_the_end_of_a_fault():
     assert SHORTEST_REPLY_GRACE_SECONDS <= reply_grace() <= LONGEST_REPLY_GRACE_SECONDS < RECOVERY
 
 

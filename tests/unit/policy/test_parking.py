@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,17 +38,12 @@ def park_until_held(wait, visibility_timeout):
     return parks, wait
 
 
-def test_a_near_eta_is_held():
-    assert park_for(30, 120) is None
-    assert park_for(120 + LEAD_SECONDS, 120) is None
-
-
-def test_a_past_eta_is_held():
-    assert park_for(-5, 120) is None
-
-
-def test_a_far_eta_is_parked_and_comes_back_a_little_early():
-    assert park_for(600.7, 120) == 600 - LEAD_SECONDS
+@pytest.mark.parametrize(
+    ("wait", "seconds"),
+    [(-5, None), (30, None), (120 + LEAD_SECONDS, None), (600.7, 600 - LEAD_SECONDS)],
+)
+def test_a_far_eta_is_parked_and_comes_back_a_little_early_and_a_near_one_is_held(wait, seconds):
+    assert park_for(wait, 120) == seconds
 
 
 @given(WAITS, TIMEOUTS)

@@ -80,7 +80,7 @@ def test_a_function_may_have_no_opinion():
 
 
 @pytest.mark.parametrize("value", [-1, -math.inf, "60", True, math.nan, timedelta(seconds=1), [1]])
-def test_a_function_that_returns_no_seconds_is_told_so(value):
+def test_a_function_that_returns_no_seconds_is_an_error(value):
     with pytest.raises(ValueError, match=r"error_visibility_timeout\(retries, exc\)"):
         parsed(lambda _retries, _exc: value).delay(0, ValueError())
 
@@ -108,15 +108,15 @@ def broken(retries, exc):
         ({"fallback": parsed(broken)}, CELERY_RETRY_DELAY_SECONDS),
     ],
 )
-def test_a_rule_that_raises_is_told_and_leaves_it_to_the_next(function, others, expected):
-    told = []
+def test_a_rule_that_raises_is_reported_and_the_next_decides(function, others, expected):
+    reported = []
     rules = DelayRules(task=parsed(function), **others)
     chosen = choose_delay(
-        rules, 0, ValueError(), explicit=True, failed=lambda: told.append(sys.exc_info()[0])
+        rules, 0, ValueError(), explicit=True, failed=lambda: reported.append(sys.exc_info()[0])
     )
     assert chosen == expected
-    assert told[0] in (LookupError, ValueError)
-    assert len(told) == (2 if expected == CELERY_RETRY_DELAY_SECONDS else 1)
+    assert reported[0] in (LookupError, ValueError)
+    assert len(reported) == (2 if expected == CELERY_RETRY_DELAY_SECONDS else 1)
 
 
 @pytest.mark.parametrize(
