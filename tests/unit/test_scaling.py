@@ -72,7 +72,7 @@ def test_the_json_of_the_page_is_json():
 def test_the_formulae_know_the_defaults_and_the_package():
     options = Options.parse({})
     assert scaling.LONGEST_TRANSIT == LONGEST_TRANSIT
-    assert scaling.SCHEDULE_BUCKETS == SLOTS
+    assert scaling.SLOTS_OF_THE_WHEEL == SLOTS
     for name in ("visibility_timeout", "settle_window", "prefetch_seconds"):
         assert getattr(WORK, name) == getattr(options, name)
 
