@@ -1,4 +1,4 @@
-"""Bytes of main-process memory for each message in flight, by tracemalloc: ours beside Celery's own."""
+"""Bytes of main-process memory for each message in flight, by tracemalloc: ours and Celery's own."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from support.faults import json_answer
 
 
 class PlayedQueue:
-    """A fault that answers receives and deletes itself. What it handed out it does not hand out again."""
+    """A fault that answers receives and deletes itself. It hands out no message twice."""
 
     def __init__(self, bodies):
         sent = str(int(time.time() * 1000))

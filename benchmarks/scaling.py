@@ -116,9 +116,9 @@ def extension_batch(work: Workload) -> int:
 def extensions(seconds: float, visibility_timeout: float, heartbeat_interval: float | None = None) -> int:
     """How often a message that is held for so long is extended, at the most; at the least it is one less.
 
-    The first extension comes `heartbeat_interval` before the deadline; up to a slot of the wheel earlier, so
-    that extensions share requests, and a little earlier still, since the answer to the receive took its time.
-    From then on they are `visibility_timeout - heartbeat_interval` apart.
+    The first extension comes `heartbeat_interval` before the deadline; up to a bucket of the schedule
+    earlier, so that extensions share requests, and a little earlier still, since the answer to the receive
+    took its time. From then on they are `visibility_timeout - heartbeat_interval` apart.
     """
     interval = visibility_timeout / 3 if heartbeat_interval is None else heartbeat_interval
     if not interval:
@@ -144,7 +144,7 @@ class Calls:
 
     @property
     def busiest(self) -> float:
-        """Of the action that meets a FIFO queue's limit first."""
+        """Requests of the action that reaches a FIFO queue's limit first."""
         return max(self.send, self.receive, self.change_visibility, self.delete)
 
 

@@ -8,7 +8,7 @@ one takes a second or two, the others nothing; every 15 seconds a pool child is 
 
 Flat is what is no more in the last fifth of the time than in the second, by the median of the samples, give
 or take what `ALLOWED` says. The exit status is 1 if something grew, a task was lost, or the worker was not
-busy all the time. More than once runs what a child had done when it was killed, and what SQS hands out twice;
+busy all the time. Tasks of a killed child run more than once, and messages that SQS hands out twice;
 moto does that now and then to polls that overlap. Needs the test dependencies.
 """
 

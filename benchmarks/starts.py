@@ -1,4 +1,4 @@
-"""How often a task starts that outlasts its visibility timeout: ours beside kombu's SQS transport.
+"""How often a task starts that outlasts its visibility timeout: ours and kombu's SQS transport.
 
     python benchmarks/starts.py
 
@@ -23,7 +23,7 @@ from support.emulator import MotoServer  # noqa: E402
 from support.proxy import FaultProxy  # noqa: E402
 from support.worker import WorkerProcess  # noqa: E402
 
-TASKS, SECONDS, PATIENCE = 4, 12, 40
+TASKS, SECONDS, LIMIT_SECONDS = 4, 12, 40
 
 
 def measure(transport, upstream, directory):
@@ -47,7 +47,7 @@ def measure(transport, upstream, directory):
         ]
         for worker in workers:
             worker.start()
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + LIMIT_SECONDS
         while time.monotonic() < until and diary.count("done") < TASKS:
             time.sleep(0.2)
         for worker in workers:

@@ -1,7 +1,7 @@
 """Amazon SQS as a first-class broker for Celery.
 
-This module is the face: names are fetched from where they live when they are first used, because it is
-imported wherever kombu is (see `celery_sqs_visibility.alias`), producers included.
+This module is the face. It is imported wherever kombu is (see `celery_sqs_visibility.alias`), producers
+included, so a name is fetched from its module when it is first used.
 """
 
 from __future__ import annotations
@@ -10,19 +10,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_sqs_visibility.delivery.publish.sender import PublishError
-    from celery_sqs_visibility.events import subscribe
+    from celery_sqs_visibility.errors import *
+    from celery_sqs_visibility.events import *
     from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
     from celery_sqs_visibility.publish import publish_batch
     from celery_sqs_visibility.signals import message_lost
     from celery_sqs_visibility.task.base import VisibilityTask
-    from celery_sqs_visibility.visibility import VisibilityLostError
     from celery_sqs_visibility.worker.install import Transport
 
 __all__ = [
+    "AccessDeniedError",
+    "ClockSkewError",
+    "CredentialsRefusedError",
+    "DeadLettered",
+    "Deleted",
+    "DeliveryEvent",
+    "Event",
     "ExponentialBackoff",
+    "Extended",
+    "Facts",
+    "Failed",
+    "Finished",
+    "FinishedBefore",
+    "Hidden",
+    "Lost",
+    "OptionError",
+    "OverLimitError",
+    "Parked",
     "PublishError",
+    "QueueDoesNotExistError",
+    "ReceiptHandleInvalidError",
+    "Received",
+    "RefusedError",
+    "Released",
+    "Renewed",
+    "RequestRefusedError",
+    "SQSError",
+    "SQSRequest",
+    "SQSVisibilityError",
+    "Started",
+    "Superseded",
+    "ThrottledError",
+    "TooLargeError",
     "Transport",
+    "UnavailableError",
+    "Unreadable",
+    "UnreadableError",
+    "UnrecognizedResponseError",
+    "UnroutableError",
     "VisibilityLostError",
     "VisibilityTask",
     "message_lost",
@@ -33,23 +68,19 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ExponentialBackoff": "celery_sqs_visibility.policy.retry_delays",
-    "PublishError": "celery_sqs_visibility.delivery.publish.sender",
-    "Transport": "celery_sqs_visibility.worker.install",
-    "VisibilityLostError": "celery_sqs_visibility.visibility",
-    "VisibilityTask": "celery_sqs_visibility.task.base",
-    "message_lost": "celery_sqs_visibility.signals",
-    "publish_batch": "celery_sqs_visibility.publish",
-    "subscribe": "celery_sqs_visibility.events",
+    "ExponentialBackoff": "policy.retry_delays",
+    "Transport": "worker.install",
+    "VisibilityTask": "task.base",
+    "message_lost": "signals",
+    "publish_batch": "publish",
 }
 
 
 def __getattr__(name: str) -> Any:
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(import_module(home), name)
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name, "errors" if name.endswith("Error") else "events")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 

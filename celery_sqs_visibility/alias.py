@@ -2,8 +2,8 @@
 
 kombu has no entry-point group for transports, and looks a bare name up in `TRANSPORT_ALIASES`. It does
 load the group `kombu.serializers` on import (kombu/serialization.py), in every process that publishes or
-consumes; so this module is registered there. It adds the alias and hands back a JSON codec of its own
-name, which nobody uses. It must stay tiny and must not fail: an error here would break `import kombu`.
+consumes; so this module is registered there. It adds the alias, and provides a JSON codec that nobody
+uses. It must stay tiny and must not fail: an error here would break `import kombu`.
 """
 
 import json

@@ -1,12 +1,61 @@
-"""What SQS can answer besides yes, as few classes as there are different things to do about it."""
+"""Every error that this package raises at its users, and those that SQS answers with."""
 
 from __future__ import annotations
 
-from kombu.exceptions import OperationalError
+from collections.abc import Sequence
+
+from kombu.exceptions import KombuError, OperationalError
+
+#: How many failures a `PublishError` spells out.
+FAILURES_SHOWN = 3
 
 
-class SQSError(Exception):
-    """A request to SQS failed; the class says what to do about it.
+class SQSVisibilityError(Exception):
+    """The root of this package's errors."""
+
+
+class OptionError(SQSVisibilityError, ValueError):
+    """A transport option is misspelt, out of bounds or contradicts another; the message says which."""
+
+
+class PublishError(SQSVisibilityError):
+    """Some of what was published in a block was not sent; all the rest was.
+
+    Attributes:
+        failures: task id and reason, for each. The id is `None` for a message that is no task.
+        published: how many messages there were in all.
+    """
+
+    def __init__(self, failures: Sequence[tuple[str | None, Exception]], published: int) -> None:
+        super().__init__(failures, published)
+        self.failures = list(failures)
+        self.published = published
+
+    def __str__(self) -> str:
+        shown = "; ".join(f"{task_id}: {reason}" for task_id, reason in self.failures[:FAILURES_SHOWN])
+        more = len(self.failures) - FAILURES_SHOWN
+        beyond = f"; and {more} more, see `failures`" if more > 0 else ""
+        return f"{len(self.failures)} of {self.published} messages could not be sent: {shown}{beyond}"
+
+
+class UnroutableError(SQSVisibilityError, KombuError):
+    """The exchange is of a type that SQS cannot have, or no queue is bound to it."""
+
+
+class UnreadableError(SQSVisibilityError):
+    """No task can be made of a message; the text says why."""
+
+
+class TooLargeError(SQSVisibilityError, ValueError):
+    """A body would be larger than allowed when decompressed."""
+
+
+class VisibilityLostError(SQSVisibilityError):
+    """A message's visibility has lapsed: another worker may have it."""
+
+
+class SQSError(SQSVisibilityError):
+    """A request to SQS failed. There are as many subclasses as different things to do about it.
 
     Args:
         message: a sentence for a person.
@@ -18,13 +67,6 @@ class SQSError(Exception):
         super().__init__(message)
         self.code = code
         self.action = action
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), str(self), self.code, self.action)
-
-
-def _rebuild(cls: type[SQSError], message: str, code: str, action: str) -> SQSError:
-    return cls(message, code=code, action=action)
 
 
 class UnavailableError(SQSError):
@@ -39,6 +81,10 @@ class OverLimitError(SQSError):
     """Too many messages in flight in this queue: wait until some are settled."""
 
 
+class UnrecognizedResponseError(SQSError):
+    """A refusal without a code, by a proxy, a gateway or a wrong endpoint: try again, and say so."""
+
+
 class CredentialsRefusedError(SQSError):
     """No credentials, or expired or wrong ones: look for them anew, then try again."""
 
@@ -48,10 +94,9 @@ class ClockSkewError(CredentialsRefusedError):
 
 
 class RefusedError(SQSError, OperationalError):
-    """SQS has said no: to ask again at once is of no use.
+    """SQS has refused, and will again: retrying at once does not help.
 
-    An OperationalError, since that is what Celery's users expect of `delay()`. kombu makes one of what it has
-    retried in vain, and lets pass what it does not retry.
+    kombu raises OperationalError for what it has retried in vain, so Celery's users expect it of `delay()`.
     """
 
 
@@ -60,20 +105,16 @@ class AccessDeniedError(RefusedError):
 
 
 class QueueDoesNotExistError(RefusedError):
-    """No queue of that name or URL (or no permission to see it)."""
+    """No queue has that name or URL, or its owner hides it from us."""
 
 
 class ReceiptHandleInvalidError(RefusedError):
     """The receipt handle no longer holds the message: deleted, received again, or expired."""
 
 
-class UnrecognizedResponseError(SQSError):
-    """A refusal without a code, by a proxy, a gateway or a wrong endpoint: try again, and say so."""
-
-
 class RequestRefusedError(RefusedError):
     """Any other refusal by SQS: the request is wrong and will stay so."""
 
 
-#: What passes by itself.
+#: What passes without anybody's help.
 PASSING_ERRORS = (ThrottledError, UnavailableError, UnrecognizedResponseError, OverLimitError)

@@ -1,4 +1,15 @@
-"""What happens to deliveries, and the requests made of SQS, as data. Logs, metrics and signals listen."""
+"""What happens in this process, as data. The log, the signal `message_lost` and your metrics are listeners.
+
+In the order of a message's life:
+
+- `Received`; then `Unreadable`, or, with a far ETA, `Parked` or `Renewed`.
+- `Started`; while it runs `Extended`, and if that fails `Lost`; `Superseded` if it comes back meanwhile.
+- `Finished` and `Deleted`; `FinishedBefore` if it comes back even then.
+- `Failed` and `Hidden`; at last `DeadLettered`.
+- `Released`, when it is given back without having run.
+
+`SQSRequest` is about a request and no message.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +25,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Which delivery it is about.
+    """Identifies a delivery.
 
     Attributes:
         queue: Celery's name of the queue.
         message_id: SQS's, the same for every delivery of the message.
         receive_count: 1 for the first delivery.
-        first_received: when SQS first handed it out, in seconds since the epoch; 0 if that is not known.
-        task: the task's name, as far as the message tells.
-        task_id: its id, likewise.
-        group: its message group, if it has one.
-        received: when this delivery arrived, in seconds since the epoch; 0 if that is not known.
+        first_received: when SQS first handed the message out, in seconds since the epoch; 0 if unknown.
+        task: the task's name; `None` if unknown.
+        task_id: its id; `None` if unknown.
+        group: the FIFO message group, if any.
+        received: when this delivery arrived, in seconds since the epoch; 0 if unknown.
     """
 
     queue: str
@@ -51,27 +62,60 @@ class DeliveryEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class Received(DeliveryEvent):
-    """SQS handed it to this process; it is hidden from others now."""
+    """SQS handed the message to this process, and hides it from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable(DeliveryEvent):
+    """The message is no task for this worker: see `reason`. It was not deleted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parked(DeliveryEvent):
+    """The message's ETA is far away: it is hidden, and comes back in `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed(DeliveryEvent):
+    """The message waits for its ETA as a copy, which SQS hands out in `seconds` at the earliest."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Started(DeliveryEvent):
-    """The pool began to run its task."""
+    """The pool began to run the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extended(DeliveryEvent):
-    """Its visibility timeout was set anew, to that many seconds from then on."""
+    """The visibility timeout was set anew, to `seconds` from now."""
 
     seconds: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(DeliveryEvent):
-    """Its run failed, as attempt number `attempt` (1 for the first).
+class Superseded(DeliveryEvent):
+    """The message came back to the process that holds it, which goes on with the new receipt handle."""
 
-    `delay` is how many seconds it is to be hidden; `None` is the rest of its visibility timeout.
-    After the last attempt nothing follows but a delete or a dead letter.
+
+@dataclass(frozen=True, slots=True)
+class Lost(DeliveryEvent):
+    """The visibility lapsed, or SQS refused the receipt handle: another worker may have the message."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(DeliveryEvent):
+    """The run failed, as attempt number `attempt` (1 for the first).
+
+    `delay` is how many seconds the message is to be hidden; `None` is the rest of its visibility timeout.
+    After the `last` attempt nothing follows but a delete or a dead letter.
     """
 
     attempt: int
@@ -82,67 +126,34 @@ class Failed(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Hidden(DeliveryEvent):
-    """It failed and comes back in that many seconds."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Parked(DeliveryEvent):
-    """Its ETA is far away; it waits in SQS and comes back in that many seconds."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Renewed(DeliveryEvent):
-    """It waits for its turn as a copy, which SQS hands out in `seconds` at the earliest."""
+    """The message failed, and comes back in `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finished(DeliveryEvent):
-    """Celery is done with it; its deletion is under way."""
+    """Celery is done with the message; its deletion is under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted(DeliveryEvent):
-    """SQS has deleted it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Released(DeliveryEvent):
-    """It was given back without having run; SQS hands it out again at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLettered(DeliveryEvent):
-    """It was given up: a copy is in the dead-letter queue."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable(DeliveryEvent):
-    """No task could be made of it: see `reason`. It was not deleted."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Superseded(DeliveryEvent):
-    """It came back to the process that holds it; what holds it goes on with the new receipt handle."""
+    """SQS has deleted the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedBefore(DeliveryEvent):
-    """Its message was finished in this process, but came back: it is deleted with the new receipt handle."""
+    """A message that was finished in this process came back: it is deleted by its new receipt handle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lost(DeliveryEvent):
-    """Its visibility lapsed while we held it, or SQS refused the handle: another worker may have it."""
+class Released(DeliveryEvent):
+    """The message was given back without having run; SQS hands it out again at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered(DeliveryEvent):
+    """The message was given up: a copy is in the dead-letter queue."""
 
     reason: str
 
@@ -166,18 +177,8 @@ E = TypeVar("E", bound=Event)
 Listener = Callable[[Any], None]
 
 
-class _Subscription:
-    """One listener's; a listener that subscribes twice has two."""
-
-    __slots__ = ("kind", "listener")
-
-    def __init__(self, listener: Listener, kind: type[Event]) -> None:
-        self.listener = listener
-        self.kind = kind
-
-
 _lock = threading.Lock()  # guards changes of _subscriptions, which is replaced whole: readers need no lock
-_subscriptions: tuple[_Subscription, ...] = ()
+_subscriptions: tuple[tuple[Listener, type[Event]], ...] = ()
 
 
 @overload
@@ -188,14 +189,14 @@ def subscribe(listener: Listener, kind: type[Event] = DeliveryEvent) -> Callable
     """Call `listener(event)` for every event of a kind in this process, in its thread: be quick.
 
     Args:
-        listener: hears of events; what it raises is logged.
+        listener: what it raises is logged, and does no harm.
         kind: a class of events; its subclasses belong to it. Deliveries, unless told otherwise.
 
     Returns:
         A function that ends the subscription; calling it twice is harmless.
     """
     global _subscriptions  # noqa: PLW0603 - one process, one stream of events
-    subscription = _Subscription(listener, kind)
+    subscription = (listener, kind)  # told from another of the same listener by its identity
     with _lock:
         _subscriptions = (*_subscriptions, subscription)
 
@@ -209,23 +210,23 @@ def subscribe(listener: Listener, kind: type[Event] = DeliveryEvent) -> Callable
 
 def subscribed(listener: Listener) -> bool:
     """Whether that listener hears of events."""
-    return any(subscription.listener is listener for subscription in _subscriptions)
+    return any(known is listener for known, _ in _subscriptions)
 
 
 def has_listener(kind: type[Event]) -> bool:
     """Whether anybody hears of events of that class; if not, they need not be made."""
-    return any(issubclass(kind, subscription.kind) for subscription in _subscriptions)
+    return any(issubclass(kind, wanted) for _, wanted in _subscriptions)
 
 
 def emit(event: Event) -> None:
-    """Tell every listener. A listener that raises is logged and does no harm; this never raises."""
-    for subscription in _subscriptions:
-        if not isinstance(event, subscription.kind):
+    """Tell every listener of the event's kind. Never raises."""
+    for listener, kind in _subscriptions:
+        if not isinstance(event, kind):
             continue
         try:
-            subscription.listener(event)
+            listener(event)
         except Exception:  # noqa: BLE001 - logged, if that works
-            log_safely(logger.exception, "listener failed")
+            log_safely(logger.exception, "a listener raised at %s; continuing", type(event).__name__)
 
 
 def log_safely(log: Callable[..., object], sentence: str, *args: Any, **options: Any) -> None:

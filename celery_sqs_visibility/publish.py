@@ -9,7 +9,7 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_sqs_visibility.delivery.publish.sender import PublishError
+from celery_sqs_visibility.errors import PublishError
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.publish_scope import Batch

@@ -1,4 +1,4 @@
-"""Celery-style signals of the worker's main process."""
+"""`message_lost`, a signal as Celery's are. Apart from events.py, which does without Celery."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from typing import Any
 
 from celery.utils.dispatch import Signal
 
-from celery_sqs_visibility.events import DeliveryEvent, Lost, subscribe, subscribed
+from celery_sqs_visibility.events import Lost, subscribe, subscribed
 
-#: A message's visibility lapsed while this worker held it, or SQS refused its handle: another worker may have
-#: it. The sender is the task's name; arguments are `delivery` (its `events.Facts`) and `reason`. Sent in the
-#: thread that noticed, so be quick.
-message_lost: Any = Signal(name="message_lost", providing_args={"delivery", "reason"})
+#: Another worker may have a message that this one holds: its visibility has lapsed, or SQS refused its
+#: receipt handle. The sender is the task's name; arguments are `delivery` (its `Facts`) and `reason`. Sent in
+#: the worker's main process, in the thread that noticed: be quick.
+message_lost: Any = Signal(name="message_lost", providing_args=["delivery", "reason"])
 
 
 def send_signals() -> None:
-    """Send them from now on; harmless if they are sent already."""
-    if not subscribed(_on_event):
-        subscribe(_on_event)
+    """Send it from now on; harmless if it is sent already."""
+    if not subscribed(_send):
+        subscribe(_send, Lost)
 
 
-def _on_event(event: DeliveryEvent) -> None:
-    if isinstance(event, Lost):
-        message_lost.send(sender=event.delivery.task, delivery=event.delivery, reason=event.reason)
+def _send(event: Lost) -> None:
+    message_lost.send(sender=event.delivery.task, delivery=event.delivery, reason=event.reason)

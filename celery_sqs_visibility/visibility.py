@@ -9,18 +9,17 @@ from typing import Any, NoReturn
 from celery.exceptions import Reject
 
 from celery_sqs_visibility.delivery.lease_table import Lease, lease_table, spawned_lease_table
+from celery_sqs_visibility.errors import VisibilityLostError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+
+__all__ = ["Visibility", "VisibilityLostError"]
 
 #: SQS may take this long to extend a message, an error and another attempt included.
 EXTEND_TIMEOUT_SECONDS = 10.0
 
 #: Between two looks at whether SQS has extended it.
 EXTEND_CHECK_SECONDS = 0.005
-
-
-class VisibilityLostError(Exception):
-    """The message's visibility lapsed: another worker may have it."""
 
 
 class Visibility:

@@ -29,12 +29,13 @@ from celery_sqs_visibility.delivery.model import (
 )
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
-from celery_sqs_visibility.delivery.receive.decoder import Decoder, Open, Opened, UnreadableError
+from celery_sqs_visibility.delivery.receive.decoder import Decoder, Open, Opened
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
 from celery_sqs_visibility.delivery.settle.settlements import Settlements
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
+from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import FinishedBefore, Started, Superseded, emit
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options

@@ -1,8 +1,9 @@
-"""What keeps SQS from doing one kind of thing, told in a line when it begins and a line when it is over."""
+"""One kind of request that SQS does not answer: one log line when that begins, one when it ends."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 
@@ -11,9 +12,9 @@ from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import Clock
 
-#: Trouble that comes back within that many seconds is over only when it stayed away for as long: where every
-#: second request fails, that is no change of state.
-STEADY = 10.0
+#: An outage that returns within this time ends only after as long without a failure: where every second
+#: request fails, a success is no change of state.
+STEADY_SECONDS = 10.0
 
 
 class Outage:
@@ -21,68 +22,59 @@ class Outage:
 
     Args:
         logger: where the lines go.
-        cannot: what does not work, as in "cannot delete messages".
-        works: that it does, as in "deletes messages".
-        queue: which queue it is about.
+        action: what fails, as in "delete messages".
+        queue: the queue's name.
         clock: the monotonic clock.
+
+    Attributes:
+        error: the latest of an outage; `None` when there is none.
     """
 
-    def __init__(self, logger: logging.Logger, cannot: str, works: str, queue: str, clock: Clock) -> None:
+    def __init__(self, logger: logging.Logger, action: str, queue: str, clock: Clock) -> None:
         self._logger = logger
-        self._cannot = cannot
-        self._works = works
-        self._extra = {"queue": queue, "sqs": Fields(queue=queue)}
+        self._action = action
+        self._queue = queue
         self._clock = clock
         self._lock = threading.Lock()  # guards everything below
-        self._kinds: set[type[SQSError]] = set()  # told since it began; empty: no trouble
-        self.error: SQSError | None = None  # the latest, while there is trouble; for who tells of its results
+        self.error: SQSError | None = None
+        self._kinds: set[type[SQSError]] = set()  # those that have a line
         self._failures = 0
-        self._began_at = 0.0
-        self._failed_at = 0.0
-        self._over_at: float | None = None
-        self._relapse = False
+        self._began_at = self._failed_at = self._ended_at = -math.inf
+        self._returned = False  # soon after the one before
 
-    def failed(self, error: SQSError) -> None:
-        """A request failed. A line if it is the first, or the first of its kind since the trouble began."""
+    def failure(self, error: SQSError) -> None:
+        """A request failed. The first of each kind of error in an outage is logged."""
         with self._lock:
             now = self._clock.monotonic()
-            if not self._kinds:
-                self._began_at = now
-                self._relapse = self._over_at is not None and now - self._over_at < STEADY
-            self._failures += 1
+            if self.error is None:
+                self._kinds, self._failures, self._began_at = set(), 0, now
+                self._returned = now - self._ended_at < STEADY_SECONDS
             self.error = error
+            self._failures += 1
             self._failed_at = now
-            news = type(error) not in self._kinds
+            new = type(error) not in self._kinds
             self._kinds.add(type(error))
-        if news:
-            self._tell(
-                self._logger.error, "%s and will try again: %s (%s)", self._cannot, error, self._extra["sqs"]
-            )
+        if new:
+            self._log(self._logger.error, "cannot %s: %s; trying again (%s)", error)
 
-    def worked(self, since: float) -> None:
-        """A request worked that was made at that monotonic instant. A line if there was trouble: it is over.
+    def success(self, since: float) -> None:
+        """A request made at the monotonic instant `since` worked. If that ends an outage, it is logged.
 
-        What was made before the trouble began tells nothing of its end, however late the answer came.
+        A request made before the outage began does not end it, however late its answer comes.
         """
-        if not self._kinds:
+        if self.error is None:
             return
         with self._lock:
             now = self._clock.monotonic()
-            if not self._kinds or since < self._began_at:
+            unsteady = self._returned and now - self._failed_at < STEADY_SECONDS
+            if self.error is None or since < self._began_at or unsteady:
                 return
-            if self._relapse and now - self._failed_at < STEADY:
-                return
-            failures, self._failures = self._failures, 0
-            self._kinds.clear()
             self.error = None
-            self._over_at = now
-        self._tell(
-            self._logger.warning,
-            "%s again, after %d failures (%s)",
-            self._works,
-            failures,
-            self._extra["sqs"],
-        )
+            self._ended_at = now
+            seconds = now - self._began_at
+            failures = self._failures
+        self._log(self._logger.warning, "can %s again after %.0f s (%s)", seconds, failures=failures)
 
-    def _tell(self, log: Callable[..., object], sentence: str, *args: object) -> None:
-        log_safely(log, sentence, *args, extra=self._extra)
+    def _log(self, log: Callable[..., object], sentence: str, detail: object, **more: object) -> None:
+        facts = Fields(queue=self._queue, **more)
+        log_safely(log, sentence, self._action, detail, facts, extra={"sqs": facts})

@@ -1,4 +1,4 @@
-"""What a process remembers of messages it no longer holds, within bounds."""
+"""The ids of messages that this process no longer holds, within bounds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Generic, TypeVar
 
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
-Key = TypeVar("Key", bound=Hashable)
+K = TypeVar("K", bound=Hashable)
 
 
-class RecentKeys(Generic[Key]):
-    """Keys, each for some time, and at the most the latest so many. Safe to use from any thread.
+class RecentKeys(Generic[K]):
+    """The latest keys, each for some time. Safe to use from any thread.
 
     Args:
-        most: how many; the oldest are forgotten.
-        seconds: how long each is remembered at the least, as long as there are no more than that.
+        most: keys that are kept; the oldest make room.
+        seconds: how long each is kept, while there are no more than `most`.
         clock: the monotonic clock.
     """
 
@@ -26,24 +26,19 @@ class RecentKeys(Generic[Key]):
         self._most = most
         self._seconds = seconds
         self._clock = clock
-        # Guards _keys. Reentrant: Celery's cold shutdown settles in a signal handler, on a thread that may be
-        # here just now.
+        # Guards _keys. Reentrant, for Celery's cold shutdown settles messages in a signal handler, which may
+        # interrupt `add` on the main thread.
         self._lock = threading.RLock()
-        self._keys: OrderedDict[Key, float] = OrderedDict()  # until when each is remembered
+        self._keys: OrderedDict[K, float] = OrderedDict()  # until which instant each is kept
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: K) -> bool:
         return key in self._keys
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: Key, until: float = 0.0) -> bool:
-        """Remember it; whether it is new.
-
-        Args:
-            key: what to remember.
-            until: the monotonic instant until which to, if that is later than usual.
-        """
+    def add(self, key: K, until: float = 0.0) -> bool:
+        """Keep a key until the monotonic instant `until`, if that is later than usual; whether it is new."""
         now = self._clock.monotonic()
         with self._lock:
             new = key not in self._keys

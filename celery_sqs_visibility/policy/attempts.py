@@ -1,22 +1,22 @@
-"""How often a message may be tried, and how often it was."""
+"""How often a message was tried, and whether it may be tried again."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Of a FIFO queue's message that is no task: the receives after which its group waits for it no longer. They
-#: are the attempts of a task that says nothing itself (Celery's default for `max_retries` is 3).
+#: Receives after which an unreadable message is given up, so that its FIFO group goes on: the attempts of a
+#: task that says nothing itself (Celery's default for `max_retries` is 3).
 RECEIVES_OF_NO_TASK: Final = 4
 
-#: And the seconds since its first receive, where another worker may know its task, as in a rolling deploy.
+#: Seconds since its first receive, likewise, where another worker may know the task, as in a rolling deploy.
 SECONDS_OF_AN_UNKNOWN_TASK: Final = 3600.0
 
 
 def attempts_made(receive_count: int, parks: int, published_retries: int) -> int:
     """How many attempts came before this one: Celery's `request.retries`.
 
-    Every receive is taken for an attempt but those known to have been parks: a worker that was killed
-    leaves no other trace. `published_retries` are those of the header, of Celery's own retries.
+    Every receive but the known parks counts as an attempt: a worker that was killed leaves no other trace.
+    `published_retries` are those of the header, of Celery's own retries.
     """
     return published_retries + max(0, receive_count - 1 - parks)
 
@@ -24,10 +24,10 @@ def attempts_made(receive_count: int, parks: int, published_retries: int) -> int
 def is_last_attempt(
     retries: int, max_retries: int | None, receive_count: int, max_receive_count: int | None
 ) -> bool:
-    """Whether a failure now is for good.
+    """Whether a failure now is final.
 
-    That is at the smaller of `max_retries + 1` attempts and the queue's `maxReceiveCount` receives, after
-    which SQS itself moves the message to the dead-letter queue. `None` is no limit.
+    It is after `max_retries + 1` attempts, or at the queue's `maxReceiveCount`, after which SQS itself moves
+    the message to the dead-letter queue. `None` is no limit.
     """
     if max_retries is not None and retries >= max_retries:
         return True
@@ -35,12 +35,12 @@ def is_last_attempt(
 
 
 def is_no_task_for_good(receive_count: int, seconds_known: float, *, others_may: bool) -> bool:
-    """Whether a FIFO queue's message of which no task can be made is given up, so that its group goes on.
+    """Whether a FIFO queue's message that is no task is given up, so that its group goes on.
 
     Args:
-        receive_count: its receives.
-        seconds_known: since the first of them.
+        receive_count: of the message.
+        seconds_known: since its first receive.
         others_may: whether another worker may know its task.
     """
-    reply_grace = SECONDS_OF_AN_UNKNOWN_TASK if others_may else 0.0
-    return receive_count >= RECEIVES_OF_NO_TASK and seconds_known >= reply_grace
+    shortest = SECONDS_OF_AN_UNKNOWN_TASK if others_may else 0.0
+    return receive_count >= RECEIVES_OF_NO_TASK and seconds_known >= shortest

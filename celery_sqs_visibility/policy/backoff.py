@@ -6,29 +6,29 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-#: First pause after an error, and the longest, whatever the error: its end is noticed within that time, be
-#: it that the network heals or that somebody restores a permission, a queue or credentials.
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 2.0
+#: Pauses after an error of any kind. The longest is how late we notice that a network heals, or that somebody
+#: restores a permission, a queue or credentials.
+SHORTEST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 2.0
 
-#: An answer that is that many seconds late, at the least and at the most, may never come.
-FIRST_DOUBT = 1.5
-LAST_DOUBT = 2.5
+#: How late an answer may be before it counts as lost.
+SHORTEST_REPLY_GRACE_SECONDS = 1.5
+LONGEST_REPLY_GRACE_SECONDS = 2.5
 
 
 def pause(failures: int) -> float:
-    """Seconds to wait after that many failures in a row (1 or more), with full jitter above a floor."""
-    ceiling = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 16))
-    return random.uniform(FIRST_PAUSE, ceiling)  # noqa: S311
+    """Seconds to wait after `failures` in a row (1 or more), with full jitter above a floor."""
+    ceiling = min(LONGEST_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS * 2.0 ** min(failures, 16))
+    return random.uniform(SHORTEST_PAUSE_SECONDS, ceiling)  # noqa: S311
 
 
 def retry_interval(policy: Mapping[str, Any], failures: int) -> float:
     """Seconds to wait before a publication is sent again, by kombu's retry policy.
 
     Args:
-        policy: `interval_start`, `interval_step`, `interval_max` and `max_retries`. What is missing is what
-            it is to kombu (kombu/connection.py: `Connection.ensure`).
-        failures: attempts that failed in a row, those of publications before this one included.
+        policy: `interval_start`, `interval_step`, `interval_max` and `max_retries`. The defaults are kombu's
+            (kombu/connection.py: `Connection.ensure`).
+        failures: attempts that failed in a row, those of earlier publications included.
     """
     most = policy.get("max_retries")
     retries = failures - 1 if most is None else (failures - 1) % (most + 1)
@@ -37,5 +37,5 @@ def retry_interval(policy: Mapping[str, Any], failures: int) -> float:
 
 
 def reply_grace() -> float:
-    """Seconds by which an answer may be late before one asks again beside it, with jitter."""
-    return random.uniform(FIRST_DOUBT, LAST_DOUBT)  # noqa: S311
+    """Seconds by which an answer may be late before a second request is made, with jitter."""
+    return random.uniform(SHORTEST_REPLY_GRACE_SECONDS, LONGEST_REPLY_GRACE_SECONDS)  # noqa: S311

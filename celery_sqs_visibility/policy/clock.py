@@ -1,8 +1,7 @@
 """The only module that reads a clock.
 
-Monotonic time, which goes on while the machine sleeps, is for durations and deadlines inside this process;
-wall-clock time exists only at the wire (SQS timestamps, Celery ETAs). Everything else takes a `Clock`, so
-that tests turn the hands.
+Durations and deadlines inside this process are monotonic; wall-clock time exists only at the wire (SQS
+timestamps, Celery ETAs). Everything else takes a `Clock`, which tests move.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where seconds come from."""
+    """The two times there are."""
 
     def monotonic(self) -> float:
         """Seconds from an arbitrary origin, the same in all processes of a machine; never goes back."""
@@ -26,9 +25,9 @@ class Clock(Protocol):
 
 
 def _monotonic() -> Callable[[], float]:
-    """The machine's monotonic clock that does not stand still while the machine is suspended, if it has one.
+    """The machine's monotonic clock that goes on while the machine is suspended, if it has one.
 
-    SQS's clock goes on meanwhile. Python's own `time.monotonic` does not on Linux, nor do the timeouts of
+    Visibility timeouts go on meanwhile. On Linux `time.monotonic` stands still, and so do the timeouts of
     locks and conditions, which only last longer then.
     """
     boottime = getattr(time, "CLOCK_BOOTTIME", None)

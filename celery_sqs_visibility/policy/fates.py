@@ -1,8 +1,9 @@
 """What becomes of a message when the run of its task ends: one decision, for every way to end.
 
-The pool's child decides where the exception is (`task.tracing`); of a child that is gone the main process
-decides with the same function (`worker.visibility_request`). They ask about runs that FAILED, were RETRIED,
-are UNDECIDED or LOST. The other ends are Celery's own (celery/worker/request.py); tests hold them to this.
+The pool's child decides, since it has the exception (`task.tracing`); where the child is gone, the main
+process decides with the same function (`worker.visibility_request`). They ask about FAILED, RETRIED,
+UNDECIDED and LOST. The other ends are Celery's own (celery/worker/request.py); tests compare them with this
+table.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Fate(enum.Enum):
     GIVE_UP = "given up"
 
 
-#: The fate of a message where neither its attempts nor the exception matter.
+#: Ends for which neither attempts nor the exception matter.
 _FIXED = {
     End.SUCCEEDED: Fate.DELETE,
     End.PUBLISHED: Fate.DELETE,
@@ -53,12 +54,11 @@ def fate_of(end: End, *, retried: bool = True, last: bool = False) -> Fate:
 
     Args:
         end: how the run ended.
-        retried: whether the task retries this exception (`autoretry_for`, `dont_autoretry_for`). An exception
-            that is not the task's, of `UNDECIDED`, is always retried.
+        retried: whether the task retries this exception (`autoretry_for`, `dont_autoretry_for`). Matters to
+            `FAILED` and `LOST` only: the exception of `UNDECIDED` is not the task's.
         last: whether this was the last attempt.
     """
-    fixed = _FIXED.get(end)
-    if fixed is not None:
-        return fixed
-    asked = end in (End.FAILED, End.LOST)
-    return Fate.GIVE_UP if last or (asked and not retried) else Fate.COME_BACK
+    if end in _FIXED:
+        return _FIXED[end]
+    final = last or (not retried and end in (End.FAILED, End.LOST))
+    return Fate.GIVE_UP if final else Fate.COME_BACK

@@ -1,4 +1,4 @@
-"""Texts as message attributes: what SQS takes, how much room they need, what goes where there is none.
+"""Texts as message attributes: legal characters, sizes, and which attributes to drop from a full message.
 
 Source: "Amazon SQS message metadata" (names, types and values count towards the message's size; none may be
 empty) and API_SendMessage (the characters of XML 1.0).
@@ -17,19 +17,19 @@ _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def legal(text: str) -> str:
-    r"""The text with what SQS refuses written out, as in a Python literal: `\x00`, `\ud800`."""
+    r"""The text, its illegal characters written as in a Python literal: `\x00`, `\ud800`."""
     return _ILLEGAL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def beginning(text: str, most: int) -> str:
-    """The first characters, at most that many."""
+    """The text, cut to `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def last_lines(text: str, most: int, line_length: int) -> str:
-    """The last whole lines, at most that many characters; longer lines than `line_length` are cut.
+    """The last whole lines, `most` characters in all; a line is cut to `line_length`.
 
-    So of a traceback that ends with a very long message something is left to read.
+    A traceback that ends with a very long message keeps some frames.
     """
     kept: list[str] = []
     for line in reversed(text.splitlines()):
@@ -48,7 +48,7 @@ def size(name: str, text: str) -> int:
 
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
     """Bytes of a message as SQS counts them: the body, and of each attribute its name, type and value."""
-    # Nearly all bodies are base64 or JSON of ASCII characters: no need to encode them only to count.
+    # Nearly all bodies are ASCII: encoding them only to count would be slow.
     total = len(body) if body.isascii() else len(body.encode("utf-8", "surrogatepass"))
     for name, attribute in attributes.items():
         texts = (name, attribute.get("DataType") or "", attribute.get("StringValue") or "")
@@ -58,29 +58,25 @@ def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int
 
 
 def is_asked_for(name: str, patterns: Iterable[str]) -> bool:
-    """Whether an entry of MessageAttributeNames means that attribute: "All", ".*", "prefix.*" or the name."""
+    """Whether MessageAttributeNames, `patterns`, select an attribute: "All", ".*", "prefix.*" or its name."""
     return any(
         pattern in {"All", ".*", name} or (pattern.endswith(".*") and name.startswith(pattern[:-2]))
         for pattern in patterns
     )
 
 
-def fitting(texts: Mapping[str, str], room: int, essential: str, expendable: str) -> dict[str, str]:
-    """As many of the attributes as go into `room` bytes, in their order.
+def fitting(texts: Mapping[str, str], most: int, essential: str, expendable: str) -> dict[str, str]:
+    """The attributes that go into `most` bytes, in their order.
 
-    Args:
-        texts: by name.
-        room: what the body leaves of the message.
-        essential: the last to go.
-        expendable: the first to go. Of the others the shortest stay.
+    The one called `expendable` is dropped first, then the longest, `essential` last.
     """
-    if sum(size(*item) for item in texts.items()) <= room:
+    if sum(size(*item) for item in texts.items()) <= most:
         return dict(texts)
     kept = set()
     others = texts.keys() - {expendable}
     for name in sorted(others, key=lambda name: (name != essential, size(name, texts[name]))):
-        room -= size(name, texts[name])
-        if room < 0:
+        most -= size(name, texts[name])
+        if most < 0:
             break
         kept.add(name)
     return {name: text for name, text in texts.items() if name in kept}

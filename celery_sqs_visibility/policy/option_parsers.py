@@ -1,43 +1,37 @@
-"""What makes an option's value of what a user wrote, or says in one sentence why it cannot be."""
+"""Parsers of options: each returns the option's value, or raises one sentence that says what is wrong."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.retry_delays import DelayRule, parse_delay
 
 logger = logging.getLogger(__name__)
 
-#: Of kombu's `predefined_queues`: a retry delay by receive count, which error_visibility_timeout replaces.
+#: A retry delay in kombu's `predefined_queues`, which error_visibility_timeout replaces.
 BACKOFF_KEYS = frozenset({"backoff_policy", "backoff_tasks"})
 
 
-class OptionError(ValueError):
-    """A transport option is misspelt, out of bounds or contradicts another; the message says which."""
-
-
-class Parser(Protocol):
-    """What makes an option's value of what was given."""
-
-    def __call__(self, name: str, value: Any) -> Any:
-        """Raise `OptionError` if it is not what the option called `name` takes."""
-        ...
+#: Makes an option's value of its name and what the user wrote; raises `OptionError`.
+Parser = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """A duration within bounds; numbers, or text of them as from the environment."""
+    """A duration within bounds, also as text, as from the environment."""
 
     low: float
     high: float
     whole: bool = False
     why: str = ""
-    zero: bool = False  # 0 is allowed although it is below `low`
+    zero: bool = False  # whether 0 is allowed below `low`
 
     @property
     def bounds(self) -> str:
@@ -78,20 +72,15 @@ class OneOf:
 
 
 def number(name: str, value: Any) -> float:
-    """A finite number, be it given as text; never a bool."""
-    if not isinstance(value, bool):
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            pass
-        else:
-            if math.isfinite(number):
-                return number
+    """A finite number, also as text; never a bool."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and math.isfinite(number := float(value)):
+            return number
     raise OptionError(f"expected {name} to be a number of seconds, got {value!r}")
 
 
 def instance_of(expected: type | tuple[type, ...], noun: str) -> Parser:
-    """Take what is of that type, which the error calls `noun`."""
+    """Take values of a type, which the error calls `noun`."""
 
     def parse(name: str, value: Any) -> Any:
         if not isinstance(value, expected):
@@ -106,9 +95,8 @@ def delay(name: str, value: Any) -> DelayRule | None:
     if isinstance(value, str):
         value = number(name, value) if value.strip()[:1].isdigit() else _imported(name, value)
     elif isinstance(value, (list, tuple)):
-        value = [
-            number(f"{name}[{i}]", item) if isinstance(item, str) else item for i, item in enumerate(value)
-        ]
+        items = enumerate(value)
+        value = [number(f"{name}[{i}]", item) if isinstance(item, str) else item for i, item in items]
     try:
         return parse_delay(name, value)
     except ValueError as error:
@@ -127,7 +115,7 @@ def _imported(name: str, path: str) -> Any:
 
 
 def queues(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
-    """`predefined_queues`: each has a url, and a name that ends with .fifo if the url does."""
+    """`predefined_queues`: each has a url, and a name that ends with .fifo only if the url does."""
     for queue, settings in mapping(name, value).items():
         if not isinstance(settings, Mapping) or not settings.get("url"):
             raise OptionError(f"expected {name}[{queue!r}] to be a mapping with a 'url', got {settings!r}")
@@ -137,25 +125,19 @@ def queues(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
                 "the names of FIFO queues, and of no others, end with .fifo"
             )
         for key in settings.keys() & BACKOFF_KEYS:
-            logger.warning(
-                "%s[%r][%r] does nothing here: set error_visibility_timeout, of the transport or of a task",
-                name,
-                queue,
-                key,
-            )
+            sentence = "%s[%r][%r] is ignored: set error_visibility_timeout, of the transport or of a task"
+            logger.warning(sentence, name, queue, key)
     return value  # type: ignore[no-any-return]
 
 
 mapping = instance_of(Mapping, "a mapping")
 text = instance_of(str, "text")
-
-
 on_exhausted = OneOf(("delete", "keep"))
 on_lost = OneOf(("continue", "terminate"))
 
 
 def queue_name(name: str, value: Any) -> str:
-    """The name of a queue as Celery knows it, which an ARN or a URL is not."""
+    """The name of a queue as Celery knows it: no ARN, no URL."""
     if any(mark in text(name, value) for mark in ":/"):
         raise OptionError(
             f"expected {name} to be the name of a queue, not an ARN or a URL, got {value!r}; "
@@ -165,7 +147,7 @@ def queue_name(name: str, value: Any) -> str:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False, be it given as text or as 0 or 1."""
+    """True or False, also as text or as 0 or 1."""
     flags = {"true": True, "1": True, "false": False, "0": False}
     try:
         return flags[str(value).strip().lower()]

@@ -1,7 +1,6 @@
 """The transport options: each declared once, with bounds, default and documentation.
 
-`Options.parse` turns `broker_transport_options` into a frozen value that cannot be wrong. The reference
-in the docs is generated from the declarations.
+docs/options.md is generated from here: `python -m celery_sqs_visibility.policy.options`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_parsers import (
-    OptionError,
     Parser,
     Seconds,
     delay,
@@ -32,8 +31,8 @@ __all__ = ["OptionError", "Options", "option_name", "reference_table"]
 
 _HORIZON = " (SQS's 12 hours)"
 
-#: An extension needs time to arrive.
-SHORTEST_HEARTBEAT = 0.1
+#: A request to extend needs time to arrive.
+SHORTEST_HEARTBEAT_SECONDS = 0.1
 
 
 def _option(default: Any, parse: Parser, doc: str, shown_default: str | None = None) -> Any:
@@ -46,7 +45,7 @@ def _option(default: Any, parse: Parser, doc: str, shown_default: str | None = N
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `broker_transport_options` says, checked. Durations are seconds.
+    """`broker_transport_options`, checked. Durations are seconds.
 
     A name with a dash in kombu (`client-config`) has an underscore here.
     """
@@ -59,7 +58,7 @@ class Options:
     )
     heartbeat_interval: float = _option(
         None,
-        Seconds(SHORTEST_HEARTBEAT, VISIBILITY_HORIZON, zero=True),
+        Seconds(SHORTEST_HEARTBEAT_SECONDS, VISIBILITY_HORIZON, zero=True),
         "How long before its deadline a held message is extended; 0 switches the heartbeat off.",
         "visibility_timeout / 3",
     )
@@ -77,20 +76,19 @@ class Options:
     polling_interval: float = _option(
         0.0,
         Seconds(0, VISIBILITY_HORIZON),
-        "How long to sleep after an empty poll. At 0, polls that bring nothing and end at once are a second "
-        "apart.",
+        "How long to sleep after an empty poll. At 0, empty polls that end at once are a second apart.",
     )
     polling_interval_max: float = _option(
         None,
         Seconds(0, VISIBILITY_HORIZON),
-        "What that sleep grows to while the queue stays empty. Always cut short by the next message known to "
+        "What that sleep grows to while the queue stays empty. It ends early for a message that is known to "
         "reappear.",
         "polling_interval",
     )
     shutdown_timeout: float = _option(
         25.0,
         Seconds(0, VISIBILITY_HORIZON),
-        "After SIGTERM, how long running tasks may go on before their messages are handed back.",
+        "After SIGTERM, how long running tasks may go on before their messages are released.",
     )
     on_lost: str = _option(
         "continue",
@@ -101,25 +99,25 @@ class Options:
     settle_window: float = _option(
         0.02,
         Seconds(0, 5),
-        "How long a delete or a visibility change waits for company in a batch; 0 sends at once. "
-        "Deletes that have company wait five times as long, but for those of a FIFO queue.",
+        "How long a delete or a visibility change waits for others to fill a batch; 0 sends at once. Several "
+        "deletes wait five times as long, but not those of a FIFO queue.",
     )
     prefetch_seconds: float = _option(
         1.0,
         Seconds(0, 60),
-        "How many seconds of work, at the measured pace, are held beyond what runs; 0 holds nothing more. Of "
-        "tasks that run for a second or more nothing is.",
+        "How many seconds of work, at the measured pace, are held beyond what runs; 0 holds nothing more. "
+        "Tasks that run for a second or more are never held so.",
     )
     dead_letter_queue: str | None = _option(
         None,
         queue_name,
-        "A queue, by Celery's name for it, for what is given up in queues whose redrive policy names none; "
+        "Celery's name of a queue for messages that are given up in queues whose redrive policy names none; "
         "looked up, or created, when a consumer starts. A redrive policy's own queue goes first.",
     )
     on_exhausted: str = _option(
         "delete",
         on_exhausted,
-        "What becomes of a message after its last attempt where there is no dead-letter queue. Kept, it "
+        "What becomes of a message after its last attempt where there is no dead-letter queue. A kept one "
         "comes back every hour, not to be run, until its retention ends; in a FIFO queue its group waits "
         "behind it. A task's `on_exhausted` goes first.",
     )
@@ -127,7 +125,7 @@ class Options:
     is_secure: bool = _option(
         None,
         flag,
-        "Whether an endpoint given as host and port in the URL is spoken to over TLS.",
+        "Whether to speak TLS to an endpoint that the URL gives as host and port.",
         "False",
     )
     queue_name_prefix: str = _option("", text, "Put before the name of every queue that is not predefined.")
@@ -172,16 +170,14 @@ class Options:
         values: dict[str, Any] = {}
         for name, value in given.items():
             if name in declared:
-                # None and "" have always meant "not set" to kombu.
+                # To kombu, None and "" mean "not set".
                 if value is not None and value != "":
                     values[declared[name].name] = declared[name].metadata["parse"](name, value)
             elif name not in OTHER_PEOPLES_OPTIONS and not (name in NOT_SUPPORTED and not value):
                 raise OptionError(_unknown(name, declared))
-        options = cls(**_with_derived_defaults(values))
-        options._check_together()
-        return options
+        return cls(**_derived_defaults(values) | values)
 
-    def _check_together(self) -> None:
+    def __post_init__(self) -> None:
         if self.heartbeat_interval >= self.visibility_timeout:
             raise OptionError(
                 "expected heartbeat_interval to be less than visibility_timeout "
@@ -203,7 +199,7 @@ class Options:
 
 _DASHED = {"client_config": "client-config", "sqs_creation_attributes": "sqs-creation-attributes"}
 
-#: What kombu and Celery put into the same mapping, or read from it, for themselves.
+#: Options of kombu and Celery in the same mapping.
 OTHER_PEOPLES_OPTIONS = frozenset(
     {
         "body_encoding",
@@ -222,7 +218,7 @@ OTHER_PEOPLES_OPTIONS = frozenset(
     }
 )
 
-#: Options of kombu's SQS transport that mean something we do not do.
+#: Options of kombu's SQS transport that we do not support.
 NOT_SUPPORTED = {
     "supports_fanout": "fanout over SNS is not supported",
     "predefined_exchanges": "fanout over SNS is not supported",
@@ -236,14 +232,12 @@ def option_name(field_name: str) -> str:
     return _DASHED.get(field_name, field_name)
 
 
-def _with_derived_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    visibility_timeout = values.get("visibility_timeout", 120)
-    derived = {
-        "heartbeat_interval": visibility_timeout / 3,
+def _derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "heartbeat_interval": values.get("visibility_timeout", 120) / 3,
         "polling_interval_max": values.get("polling_interval", 0.0),
         "is_secure": False,
     }
-    return derived | values
 
 
 def _unknown(name: str, declared: Mapping[str, Any]) -> str:
@@ -259,19 +253,19 @@ REFERENCE = """\
 
 `broker_transport_options` of Celery, `transport_options` of kombu. Durations are seconds. A misspelt option,
 a value out of bounds or a contradiction is refused when the first connection is made, with a sentence that
-names the option, the value, the bound and the nearest valid name. `None` is the default everywhere.
+names the option, the value, the bound and the nearest valid name. `None` and empty text mean the default.
 
 {table}"""
 
 
 def reference_table() -> str:
-    """The options as a Markdown table, for the docs."""
+    """The options as a Markdown table."""
     rows = ["| option | default | bounds | meaning |", "|---|---|---|---|"]
     for f in fields(Options):
-        told = f.metadata
-        rows.append(f"| `{option_name(f.name)}` | `{told['default']}` | {told['bounds']} | {told['doc']} |")
+        row = f.metadata
+        rows.append(f"| `{option_name(f.name)}` | `{row['default']}` | {row['bounds']} | {row['doc']} |")
     return "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":
-    print(REFERENCE.format(table=reference_table()), end="")  # noqa: T201 - it is what the command is for
+    print(REFERENCE.format(table=reference_table()), end="")  # noqa: T201 - a command's output

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, VISIBILITY_HORIZON
 
-#: A parked message is fetched back this many seconds early and then held, so that it starts on time.
-LEAD = 5
+#: How early a parked message comes back, to be held until its ETA and start on time.
+LEAD_SECONDS = 5
 
 #: The 12 hours count from the receive, which was a moment ago.
-LONGEST_PARK = VISIBILITY_HORIZON - 60
+LONGEST_PARK_SECONDS = VISIBILITY_HORIZON - 60
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long SQS lets a message wait.
+    """How long SQS lets a message wait. All but the counts are seconds.
 
     Attributes:
         receive_count: 1 for the first receive.
-        max_receive_count: of the queue's redrive policy; `None`: it has none.
-        age: seconds since the message was sent.
-        retention: seconds after which SQS deletes it, hidden or not.
+        max_receive_count: the redrive policy's; `None` without one.
+        age: since the message was sent.
+        retention: the age at which SQS deletes it, hidden or not.
         visibility_timeout: the one in force.
     """
 
@@ -34,50 +34,50 @@ class Limits:
 
     @property
     def may_return(self) -> bool:
-        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
+        """Whether SQS would hand the message out again, instead of moving it to the dead-letter queue."""
         return self.max_receive_count is None or self.receive_count < self.max_receive_count
 
     @property
     def seconds_to_stay(self) -> int:
-        """Seconds a message sent now may wait: the other half of the retention is for its run and retries."""
-        return max(self.retention // 2, self.visibility_timeout + LEAD + 1)
+        """How long a message sent now may wait: the rest of the retention is for its run and retries."""
+        return max(self.retention // 2, self.visibility_timeout + LEAD_SECONDS + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A part of the wait for an ETA: hidden for so many seconds, or as a copy, if `renewed`."""
+    """A part of the wait for an ETA: hidden for `seconds`, as a copy if `renewed`."""
 
     seconds: int
     renewed: bool = False
 
 
 def park_for(wait: float, visibility_timeout: int) -> int | None:
-    """Seconds to hide a message whose ETA is `wait` seconds away; `None`: hold it.
+    """Seconds to hide a message whose ETA is `wait` seconds away; `None` is to hold it.
 
-    A wait within the visibility timeout is not worth a request and a receive.
+    A park within the visibility timeout is not worth its request and receive.
     """
-    if wait <= visibility_timeout + LEAD:
+    if wait <= visibility_timeout + LEAD_SECONDS:
         return None
-    return min(math.floor(wait) - LEAD, LONGEST_PARK)
+    return min(math.floor(wait) - LEAD_SECONDS, LONGEST_PARK_SECONDS)
 
 
 def hop_for(wait: float, limits: Limits) -> Hop | None:
-    """How a message waits whose ETA is `wait` seconds away; `None`: hold it.
+    """How a message waits whose ETA is `wait` seconds away; `None` is to hold it.
 
-    Its first receive parks it, unless the redrive policy allows no second. A later one renews it where the
-    next park would outlast the retention, or be the last but one that the redrive policy allows: so a copy
-    that cannot be sent has another chance. And the last park before the ETA is a copy's first, so that of
-    the receives that the policy allows one is for waiting, and the others are for attempts.
+    The first receive parks the message, unless the redrive policy allows no second receive. A later one
+    renews it if the next park would outlast the retention, or be the last but one of the redrive policy: a
+    copy that cannot be sent then has another chance. The last park before the ETA is always a copy's first:
+    so waiting costs one of the receives that the policy allows, and the others are attempts.
     """
     seconds = park_for(wait, limits.visibility_timeout)
     if seconds is None:
         return None
     left = limits.seconds_to_stay - limits.age
     if limits.receive_count <= 1:
-        renewed = not limits.may_return or left <= limits.visibility_timeout + LEAD
+        renewed = not limits.may_return or left <= limits.visibility_timeout + LEAD_SECONDS
         return Hop(seconds, renewed=True) if renewed else Hop(min(seconds, math.floor(left)))
     most = limits.max_receive_count
-    renewed = most is not None and (seconds < LONGEST_PARK or limits.receive_count >= most - 1)
+    renewed = most is not None and (seconds < LONGEST_PARK_SECONDS or limits.receive_count >= most - 1)
     return Hop(seconds, renewed=renewed or seconds > left)
 
 
@@ -88,21 +88,14 @@ def parks_before(wait: float, visibility_timeout: int) -> int:
         wait: seconds from the message's first receive to its ETA.
         visibility_timeout: the one in force, as for `park_for`.
     """
-    # Every park but the last is of the longest kind. Floor division is exact, where `math.ceil` of a quotient
-    # would round.
-    return max(0, -int(-(wait - visibility_timeout - LEAD) // LONGEST_PARK))
+    # Every park but the last is the longest. Floor division is exact; `math.ceil` of a quotient would round.
+    return max(0, -int(-(wait - visibility_timeout - LEAD_SECONDS) // LONGEST_PARK_SECONDS))
 
 
 def parks_so_far(eta: float, first_received: float, now: float, visibility_timeout: int) -> int:
-    """How many of a message's receives were parks, told by its ETA and its first receive.
+    """How many of a message's receives were parks. Instants are seconds since the epoch.
 
-    Where the first receive is not known there were as many as there may have been: an attempt too many is
-    harmless, and nothing may fail unrun on a guess.
-
-    Args:
-        eta: seconds since the epoch, as the others.
-        first_received: 0 is unknown.
-        now: SQS keeps no message for longer than 14 days, so it was first received since then.
-        visibility_timeout: the one in force.
+    If `first_received` is unknown (0), it is taken to be as early as SQS's longest retention allows: then a
+    message may have an attempt too many, but never fails unrun.
     """
     return parks_before(eta - max(first_received, now - RETENTION_SECONDS), visibility_timeout)

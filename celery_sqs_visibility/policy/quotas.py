@@ -1,4 +1,4 @@
-"""What SQS allows, as Amazon documents it. Seconds and bytes unless the name says otherwise.
+"""What SQS allows, as Amazon documents it. The horizon and its margin are seconds.
 
 Source: "Amazon SQS quotas" and the API reference, Amazon SQS Developer Guide.
 """
@@ -16,10 +16,10 @@ MESSAGE_BYTES: Final = 1024 * 1024
 #: Longest visibility timeout, counted from the receive: SQS refuses what lies beyond, it does not clamp.
 VISIBILITY_HORIZON: Final = 12 * 60 * 60
 
-#: The 12 hours count from a receive that SQS saw a little earlier than we did: stay that many seconds below.
+#: How far to stay below it: SQS saw the receive a little earlier than we did.
 HORIZON_MARGIN: Final = 2
 
-#: Shortest and longest MessageRetentionPeriod, and the one of a queue that names none.
+#: Shortest, longest and default MessageRetentionPeriod.
 SHORTEST_RETENTION_SECONDS: Final = 60
 RETENTION_SECONDS: Final = 14 * 24 * 60 * 60
 DEFAULT_RETENTION_SECONDS: Final = 4 * 24 * 60 * 60

@@ -1,4 +1,4 @@
-"""How long a failed message stays hidden: the setting's three shapes, and the order of precedence."""
+"""How long a failed message stays hidden: the setting's three shapes, and which setting goes first."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ class DelayRule(Protocol):
     """Seconds by attempt and exception."""
 
     def delay(self, retries: int, exc: BaseException) -> float | None:
-        """Seconds to hide the message of a run that failed; `None`: this rule has no opinion.
+        """Seconds to hide the message of a run that raised `exc`; `None` leaves it to the next rule.
 
-        Args:
-            retries: how many runs failed before this one, so 0 after the first.
-            exc: what the run raised.
+        `retries` is how many runs failed before: 0 for the first.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DelayList:
-    """Seconds by attempt; the last one repeats. A plain number is a list of one."""
+    """Seconds by attempt; the last repeats. A plain number is a list of one."""
 
     seconds: tuple[float, ...]
 
@@ -44,7 +42,7 @@ class DelayFunction:
     function: Callable[[int, BaseException], float | None]
 
     def delay(self, retries: int, exc: BaseException) -> float | None:
-        """What the function says, 12 hours at the most: a steep back-off ends there, infinity included.
+        """What the function returns, 12 hours at most: a steep backoff passes them soon.
 
         Raises:
             ValueError: the function returned neither `None` nor a number of seconds.
@@ -53,18 +51,17 @@ class DelayFunction:
         seconds = self.function(retries, exc)
         if seconds is None:
             return None
-        if seconds == math.inf:
+        if isinstance(seconds, (int, float)) and seconds > VISIBILITY_HORIZON:
             return float(VISIBILITY_HORIZON)
-        name = "the value error_visibility_timeout(retries, exc) returned"
-        return _bounded(name, min(_number(name, seconds), VISIBILITY_HORIZON))
+        return _seconds("the value error_visibility_timeout(retries, exc) returned", seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class ExponentialBackoff:
     """A callable for `error_visibility_timeout`: `base * 2 ** retries` seconds, never over `maximum`.
 
-    With `jitter` (the default) the delay is drawn evenly from between half of that and all of it, so that
-    what failed together does not come back together.
+    With `jitter` (the default) the delay is between half of that and all of it, so that messages that failed
+    together do not come back together.
     """
 
     base: float = 1
@@ -72,7 +69,7 @@ class ExponentialBackoff:
     jitter: bool = True
 
     def __call__(self, retries: int, exc: BaseException | None = None) -> float:  # noqa: ARG002
-        """Seconds after the run that had failed `retries` times before."""
+        """Seconds to hide a message of which `retries` runs failed before."""
         # 2 ** 64 is beyond any maximum, and a float that big still multiplies.
         seconds = min(self.maximum, self.base * 2.0 ** min(retries, 64))
         return random.uniform(seconds / 2, seconds) if self.jitter else seconds  # noqa: S311
@@ -98,7 +95,7 @@ def parse_delay(name: str, value: Any) -> DelayRule | None:
 def _two_arguments(name: str, function: Callable[..., Any]) -> Callable[[int, BaseException], Any]:
     try:
         inspect.signature(function).bind(0, Exception())
-    except ValueError:  # a builtin that tells nothing of itself: take its word
+    except ValueError:  # a builtin without a signature
         return function
     except TypeError as error:
         raise ValueError(
@@ -108,45 +105,37 @@ def _two_arguments(name: str, function: Callable[..., Any]) -> Callable[[int, Ba
 
 
 def _seconds(name: str, value: Any) -> float:
-    return _bounded(name, _number(name, value))
-
-
-def _number(name: str, value: Any) -> float:
     number = not isinstance(value, bool) and isinstance(value, (int, float))
     if not number or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(
             f"expected {name} to be seconds, a list of seconds or a callable(retries, exc), got {value!r}"
         )
-    return value  # type: ignore[no-any-return]
-
-
-def _bounded(name: str, value: float) -> float:
     if not 0 <= value <= VISIBILITY_HORIZON:
         raise ValueError(
             f"expected {name} to be between 0 and {VISIBILITY_HORIZON} seconds (12 hours), got {value!r}"
         )
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 def retry_after(exc: BaseException) -> float | None:
-    """Seconds that the exception asks for in an attribute `retry_after`: a number, such text, a timedelta."""
+    """Seconds in the exception's attribute `retry_after`: a number, also as text, or a timedelta."""
     try:
         value = getattr(exc, "retry_after", None)
         if isinstance(value, timedelta):
             value = value.total_seconds()
         seconds = math.nan if value is None or isinstance(value, bool) else float(value)
-    except Exception:  # noqa: BLE001 - it is the user's attribute, and must not replace the user's error
+    except Exception:  # noqa: BLE001 - a user's attribute must not replace the user's error
         return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
 
-#: Celery's `Task.default_retry_delay`: what an explicit `self.retry()` gets when nothing else is said.
-CELERY_RETRY_DELAY = 180.0
+#: Celery's `Task.default_retry_delay`, for `self.retry()` where no rule applies.
+CELERY_RETRY_DELAY_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True)
 class DelayRules:
-    """Everything that may set the delay of a task's failures, in the order of precedence.
+    """The settings that may apply to a task's failures, first to last.
 
     Attributes:
         task: the task's `error_visibility_timeout`.
@@ -170,15 +159,15 @@ def choose_delay(
     countdown: float | None = None,
     failed: Callable[[], object] = lambda: None,
 ) -> float | None:
-    """Seconds to hide the message of a failed run, or `None`: the rest of its visibility timeout.
+    """Seconds to hide the message of a failed run; `None` is the rest of its visibility timeout.
 
     Args:
-        rules: what the task and the transport say.
+        rules: of the task and the transport.
         retries: how many runs failed before this one.
         exc: what the run raised.
-        explicit: the task called `self.retry()`.
-        countdown: what it gave to `self.retry()`, in seconds.
-        failed: called while the error of a user's callable is handled, to log it: then the next rule decides.
+        explicit: whether the task called `self.retry()`,
+        countdown: and with how many seconds.
+        failed: logs the error of a user's callable, in its `except` block; the next rule decides then.
     """
     if countdown is not None:
         return max(0.0, countdown)
@@ -189,14 +178,14 @@ def choose_delay(
     for rule in (rules.task, rules.backoff, retry_delay, rules.fallback):
         try:
             delay = rule.delay(retries, exc) if rule else None
-        except Exception:  # noqa: BLE001 - a user's callable may raise anything; it is told, and logged there
+        except Exception:  # noqa: BLE001 - a user's callable may raise anything; `failed` logs it
             failed()
         else:
             if delay is not None:
                 return delay
-    return CELERY_RETRY_DELAY if explicit else None
+    return CELERY_RETRY_DELAY_SECONDS if explicit else None
 
 
 def whole_seconds(delay: float) -> int:
-    """SQS takes whole seconds: never come back earlier than asked."""
+    """The delay as SQS takes it, never shorter."""
     return math.ceil(delay)

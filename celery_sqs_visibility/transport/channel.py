@@ -23,9 +23,13 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Renew
-from celery_sqs_visibility.delivery.receive.decoder import UnreadableError
 from celery_sqs_visibility.delivery.settle.parking import Parking
-from celery_sqs_visibility.errors import PASSING_ERRORS, CredentialsRefusedError, QueueDoesNotExistError
+from celery_sqs_visibility.errors import (
+    PASSING_ERRORS,
+    CredentialsRefusedError,
+    QueueDoesNotExistError,
+    UnreadableError,
+)
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport import publish_deadline, publish_scope

@@ -16,6 +16,7 @@ from typing import Any, Final
 from kombu import compression
 from kombu.utils.encoding import ensure_bytes
 
+from celery_sqs_visibility.errors import TooLargeError
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 #: Bytes that a body may have when it is decompressed: 64 times what SQS takes of it compressed.
@@ -29,10 +30,6 @@ CAN_BE_BOUNDED: Final = "can_accept_more_data"
 
 #: Inflates at most so many bytes; whether that was all of it.
 Inflate = Callable[[bytes, int], tuple[bytes, bool]]
-
-
-class TooLargeError(ValueError):
-    """It would be larger than allowed when decompressed."""
 
 
 def inflate(body: bytes, method: str, largest: int = LARGEST_BODY) -> bytes:

@@ -9,17 +9,13 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from kombu.exceptions import KombuError
+from celery_sqs_visibility.errors import UnroutableError
 
 #: kombu's names for the exchanges of remote control (kombu/pidbox.py: `Mailbox.exchange_fmt`).
 CONTROL_SUFFIX: Final = ".pidbox"
 
 #: Celery's default name for the exchange of its events (the setting `event_exchange`).
 EVENT_EXCHANGE: Final = "celeryev"
-
-
-class UnroutableError(KombuError):
-    """The exchange is of a type that SQS cannot have, or no queue is bound to it."""
 
 
 def refuse_type(exchange: str, kind: str) -> None:

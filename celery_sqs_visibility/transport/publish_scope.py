@@ -24,7 +24,8 @@ from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.publish.sender import PublishError, Sender
+from celery_sqs_visibility.delivery.publish.sender import Sender
+from celery_sqs_visibility.errors import PublishError
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR

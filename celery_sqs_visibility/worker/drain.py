@@ -25,7 +25,7 @@ from celery_sqs_visibility.delivery.consumer import POLLS_IN_FLIGHT, QueueConsum
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, subscribe
-from celery_sqs_visibility.policy.backoff import LAST_DOUBT
+from celery_sqs_visibility.policy.backoff import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
@@ -185,7 +185,11 @@ class Drain:
 
     def _polls_until(self, asked_at: float) -> float:
         """The monotonic instant until which polls in flight are waited for; SQS has answered them by then."""
-        seconds = POLLS_IN_FLIGHT if self._hurried else self._broker.options.wait_time_seconds + LAST_DOUBT
+        seconds = (
+            POLLS_IN_FLIGHT
+            if self._hurried
+            else self._broker.options.wait_time_seconds + LONGEST_REPLY_GRACE_SECONDS
+        )
         return min(asked_at + seconds, self._until)
 
     def _left(self) -> float:

@@ -25,11 +25,12 @@ from celery_sqs_visibility.errors import (
     SQSError,
     ThrottledError,
     UnavailableError,
+    UnroutableError,
 )
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.exchanges import UnroutableError, refuse_type
+from celery_sqs_visibility.transport.exchanges import refuse_type
 
 logger = get_logger(__name__)
 
@@ -93,7 +94,7 @@ class QueuesFirst:
                     raise WorkerShutdown(1) from error
 
     def _await(self, what: str, name: str, find: Callable[[], object]) -> None:
-        outage = Outage(logger, f"cannot find the {what}", f"finds the {what}", name, SYSTEM_CLOCK)
+        outage = Outage(logger, f"find the {what}", name, SYSTEM_CLOCK)
         failures = 0
         while True:
             since = SYSTEM_CLOCK.monotonic()
@@ -102,11 +103,11 @@ class QueuesFirst:
             except SQSError as error:
                 if not self._may_pass(error):
                     self._end(what, name, error)
-                outage.failed(error)
+                outage.failure(error)
                 failures += 1
                 self._rest(pause(failures))
             else:
-                outage.worked(since)
+                outage.success(since)
                 return
 
     def _may_pass(self, error: SQSError) -> bool:

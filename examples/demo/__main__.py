@@ -148,7 +148,7 @@ def _producer(story: Story) -> Any:
     """The app to send with: proj's, which reads the environment when it is imported."""
     from proj.celery import app  # noqa: PLC0415
 
-    from celery_sqs_visibility.events import SQSRequest, subscribe  # noqa: PLC0415
+    from celery_sqs_visibility import SQSRequest, subscribe  # noqa: PLC0415
 
     subscribe(lambda request: story.requests.update([request.action]), SQSRequest)
     return app

@@ -16,8 +16,7 @@ from typing import Any
 from celery.signals import worker_ready
 from proj.celery import app
 
-from celery_sqs_visibility import subscribe
-from celery_sqs_visibility.events import Event
+from celery_sqs_visibility import Event, subscribe
 
 # Short polls with long sleeps between them, so that one sees: a sleep never delays a retry. The default, one
 # long poll after the other, costs less; but moto's long poll looks for returning messages once a second only.

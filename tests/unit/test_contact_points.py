@@ -51,7 +51,7 @@ from support.ends import CELERY
 
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY
+from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
 from celery_sqs_visibility.transport import channel, exchanges
 from celery_sqs_visibility.transport.codec import eta_of
@@ -226,7 +226,7 @@ def test_what_context_knows_is_not_sent_along_as_a_header():
 
 
 def test_celerys_default_retry_delay_is_what_the_docs_say():
-    assert Task.default_retry_delay == CELERY_RETRY_DELAY == 180
+    assert Task.default_retry_delay == CELERY_RETRY_DELAY_SECONDS == 180
 
 
 @pytest.mark.parametrize("name", ["_consumers", "_tag_to_queue", "_active_queues"])

@@ -23,7 +23,7 @@ from support.faults import (
 )
 from support.processes import RECOVERY
 
-BEGIN, END = "cannot receive from SQS and will try again", "receives from SQS again"
+BEGIN, END = "cannot receive from SQS: ", "can receive from SQS again"
 RECEIVE, DELETE, CHANGE = "ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"
 
 
@@ -196,7 +196,7 @@ def test_a_fault_is_ridden_out(make_trial, name, reliability):
     late = 0 if "black hole" in name else trial.late_answers
     assert trial.lines(BEGIN) - late <= 1
     assert trial.lines(END) <= trial.lines(BEGIN)
-    assert trial.lines("will try again") - late <= 2, "of receiving, and of deleting what was under way"
+    assert trial.lines("; trying again") - late <= 2, "of receiving, and of deleting what was under way"
     assert trial.lines("Traceback") == trial.lines("botocore") == trial.lines("urllib3") == 0
     assert outcome.attempts <= 12 + 2 * seconds, "it backs off"
     assert outcome.attempts or name == "refused"
@@ -368,9 +368,9 @@ def test_deletes_that_fail_for_a_while_are_told_once_and_done_after(make_trial, 
     more_than_once = {key for key in trial.keys if runs[key] > 1}
     assert not lost | more_than_once
     assert seconds < RECOVERY
-    trial.worker.wait_for_log("deletes messages again")
-    assert trial.lines("cannot delete messages and will try again") == 1
-    assert trial.lines("deletes messages again") == 1
+    trial.worker.wait_for_log("can delete messages again")
+    assert trial.lines("cannot delete messages: ") == 1
+    assert trial.lines("can delete messages again") == 1
     assert trial.lines("message lost") == 0
     reliability(f"deletes: {name}", "every delete, 4 s", trial.keys, seconds=seconds, ended="started")
 
@@ -421,8 +421,8 @@ def test_without_permission_to_change_visibility_tasks_run_and_are_deleted(make_
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert {key for key in trial.keys if not site.diary.count("started", key=key)} == set()
     assert trial.worker.running
-    assert trial.lines("cannot extend messages and will try again") == 1
-    assert trial.lines("cannot hide or release messages and will try again") == 1
+    assert trial.lines("cannot extend messages: ") == 1
+    assert trial.lines("cannot hide or release messages: ") == 1
     assert trial.lines("(the permission is sqs:ChangeMessageVisibility)") >= 2
     assert attempts < 40, "nothing spins"
     reliability("no `sqs:ChangeMessageVisibility`", "a lease of 6 s", trial.keys, ended="started")

@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import ClientError
 from kombu.common import Broadcast
 
-from celery_sqs_visibility.transport.exchanges import UnroutableError
+from celery_sqs_visibility.errors import UnroutableError
 
 BROADCAST = """
 from kombu.common import Broadcast

@@ -110,14 +110,14 @@ def test_what_passes_is_waited_for(make_site, name, reliability):
     site.send("quick", "a")
     fault = PASSING_ERRORS[name]
     with site.proxy.inject(fault) if fault else refused(site):
-        worker = site.start(pool="solo", ready=False).wait_for_log("cannot find the queue and will try again")
+        worker = site.start(pool="solo", ready=False).wait_for_log("cannot find the queue: ")
         time.sleep(3)
     ended = time.monotonic()
     (start,) = site.diary.wait_for("started", key="a")
     seconds = start["monotonic"] - ended
     assert seconds < RECOVERY
-    assert worker.log.count("will try again") == 1
-    assert worker.log.count("finds the queue again") == 1
+    assert worker.log.count("; trying again") == 1
+    assert worker.log.count("can find the queue again") == 1
     assert "Traceback" not in worker.log
     reliability(
         f"at the start: {name}", "every request, 3 s and more", ["a"], seconds=seconds, ended="started"
@@ -134,7 +134,7 @@ def test_what_passes_is_not_waited_for_where_celery_is_told_not_to(make_site):
 def test_a_worker_that_waits_can_be_told_to_stop(make_site):
     site = make_site()
     site.proxy.inject(error("InternalFailure", 500))
-    worker = site.start(pool="solo", ready=False).wait_for_log("cannot find the queue and will try again")
+    worker = site.start(pool="solo", ready=False).wait_for_log("cannot find the queue: ")
     worker.terminate()
     assert worker.wait_exit(10) == 0
 

@@ -152,14 +152,14 @@ class Heartbeat:
         with self.batch_threads.lock:
             outage = self._troubles.get(queue.name)
             if outage is None:
-                outage = Outage(logger, "cannot extend messages", "extends messages", queue.name, self._clock)
+                outage = Outage(logger, "extend messages", queue.name, self._clock)
                 self._troubles[queue.name] = outage
         # Of a handle that was refused the message's own event tells.
         error = next((error for error in errors if not isinstance(error, ReceiptHandleInvalidError)), None)
         if error is None:
-            outage.worked(since)
+            outage.success(since)
         else:
-            outage.failed(error)
+            outage.failure(error)
 
     def _tell(self, end: End) -> None:
         """Of what was deleted or replaced meanwhile there is nothing to tell, and no run to be ended."""

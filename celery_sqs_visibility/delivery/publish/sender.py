@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
@@ -23,29 +23,6 @@ THREADS = 8
 #: Where more is published than SQS takes, publishing waits for room: as many messages, and bytes, are held.
 MOST_MESSAGES = 1000
 MOST_BYTES = 32 * 1024 * 1024
-
-#: How many failures an error spells out.
-SPELT_OUT = 3
-
-
-class PublishError(Exception):
-    """Some of what was published in a block was not sent; all the rest was.
-
-    Attributes:
-        failures: task id and reason, for each. The id is `None` for a message that is no task.
-        published: how many messages there were in all.
-    """
-
-    def __init__(self, failures: Sequence[tuple[str | None, Exception]], published: int) -> None:
-        super().__init__(failures, published)
-        self.failures = list(failures)
-        self.published = published
-
-    def __str__(self) -> str:
-        told = "; ".join(f"{task_id}: {reason}" for task_id, reason in self.failures[:SPELT_OUT])
-        more = len(self.failures) - SPELT_OUT
-        beyond = f"; and {more} more, see `failures`" if more > 0 else ""
-        return f"{len(self.failures)} of {self.published} messages could not be sent: {told}{beyond}"
 
 
 class Sender:
@@ -196,13 +173,12 @@ class Sender:
         errors = [outcome] if isinstance(outcome, SQSError) else list(outcome.failed.values())
         passing = [error for error in errors if isinstance(error, PASSING_ERRORS)]
         if passing:
-            self._outage(queue).failed(passing[0])
+            self._outage(queue).failure(passing[0])
         elif queue in self._troubles and not isinstance(outcome, SQSError):
-            self._outage(queue).worked(since)
+            self._outage(queue).success(since)
 
     def _outage(self, queue: Queue) -> Outage:
         with self._work:
             if queue not in self._troubles:
-                told = "cannot send messages", "sends messages"
-                self._troubles[queue] = Outage(logger, *told, queue.name, self._clock)
+                self._troubles[queue] = Outage(logger, "send messages", queue.name, self._clock)
             return self._troubles[queue]

@@ -12,6 +12,7 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Holder, Lapse, Settlement
 from celery_sqs_visibility.delivery.recent_keys import RecentKeys
+from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Facts, Received, Unreadable, emit
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
@@ -34,10 +35,6 @@ ILLEGIBLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffe\\uffff]")
 
 #: Characters of a reason or a name that are told; SQS counts a dead letter's attributes as part of it.
 LONGEST_TEXT = 500
-
-
-class UnreadableError(Exception):
-    """No task can be made of a message; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class Receiver:
         self._clock = clock
         self._arrived = arrived
         self._stopped = stopped
-        self._outage = Outage(logger, "cannot receive from SQS", "receives from SQS", queue.name, clock)
+        self._outage = Outage(logger, "receive from SQS", queue.name, clock)
         self._changed = threading.Condition()  # guards everything below, and the schedule
         self._threads: set[threading.Thread] = set()
         self._poller: threading.Thread | None = None  # the others help, or hang
@@ -391,7 +391,7 @@ class Receiver:
     def _failed(self, error: SQSError) -> None:
         with self._changed:
             self._failures += 1
-        self._outage.failed(error)
+        self._outage.failure(error)
 
     def _recovered(self, poll: Poll, message_ids: Sequence[str], *, more: bool) -> None:
         now = self._clock.monotonic()
@@ -405,4 +405,4 @@ class Receiver:
             elif message_ids or not glanced:  # else a poll that looks everywhere, and waits, comes next
                 took = now - poll.started if poll.wait or not self._wait else math.inf
                 self._schedule.polled(now, message_ids, more=more, took=took)
-        self._outage.worked(poll.started)
+        self._outage.success(poll.started)

@@ -17,7 +17,7 @@ from celery_sqs_visibility.delivery.model import Delivery, Park, Renew
 from celery_sqs_visibility.delivery.receive.decoder import Opened
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.parking import LEAD, Limits, hop_for, parks_so_far
+from celery_sqs_visibility.policy.parking import LEAD_SECONDS, Limits, hop_for, parks_so_far
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,9 @@ class Parking:
         """
         if delivery.queue.fifo or not self.may_copy(delivery):
             return None
-        delay = min(math.floor(eta - self._clock.wall()) - LEAD, self._redrive.retention(delivery.queue) // 2)
+        delay = min(
+            math.floor(eta - self._clock.wall()) - LEAD_SECONDS, self._redrive.retention(delivery.queue) // 2
+        )
         return Renew(_copy(delivery, body(), delay), payload, None)
 
     def may_copy(self, delivery: Delivery) -> bool:

@@ -44,12 +44,12 @@ MOST_THREADS: Final = 16
 #: Seconds after which SQS will have done what it was asked, though a busy process reads the answer later.
 LONGEST_REQUEST: Final = 0.1
 
-#: What the log says of each kind of request when it fails, and when it works again.
-SENTENCES: Mapping[type[Settlement], tuple[str, str]] = {
-    Delete: ("cannot delete messages", "deletes messages"),
-    DeadLetter: ("cannot send dead letters", "sends dead letters"),
-    Renew: ("cannot send copies of messages with a far ETA", "sends copies of messages with a far ETA"),
-    Hide: ("cannot hide or release messages", "hides and releases messages"),
+#: What the log calls each kind of request.
+ACTIONS: Mapping[type[Settlement], str] = {
+    Delete: "delete messages",
+    DeadLetter: "send dead letters",
+    Renew: "send copies of messages with a far ETA",
+    Hide: "hide or release messages",
 }
 
 
@@ -90,7 +90,7 @@ class Lane:
         self.under_way = False  # whether such a request is, and has not been concluded
         #: The monotonic instant before which none of them is sent: the first is tried again then.
         self.not_before = 0.0
-        self.outage = Outage(logger, *SENTENCES[kind], queue.name, clock)
+        self.outage = Outage(logger, ACTIONS[kind], queue.name, clock)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -279,9 +279,9 @@ class Settler:
         """Of what is tried again; of what SQS refuses for good, each message's own event tells."""
         errors = [error for error in errors if not isinstance(error, FINAL)]
         if errors:
-            lane.outage.failed(errors[0])
+            lane.outage.failure(errors[0])
         elif worked:
-            lane.outage.worked(since)
+            lane.outage.success(since)
 
     def _again(self, job: Job, error: SQSError, not_before: float) -> bool:
         """Whether the job is tried again."""

@@ -19,9 +19,14 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import Opened, UnreadableError
+from celery_sqs_visibility.delivery.receive.decoder import Opened
 from celery_sqs_visibility.delivery.settle.settlements import REAPPEARS_AFTER
-from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, ThrottledError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    ReceiptHandleInvalidError,
+    ThrottledError,
+    UnreadableError,
+)
 from celery_sqs_visibility.events import (
     DeadLettered,
     Deleted,

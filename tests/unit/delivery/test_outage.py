@@ -1,4 +1,4 @@
-"""Outage is told when it begins and when it is over, not at every attempt."""
+"""An outage is logged when it begins and when it is over, not at every attempt."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import logging
 import pytest
 from support.clock import FakeClock
 
-from celery_sqs_visibility.delivery.outage import STEADY, Outage
+from celery_sqs_visibility.delivery.outage import STEADY_SECONDS, Outage
 from celery_sqs_visibility.errors import ThrottledError, UnavailableError
+
+SLOW = ThrottledError("slow")
 
 
 @pytest.fixture
@@ -18,63 +20,56 @@ def clock():
 
 @pytest.fixture
 def outage(clock):
-    return Outage(logging.getLogger("test"), "cannot knit", "knits", "q", clock)
+    return Outage(logging.getLogger("test"), "knit", "q", clock)
 
 
-@pytest.fixture
-def told(caplog):
-    return lambda: [record.getMessage() for record in caplog.records]
+def test_without_an_outage_nothing_is_logged(outage, caplog, clock):
+    outage.success(clock.monotonic())
+    assert caplog.messages == []
 
 
-def test_where_there_is_none_nothing_is_told(outage, told, clock):
-    outage.worked(clock.monotonic())
-    assert told() == []
-
-
-def test_it_is_told_once_for_each_kind_of_error_and_its_end_once(outage, told, clock, caplog):
-    for error in (
-        ThrottledError("slow"),
-        ThrottledError("slow"),
-        UnavailableError("gone"),
-        ThrottledError("slow"),
-    ):
-        outage.failed(error)
-    outage.worked(clock.monotonic())
-    outage.worked(clock.monotonic())
-    assert told() == [
-        "cannot knit and will try again: slow (queue=q)",
-        "cannot knit and will try again: gone (queue=q)",
-        "knits again, after 4 failures (queue=q)",
-    ]
-    assert {record.queue for record in caplog.records} == {"q"}
-
-
-def test_trouble_that_comes_and_goes_is_over_when_it_stays_away(outage, told, clock):
-    for _ in range(100):
-        outage.failed(ThrottledError("slow"))
-        outage.worked(clock.monotonic())
-        clock.advance(STEADY / 20)
-    assert len(told()) == 3
-    clock.advance(STEADY)
-    outage.worked(clock.monotonic())
-    assert told()[-1].startswith("knits again, after 99 failures")
-
-
-def test_trouble_that_comes_back_late_is_told_as_the_first_was(outage, told, clock):
+def test_each_kind_of_error_has_one_line_and_the_end_has_one(outage, caplog, clock):
+    for error in (SLOW, SLOW, UnavailableError("gone"), SLOW):
+        outage.failure(error)
+        clock.advance(4)
+    assert outage.error is SLOW
     for _ in range(2):
-        outage.failed(ThrottledError("slow"))
-        outage.worked(clock.monotonic())
-        clock.advance(STEADY + 1)
-    assert len(told()) == 4
+        outage.success(clock.monotonic())
+    assert outage.error is None
+    assert caplog.messages == [
+        "cannot knit: slow; trying again (queue=q)",
+        "cannot knit: gone; trying again (queue=q)",
+        "can knit again after 16 s (queue=q failures=4)",
+    ]
+    assert {record.sqs["queue"] for record in caplog.records} == {"q"}
 
 
-def test_what_was_asked_before_it_began_tells_nothing_of_its_end(outage, told, clock):
+def test_an_outage_that_comes_and_goes_is_over_when_it_stays_away(outage, caplog, clock):
+    for _ in range(100):
+        outage.failure(SLOW)
+        outage.success(clock.monotonic())
+        clock.advance(STEADY_SECONDS / 20)
+    assert len(caplog.messages) == 3
+    clock.advance(STEADY_SECONDS)
+    outage.success(clock.monotonic())
+    assert caplog.messages[-1].endswith("(queue=q failures=99)")
+
+
+def test_an_outage_that_comes_back_late_is_a_new_one(outage, caplog, clock):
+    for _ in range(2):
+        outage.failure(SLOW)
+        outage.success(clock.monotonic())
+        clock.advance(STEADY_SECONDS + 1)
+    assert len(caplog.messages) == 4
+
+
+def test_a_request_made_before_the_outage_began_does_not_end_it(outage, caplog, clock):
     since = clock.monotonic()
     clock.advance(1)
-    outage.failed(ThrottledError("slow"))
+    outage.failure(SLOW)
     clock.advance(1)
-    outage.worked(since)
-    outage.failed(ThrottledError("slow"))
-    assert len(told()) == 1
-    outage.worked(clock.monotonic())
-    assert told()[-1].startswith("knits again, after 2 failures")
+    outage.success(since)
+    outage.failure(SLOW)
+    assert len(caplog.messages) == 1
+    outage.success(clock.monotonic())
+    assert caplog.messages[-1] == "can knit again after 1 s (queue=q failures=2)"

@@ -7,7 +7,7 @@ from support.clock import FakeClock
 from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 
 
-def test_what_was_added_is_remembered_and_told_to_be_new_once():
+def test_a_key_is_new_once():
     remembered = RecentKeys(2)
     assert remembered.add("a")
     assert not remembered.add("a")

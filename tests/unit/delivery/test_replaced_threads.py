@@ -143,8 +143,8 @@ def test_another_thread_extends_what_a_heartbeat_had_in_hand(make, first, caplog
     what = "hangs" if first is Stubborn.hang else "died"
     assert caplog.messages == [
         f"a thread that extends messages {what}: another has taken its place",
-        "cannot extend messages and will try again: no answer (queue=q)",
-        "extends messages again, after 1 failures (queue=q)",
+        "cannot extend messages: no answer; trying again (queue=q)",
+        "can extend messages again after 10 s (queue=q failures=1)",
     ]
     extended = [delivery.deadline for delivery in deliveries]
     world.sqs.let_go.set()  # what the first thread is told now is no news

@@ -18,20 +18,13 @@ from celery_sqs_visibility.policy.attempts import (
 COUNTS = st.integers(0, 1000)
 
 
-def test_the_first_receive_comes_after_no_attempt():
-    assert attempts_made(1, 0, 0) == 0
-
-
-def test_every_receive_is_taken_for_an_attempt():
-    assert attempts_made(4, 0, 0) == 3
-
-
-def test_parks_are_not_attempts():
-    assert attempts_made(4, 2, 0) == 1
-
-
-def test_celerys_own_retries_count():
-    assert attempts_made(2, 0, 5) == 6
+@pytest.mark.parametrize(
+    ("receive_count", "parks", "published_retries", "attempts"),
+    [(1, 0, 0, 0), (4, 0, 0, 3), (4, 2, 0, 1), (2, 0, 5, 6)],
+    ids=["first", "every receive", "no parks", "celery's retries too"],
+)
+def test_receives_and_published_retries_count_as_attempts(receive_count, parks, published_retries, attempts):
+    assert attempts_made(receive_count, parks, published_retries) == attempts
 
 
 @given(st.integers(1, 1000), COUNTS, COUNTS)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from kombu.utils.functional import fxrange
 
 from celery_sqs_visibility.policy.backoff import (
-    FIRST_DOUBT,
-    FIRST_PAUSE,
-    LAST_DOUBT,
-    LONGEST_PAUSE,
+    LONGEST_PAUSE_SECONDS,
+    LONGEST_REPLY_GRACE_SECONDS,
+    SHORTEST_PAUSE_SECONDS,
+    SHORTEST_REPLY_GRACE_SECONDS,
     pause,
     reply_grace,
     retry_interval,
@@ -24,15 +24,15 @@ RECOVERY = 3  # seconds after the end of a fault in which it is to be noticed
 
 @given(st.integers(1, 10_000))
 def test_a_pause_is_never_nothing_and_never_too_long(failures):
-    assert FIRST_PAUSE <= pause(failures) <= LONGEST_PAUSE < RECOVERY
+    assert SHORTEST_PAUSE_SECONDS <= pause(failures) <= LONGEST_PAUSE_SECONDS < RECOVERY
 
 
 def test_the_first_pause_is_short():
-    assert pause(1) <= 2 * FIRST_PAUSE
+    assert pause(1) <= 2 * SHORTEST_PAUSE_SECONDS
 
 
 def test_pauses_grow():
-    assert max(pause(20) for _ in range(200)) > 10 * FIRST_PAUSE
+    assert max(pause(20) for _ in range(200)) > 10 * SHORTEST_PAUSE_SECONDS
 
 
 def test_pauses_are_spread_so_that_workers_do_not_come_back_together():
@@ -40,8 +40,8 @@ def test_pauses_are_spread_so_that_workers_do_not_come_back_together():
     assert len({reply_grace() for _ in range(20)}) > 1
 
 
-def test_one_asks_again_beside_a_late_answer_in_time_to_notice_the_end_of_a_fault():
-    assert FIRST_DOUBT <= reply_grace() <= LAST_DOUBT < RECOVERY
+def test_a_late_answer_is_given_up_in_time_to_notice_the_end_of_a_fault():
+    assert SHORTEST_REPLY_GRACE_SECONDS <= reply_grace() <= LONGEST_REPLY_GRACE_SECONDS < RECOVERY
 
 
 @given(st.integers(0, 30), *[st.floats(0, 100)] * 3)

@@ -30,8 +30,8 @@ def run(*command):
 def test_what_the_machine_slept_counts():
     if sys.platform != "linux" or not shutil.which("unshare") or run(*UNSHARE, "true").returncode:
         pytest.skip("needs the right to make a time namespace")
-    told = run(*UNSHARE, sys.executable, "-c", ASK)
-    assert float(told.stdout) == pytest.approx(SLEPT, abs=60), told.stderr
+    asked = run(*UNSHARE, sys.executable, "-c", ASK)
+    assert float(asked.stdout) == pytest.approx(SLEPT, abs=60), asked.stderr
 
 
 def test_it_never_goes_back():

@@ -1,4 +1,4 @@
-"""Texts as message attributes: as SQS takes them, and no more than there is room for."""
+"""Texts as message attributes: as SQS takes them, and no more than fit."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def test_attributes_are_asked_for_as_in_message_attribute_names(patterns, names)
 
 
 @given(st.dictionaries(st.text(max_size=9), st.text(max_size=40)), st.integers(-5, 300))
-def test_what_is_kept_fits(texts, room):
-    kept = fitting(texts, room, "neither", "no such")
-    assert not kept or sum(size(*item) for item in kept.items()) <= room
+def test_what_is_kept_fits(texts, most):
+    kept = fitting(texts, most, "neither", "no such")
+    assert not kept or sum(size(*item) for item in kept.items()) <= most
 
 
 @given(ANYTHING.filter(lambda text: text.isprintable()))

@@ -128,8 +128,20 @@ def test_whatever_is_given_for_a_duration_it_is_refused_or_a_number_within_bound
         assert 0 <= getattr(options, name) <= VISIBILITY_HORIZON
 
 
-def test_text_that_is_a_number_is_one():
-    assert Options.parse({"visibility_timeout": "60"}).visibility_timeout == 60
+@pytest.mark.parametrize(
+    ("name", "given", "default", "value"),
+    [
+        ("visibility_timeout", "60", 120, 60),
+        ("on_exhausted", "keep", "delete", "keep"),
+        ("on_lost", "terminate", "continue", "terminate"),
+        ("dead_letter_queue", "my.dead.fifo", None, "my.dead.fifo"),
+        ("is_secure", "true", False, True),
+        ("sqs_base64_encoding", 0, True, False),
+    ],
+)
+def test_a_good_value_replaces_the_default_also_as_text(name, given, default, value):
+    assert getattr(Options.parse({}), name) == default
+    assert getattr(Options.parse({name: given}), name) == value
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -206,16 +218,6 @@ def test_the_error_visibility_timeout_takes_every_shape(value, monkeypatch):
     rule = Options.parse({"error_visibility_timeout": value}).error_visibility_timeout
     assert rule is not None
     assert rule.delay(0, ValueError()) == 30
-
-
-def test_what_is_exhausted_is_deleted_unless_it_is_to_be_kept():
-    assert Options.parse({}).on_exhausted == "delete"
-    assert Options.parse({"on_exhausted": "keep"}).on_exhausted == "keep"
-
-
-def test_a_dead_letter_queue_is_called_as_celery_calls_it():
-    assert Options.parse({}).dead_letter_queue is None
-    assert Options.parse({"dead_letter_queue": "my.dead.fifo"}).dead_letter_queue == "my.dead.fifo"
 
 
 def test_what_a_dotted_path_names_is_checked_at_start():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.parking import (
-    LEAD,
-    LONGEST_PARK,
+    LEAD_SECONDS,
+    LONGEST_PARK_SECONDS,
     Hop,
     Limits,
     hop_for,
@@ -37,34 +38,29 @@ def park_until_held(wait, visibility_timeout):
     return parks, wait
 
 
-def test_a_near_eta_is_held():
-    assert park_for(30, 120) is None
-    assert park_for(120 + LEAD, 120) is None
-
-
-def test_a_past_eta_is_held():
-    assert park_for(-5, 120) is None
-
-
-def test_a_far_eta_is_parked_and_comes_back_a_little_early():
-    assert park_for(600.7, 120) == 600 - LEAD
+@pytest.mark.parametrize(
+    ("wait", "seconds"),
+    [(-5, None), (30, None), (120 + LEAD_SECONDS, None), (600.7, 600 - LEAD_SECONDS)],
+)
+def test_a_far_eta_is_parked_and_comes_back_a_little_early_and_a_near_one_is_held(wait, seconds):
+    assert park_for(wait, 120) == seconds
 
 
 @given(WAITS, TIMEOUTS)
 def test_a_park_is_something_sqs_accepts(wait, visibility_timeout):
     seconds = park_for(wait, visibility_timeout)
-    assert seconds is None or 0 < seconds <= LONGEST_PARK < VISIBILITY_HORIZON
+    assert seconds is None or 0 < seconds <= LONGEST_PARK_SECONDS < VISIBILITY_HORIZON
 
 
 @given(WAITS, TIMEOUTS)
 def test_a_parked_message_comes_back_before_its_eta(wait, visibility_timeout):
     seconds = park_for(wait, visibility_timeout)
-    assert seconds is None or wait - seconds >= LEAD
+    assert seconds is None or wait - seconds >= LEAD_SECONDS
 
 
 @given(WAITS, TIMEOUTS)
 def test_a_wait_within_the_visibility_timeout_is_never_parked(wait, visibility_timeout):
-    assert (park_for(wait, visibility_timeout) is None) == (wait <= visibility_timeout + LEAD)
+    assert (park_for(wait, visibility_timeout) is None) == (wait <= visibility_timeout + LEAD_SECONDS)
 
 
 @given(WAITS, TIMEOUTS)
@@ -76,7 +72,7 @@ def test_the_parks_of_the_past_are_those_that_were_made(wait, visibility_timeout
 
 @given(st.integers(0, 300), st.integers(-2, 2), st.sampled_from([0.0, 1e-6, 0.5]), TIMEOUTS)
 def test_the_parks_of_the_past_are_right_at_the_bounds(parks, seconds, fraction, visibility_timeout):
-    wait = visibility_timeout + LEAD + parks * LONGEST_PARK + seconds + fraction
+    wait = visibility_timeout + LEAD_SECONDS + parks * LONGEST_PARK_SECONDS + seconds + fraction
     made, _ = park_until_held(wait, visibility_timeout)
     assert parks_before(wait, visibility_timeout) == len(made)
 
@@ -124,7 +120,7 @@ class Wait:
         first_wait = self.wait
         while (step := self.hop())[0] is not None:
             self.go(*step)
-            assert self.wait >= LEAD
+            assert self.wait >= LEAD_SECONDS
             assert self.age <= self.retention, "SQS would have deleted it"
             assert self.max_receive_count is None or self.receive_count <= self.max_receive_count, "redriven"
             if step[0].renewed:
@@ -146,7 +142,7 @@ DAY = 24 * 3600
 )
 def test_no_eta_is_too_far_for_redrive_policy_and_retention(wait, most, retention, visibility_timeout):
     held = Wait(wait, most, retention, visibility_timeout).until_held()
-    assert held.wait <= visibility_timeout + LEAD
+    assert held.wait <= visibility_timeout + LEAD_SECONDS
     if most is not None:
         assert held.receive_count <= min(2, most), "the receives that are left are for attempts"
 
@@ -167,14 +163,16 @@ def test_the_retention_is_used_up_to_its_half():
 
 
 def test_a_message_that_may_not_come_back_waits_as_a_copy():
-    assert hop_for(600, Limits(1, 1, 0, DEFAULT_RETENTION_SECONDS, 120)) == Hop(600 - LEAD, renewed=True)
+    assert hop_for(600, Limits(1, 1, 0, DEFAULT_RETENTION_SECONDS, 120)) == Hop(
+        600 - LEAD_SECONDS, renewed=True
+    )
 
 
 def test_a_backlog_that_is_older_than_half_the_retention_is_renewed_at_its_first_receive():
     assert hop_for(600, Limits(1, None, 3 * DAY, DEFAULT_RETENTION_SECONDS, 120)).renewed
 
 
-@given(st.floats(0, LONGEST_PARK), TIMEOUTS, st.floats(0, 3600))
+@given(st.floats(0, LONGEST_PARK_SECONDS), TIMEOUTS, st.floats(0, 3600))
 def test_a_message_that_comes_back_late_is_counted_the_same_where_one_park_is_enough(
     wait, visibility_timeout, late
 ):
@@ -186,4 +184,4 @@ def test_a_message_that_comes_back_late_is_counted_the_same_where_one_park_is_en
 
 def test_an_eta_next_week_is_a_dozen_parks():
     assert parks_before(7 * 24 * 3600, 120) == 15
-    assert sum(park_until_held(7 * 24 * 3600, 120)[0]) == 7 * 24 * 3600 - LEAD
+    assert sum(park_until_held(7 * 24 * 3600, 120)[0]) == 7 * 24 * 3600 - LEAD_SECONDS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.policy.retry_delays import (
-    CELERY_RETRY_DELAY,
+    CELERY_RETRY_DELAY_SECONDS,
     DelayFunction,
     DelayList,
     DelayRules,
@@ -80,7 +80,7 @@ def test_a_function_may_have_no_opinion():
 
 
 @pytest.mark.parametrize("value", [-1, -math.inf, "60", True, math.nan, timedelta(seconds=1), [1]])
-def test_a_function_that_returns_no_seconds_is_told_so(value):
+def test_a_function_that_returns_no_seconds_is_an_error(value):
     with pytest.raises(ValueError, match=r"error_visibility_timeout\(retries, exc\)"):
         parsed(lambda _retries, _exc: value).delay(0, ValueError())
 
@@ -105,18 +105,18 @@ def broken(retries, exc):
         ({"backoff": parsed(7), "retry_delay": 8, "fallback": parsed(9)}, 7),
         ({"retry_delay": 8, "fallback": parsed(9)}, 8),
         ({"fallback": parsed(9)}, 9),
-        ({"fallback": parsed(broken)}, CELERY_RETRY_DELAY),
+        ({"fallback": parsed(broken)}, CELERY_RETRY_DELAY_SECONDS),
     ],
 )
-def test_a_rule_that_raises_is_told_and_leaves_it_to_the_next(function, others, expected):
-    told = []
+def test_a_rule_that_raises_is_reported_and_the_next_decides(function, others, expected):
+    reported = []
     rules = DelayRules(task=parsed(function), **others)
     chosen = choose_delay(
-        rules, 0, ValueError(), explicit=True, failed=lambda: told.append(sys.exc_info()[0])
+        rules, 0, ValueError(), explicit=True, failed=lambda: reported.append(sys.exc_info()[0])
     )
     assert chosen == expected
-    assert told[0] in (LookupError, ValueError)
-    assert len(told) == (2 if expected == CELERY_RETRY_DELAY else 1)
+    assert reported[0] in (LookupError, ValueError)
+    assert len(reported) == (2 if expected == CELERY_RETRY_DELAY_SECONDS else 1)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_the_first_that_has_an_opinion_wins(rules, retries, countdown, asked, ex
         rules.backoff and rules.backoff.delay(retries, exc),
         rules.retry_delay,
         rules.fallback and rules.fallback.delay(retries, exc),
-        CELERY_RETRY_DELAY if explicit else None,
+        CELERY_RETRY_DELAY_SECONDS if explicit else None,
     ]
     expected = next((delay for delay in in_order if delay is not None), None)
     chosen = choose_delay(rules, retries, exc, explicit=explicit, countdown=countdown)
@@ -220,7 +220,7 @@ def test_a_function_without_an_opinion_leaves_it_to_the_next():
 
 
 def test_celerys_180_seconds_are_for_an_explicit_retry_only():
-    assert choose_delay(DelayRules(), 0, ValueError(), explicit=True) == CELERY_RETRY_DELAY == 180
+    assert choose_delay(DelayRules(), 0, ValueError(), explicit=True) == CELERY_RETRY_DELAY_SECONDS == 180
     assert choose_delay(DelayRules(), 0, ValueError(), explicit=False) is None
 
 

@@ -10,7 +10,7 @@ from support.factories import running, sqs_facts
 
 from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
-from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY
+from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task import retries
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 
@@ -134,7 +134,7 @@ def test_the_delay_is_the_tasks_own_rule_of_the_attempt(app, options, delays):
 
 
 @pytest.mark.parametrize(
-    ("options", "seconds"), [({}, CELERY_RETRY_DELAY), ({"error_visibility_timeout": 60}, 60)]
+    ("options", "seconds"), [({}, CELERY_RETRY_DELAY_SECONDS), ({"error_visibility_timeout": 60}, 60)]
 )
 def test_an_explicit_retry_has_celerys_delay_where_nothing_else_is_said(app, options, seconds):
     assert delay(make(app, **options), explicit=True) == seconds

@@ -25,10 +25,14 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queues
-from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, ThrottledError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    QueueDoesNotExistError,
+    ThrottledError,
+    UnroutableError,
+)
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.transport import channel as channel_module
-from celery_sqs_visibility.transport.exchanges import UnroutableError
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
 DENIED = AccessDeniedError("not you", code="AccessDenied", action="GetQueueAttributes")
@@ -525,7 +529,7 @@ def test_what_is_left_in_a_temporary_queue_ends_with_it(site, connection, channe
     taken[1].ack()
     channel.close()
     assert not site.exists(queue.name)
-    assert "will try again" not in caplog.text
+    assert "trying again" not in caplog.text
 
 
 def test_a_temporary_queue_of_another_process_is_left_alone(site, channel):

@@ -18,7 +18,7 @@ from kombu.utils.json import dumps
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receive.decoder import UnreadableError
+from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.codec import eta_of, open_message, seal, seal_again
 

@@ -32,13 +32,14 @@ from support.badmessages import BAD, body_of, encoded, envelope, old_body
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.event_log import log_event
-from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT, UnreadableError, legible
+from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT, legible
+from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.events import Facts, Hidden, Unreadable
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import what_it_is
 from celery_sqs_visibility.transport.channel import Message
 from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, DEEPEST, open_message, seal_again
-from celery_sqs_visibility.transport.decompression import LARGEST_BODY, TooLargeError, inflate
+from celery_sqs_visibility.transport.decompression import LARGEST_BODY, inflate
 from celery_sqs_visibility.worker.validation import CHECKS, vet
 
 QUEUE = Queue("q", "https://sqs.example/1/q", FakeSQS())

@@ -19,7 +19,7 @@ from celery_sqs_visibility.errors import (
     ThrottledError,
     UnavailableError,
 )
-from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE
+from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
 NOW = 1000.0
@@ -80,7 +80,7 @@ def test_what_failed_comes_back_alone_after_a_pause():
     pending.conclude(batch, BatchResult({1: ThrottledError("slow down")}), NOW)
     assert pending.count == 1
     assert pending.take(NOW, hurried=True) == []
-    assert NOW < pending.due() <= NOW + LONGEST_PAUSE
+    assert NOW < pending.due() <= NOW + LONGEST_PAUSE_SECONDS
     assert ids(pending.take(pending.due(), hurried=True)) == ["1"]
 
 
@@ -112,7 +112,7 @@ def test_patience_ends_for_all_when_nothing_has_worked_for_so_long():
     while not pending.failures:
         pending.conclude(pending.take(now, hurried=True), UnavailableError("down"), now)
         now = pending.due() or now
-    assert PATIENCE - LONGEST_PAUSE <= now - NOW <= PATIENCE
+    assert PATIENCE - LONGEST_PAUSE_SECONDS <= now - NOW <= PATIENCE
     fill(pending, 2, now=NOW + PATIENCE)
     pending.conclude(pending.take(NOW + PATIENCE, hurried=True), UnavailableError("down"), NOW + PATIENCE)
     assert [task_id for task_id, _ in pending.failures] == ["1", "2"]  # not another half minute

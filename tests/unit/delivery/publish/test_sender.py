@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections import Counter
 
@@ -14,12 +13,11 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.publish import pending
 from celery_sqs_visibility.delivery.publish import sender as module
-from celery_sqs_visibility.delivery.publish.sender import MOST_MESSAGES, THREADS, PublishError, Sender
+from celery_sqs_visibility.delivery.publish.sender import MOST_MESSAGES, THREADS, Sender
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     QueueDoesNotExistError,
     ThrottledError,
-    UnavailableError,
 )
 
 BATCHES = "SendMessageBatch"
@@ -209,17 +207,6 @@ def test_without_a_thread_nothing_is_taken(sqs, queue, monkeypatch):
     sender = Sender()
     assert put(sender, queue, 1) == [False]
     assert sender.close() == ([], 0)
-
-
-def test_the_error_lists_ids_and_reasons_and_can_be_pickled():
-    failures = [(f"id-{number}", UnavailableError("down", code="X")) for number in range(5)]
-    error = pickle.loads(pickle.dumps(PublishError(failures, 9)))
-    assert str(error) == (
-        "5 of 9 messages could not be sent: id-0: down; id-1: down; id-2: down; and 2 more, see `failures`"
-    )
-    assert [task_id for task_id, _ in error.failures] == [task_id for task_id, _ in failures]
-    assert isinstance(error.failures[0][1], UnavailableError)
-    assert error.published == 9
 
 
 def wait_for_threads(prefix):

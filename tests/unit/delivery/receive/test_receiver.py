@@ -143,9 +143,9 @@ def test_trouble_is_told_once_for_each_kind_and_so_is_its_end(world, caplog):
     world.poll()
     world.poll()
     assert [record.getMessage() for record in caplog.records] == [
-        "cannot receive from SQS and will try again: slow (queue=q)",
-        "cannot receive from SQS and will try again: network (queue=q)",
-        "receives from SQS again, after 3 failures (queue=q)",
+        "cannot receive from SQS: slow; trying again (queue=q)",
+        "cannot receive from SQS: network; trying again (queue=q)",
+        "can receive from SQS again after 0 s (queue=q failures=3)",
     ]
 
 
@@ -582,8 +582,8 @@ def test_a_thread_that_hangs_is_relieved_again_and_again_until_there_is_an_answe
     assert world.capacity.held == 2
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        "cannot receive from SQS and will try again: ReceiveMessage gets no answer (queue=q)",
-        "receives from SQS again, after 3 failures (queue=q)",
+        "cannot receive from SQS: ReceiveMessage gets no answer; trying again (queue=q)",
+        "can receive from SQS again after 60 s (queue=q failures=3)",
     ]
 
 

@@ -1,0 +1,71 @@
+"""Users meet one family of errors, all from the face, and all survive the way through a result backend."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from kombu.exceptions import KombuError, OperationalError
+
+import celery_sqs_visibility
+from celery_sqs_visibility import errors
+from celery_sqs_visibility.errors import (
+    OptionError,
+    PublishError,
+    RefusedError,
+    SQSError,
+    SQSVisibilityError,
+    TooLargeError,
+    UnavailableError,
+    UnroutableError,
+)
+
+ERRORS = [kind for kind in vars(errors).values() if getattr(kind, "__module__", "") == errors.__name__]
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_every_error_has_the_one_root_and_is_imported_from_the_face(kind):
+    assert issubclass(kind, SQSVisibilityError)
+    assert kind.__name__.endswith("Error")
+    assert getattr(celery_sqs_visibility, kind.__name__) is kind
+
+
+@pytest.mark.parametrize("name", celery_sqs_visibility.__all__)
+def test_every_name_of_the_face_has_a_home(name):
+    assert getattr(celery_sqs_visibility, name) is not None
+
+
+def test_a_name_that_the_face_does_not_have_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'Novelty'"):
+        _ = celery_sqs_visibility.Novelty
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        (OptionError, ValueError),
+        (TooLargeError, ValueError),
+        (UnroutableError, KombuError),
+        (RefusedError, OperationalError),
+    ],
+)
+def test_where_python_or_kombu_has_an_error_for_it_ours_is_one_too(kind, known):
+    assert issubclass(kind, known)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ERRORS if kind is not PublishError])
+def test_every_error_can_be_pickled(kind):
+    facts = {"code": "c", "action": "a"} if issubclass(kind, SQSError) else {}
+    error = pickle.loads(pickle.dumps(kind("slow down", **facts)))
+    assert (type(error), str(error), vars(error)) == (kind, "slow down", facts)
+
+
+def test_a_publish_error_lists_ids_and_reasons_and_can_be_pickled():
+    failures = [(f"id-{number}", UnavailableError("down", code="X")) for number in range(5)]
+    error = pickle.loads(pickle.dumps(PublishError(failures, 9)))
+    assert str(error) == (
+        "5 of 9 messages could not be sent: id-0: down; id-1: down; id-2: down; and 2 more, see `failures`"
+    )
+    assert [task_id for task_id, _ in error.failures] == [task_id for task_id, _ in failures]
+    assert isinstance(error.failures[0][1], UnavailableError)
+    assert error.published == 9
