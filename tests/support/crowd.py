@@ -46,7 +46,7 @@ class Crowd:
         self.most_held = 0
         self._events, self._order = [], itertools.count()
         for _ in self.queues:
-            self.capacity.join()
+            self.capacity.add_queue()
         for queue in self.queues:
             self._line_up(queue)
         self._at(self.now + LOOK, self._look)
@@ -87,7 +87,7 @@ class Crowd:
                 self._answer_at(queue, self.now + (ROUND_TRIP if queue.messages else queue.poll.wait))
 
     def _line_up(self, queue):
-        queue.waiter = self.capacity.line_up(queue.name, fifo=queue.fifo)
+        queue.waiter = self.capacity.add_waiter(queue.name, fifo=queue.fifo)
         self.waiting.append(queue)
 
     def _answer_at(self, queue, when):
@@ -115,5 +115,5 @@ class Crowd:
 
     def _end(self, queue, began):
         self.running -= 1
-        self.capacity.gave_back(began=began, fifo=queue.fifo)
+        self.capacity.release(began=began, fifo=queue.fifo)
         self._start()

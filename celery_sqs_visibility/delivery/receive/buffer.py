@@ -21,12 +21,12 @@ TURN = 0.01
 class BufferedMessage:
     """A delivery, the kombu payload made of its message, and how to hand it over on the main thread.
 
-    `hand_over` is told whether an exception of the consumer is to be raised; otherwise it is logged.
+    `dispatch` is told whether an exception of the consumer is to be raised; otherwise it is logged.
     """
 
     delivery: Delivery
     payload: dict[str, Any]
-    hand_over: Callable[[BufferedMessage, bool], None]
+    dispatch: Callable[[BufferedMessage, bool], None]
 
 
 class Buffer:
@@ -59,7 +59,7 @@ class Buffer:
         with self._arrived:
             return self._arrived.wait_for(self._parcels.__len__, timeout) > 0
 
-    def hand_over(self, clock: Clock, *, raising: bool = False) -> int:
+    def dispatch(self, clock: Clock, *, raising: bool = False) -> int:
         """Hand over what has arrived, in order, for a moment; how many. The reader's thread.
 
         Args:
@@ -70,7 +70,7 @@ class Buffer:
         handed = 0
         try:
             while clock.monotonic() <= until and (buffered := self.get()) is not None:
-                buffered.hand_over(buffered, raising)
+                buffered.dispatch(buffered, raising)
                 handed += 1
         finally:
             if self._parcels:

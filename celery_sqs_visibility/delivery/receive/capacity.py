@@ -120,12 +120,12 @@ class ReceiveCapacity:
         """How many messages are held."""
         return self._held.messages
 
-    def join(self) -> None:
+    def add_queue(self) -> None:
         """A queue wants to poll: it gets its share."""
         with self._lock:
             self._queues += 1
 
-    def leave(self, queue: str | None = None) -> None:
+    def remove_queue(self, queue: str | None = None) -> None:
         """A queue that joined polls no more. Called in a signal handler, too: serves nobody."""
         with self._lock:
             self._queues -= 1
@@ -147,7 +147,7 @@ class ReceiveCapacity:
         `given_up` meanwhile leaves the line at the next `interrupt`.
         """
         with self._lock:
-            waiter = self.line_up(queue, fifo=fifo)
+            waiter = self.add_waiter(queue, fifo=fifo)
             try:
                 waiter.told.wait_for(lambda: waiter.reservation is not None or given_up(), timeout)
             finally:
@@ -155,7 +155,7 @@ class ReceiveCapacity:
                     self._line.remove(waiter)
             return waiter.reservation
 
-    def line_up(self, queue: str, *, fifo: bool = False) -> Waiter:
+    def add_waiter(self, queue: str, *, fifo: bool = False) -> Waiter:
         """Take a place in the line, and be served at once if there is room."""
         with self._lock:
             self._left.discard(queue)
@@ -180,7 +180,7 @@ class ReceiveCapacity:
             self._hold(messages, fifo=reservation.fifo)
             self._serve()
 
-    def unexpected(self, messages: int, *, fifo: bool = False) -> None:
+    def hold(self, messages: int, *, fifo: bool = False) -> None:
         """That many came after all, when the reservation for them had been given back."""
         with self._lock:
             self._hold(messages, fifo=fifo)
@@ -200,7 +200,7 @@ class ReceiveCapacity:
                 self._busy.discard(reservation.queue)
             self._serve()
 
-    def gave_back(self, *, began: float | None = None, fifo: bool = False) -> None:
+    def release(self, *, began: float | None = None, fifo: bool = False) -> None:
         """One of the held was settled; `began` is when its run did, on the monotonic clock, if it ran."""
         with self._lock:
             self._hold(-1, fifo=fifo)
@@ -208,7 +208,7 @@ class ReceiveCapacity:
                 self._note_run(began)
             self._serve()
 
-    def runs_on(self, run: object, *, fifo: bool = False) -> None:
+    def start_run(self, run: object, *, fifo: bool = False) -> None:
         """One of the held was settled, and its run begins: it has a slot until it `ran`, or is forgotten."""
         with self._lock:
             self._hold(-1, fifo=fifo)
@@ -217,7 +217,7 @@ class ReceiveCapacity:
                 self._fifo.runs.add(run)
             self._serve()
 
-    def ran(self, run: object, began: float) -> None:
+    def end_run(self, run: object, began: float) -> None:
         """That run has ended, which began at that monotonic instant and ran on."""
         with self._lock:
             self._held.runs.discard(run)
@@ -225,7 +225,7 @@ class ReceiveCapacity:
             self._note_run(began)
             self._serve()
 
-    def interrupt(self) -> None:
+    def wake(self) -> None:
         """Have those who wait ask themselves whether to give up. Called in a signal handler, too."""
         with self._lock:
             for waiter in tuple(self._line):

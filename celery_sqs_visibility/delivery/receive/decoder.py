@@ -41,7 +41,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class DecodedMessage:
     """A message's content.
 
     Attributes:
@@ -58,7 +58,7 @@ class Opened:
 
 
 #: Opens a message of a queue; raises `UnreadableError`.
-Open = Callable[[Queue, ReceivedMessage], Opened]
+DecodeMessage = Callable[[Queue, ReceivedMessage], DecodedMessage]
 
 
 class Decoder:
@@ -74,7 +74,7 @@ class Decoder:
 
     def __init__(
         self,
-        open_message: Open,
+        open_message: DecodeMessage,
         visibility_timeout: int,
         on_error: DelayRule | None,
         clock: Clock,
@@ -87,9 +87,9 @@ class Decoder:
         self._holder = holder
         self._told: RecentKeys[str] = RecentKeys(REMEMBERED)
 
-    def take_in(
+    def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
-    ) -> list[tuple[Delivery, Opened | UnreadableError, ReceivedMessage]]:
+    ) -> list[tuple[Delivery, DecodedMessage | UnreadableError, ReceivedMessage]]:
         """The deliveries of one poll, in order, with what is in them.
 
         Args:
@@ -102,7 +102,7 @@ class Decoder:
         # Not from later than a poll may last: where this process was stopped meanwhile, the answer is older.
         since = max(called, min(returned - transit, called + LONGEST_POLL))
         now = round(self._clock.wall(), 3)  # milliseconds, as SQS's own instants
-        taken: list[tuple[Delivery, Opened | UnreadableError, ReceivedMessage]] = []
+        taken: list[tuple[Delivery, DecodedMessage | UnreadableError, ReceivedMessage]] = []
         for message in messages:
             try:
                 content = self._content(queue, message)
@@ -121,7 +121,7 @@ class Decoder:
             emit(Received(facts))
         return taken
 
-    def _content(self, queue: Queue, message: ReceivedMessage) -> Opened | UnreadableError:
+    def _content(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | UnreadableError:
         try:
             return self._open(queue, message)
         except UnreadableError as error:
@@ -131,7 +131,7 @@ class Decoder:
                 logger.exception("opening a message stumbled", extra={"queue": queue.name})
             return UnreadableError(f"it could not be opened: {error!r}")
 
-    def refuse(
+    def reject(
         self,
         delivery: Delivery,
         reason: str,
@@ -165,7 +165,7 @@ def legible(text: str) -> str:
 
 
 def _facts(
-    queue: Queue, message: ReceivedMessage, content: Opened | UnreadableError, received: float
+    queue: Queue, message: ReceivedMessage, content: DecodedMessage | UnreadableError, received: float
 ) -> Facts:
     attributes = message.get("Attributes", {})
     return Facts(
@@ -173,8 +173,8 @@ def _facts(
         message_id=message["MessageId"],
         receive_count=int(attributes.get("ApproximateReceiveCount", 1)),
         first_received=int(attributes.get("ApproximateFirstReceiveTimestamp", 0)) / 1000,
-        task=content.task if isinstance(content, Opened) else None,
-        task_id=content.task_id if isinstance(content, Opened) else None,
+        task=content.task if isinstance(content, DecodedMessage) else None,
+        task_id=content.task_id if isinstance(content, DecodedMessage) else None,
         group=attributes.get("MessageGroupId"),
         received=received,
     )

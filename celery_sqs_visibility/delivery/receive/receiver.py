@@ -131,7 +131,7 @@ class Receiver:
             if self._joined or self.stopping:
                 return
             self._joined = True
-            self._capacity.join()
+            self._capacity.add_queue()
             self._poller = self._spawn(self._poll_on)
 
     def stop(self) -> None:
@@ -147,9 +147,9 @@ class Receiver:
             self._changed.notify_all()
             joined = self._joined
         if joined:
-            self._capacity.leave(self.queue.name)
+            self._capacity.remove_queue(self.queue.name)
 
-    def settle_down(self, until: float) -> bool:
+    def wait_for_polls(self, until: float) -> bool:
         """After `stop`: wait for the polls in flight, until that monotonic instant; whether all returned."""
         with self._changed:
             return self._changed.wait_for(
@@ -222,7 +222,7 @@ class Receiver:
             given_up, poll.given_up = poll.given_up, False
             poll.overdue = self._clock.monotonic() + HANGS  # from now on something else would hang
         if given_up:
-            self._capacity.unexpected(messages, fifo=self.queue.fifo)
+            self._capacity.hold(messages, fifo=self.queue.fifo)
         else:
             self._capacity.received(poll.reservation, messages)
 

@@ -24,7 +24,7 @@ def make_room(prefetch_count, queue_count=1, prefetch_seconds=0.0, clock=None):
     capacity = ReceiveCapacity(prefetch_seconds, clock or FakeClock())
     capacity.prefetch_count = prefetch_count
     for _ in range(queue_count):
-        capacity.join()
+        capacity.add_queue()
     return capacity
 
 
@@ -92,7 +92,7 @@ def test_an_empty_poll_gives_its_room_back():
 def test_what_was_settled_makes_room():
     capacity = make_room(4)
     fill(capacity, 4)
-    capacity.gave_back(began=0.0)
+    capacity.release(began=0.0)
     assert capacity.held == 3
     assert capacity.reserve("q", 0).messages == 1
 
@@ -112,7 +112,7 @@ def make_small_pool(slots, prefetch_count, queue_count):
     capacity = ReceiveCapacity(0.0, FakeClock(), lambda: Slots(slots, prefetch_count))
     capacity.prefetch_count = prefetch_count
     for _ in range(queue_count):
-        capacity.join()
+        capacity.add_queue()
     return capacity
 
 
@@ -125,7 +125,7 @@ def test_idle_queues_are_polled_long_though_there_are_more_of_them_than_slots():
 def test_a_queue_that_joins_late_is_polled_though_the_first_has_taken_the_room():
     capacity = make_small_pool(slots=2, prefetch_count=8, queue_count=1)
     assert capacity.reserve("early", 0).messages == 2
-    capacity.join()
+    capacity.add_queue()
     late = capacity.reserve("late", 0)
     assert (late.messages, late.crowded) == (1, False)
     assert capacity.reserve("late", 0) is None  # that is one poll, and no helpers
@@ -146,11 +146,11 @@ def test_what_a_queue_has_reserved_in_better_times_keeps_no_slot_from_another():
     capacity = ReceiveCapacity(1.0, clock := FakeClock(), lambda: Slots(2, 8))
     capacity.prefetch_count = 8
     for _ in range(2):
-        capacity.join()
+        capacity.add_queue()
     for _ in range(300):
         capacity.received(capacity.reserve("a", 0), 1)
         clock.advance(0.01)
-        capacity.gave_back(began=clock.monotonic() - 0.01)
+        capacity.release(began=clock.monotonic() - 0.01)
     assert capacity.reserve("quiet", 0).messages == BATCH_ENTRIES
     clock.advance(60)
     assert capacity.reserve("a", 0).messages == 8
@@ -169,7 +169,7 @@ def test_what_is_held_for_its_eta_keeps_no_slot_idle(waiting):
 
 def test_a_queue_that_leaves_gives_its_share_to_the_others():
     capacity = make_room(8, queue_count=2)
-    capacity.leave()
+    capacity.remove_queue()
     assert capacity.reserve("q", 0).messages == 8
 
 
@@ -188,7 +188,7 @@ def test_work_at_the_measured_pace_is_held_beyond_celerys_count():
     for _ in range(300):
         fill(capacity, 1)
         clock.advance(0.01)
-        capacity.gave_back(began=clock.monotonic() - 0.01)
+        capacity.release(began=clock.monotonic() - 0.01)
     fill(capacity, 50)
     assert capacity.held == 50
 
@@ -199,7 +199,7 @@ def test_what_did_not_run_says_nothing_about_the_pace():
     for _ in range(300):
         fill(capacity, 1)
         clock.advance(0.01)
-        capacity.gave_back()
+        capacity.release()
     fill(capacity, 4)
     assert capacity.reserve("q", 0) is None
 
@@ -210,7 +210,7 @@ def test_beyond_celerys_count_only_full_batches_are_asked_for():
     for _ in range(500):
         fill(capacity, 1)
         clock.advance(0.01)
-        capacity.gave_back(began=clock.monotonic() - 0.01)
+        capacity.release(began=clock.monotonic() - 0.01)
     fill(capacity, 20)
     while (reservation := capacity.reserve("q", 0)) is not None:
         assert reservation.messages == BATCH_ENTRIES
@@ -220,11 +220,11 @@ def test_a_freed_slot_wakes_one_who_waits_and_no_more():
     capacity = make_room(2, queue_count=2)
     fill(capacity, 2)
     waiters, answers = start_waiters(capacity, 2)
-    capacity.gave_back(began=0.0)
+    capacity.release(began=0.0)
     assert answers.get(timeout=SOON).messages == 1
     assert capacity.reserve("q", 0) is None
     assert answers.empty()
-    capacity.gave_back(began=0.0)
+    capacity.release(began=0.0)
     assert answers.get(timeout=SOON).messages == 1
     for waiter in waiters:
         waiter.join(SOON)
@@ -261,7 +261,7 @@ def test_an_interrupt_sends_home_who_has_given_up():
     thread.start()
     assert waiting.wait(SOON)
     given_up.set()
-    capacity.interrupt()
+    capacity.wake()
     thread.join(SOON)
     assert not thread.is_alive()
     assert answers.get() is None
@@ -270,13 +270,13 @@ def test_an_interrupt_sends_home_who_has_given_up():
 def test_who_waits_keeps_its_place():
     capacity = make_room(1, queue_count=4)
     fill(capacity, 1)
-    line = [capacity.line_up(name) for name in "abcd"]
+    line = [capacity.add_waiter(name) for name in "abcd"]
     assert not any(waiter.reservation for waiter in line)
-    capacity.gave_back(began=0.0)
+    capacity.release(began=0.0)
     assert [bool(waiter.reservation) for waiter in line] == [True, True, False, False]
     for number in (0, 1):
         assert capacity.reserve("d", 0) is None, "it does not wait"
-        again = capacity.line_up(line[number].queue)
+        again = capacity.add_waiter(line[number].queue)
         capacity.received(line[number].reservation, 0)
         assert line[number + 2].reservation
         assert not again.reservation, "who was served is the last in line"
@@ -285,8 +285,8 @@ def test_who_waits_keeps_its_place():
 def test_who_waits_for_its_turn_keeps_nobody_waiting_who_needs_room():
     capacity = make_small_pool(slots=2, prefetch_count=2, queue_count=20)
     fill(capacity, 2)  # of the busy queue "q"
-    line = [capacity.line_up(name) for name in (*"abcdefghij", "q")]
-    capacity.gave_back(began=0.0)
+    line = [capacity.add_waiter(name) for name in (*"abcdefghij", "q")]
+    capacity.release(began=0.0)
     served = [waiter.queue for waiter in line if waiter.reservation]
     assert served == ["a", "b", "q"], "idle queues take turns, in their order, and the busy one has the slot"
 
@@ -296,13 +296,13 @@ def test_a_poll_that_waits_in_vain_keeps_its_room_no_longer_from_a_busy_queue():
     capacity = ReceiveCapacity(0.0, clock, lambda: Slots(2, 2))
     capacity.prefetch_count = 2
     for name in "ab":
-        capacity.join()
+        capacity.add_queue()
         capacity.received(capacity.reserve(name, 0), 1)
     for _ in range(2):
-        capacity.gave_back(began=0.0)
+        capacity.release(began=0.0)
     capacity.reserve("a", 0)
     assert capacity.reserve("a", 0) is not None  # both slots: a second thread polls it
-    waiter = capacity.line_up("b")
+    waiter = capacity.add_waiter("b")
     capacity.replace_stuck(clock.monotonic())
     assert waiter.reservation is None
     clock.advance(LIKELY_SECONDS)
@@ -312,7 +312,7 @@ def test_a_poll_that_waits_in_vain_keeps_its_room_no_longer_from_a_busy_queue():
 
 def test_a_queue_that_has_a_message_for_sure_does_not_wait_for_its_turn():
     capacity = make_small_pool(slots=2, prefetch_count=2, queue_count=20)
-    idle = [capacity.line_up(name) for name in "abcdef"]
+    idle = [capacity.add_waiter(name) for name in "abcdef"]
     assert idle[-1].reservation is None
     capacity.expect("f")
     assert idle[-1].reservation is not None
@@ -334,13 +334,13 @@ class Sharing(RuleBasedStateMachine):
     @rule()
     def join(self):
         self.queues += 1
-        self.capacity.join()
+        self.capacity.add_queue()
 
     @precondition(lambda self: self.queues)
     @rule()
     def leave(self):
         self.queues -= 1
-        self.capacity.leave()
+        self.capacity.remove_queue()
 
     @rule(count=st.integers(1, 200))
     def celery_changes_its_mind(self, count):
@@ -395,7 +395,7 @@ class Sharing(RuleBasedStateMachine):
     @rule(ran=st.booleans(), seconds=st.floats(0, 1))
     def one_is_settled(self, ran, seconds):
         self.clock.advance(seconds)
-        self.capacity.gave_back(began=self.clock.monotonic() - seconds if ran else None)
+        self.capacity.release(began=self.clock.monotonic() - seconds if ran else None)
         self.held -= 1
 
     @invariant()
@@ -421,9 +421,9 @@ def test_runs_that_were_acknowledged_when_they_began_count_when_they_end(runs, s
     capacity.prefetch_count = 8
     for _ in range(runs):
         capacity.received(capacity.reserve("q", 0), 1)
-        capacity.runs_on(run := Run())
+        capacity.start_run(run := Run())
         clock.advance(0.01)
-        capacity.ran(run, clock.monotonic() - seconds)
+        capacity.end_run(run, clock.monotonic() - seconds)
     assert capacity.reserve("q", 0).messages == messages
 
 
@@ -437,11 +437,11 @@ def test_a_run_that_was_acknowledged_when_it_began_has_a_slot_until_it_ends():
     capacity.received(capacity.reserve("q", 0), 2)
     runs = [Run(), Run()]
     for run in runs:
-        capacity.runs_on(run)
+        capacity.start_run(run)
     assert capacity.held == 0
     assert capacity.reserve("q", 0) is None
     for _ in range(2):  # told twice, it counts once
-        capacity.ran(runs[0], clock.monotonic() - LONG)
+        capacity.end_run(runs[0], clock.monotonic() - LONG)
     assert capacity.reserve("q", 0).messages == 1
     assert capacity.reserve("q", 0) is None
 
@@ -451,7 +451,7 @@ def test_a_run_that_is_forgotten_has_no_slot():
     capacity.prefetch_count = 2
     capacity.received(capacity.reserve("q", 0), 2)
     for _ in range(2):
-        capacity.runs_on(Run())
+        capacity.start_run(Run())
     gc.collect()
     assert capacity.reserve("q", 0).messages == 2
 
@@ -460,9 +460,9 @@ def test_who_waits_for_a_slot_is_told_when_a_run_ends():
     capacity = ReceiveCapacity(1, clock := FakeClock(), lambda: Slots(1, 1))
     capacity.prefetch_count = 1
     capacity.received(capacity.reserve("q", 0), 1)
-    capacity.runs_on(run := Run())
+    capacity.start_run(run := Run())
     with ThreadPoolExecutor(1) as executor:
         waiting = executor.submit(capacity.reserve, "q", SOON)
         wait_until(lambda: capacity._line, SOON, "somebody to wait in line")
-        capacity.ran(run, clock.monotonic() - LONG)
+        capacity.end_run(run, clock.monotonic() - LONG)
         assert waiting.result(SOON).messages == 1

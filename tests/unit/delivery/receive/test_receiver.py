@@ -66,7 +66,7 @@ class World:
             self.sqs.send(self.queue.url, OutgoingMessage(body, **group))
 
     def poll(self, wait=0):
-        self.capacity.join()
+        self.capacity.add_queue()
         return self.receiver.poll(self.capacity.reserve("q", 0), wait=wait)
 
     def bodies(self):
@@ -157,17 +157,17 @@ def test_a_poll_whose_messages_nobody_could_take_is_over_too(world):
     world.send("a")
     with pytest.raises(RuntimeError):
         world.poll()
-    assert world.receiver.settle_down(0)
+    assert world.receiver.wait_for_polls(0)
 
 
 def test_settling_down_waits_for_polls_in_flight_and_no_longer(world):
-    assert world.receiver.settle_down(world.clock.monotonic() + 100)
+    assert world.receiver.wait_for_polls(world.clock.monotonic() + 100)
     during = []
-    world.on_arrival = lambda: during.append(world.receiver.settle_down(0))
+    world.on_arrival = lambda: during.append(world.receiver.wait_for_polls(0))
     world.send("a")
     world.poll()
     assert during == [False]
-    assert world.receiver.settle_down(0)
+    assert world.receiver.wait_for_polls(0)
 
 
 def test_a_receiver_polls_at_once_and_then_sleeps(running, world):
@@ -383,19 +383,19 @@ def test_of_a_fifo_queue_no_more_is_held_than_can_start():
     world = World(name="q.fifo", prefetch_count=2)
     for group in "abcdef":
         world.sqs.send(world.queue.url, OutgoingMessage(group, group_id=group, deduplication_id=group))
-    world.capacity.join()
+    world.capacity.add_queue()
     for held in (1, 2):
         world.receiver.poll(world.receiver._reserve(0), wait=0)
         assert world.capacity.held == held
     assert world.receiver._reserve(0) is None
-    world.capacity.gave_back(began=0.0, fifo=True)
+    world.capacity.release(began=0.0, fifo=True)
     assert world.receiver._reserve(0).messages == 1
 
 
 def test_of_few_groups_a_second_poll_is_tried_once_a_second():
     world = World(name="q.fifo", prefetch_count=10)
     world.receiver._add_poller = world.receiver._help
-    world.capacity.join()
+    world.capacity.add_queue()
     for number in range(3):
         world.send(str(number))
         world.receiver._turn()
@@ -411,8 +411,8 @@ def test_of_few_groups_a_second_poll_is_tried_once_a_second():
 def test_a_retry_does_not_wait_for_the_turn_of_its_queue(running):
     world = World(PollSchedule(0, 0), prefetch_count=2)
     for name in "abcdefghijklmnopqrst":
-        world.capacity.join()
-        world.capacity.line_up(f"another: {name}")
+        world.capacity.add_queue()
+        world.capacity.add_waiter(f"another: {name}")
     running(world)
     wait_until(lambda: world.capacity._line[-1].queue == "q", SOON, "the queue to wait for its turn")
     world.send("a")
@@ -431,7 +431,7 @@ def poll_fifo(world):
 
 def test_a_fifo_receive_that_got_no_answer_is_tried_again_under_its_id():
     world = World(name="q.fifo")
-    world.capacity.join()
+    world.capacity.add_queue()
     for error in (UnavailableError("network"), UnrecognizedResponseError("gateway")):
         world.sqs.fail_next("ReceiveMessage", error)
         poll_fifo(world)
@@ -446,7 +446,7 @@ def test_a_fifo_receive_that_got_no_answer_is_tried_again_under_its_id():
 @pytest.mark.parametrize("error", [ThrottledError("slow"), AccessDeniedError("no")])
 def test_a_refusal_is_an_answer(error):
     world = World(name="q.fifo")
-    world.capacity.join()
+    world.capacity.add_queue()
     world.sqs.fail_next("ReceiveMessage", error)
     poll_fifo(world)
     poll_fifo(world)
@@ -455,7 +455,7 @@ def test_a_refusal_is_an_answer(error):
 
 def test_an_id_is_not_used_again_when_others_may_have_its_messages():
     world = World(name="q.fifo")
-    world.capacity.join()
+    world.capacity.add_queue()
     world.sqs.fail_next("ReceiveMessage", UnavailableError("network"))
     poll_fifo(world)
     world.clock.advance(OPTIONS.visibility_timeout)
@@ -465,7 +465,7 @@ def test_an_id_is_not_used_again_when_others_may_have_its_messages():
 
 def test_what_a_lost_answer_brought_is_brought_again():
     world = World(name="q.fifo")
-    world.capacity.join()
+    world.capacity.add_queue()
     world.send("a")
     receive = world.sqs.receive
 
@@ -525,7 +525,7 @@ def test_stop_before_start_leaves_the_others_their_share(world):
     world.receiver.stop()
     world.receiver.start()
     for _ in range(2):
-        world.capacity.join()
+        world.capacity.add_queue()
     assert world.capacity.reserve("q", 0).messages == 5
 
 
