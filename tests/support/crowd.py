@@ -79,7 +79,7 @@ class Crowd:
         self._at(self.now + LOOK, self._look)
 
     def _begin_polls(self):
-        if len(self.capacity._line) < len(self.waiting):  # somebody was served
+        if len(self.capacity._waiters) < len(self.waiting):  # somebody was served
             for queue in [queue for queue in self.waiting if queue.waiter.reservation]:
                 self.waiting.remove(queue)
                 queue.poll, queue.waiter = queue.waiter.reservation, None

@@ -8,7 +8,7 @@ import math
 import pytest
 from support.crowd import Crowd
 
-from celery_sqs_visibility.policy.receive_size import TURN_SECONDS
+from celery_sqs_visibility.policy.prefetch import TURN_SECONDS
 
 QUEUES = [1, 5, 20, 50, 200]
 SLOTS = [1, 2, 8, 100]
