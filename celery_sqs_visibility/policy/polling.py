@@ -52,10 +52,7 @@ class PollSchedule:
     def polled(self, now: float, message_ids: Collection[str], *, took: float = math.inf) -> None:
         """A poll ended and brought these messages.
 
-        Args:
-            now: the instant.
-            message_ids: the messages.
-            took: seconds that the poll took; infinite where it was short on purpose.
+        `took` is its duration in seconds; infinite where it was short on purpose.
         """
         self.arrived(message_ids)
         self._follow_up(now)

@@ -104,13 +104,8 @@ def message_limit(
     """How many messages the process may hold, besides those that wait for their ETA.
 
     Of long tasks, and before the first has run, as many as there are slots: another worker could run the
-    others. Of shorter tasks up to Celery's prefetch count, of short ones more.
-
-    Args:
-        slots: the pool's.
-        tasks_per_second: the measured pace.
-        task_seconds: how long a task runs; `None` if none has.
-        prefetch_seconds: seconds of work to hold beyond what runs.
+    others. Of shorter tasks up to Celery's prefetch count, of short ones more: those that run in
+    `prefetch_seconds` at the measured pace.
     """
     if task_seconds is None or task_seconds >= LONG_TASK_SECONDS:
         return slots.number
@@ -125,40 +120,23 @@ class Snapshot:
     """What a process holds and has asked for, and the queue that wants to be polled, at one moment.
 
     No number includes messages that wait for their ETA.
-
-    Attributes:
-        slots: of the pool.
-        limit: messages that may be held.
-        prefetch_count: Celery's.
-        occupied: messages that are held, and runs whose messages were settled when they began.
-        expected: messages asked for by polls that are likely to bring them.
-        unlikely: messages asked for by all other polls.
-        idle_polls: how many other polls those are.
-        queues: how many are consumed.
-        unpolled: the other queues without a poll in flight.
-        unpolled_busy: the busy ones among them.
-        busy: whether this queue is.
-        polled: whether it has a poll in flight.
-        own_unlikely: messages asked for by its own polls that are not likely to come.
-        most: messages that it may ask for in one request: 1 of a FIFO queue.
-        fifo_room: how many messages of FIFO queues may be asked for, if this queue is one.
     """
 
-    slots: int
-    limit: int
-    prefetch_count: int
-    occupied: int = 0
-    expected: int = 0
-    unlikely: int = 0
-    idle_polls: int = 0
-    queues: int = 1
-    unpolled: int = 0
-    unpolled_busy: int = 0
-    busy: bool = False
-    polled: bool = False
-    own_unlikely: int = 0
-    most: int = BATCH_ENTRIES
-    fifo_room: int | None = None
+    slots: int  # of the pool
+    limit: int  # messages that may be held
+    prefetch_count: int  # Celery's
+    occupied: int = 0  # messages that are held, and runs whose messages were settled when they began
+    expected: int = 0  # messages asked for by polls that are likely to bring them
+    unlikely: int = 0  # messages asked for by all other polls
+    idle_polls: int = 0  # how many other polls those are
+    queues: int = 1  # that are consumed
+    unpolled: int = 0  # other queues without a poll in flight
+    unpolled_busy: int = 0  # the busy ones among them
+    busy: bool = False  # whether this queue is
+    polled: bool = False  # whether it has a poll in flight
+    own_unlikely: int = 0  # messages asked for by its own polls that are not likely to come
+    most: int = BATCH_ENTRIES  # messages that it may ask for in one request: 1 of a FIFO queue
+    fifo_room: int | None = None  # messages of FIFO queues that may be asked for, if this queue is one
 
     @property
     def spare(self) -> int:

@@ -47,7 +47,7 @@ class Buffer:
             with self._arrived:
                 self._messages.extend(messages)
                 self._arrived.notify_all()
-                self._wake()
+                self.wake()
 
     def get(self) -> BufferedMessage | None:
         """Take the next message; `None` if there is none. The reader's thread."""
@@ -90,13 +90,17 @@ class Buffer:
                 for end in self._pipe:
                     os.set_blocking(end, False)
                 if self._messages:
-                    self._wake()
+                    self.wake()
             return self._pipe[0]
 
     def wake(self) -> None:
-        """Make `fileno()` readable again: the reader stopped before the buffer was empty."""
+        """Make `fileno()` readable: messages arrived, or the reader stopped before the buffer was empty."""
         with self._arrived:
-            self._wake()
+            if self._pipe is not None and not self._woken:
+                self._woken = True
+                # A full pipe is a woken reader.
+                with suppress(BlockingIOError):
+                    os.write(self._pipe[1], b"\0")
 
     def woken(self) -> None:
         """The event loop saw the wake-up; later arrivals wake it anew."""
@@ -114,10 +118,3 @@ class Buffer:
                     os.close(end)
                 self._pipe = None
                 self._woken = False
-
-    def _wake(self) -> None:
-        if self._pipe is not None and not self._woken:
-            self._woken = True
-            # A full pipe is a woken reader.
-            with suppress(BlockingIOError):
-                os.write(self._pipe[1], b"\0")

@@ -111,13 +111,12 @@ class ReceiveCapacity:
         with self._lock:
             self._queues += 1
 
-    def remove_queue(self, queue: str | None = None) -> None:
+    def remove_queue(self, queue: str) -> None:
         """A queue polls no more. Called in a signal handler, too: serves no waiter."""
         with self._lock:
             self._queues -= 1
-            if queue is not None:
-                self._removed.add(queue)
-                self._busy.discard(queue)
+            self._removed.add(queue)
+            self._busy.discard(queue)
 
     def reserve(
         self,

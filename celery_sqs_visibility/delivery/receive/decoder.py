@@ -42,19 +42,12 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DecodedMessage:
-    """A message's content.
+    """A message's content; the task's name and id, as far as the headers tell, and its ETA, if it has one."""
 
-    Attributes:
-        payload: kombu makes its `Message` of it.
-        task: the task's name, if the headers tell it.
-        task_id: its id, likewise.
-        eta: seconds since the epoch, if the task has an ETA.
-    """
-
-    payload: dict[str, Any]
+    payload: dict[str, Any]  # kombu makes its `Message` of it
     task: str | None = None
     task_id: str | None = None
-    eta: float | None = None
+    eta: float | None = None  # seconds since the epoch
 
 
 #: Decodes a message of a queue; raises `UnreadableError`.

@@ -64,17 +64,7 @@ class Poll:
 
 
 class Polls:
-    """Makes the polls of one queue, from any of its threads.
-
-    Args:
-        queue: the queue.
-        capacity: shared with the other queues.
-        schedule: when to poll; guarded by `changed`.
-        wait: seconds of a long poll.
-        options: what to ask of every receive.
-        clock: the monotonic clock.
-        arrived: takes the messages, on the polling thread, also after the stop.
-    """
+    """Makes the polls of one queue, from any of its threads. For the arguments see `Receiver`."""
 
     def __init__(
         self,

@@ -144,7 +144,7 @@ def test_what_is_held_for_its_eta_keeps_no_slot_idle(held):
 
 def test_a_queue_that_is_removed_gives_its_share_to_the_others():
     shared = capacity(8, queues=2)
-    shared.remove_queue()
+    shared.remove_queue("another")
     assert asked(shared) == 8
 
 
@@ -288,7 +288,7 @@ class Sharing(RuleBasedStateMachine):
     @rule()
     def leave(self):
         self.queues -= 1
-        self.capacity.remove_queue()
+        self.capacity.remove_queue("another")
 
     @rule(count=st.integers(1, 200))
     def celery_changes_its_mind(self, count):
