@@ -2,22 +2,22 @@
 
 On a whiteboard, the tasks that wait in memory for their ETA left out:
 
-    limit = slots                          of long tasks, and as long as no task has run
-            what runs in prefetch_seconds  of shorter ones, see `message_limit`
-    room  = limit - occupied - messages asked for by polls that are likely to bring them
-    free  = room - messages asked for by the other polls
-    spare = slots that are free, or soon will be, + overcommit; 0 if there is no such slot
-    polls = max(room, spare)
+  limit     = slots                          of long tasks, and as long as no task has run
+              what runs in prefetch_seconds  of shorter ones, see `message_limit`
+  capacity  = limit - occupied - messages asked for by polls that are likely to bring them
+  unclaimed = capacity - messages asked for by the other polls
+  spare     = slots that are free, or soon will be, + overcommit; 0 if there is no such slot
+  polls     = max(capacity, spare)
 
-    a busy queue asks for   room / (busy queues that wait)    if that room is worth a request
-    an idle queue for       free / (queues that wait)         if that is,
-                            or for 1                          if it is not polled, nor `polls` idle queues are
+  a busy queue asks for   capacity / (busy queues that wait)  if that capacity is worth a request
+  an idle queue for       unclaimed / (queues that wait)      if that is,
+                          or for 1                            if it is not polled, nor `polls` idle queues are
 
 A poll waits for 20 seconds. Where there are more queues than `polls`, idle queues take turns of 10 seconds.
 
 A queue is busy if its last poll brought something, and no poll of it has waited in vain since. The long
-polls of idle queues bring nothing as a rule. So they take no room from a busy queue, and their messages are
-bounded: by the room there was when they asked, and one message for each of `polls`.
+polls of idle queues bring nothing as a rule. So they take no capacity from a busy queue, and their messages
+are bounded: by the capacity there was when they asked, and one message for each of `polls`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ UNLIMITED: Final = 10_000
 
 #: Where there are more queues than may be polled at once, each idle queue is polled once in this time: so an
 #: idle queue costs two polls in 20 seconds at the most.
-TURN_SECONDS: Final = 10
+IDLE_QUEUE_PERIOD_SECONDS: Final = 10
 
 #: A poll of a busy queue that has brought nothing for this long is not likely to bring anything.
 LIKELY_SECONDS: Final = 0.5
@@ -136,21 +136,21 @@ class Snapshot:
     polled: bool = False  # whether it has a poll in flight
     own_unlikely: int = 0  # messages asked for by its own polls that are not likely to come
     most: int = BATCH_ENTRIES  # messages that it may ask for in one request: 1 of a FIFO queue
-    fifo_room: int | None = None  # messages of FIFO queues that may be asked for, if this queue is one
+    fifo_capacity: int | None = None  # messages of FIFO queues that may be asked for, if this queue is one
 
     @property
     def spare(self) -> int:
         """Messages that idle queues may bring besides those asked for of busy ones.
 
         As many as can start, and as many more as Celery's prefetch count allows. More where even turns of one
-        second need more polls at once for each queue to have one in `TURN_SECONDS`.
+        second need more polls at once for each queue to have one in `IDLE_QUEUE_PERIOD_SECONDS`.
         """
         # Of short tasks, messages within the limit keep no slot for long.
         taken = max(0, self.occupied - self.limit) if self.limit > self.slots else self.occupied
         free = self.slots - taken
         if free <= 0:
             return 0
-        return free + max(1, self.prefetch_count - self.slots, self.queues // TURN_SECONDS)
+        return free + max(1, self.prefetch_count - self.slots, self.queues // IDLE_QUEUE_PERIOD_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,34 +163,34 @@ class Ask:
 
 def ask_for(now: Snapshot) -> Ask | None:
     """What this queue may be asked for now; `None` if it has to wait."""
-    room = now.limit - now.occupied - now.expected
-    polls = max(room, now.spare)
+    capacity = now.limit - now.occupied - now.expected
+    polls = max(capacity, now.spare)
     wait = WAIT_TIME_SECONDS
     if crowded := now.queues > polls:
-        wait = min(max(1, TURN_SECONDS * polls // now.queues), WAIT_TIME_SECONDS)
-        polls = min(polls, max(1, wait * now.queues // TURN_SECONDS))
+        wait = min(max(1, IDLE_QUEUE_PERIOD_SECONDS * polls // now.queues), WAIT_TIME_SECONDS)
+        polls = min(polls, max(1, wait * now.queues // IDLE_QUEUE_PERIOD_SECONDS))
     if now.busy:
-        messages = _share(now, room - now.own_unlikely, now.unpolled_busy)
+        messages = _share(now, capacity - now.own_unlikely, now.unpolled_busy)
     elif crowded and now.idle_polls >= polls:
         messages = 0
     else:
-        messages = _share(now, room - now.unlikely, now.unpolled)
+        messages = _share(now, capacity - now.unlikely, now.unpolled)
         if not messages and not now.polled and now.queues > 1 and now.idle_polls < polls:
-            messages = 0 if now.fifo_room == 0 else 1  # an idle queue's first message
+            messages = 0 if now.fifo_capacity == 0 else 1  # an idle queue's first message
     return Ask(messages, wait) if messages else None
 
 
-def _share(now: Snapshot, room: int, others: int) -> int:
-    """The messages of a poll that shares this room with other queues; 0 if it is not worth a request."""
-    if now.fifo_room is not None:
-        return max(0, min(room, now.fifo_room, now.most))
-    if room < least_worth_asking(now.limit - room, now.slots, now.limit):
+def _share(now: Snapshot, capacity: int, others: int) -> int:
+    """The messages of a poll that shares this capacity with other queues; 0 if it is not worth a request."""
+    if now.fifo_capacity is not None:
+        return max(0, min(capacity, now.fifo_capacity, now.most))
+    if capacity < least_worth_asking(now.limit - capacity, now.slots, now.limit):
         return 0
-    return min(now.most, max(1, room // (1 + others)))
+    return min(now.most, max(1, capacity // (1 + others)))
 
 
 def least_worth_asking(held: int, slots: int, limit: int) -> int:
-    """The least room worth a request: one message while a slot may stand idle, beyond that a full batch.
+    """The least capacity worth a request: one message while a slot may stand idle, beyond that a full batch.
 
     A request costs the same for one message as for ten.
     """

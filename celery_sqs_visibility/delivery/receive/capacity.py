@@ -271,7 +271,7 @@ class ReceiveCapacity:
         waiting_for_eta = max(0, self._prefetch_count - slots.prefetch_count)
         own_unlikely = self._unlikely[queue]
         fifo_limit = (slots.number or BATCH_ENTRIES) + waiting_for_eta
-        fifo_room = max(0, fifo_limit - self._fifo.occupied - self._fifo_expected - own_unlikely)
+        fifo_capacity = max(0, fifo_limit - self._fifo.occupied - self._fifo_expected - own_unlikely)
         polled = queue in self._polls
         return Snapshot(
             slots=slots.number,
@@ -288,7 +288,7 @@ class ReceiveCapacity:
             polled=polled,
             own_unlikely=own_unlikely,
             most=1 if fifo else BATCH_ENTRIES,
-            fifo_room=fifo_room if fifo else None,
+            fifo_capacity=fifo_capacity if fifo else None,
         )
 
     def _limit(self, slots: Slots) -> int:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.prefetch import (
     DURATION_MEMORY_TASKS,
+    IDLE_QUEUE_PERIOD_SECONDS,
     LONG_TASK_SECONDS,
     PACE_MEMORY_SECONDS,
-    TURN_SECONDS,
     UNLIMITED,
     Ask,
     RecentRuns,
@@ -137,7 +137,7 @@ def snapshots(draw, **fixed):
         polled=polled,
         own_unlikely=draw(st.integers(0, 10)) if polled else 0,
         most=1 if fifo else BATCH_ENTRIES,
-        fifo_room=draw(st.integers(0, slots)) if fifo else None,
+        fifo_capacity=draw(st.integers(0, slots)) if fifo else None,
     )
     return replace(drawn, **{name: value for name, value in fixed.items() if value is not None})
 
@@ -165,7 +165,7 @@ def test_what_idle_queues_were_asked_for_is_nothing_to_a_busy_one(now, unlikely,
 
 
 @given(snapshots(busy=False))
-def test_beyond_what_may_be_held_idle_queues_are_asked_for_one_message_each_and_so_many_at_the_most(now):
+def test_beyond_what_may_be_held_idle_queues_are_asked_for_one_message_each_and_a_bounded_number(now):
     asked = messages(now)
     if now.occupied + now.expected + now.unlikely + asked > now.limit:
         assert asked <= 1
@@ -176,7 +176,7 @@ def test_beyond_what_may_be_held_idle_queues_are_asked_for_one_message_each_and_
 
 @given(snapshots())
 def test_messages_that_idle_queues_may_bring_besides_are_bounded(now):
-    more = max(1, now.prefetch_count - now.slots, now.queues // TURN_SECONDS)
+    more = max(1, now.prefetch_count - now.slots, now.queues // IDLE_QUEUE_PERIOD_SECONDS)
     assert 0 <= now.spare <= now.slots + more
     if now.limit == now.slots and now.spare:
         assert now.occupied < now.slots, "of long tasks nothing is asked for that finds no slot free"
@@ -184,12 +184,12 @@ def test_messages_that_idle_queues_may_bring_besides_are_bounded(now):
 
 
 @given(snapshots(queues=1, unlikely=0, idle_polls=0, unpolled=0, unpolled_busy=0, expected=0))
-def test_one_queue_alone_has_all_the_room(now):
+def test_one_queue_alone_has_all_the_capacity(now):
     now = replace(now, unlikely=now.own_unlikely)
     free = now.limit - now.occupied - now.own_unlikely
     held = now.occupied + now.own_unlikely
-    if now.fifo_room is not None:
-        expected = max(0, min(1, free, now.fifo_room))
+    if now.fifo_capacity is not None:
+        expected = max(0, min(1, free, now.fifo_capacity))
     elif free < least_worth_asking(held, now.slots, now.limit):
         expected = 0
     else:
@@ -200,12 +200,12 @@ def test_one_queue_alone_has_all_the_room(now):
 
 
 @given(snapshots(occupied=0, expected=0, unlikely=0, idle_polls=0, polled=False, own_unlikely=0))
-def test_who_holds_nothing_and_asks_for_nothing_asks(now):
-    if now.fifo_room != 0:
+def test_a_process_that_holds_and_has_asked_for_nothing_asks(now):
+    if now.fifo_capacity != 0:
         assert messages(now) >= 1
 
 
-@given(snapshots(most=1, fifo_room=0))
+@given(snapshots(most=1, fifo_capacity=0))
 def test_a_fifo_queue_whose_messages_have_all_slots_is_not_asked(now):
     assert ask_for(now) is None
 
@@ -216,7 +216,7 @@ def test_where_queues_take_turns_each_is_polled_twice_in_20_seconds_at_the_most(
     while (ask := ask_for(replace(now, idle_polls=polls, unlikely=polls))) is not None and polls < now.queues:
         polls, wait = polls + 1, ask.wait
     if wait is not None and wait < WAIT_TIME_SECONDS:
-        assert polls / wait <= max(1, now.queues / TURN_SECONDS)
+        assert polls / wait <= max(1, now.queues / IDLE_QUEUE_PERIOD_SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_stop_before_start_leaves_the_others_their_share(receiving):
 # Helpers.
 
 
-def meet(world):
+def second_and_third(world):
     """Who brings the second batch and the third, each having waited for the other."""
     batches, met, together = itertools.count(1), queues.SimpleQueue(), threading.Barrier(2)
 
@@ -224,7 +224,7 @@ def meet(world):
 @pytest.mark.parametrize("suffix", ["", ".fifo"])
 def test_full_batches_and_any_message_of_a_fifo_queue_have_a_helper(receiving, suffix):
     world = receiving(prefetch_count=1000, suffix=suffix)
-    met = meet(world)
+    met = second_and_third(world)
     for number in range(30):
         send(world.queue, str(number), group=str(number))
     world.receiver.start()
