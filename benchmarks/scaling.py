@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from celery_sqs_visibility.delivery.settle.settler import WINDOWS_IN_COMPANY  # noqa: E402
-from celery_sqs_visibility.policy.prefetch import Slots, capacity, enough_to_ask  # noqa: E402
+from celery_sqs_visibility.policy.prefetch import Slots, least_worth_asking, message_limit  # noqa: E402
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES  # noqa: E402
 
 #: Seconds in a month of 730 hours, as Amazon counts.
@@ -40,7 +40,7 @@ IN_FLIGHT = 120_000
 FIFO_CALLS = 300
 
 #: What the package does: see delivery/receive/decoder.py and delivery/hold/extension_schedule.py.
-LONGEST_TRANSIT = 1.0
+LONGEST_TRANSIT_SECONDS = 1.0
 SLOTS_OF_THE_WHEEL = 4
 
 
@@ -86,14 +86,14 @@ def held(work: Workload) -> int:
         return work.slots
     prefetch = work.slots * work.multiplier
     slots = Slots(work.slots, prefetch)
-    return capacity(prefetch, slots, pace(work), work.seconds, work.prefetch_seconds)
+    return message_limit(slots, pace(work), work.seconds, work.prefetch_seconds)
 
 
 def receive_batch(work: Workload) -> int:
     """Messages a receive, with a backlog."""
     if work.fifo:
         return 1
-    return enough_to_ask(held(work), work.slots, held(work), BATCH_ENTRIES)
+    return least_worth_asking(held(work), work.slots, held(work))
 
 
 def delete_batch(work: Workload) -> float:
@@ -124,7 +124,7 @@ def extensions(seconds: float, visibility_timeout: float, heartbeat_interval: fl
     if not interval:
         return 0
     apart = visibility_timeout - interval
-    early = min(interval, apart) / SLOTS_OF_THE_WHEEL + min(LONGEST_TRANSIT, visibility_timeout / 10)
+    early = min(interval, apart) / SLOTS_OF_THE_WHEEL + min(LONGEST_TRANSIT_SECONDS, visibility_timeout / 10)
     return math.floor((seconds + early) / apart)
 
 

@@ -29,7 +29,7 @@ from celery_sqs_visibility.delivery.model import (
 )
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
-from celery_sqs_visibility.delivery.receive.decoder import Decoder, Open, Opened
+from celery_sqs_visibility.delivery.receive.decoder import Decoder
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
@@ -79,7 +79,7 @@ class QueueConsumer:
         self,
         options: Options,
         receive: ReceiveOptions,
-        open_message: Open,
+        open_message: DecodeMessage,
         redrive: RedriveBook,
         redeliveries: RedeliveryIndex,
         buffer: Buffer,
@@ -163,7 +163,7 @@ class QueueConsumer:
         receiver, _ = self._receivers.get(queue_name, (None, None))
         if receiver is not None:
             receiver.stop()
-            self.capacity.interrupt()
+            self.capacity.wake()
 
     def _retire(self, queue_name: str) -> None:
         """Under the lock: forget the queue's receiver, but for its polls in flight."""
@@ -222,7 +222,7 @@ class QueueConsumer:
         """A newer delivery of the message, of this consumer or another, takes over. A receiver's thread."""
         if not self.ledger.supersede(delivery, superseded_by):
             return False
-        self.capacity.gave_back(fifo=delivery.queue.fifo)
+        self.capacity.release(fifo=delivery.queue.fifo)
         self._stop_if_last()
         if wanted := superseded_by.current.wanted:  # its task still waits for that
             superseded_by.extend(wanted)
@@ -231,14 +231,14 @@ class QueueConsumer:
     def ran(self, delivery: Delivery) -> None:
         """A run has ended whose message was acknowledged when it began. Any thread."""
         if delivery.began is not None:
-            self.capacity.ran(delivery, delivery.began)
+            self.capacity.end_run(delivery, delivery.began)
 
     def _let_go(self, ended: Delivery) -> None:
         fifo = ended.queue.fifo
         if ended.began is not None and ended.acknowledged_early:
-            self.capacity.runs_on(ended, fifo=fifo)
+            self.capacity.start_run(ended, fifo=fifo)
         else:
-            self.capacity.gave_back(began=ended.began, fifo=fifo)
+            self.capacity.release(began=ended.began, fifo=fifo)
         self._stop_if_last()
 
     def _stop_if_last(self) -> None:
@@ -259,7 +259,7 @@ class QueueConsumer:
         self._hands_over = False
         for receiver, _ in list(self._receivers.values()):
             receiver.stop()
-        self.capacity.interrupt()
+        self.capacity.wake()
 
     def end_by(self, until: float, polls_until: float) -> None:
         """The worker ends, at that monotonic instant, and waits until the other for polls in flight.
@@ -274,9 +274,11 @@ class QueueConsumer:
         """After `stop_polling`: wait for polls in flight until that instant; whether none is left."""
         with self._lock:
             receivers = [*self._retired, *(receiver for receiver, _ in self._receivers.values())]
-        ended = all(receiver.settle_down(until) for receiver in receivers)
+        ended = all(receiver.wait_for_polls(until) for receiver in receivers)
         with self._lock:
-            self._retired = [each for each in self._retired if not each.settle_down(self._clock.monotonic())]
+            self._retired = [
+                each for each in self._retired if not each.wait_for_polls(self._clock.monotonic())
+            ]
         return ended
 
     def give_back_unstarted(self) -> list[Delivery]:
@@ -295,7 +297,7 @@ class QueueConsumer:
         unstarted = [*self.ledger.unstarted(), *(buffered.delivery for buffered in waiting)]
         now = self._clock.monotonic()
         polled = {
-            name for name, (receiver, _) in list(self._receivers.items()) if not receiver.settle_down(now)
+            name for name, (receiver, _) in list(self._receivers.items()) if not receiver.wait_for_polls(now)
         }
         first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}
         released = self._give_back(first.values())
@@ -407,9 +409,9 @@ class QueueConsumer:
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> None:
         """A poll brought these. The receivers' threads."""
-        taken = self._decoder.take_in(queue, messages, called, returned)
+        taken = self._decoder.decode(queue, messages, called, returned)
         for _ in range(len(messages) - len(taken)):
-            self.capacity.gave_back(fifo=queue.fifo)
+            self.capacity.release(fifo=queue.fifo)
         self.ledger.add(delivery for delivery, _, _ in taken)
         receiver, hand_over = self._receivers.get(queue.name, (None, None))
         buffered_messages: list[BufferedMessage] = []
@@ -428,12 +430,12 @@ class QueueConsumer:
     def _sorted(
         self,
         delivery: Delivery,
-        content: Opened | UnreadableError,
+        content: DecodedMessage | UnreadableError,
         message: ReceivedMessage,
         hand_over: HandOver | None,
     ) -> BufferedMessage | None:
         """What arrived as a parcel for Celery, if it is for Celery now; otherwise it is seen to."""
-        if isinstance(content, Opened):
+        if isinstance(content, DecodedMessage):
             delivery.parks = self.parking.parks_so_far(delivery, content)
         if self._known(delivery):
             return None
@@ -474,7 +476,7 @@ class QueueConsumer:
             delivery.message_attributes,
         )
         again.parks = delivery.parks
-        self.capacity.unexpected(1, fifo=delivery.queue.fifo)
+        self.capacity.hold(1, fifo=delivery.queue.fifo)
         self.ledger.add([again])
         receiver, hand_over = self._receivers.get(delivery.queue.name, (None, None))
         if self._known(again):

@@ -1,33 +1,30 @@
-"""When to poll a queue next: sleep while it is idle, but never past a message known to come back."""
+"""When to poll a queue next: sleep while it is idle, but never past a message known to come back.
+
+A message that becomes visible while a long poll waits needs no poll of its own: SQS answers the waiting one.
+"Long polling lets you consume messages from your Amazon SQS queue as soon as they become available" (Amazon
+SQS Developer Guide), and a message becomes available when its visibility timeout ends.
+"""
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Final
 
-#: A reappearance is approximate: where the message did not come at its time, look again after these
-#: many seconds, then leave it to the ordinary polling (another worker took it, or SQS is late).
-FOLLOW_UPS = (0.25, 1.0, 2.0)
-
-#: Seconds. What comes back so soon is waited for without a request: a long poll that waits in the meantime
-#: may be slow to see it, since some servers look again only now and then.
-IMMINENT = 0.2
+#: A hidden message comes back at about its time. Where a poll then does not bring it, the queue is polled
+#: again after these seconds, one after the other. Later it is left to the ordinary polls.
+FOLLOW_UP_SECONDS: Final = (0.25, 1.0, 2.0)
 
 #: First sleep of a queue whose `polling_interval` is 0 but whose maximum is not.
-FIRST_SLEEP = 1.0
+FIRST_SLEEP_SECONDS: Final = 1.0
 
-#: Without a `polling_interval` a poll that ends sooner than after so many seconds, and brings nothing, is
-#: followed by the next one only then. So a queue whose polls do not wait is polled once a second: because of
-#: `wait_time_seconds=0`, or of a server that answers at once (a FIFO queue at its limit in flight).
+#: Without a `polling_interval`, polls that bring nothing begin at least this far apart. It matters where they
+#: do not wait: with `wait_time_seconds=0`, or at a FIFO queue at its limit in flight, which answers at once.
 EMPTY_POLL_SECONDS: Final = 1.0
 
-#: More expected messages than this are not remembered; then those that come back last are forgotten.
-MAX_EXPECTED = 10_000
-
-#: A message that is expected: the instant, and its id.
-Expected = tuple[float, str]
+#: Expected messages to remember. Of more, those that come back last are forgotten.
+MAX_EXPECTED: Final = 10_000
 
 
 class PollSchedule:
@@ -35,7 +32,7 @@ class PollSchedule:
 
     Args:
         interval: seconds to sleep after an empty poll.
-        maximum: what the sleep grows to while the queue stays empty.
+        maximum: seconds that the sleep grows to while the queue stays empty.
     """
 
     def __init__(self, interval: float, maximum: float) -> None:
@@ -43,54 +40,35 @@ class PollSchedule:
         self._maximum = maximum
         self._sleep = interval
         self._sleep_until = 0.0
-        self._expected: dict[str, tuple[float, int]] = {}  # message id: (instant, looks so far)
-        self._in_order: list[Expected] = []  # the same messages, sorted
+        self._expected: dict[str, tuple[float, int]] = {}  # message id: (instant, polls in vain so far)
+        self._in_order: list[tuple[float, str]] = []  # the same messages: (instant, message id), sorted
 
     def expect(self, message_id: str, at: float) -> None:
         """A message that this process hid becomes visible at that instant."""
-        self._note(message_id, at, 0)
+        self._remember(message_id, at, 0)
         if len(self._expected) > MAX_EXPECTED:
             self._forget(self._in_order[-1][1])  # the soonest retries are never late
 
-    def polled(
-        self, now: float, message_ids: Collection[str], *, more: bool = False, took: float = math.inf
-    ) -> None:
-        """A poll has ended.
+    def polled(self, now: float, message_ids: Collection[str], *, took: float = math.inf) -> None:
+        """A poll ended and brought these messages.
 
-        Args:
-            now: when.
-            message_ids: what it brought.
-            more: whether there may be more, since it brought all that it asked for.
-            took: the seconds that it took; infinite for a poll that was short on purpose, of which it says
-                nothing that it ended soon.
+        `took` is its duration in seconds; infinite where it was short on purpose.
         """
-        self._looked(now, message_ids, FOLLOW_UPS)
+        self.arrived(message_ids)
+        self._follow_up(now)
         if message_ids:
             self._sleep = self._interval
             self._sleep_until = now
-        elif (
-            now >= self._sleep_until
-        ):  # a poll for an expected message alone neither grows nor moves the sleep
+        elif now >= self._sleep_until:  # a poll for an expected message alone leaves the sleep as it is
             self._sleep_until = now + self._sleep
-            self._sleep = min(max(self._sleep * 2, FIRST_SLEEP), self._maximum)
+            self._sleep = min(max(self._sleep * 2, FIRST_SLEEP_SECONDS), self._maximum)
             if not self._interval:
                 self._sleep_until = max(self._sleep_until, now - took + EMPTY_POLL_SECONDS)
-        if not more and (soon := self.next_expected()) is not None and soon <= now + IMMINENT:
-            self._sleep_until = max(self._sleep_until, soon)
 
-    def glanced(self, now: float, message_ids: Collection[str]) -> None:
-        """A short poll beside a long one brought these; what else was due is left to the long one."""
-        self._looked(now, message_ids, ())
-
-    def came(self, message_ids: Collection[str]) -> None:
-        """A poll brought these, of which nothing else is to be concluded."""
+    def arrived(self, message_ids: Collection[str]) -> None:
+        """These messages are no longer expected; nothing follows for the others."""
         for message_id in message_ids:
             self._forget(message_id)
-
-    def is_imminent(self, now: float) -> bool:
-        """Whether a message comes back within a moment, but not yet."""
-        later = bisect.bisect_right(self._in_order, now, key=_instant)
-        return later < len(self._in_order) and self._in_order[later][0] <= now + IMMINENT
 
     def next_poll(self) -> float:
         """The instant of the next poll; in the past: now."""
@@ -101,9 +79,9 @@ class PollSchedule:
         """The instant at which the next message comes back, if one is known to."""
         return self._in_order[0][0] if self._in_order else None
 
-    def _note(self, message_id: str, at: float, looks: int) -> None:
+    def _remember(self, message_id: str, at: float, polls: int) -> None:
         self._forget(message_id)
-        self._expected[message_id] = (at, looks)
+        self._expected[message_id] = (at, polls)
         bisect.insort(self._in_order, (at, message_id))
 
     def _forget(self, message_id: str) -> None:
@@ -111,16 +89,11 @@ class PollSchedule:
             at, _ = self._expected.pop(message_id)
             del self._in_order[bisect.bisect_left(self._in_order, (at, message_id))]
 
-    def _looked(self, now: float, message_ids: Collection[str], follow_ups: Sequence[float]) -> None:
-        """These came; what else was due is looked for again, as often as there are follow-ups."""
-        self.came(message_ids)
-        due = bisect.bisect_right(self._in_order, now, key=_instant)
+    def _follow_up(self, now: float) -> None:
+        """Expect messages that are due and did not come once more, as often as there are follow-ups."""
+        due = bisect.bisect_right(self._in_order, now, key=lambda expected: expected[0])
         missed, self._in_order = self._in_order[:due], self._in_order[due:]
         for _, message_id in missed:
-            _, looks = self._expected.pop(message_id)
-            if looks < len(follow_ups):
-                self._note(message_id, now + follow_ups[looks], looks + 1)
-
-
-def _instant(expected: Expected) -> float:
-    return expected[0]
+            _, polls = self._expected.pop(message_id)
+            if polls < len(FOLLOW_UP_SECONDS):
+                self._remember(message_id, now + FOLLOW_UP_SECONDS[polls], polls + 1)

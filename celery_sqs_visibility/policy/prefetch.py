@@ -1,129 +1,198 @@
-"""How many messages to hold: enough to keep short tasks fed, nothing a free slot could not start at once."""
+"""How many messages to hold, and how many to ask for now.
+
+On a whiteboard, the tasks that wait in memory for their ETA left out:
+
+  limit     = slots                          of long tasks, and as long as no task has run
+              what runs in prefetch_seconds  of shorter ones, see `message_limit`
+  capacity  = limit - occupied - messages asked for by polls that are likely to bring them
+  unclaimed = capacity - messages asked for by the other polls
+  spare     = slots that are free, or soon will be, + overcommit; 0 if there is no such slot
+  polls     = max(capacity, spare)
+
+  a busy queue asks for   capacity / (busy queues that wait)  if that capacity is worth a request
+  an idle queue for       unclaimed / (queues that wait)      if that is,
+                          or for 1                            if it is not polled, nor `polls` idle queues are
+
+A poll waits for 20 seconds. Where there are more queues than `polls`, idle queues take turns of 10 seconds.
+
+A queue is busy if its last poll brought something, and no poll of it has waited in vain since. The long
+polls of idle queues bring nothing as a rule. So they take no capacity from a busy queue, and their messages
+are bounded: by the capacity there was when they asked, and one message for each of `polls`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
-#: Seconds over which the pace is averaged.
-PACE_MEMORY = 2.0
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 
-#: What was done since the pace was last unknown counts as done in at least as many seconds.
-SHORTEST_PACE = 0.25
+#: Seconds over which the tasks per second are averaged.
+PACE_MEMORY_SECONDS: Final = 2.0
 
-#: The pace is measured, so it wobbles; only clearly more work than Celery's own prefetch counts as more.
-WORTHWHILE = 1.5
+#: The first tasks after a rest count as done in at least this time.
+SHORTEST_PACE_SECONDS: Final = 0.25
 
-#: A task that runs that long, in seconds, is long: nothing is held that cannot be begun at once.
-LONG = 1.0
+#: Tasks that it takes to forget how long earlier ones ran.
+DURATION_MEMORY_TASKS: Final = 5
 
-#: Less is not measured, in seconds.
-SHORTEST = 0.001
+#: The measured pace wobbles: it counts only where it is clearly above Celery's own prefetch count.
+WORTHWHILE: Final = 1.5
 
-#: How many tasks it takes to forget how long others ran.
-DURATION_MEMORY = 5
+#: A task that runs this long is long: no message is held that cannot start at once.
+LONG_TASK_SECONDS: Final = 1.0
 
-#: What "no limit" (Celery's prefetch count of 0) means here, well under SQS's 120,000 in flight.
-UNLIMITED = 10_000
+#: Shorter runs are not measured.
+SHORTEST_TASK_SECONDS: Final = 0.001
 
+#: Messages that "no limit" (Celery's prefetch count of 0) means here, well under SQS's 120,000 in flight.
+UNLIMITED: Final = 10_000
 
-class Pace:
-    """Tasks per second lately, exponentially weighted. Not thread-safe: its owner locks.
+#: Where there are more queues than may be polled at once, each idle queue is polled once in this time: so an
+#: idle queue costs two polls in 20 seconds at the most.
+IDLE_QUEUE_PERIOD_SECONDS: Final = 10
 
-    Both the tasks and the time they took are weighted, so that the pace is known soon after a rest.
-    """
-
-    def __init__(self) -> None:
-        self._tasks = 0.0
-        self._seconds = 0.0
-        self._at: float | None = None
-
-    def note(self, now: float) -> None:
-        """A task ended."""
-        self._tasks, self._seconds = self._as_of(now)
-        self._tasks += 1
-        self._at = now
-
-    def per_second(self, now: float) -> float:
-        """Tasks per second, as of now."""
-        tasks, seconds = self._as_of(now)
-        return tasks / max(seconds, SHORTEST_PACE)
-
-    def _as_of(self, now: float) -> tuple[float, float]:
-        passed = 0.0 if self._at is None else max(0.0, now - self._at)
-        if passed > PACE_MEMORY:
-            return 0.0, 0.0
-        fading = math.exp(-passed / PACE_MEMORY)
-        return self._tasks * fading, self._seconds * fading + PACE_MEMORY * (1 - fading)
-
-
-class Duration:
-    """How long tasks run lately, in seconds. Not thread-safe: its owner locks."""
-
-    def __init__(self) -> None:
-        self.seconds: float | None = None
-
-    def note(self, seconds: float) -> None:
-        """A task ran that long."""
-        known = self.seconds
-        self.seconds = seconds if known is None else known + (seconds - known) / DURATION_MEMORY
+#: A poll of a busy queue that has brought nothing for this long is not likely to bring anything.
+LIKELY_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What can run at once.
-
-    Attributes:
-        number: of the pool's slots.
-        prefetch_count: what Celery makes of it with `worker_prefetch_multiplier`.
-    """
+    """The pool's slots, and what Celery makes of them with `worker_prefetch_multiplier`."""
 
     number: int
     prefetch_count: int
 
 
-def capacity(
-    prefetch_count: int,
-    slots: Slots,
-    tasks_per_second: float,
-    task_seconds: float | None,
-    prefetch_seconds: float,
-) -> int:
-    """How many messages the process may hold.
+class RecentRuns:
+    """How many tasks ended per second lately, and how long they ran. Not thread-safe: its owner locks.
 
-    Of long tasks, and as long as nobody knows, as many as there are slots: what is held beyond them another
-    worker could run. Of shorter ones up to Celery's prefetch count, of short ones more.
-
-    Args:
-        prefetch_count: Celery's, which grows with the ETA tasks that it holds in memory; 0 is unlimited.
-        slots: the pool's.
-        tasks_per_second: the measured pace.
-        task_seconds: how long a task runs, if one has.
-        prefetch_seconds: how many seconds of work to hold beyond what runs.
+    Both the tasks and the time are weighted exponentially, so the pace is known soon after a rest.
     """
-    if prefetch_count <= 0:
-        return UNLIMITED
-    waiting = waiting_for_eta(prefetch_count, slots)
-    if task_seconds is None or task_seconds >= LONG:
-        return slots.number + waiting
-    beyond = min(slots.number * prefetch_seconds / max(task_seconds, SHORTEST), UNLIMITED)
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None  # that a task runs, on average; `None` before the first
+        self._tasks = 0.0
+        self._observed_seconds = 0.0
+        self._at: float | None = None
+
+    def note(self, now: float, seconds: float) -> None:
+        """A task ended that ran for these seconds."""
+        self._tasks, self._observed_seconds = self._as_of(now)
+        self._tasks += 1
+        self._at = now
+        known = seconds if self.seconds is None else self.seconds
+        self.seconds = known + (seconds - known) / DURATION_MEMORY_TASKS
+
+    def per_second(self, now: float) -> float:
+        """Tasks per second, as of now."""
+        tasks, seconds = self._as_of(now)
+        return tasks / max(seconds, SHORTEST_PACE_SECONDS)
+
+    def _as_of(self, now: float) -> tuple[float, float]:
+        passed = 0.0 if self._at is None else max(0.0, now - self._at)
+        if passed > PACE_MEMORY_SECONDS:
+            return 0.0, 0.0
+        fading = math.exp(-passed / PACE_MEMORY_SECONDS)
+        return self._tasks * fading, self._observed_seconds * fading + PACE_MEMORY_SECONDS * (1 - fading)
+
+
+def message_limit(
+    slots: Slots, tasks_per_second: float, task_seconds: float | None, prefetch_seconds: float
+) -> int:
+    """How many messages the process may hold, besides those that wait for their ETA.
+
+    Of long tasks, and before the first has run, as many as there are slots: another worker could run the
+    others. Of shorter tasks up to Celery's prefetch count, of short ones more: those that run in
+    `prefetch_seconds` at the measured pace.
+    """
+    if task_seconds is None or task_seconds >= LONG_TASK_SECONDS:
+        return slots.number
+    beyond = min(slots.number * prefetch_seconds / max(task_seconds, SHORTEST_TASK_SECONDS), UNLIMITED)
     few = min(slots.prefetch_count, slots.number + math.floor(beyond))
     work = tasks_per_second * prefetch_seconds
-    return waiting + (few if work <= few * WORTHWHILE else min(math.floor(work), UNLIMITED))
+    return few if work <= few * WORTHWHILE else min(math.floor(work), UNLIMITED)
 
 
-def waiting_for_eta(prefetch_count: int, slots: Slots) -> int:
-    """How many tasks Celery holds in memory for their ETA: it adds each to its prefetch count."""
-    return max(0, prefetch_count - slots.prefetch_count)
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a process holds and has asked for, and the queue that wants to be polled, at one moment.
 
-
-def enough_to_ask(held: int, slots: int, limit: int, batch: int) -> int:
-    """The least free room worth a request. What is held for its ETA is not to be counted, nor its room.
-
-    While slots may stand idle, one. Beyond that a full batch, since a request costs the same for one
-    message as for ten.
+    No number includes messages that wait for their ETA.
     """
-    extra = limit - slots
-    if held < slots or extra <= 0:
-        return 1
-    return min(batch, extra)
+
+    slots: int  # of the pool
+    limit: int  # messages that may be held
+    prefetch_count: int  # Celery's
+    occupied: int = 0  # messages that are held, and runs whose messages were settled when they began
+    expected: int = 0  # messages asked for by polls that are likely to bring them
+    unlikely: int = 0  # messages asked for by all other polls
+    idle_polls: int = 0  # how many other polls those are
+    queues: int = 1  # that are consumed
+    unpolled: int = 0  # other queues without a poll in flight
+    unpolled_busy: int = 0  # the busy ones among them
+    busy: bool = False  # whether this queue is
+    polled: bool = False  # whether it has a poll in flight
+    own_unlikely: int = 0  # messages asked for by its own polls that are not likely to come
+    most: int = BATCH_ENTRIES  # messages that it may ask for in one request: 1 of a FIFO queue
+    fifo_capacity: int | None = None  # messages of FIFO queues that may be asked for, if this queue is one
+
+    @property
+    def spare(self) -> int:
+        """Messages that idle queues may bring besides those asked for of busy ones.
+
+        As many as can start, and as many more as Celery's prefetch count allows. More where even turns of one
+        second need more polls at once for each queue to have one in `IDLE_QUEUE_PERIOD_SECONDS`.
+        """
+        # Of short tasks, messages within the limit keep no slot for long.
+        taken = max(0, self.occupied - self.limit) if self.limit > self.slots else self.occupied
+        free = self.slots - taken
+        if free <= 0:
+            return 0
+        return free + max(1, self.prefetch_count - self.slots, self.queues // IDLE_QUEUE_PERIOD_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a poll may ask for: 1 to 10 messages, and 1 to 20 seconds to wait for them."""
+
+    messages: int
+    wait: int
+
+
+def ask_for(now: Snapshot) -> Ask | None:
+    """What this queue may be asked for now; `None` if it has to wait."""
+    capacity = now.limit - now.occupied - now.expected
+    polls = max(capacity, now.spare)
+    wait = WAIT_TIME_SECONDS
+    if crowded := now.queues > polls:
+        wait = min(max(1, IDLE_QUEUE_PERIOD_SECONDS * polls // now.queues), WAIT_TIME_SECONDS)
+        polls = min(polls, max(1, wait * now.queues // IDLE_QUEUE_PERIOD_SECONDS))
+    if now.busy:
+        messages = _share(now, capacity - now.own_unlikely, now.unpolled_busy)
+    elif crowded and now.idle_polls >= polls:
+        messages = 0
+    else:
+        messages = _share(now, capacity - now.unlikely, now.unpolled)
+        if not messages and not now.polled and now.queues > 1 and now.idle_polls < polls:
+            messages = 0 if now.fifo_capacity == 0 else 1  # an idle queue's first message
+    return Ask(messages, wait) if messages else None
+
+
+def _share(now: Snapshot, capacity: int, others: int) -> int:
+    """The messages of a poll that shares this capacity with other queues; 0 if it is not worth a request."""
+    if now.fifo_capacity is not None:
+        return max(0, min(capacity, now.fifo_capacity, now.most))
+    if capacity < least_worth_asking(now.limit - capacity, now.slots, now.limit):
+        return 0
+    return min(now.most, max(1, capacity // (1 + others)))
+
+
+def least_worth_asking(held: int, slots: int, limit: int) -> int:
+    """The least capacity worth a request: one message while a slot may stand idle, beyond that a full batch.
+
+    A request costs the same for one message as for ten.
+    """
+    beyond = limit - slots
+    return 1 if held < slots or beyond <= 0 else min(BATCH_ENTRIES, beyond)

@@ -16,7 +16,7 @@ from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import Opened
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.policy.message_attributes import is_asked_for
 from celery_sqs_visibility.policy.options import OTHER_PEOPLES_OPTIONS, Options
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -80,7 +80,7 @@ class BrokerContext:
             self.worker_queue_consumers.add(queue_consumer)
         return queue_consumer
 
-    def open_message(self, queue: Queue, message: ReceivedMessage) -> Opened:
+    def open_message(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage:
         """Read a received message, of whose attributes the task is given those that the user asked for.
 
         Raises:

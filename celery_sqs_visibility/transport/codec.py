@@ -20,7 +20,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receive.decoder import ILLEGIBLE, Opened, legible
+from celery_sqs_visibility.delivery.receive.decoder import ILLEGIBLE, legible
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import what_it_is
@@ -76,7 +76,7 @@ def seal(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> O
     )
 
 
-def open_message(queue: Queue, message: ReceivedMessage) -> Opened:
+def open_message(queue: Queue, message: ReceivedMessage) -> DecodedMessage:
     """Read a received message.
 
     Raises:
@@ -90,7 +90,7 @@ def open_message(queue: Queue, message: ReceivedMessage) -> Opened:
     # Users read these; the body is left out, since prefork pickles all of it once more for the child.
     info["sqs_message"] = {key: value for key, value in message.items() if key != "Body"}
     info["sqs_queue"] = queue.url
-    return Opened(
+    return DecodedMessage(
         payload,
         task=_name_or_none(headers.get("task")),
         task_id=_name_or_none(headers.get("id")),

@@ -96,7 +96,7 @@ class Transport(virtual.Transport):
         self._make_room()
         if not self.buffer.wait(timeout):
             raise TimeoutError("no message arrived")
-        self.buffer.hand_over(SYSTEM_CLOCK, raising=not self.for_worker)
+        self.buffer.dispatch(SYSTEM_CLOCK, raising=not self.for_worker)
 
     def close_connection(self, connection: Any) -> None:
         """Close the channels; the event loop no longer watches for messages."""
@@ -110,7 +110,7 @@ class Transport(virtual.Transport):
 
     def _on_arrival(self) -> None:
         self.buffer.woken()
-        self.buffer.hand_over(SYSTEM_CLOCK, raising=not self.for_worker)
+        self.buffer.dispatch(SYSTEM_CLOCK, raising=not self.for_worker)
         self._make_room()
 
     def _make_room(self) -> None:

@@ -1,4 +1,4 @@
-"""A worker with many queues, simulated: the real `Room`, a clock that jumps from event to event."""
+"""A worker with many queues, simulated: the real `ReceiveCapacity`, a clock that jumps between events."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from support.clock import FakeClock
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.policy.prefetch import Slots
 
-ROUND_TRIP = 0.01
-LOOK = 0.5  # seconds between two looks of the supervisor
+ROUND_TRIP_SECONDS = 0.01
+LOOK_SECONDS = 0.5  # between two looks of the supervisor
 
 
 class Queue:
@@ -42,14 +42,14 @@ class Crowd:
         self.queues = [Queue(f"q{number}", fifo) for number in range(queues)]
         self.held = deque()  # (queue, published) that wait for a slot
         self.running = 0
-        self.waiting = []  # queues that stand in line
+        self.waiting = []  # queues that wait for capacity
         self.most_held = 0
         self._events, self._order = [], itertools.count()
         for _ in self.queues:
-            self.capacity.join()
+            self.capacity.add_queue()
         for queue in self.queues:
-            self._line_up(queue)
-        self._at(self.now + LOOK, self._look)
+            self._wait_for_capacity(queue)
+        self._at(self.now + LOOK_SECONDS, self._look)
 
     @property
     def now(self):
@@ -57,8 +57,8 @@ class Crowd:
 
     def publish(self, queue, count=1):
         queue.messages.extend([self.now] * count)
-        if queue.poll is not None and queue.answer_due > self.now + ROUND_TRIP:
-            self._answer_at(queue, self.now + ROUND_TRIP)
+        if queue.poll is not None and queue.answer_due > self.now + ROUND_TRIP_SECONDS:
+            self._answer_at(queue, self.now + ROUND_TRIP_SECONDS)
 
     def run(self, seconds, until=lambda: False):
         end = self.now + seconds
@@ -76,18 +76,18 @@ class Crowd:
 
     def _look(self):
         self.capacity.replace_stuck(self.now)
-        self._at(self.now + LOOK, self._look)
+        self._at(self.now + LOOK_SECONDS, self._look)
 
     def _begin_polls(self):
-        if len(self.capacity._line) < len(self.waiting):  # somebody was served
+        if len(self.capacity._waiters) < len(self.waiting):  # capacity was reserved for one
             for queue in [queue for queue in self.waiting if queue.waiter.reservation]:
                 self.waiting.remove(queue)
                 queue.poll, queue.waiter = queue.waiter.reservation, None
                 queue.polls.append(self.now)
-                self._answer_at(queue, self.now + (ROUND_TRIP if queue.messages else queue.poll.wait))
+                self._answer_at(queue, self.now + (ROUND_TRIP_SECONDS if queue.messages else queue.poll.wait))
 
-    def _line_up(self, queue):
-        queue.waiter = self.capacity.line_up(queue.name, fifo=queue.fifo)
+    def _wait_for_capacity(self, queue):
+        queue.waiter = self.capacity.add_waiter(queue.name, fifo=queue.fifo)
         self.waiting.append(queue)
 
     def _answer_at(self, queue, when):
@@ -103,7 +103,7 @@ class Crowd:
         self.held.extend((queue, published) for published in brought)
         self._start()
         self.most_held = max(self.most_held, len(self.held))
-        self._line_up(queue)
+        self._wait_for_capacity(queue)
 
     def _start(self):
         while self.held and self.running < self.slots:
@@ -115,5 +115,5 @@ class Crowd:
 
     def _end(self, queue, began):
         self.running -= 1
-        self.capacity.gave_back(began=began, fifo=queue.fifo)
+        self.capacity.release(began=began, fifo=queue.fifo)
         self._start()

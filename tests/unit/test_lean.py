@@ -194,7 +194,7 @@ def test_a_message_in_celerys_hands_weighs_that_more_than_on_another_transport(w
     del requests
     with Weighed() as ours:
         world.arrive(messages)
-        while world.buffer.hand_over(world.clock):
+        while world.buffer.dispatch(world.clock):
             pass
         requests = [world.request(message) for message in world.messages]
     assert len(requests) == MESSAGES
@@ -204,7 +204,7 @@ def test_a_message_in_celerys_hands_weighs_that_more_than_on_another_transport(w
 def test_a_child_gets_the_arguments_once(world):
     argument = uuid.uuid4().hex * 10_000
     world.arrive(world.received(1, argument=argument))
-    world.buffer.hand_over(world.clock)
+    world.buffer.dispatch(world.clock)
     pool = Pool()
     request = world.request(world.messages[0], pool=pool)
     request.execute_using_pool(pool)

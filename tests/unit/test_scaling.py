@@ -18,7 +18,7 @@ from celery_sqs_visibility.delivery.hold.extension_schedule import SLOTS
 from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TRANSIT
+from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TRANSIT_SECONDS
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.options import Options
 
@@ -71,7 +71,7 @@ def test_the_json_of_the_page_is_json():
 
 def test_the_formulae_know_the_defaults_and_the_package():
     options = Options.parse({})
-    assert scaling.LONGEST_TRANSIT == LONGEST_TRANSIT
+    assert scaling.LONGEST_TRANSIT_SECONDS == LONGEST_TRANSIT_SECONDS
     assert scaling.SLOTS_OF_THE_WHEEL == SLOTS
     for name in ("visibility_timeout", "settle_window", "prefetch_seconds"):
         assert getattr(WORK, name) == getattr(options, name)

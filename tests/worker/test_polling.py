@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from support.faults import json_answer
 
-from celery_sqs_visibility.policy.polling import FOLLOW_UPS
+from celery_sqs_visibility.policy.polling import FOLLOW_UP_SECONDS
 
 
 def receives(site):
@@ -26,7 +26,7 @@ def test_a_retry_is_on_time_though_polling_sleeps_for_a_minute(make_site):
     (gap,) = site.gaps("a")
     assert 2 <= gap < 15
     # One poll brings it back; one or two more find out that the queue is empty after a message was found.
-    assert len(receives(site)) - polls_before <= 3 + len(FOLLOW_UPS)
+    assert len(receives(site)) - polls_before <= 3 + len(FOLLOW_UP_SECONDS)
 
 
 def test_an_idle_queues_interval_grows_and_collapses_at_the_first_message(make_site):

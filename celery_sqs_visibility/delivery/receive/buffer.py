@@ -1,4 +1,4 @@
-"""From the receivers' threads to the one thread that hands messages to Celery, in order, with one wake-up."""
+"""From the polling threads to the one that dispatches messages to Celery, in order, with one wake-up."""
 
 from __future__ import annotations
 
@@ -8,100 +8,102 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.policy.clock import Clock
 
-#: Seconds that messages are handed over before the event loop has a turn.
-TURN = 0.01
+#: Messages are dispatched for this long before the event loop gets its turn.
+DISPATCH_SECONDS: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedMessage:
-    """A delivery, the kombu payload made of its message, and how to hand it over on the main thread.
+    """A delivery, the kombu payload made of its message, and how to dispatch it on the main thread.
 
-    `hand_over` is told whether an exception of the consumer is to be raised; otherwise it is logged.
+    `dispatch` is told whether to raise the consumer's exception; otherwise it is logged.
     """
 
     delivery: Delivery
     payload: dict[str, Any]
-    hand_over: Callable[[BufferedMessage, bool], None]
+    dispatch: Callable[[BufferedMessage, bool], None]
 
 
 class Buffer:
-    """A queue of parcels that a thread can wait for, or that wakes an event loop through a pipe."""
+    """A queue of messages that a thread can wait for, or that wakes an event loop through a pipe."""
 
     def __init__(self) -> None:
-        self._arrived = threading.Condition()  # guards _parcels, _woken
-        self._parcels: deque[BufferedMessage] = deque()
+        self._arrived = threading.Condition()  # guards everything below
+        self._messages: deque[BufferedMessage] = deque()
         self._pipe: tuple[int, int] | None = None
         self._woken = False
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self._messages)
 
-    def put(self, buffered_messages: Sequence[BufferedMessage]) -> None:
-        """Add them, in order, and wake the reader. Receivers' threads."""
-        if buffered_messages:
+    def put(self, messages: Sequence[BufferedMessage]) -> None:
+        """Add messages, in order, and wake the reader. Polling threads."""
+        if messages:
             with self._arrived:
-                self._parcels.extend(buffered_messages)
+                self._messages.extend(messages)
                 self._arrived.notify_all()
-                self._wake()
+                self.wake()
 
     def get(self) -> BufferedMessage | None:
-        """The next one, or `None`. The reader's thread."""
+        """Take the next message; `None` if there is none. The reader's thread."""
         with self._arrived:
-            return self._parcels.popleft() if self._parcels else None
+            return self._messages.popleft() if self._messages else None
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for a parcel; whether there is one. The reader's thread, where there is no event loop."""
+        """Wait for a message; whether there is one. The reader's thread, where there is no event loop."""
         with self._arrived:
-            return self._arrived.wait_for(self._parcels.__len__, timeout) > 0
+            return self._arrived.wait_for(self._messages.__len__, timeout) > 0
 
-    def hand_over(self, clock: Clock, *, raising: bool = False) -> int:
-        """Hand over what has arrived, in order, for a moment; how many. The reader's thread.
+    def dispatch(self, clock: Clock, *, raising: bool = False) -> int:
+        """Dispatch messages, in order, for `DISPATCH_SECONDS`; how many. The reader's thread.
 
-        Args:
-            clock: time.
-            raising: whether an exception of a consumer ends it; what has not been handed over stays here.
+        With `raising` a consumer's exception ends it; the messages after that one stay here.
         """
-        until = clock.monotonic() + TURN
-        handed = 0
+        until = clock.monotonic() + DISPATCH_SECONDS
+        dispatched = 0
         try:
             while clock.monotonic() <= until and (buffered := self.get()) is not None:
-                buffered.hand_over(buffered, raising)
-                handed += 1
+                buffered.dispatch(buffered, raising)
+                dispatched += 1
         finally:
-            if self._parcels:
+            if self._messages:
                 self.wake()
-        return handed
+        return dispatched
 
     def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
-        """Take out what is wanted, to be given back. Any thread."""
+        """Take out the wanted messages, to be given back. Any thread."""
         with self._arrived:
-            taken = [buffered for buffered in self._parcels if wanted(buffered)]
-            self._parcels = deque(buffered for buffered in self._parcels if not wanted(buffered))
+            taken = [buffered for buffered in self._messages if wanted(buffered)]
+            self._messages = deque(buffered for buffered in self._messages if not wanted(buffered))
             return taken
 
     def fileno(self) -> int:
-        """A descriptor that is readable when parcels have arrived, for an event loop."""
+        """A descriptor that is readable when messages have arrived, for an event loop."""
         with self._arrived:
             if self._pipe is None:
                 self._pipe = os.pipe()
                 for end in self._pipe:
                     os.set_blocking(end, False)
-                if self._parcels:
-                    self._wake()
+                if self._messages:
+                    self.wake()
             return self._pipe[0]
 
     def wake(self) -> None:
-        """Make `fileno()` readable again: the reader stopped before the buffer was empty."""
+        """Make `fileno()` readable: messages arrived, or the reader stopped before the buffer was empty."""
         with self._arrived:
-            self._wake()
+            if self._pipe is not None and not self._woken:
+                self._woken = True
+                # A full pipe is a woken reader.
+                with suppress(BlockingIOError):
+                    os.write(self._pipe[1], b"\0")
 
     def woken(self) -> None:
-        """The event loop saw the wake-up; whatever arrives from now on wakes it anew."""
+        """The event loop saw the wake-up; later arrivals wake it anew."""
         with self._arrived:
             self._woken = False
             if self._pipe is not None:
@@ -116,10 +118,3 @@ class Buffer:
                     os.close(end)
                 self._pipe = None
                 self._woken = False
-
-    def _wake(self) -> None:
-        if self._pipe is not None and not self._woken:
-            self._woken = True
-            # A full pipe is a woken reader.
-            with suppress(BlockingIOError):
-                os.write(self._pipe[1], b"\0")

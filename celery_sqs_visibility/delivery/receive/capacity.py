@@ -1,6 +1,6 @@
-"""How many messages may still be asked for: one reservation shared by all queues.
+"""How many messages may still be asked for: one capacity that all queues share.
 
-`policy.capacity` decides; here are the lock, the counters and the line of those who wait.
+`policy.prefetch` decides; here are the lock, the counters, and the waiters in their order.
 """
 
 from __future__ import annotations
@@ -12,49 +12,36 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.prefetch import Duration, Pace, Slots, capacity, waiting_for_eta
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
-from celery_sqs_visibility.policy.receive_size import LIKELY_SECONDS, Snapshot, ask_for
+from celery_sqs_visibility.policy.prefetch import (
+    LIKELY_SECONDS,
+    UNLIMITED,
+    RecentRuns,
+    Slots,
+    Snapshot,
+    ask_for,
+    message_limit,
+)
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """Room for that many messages, to be polled for.
-
-    Attributes:
-        queue: whose poll it is.
-        fifo: whether that is a FIFO queue.
-        messages: 1 to 10.
-        wait: seconds that the poll may wait for them.
-        since: the monotonic instant at which the room was reserved.
-    """
+    """Capacity for the messages of one poll."""
 
     queue: str
     fifo: bool
-    messages: int
-    wait: int
-    since: float
-
-    @property
-    def crowded(self) -> bool:
-        """Whether queues take turns, so that the poll is to be short."""
-        return self.wait < WAIT_TIME_SECONDS
+    messages: int  # 1 to 10
+    wait: int  # seconds that the poll may wait for them
+    since: float  # the monotonic instant at which the capacity was reserved
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A place in the line of queues that want to be polled.
-
-    Attributes:
-        queue: which queue.
-        fifo: whether it is a FIFO queue.
-        told: notified when there is a reservation, or a reason to give up. Of the room's lock.
-        reservation: what it waited for.
-    """
+    """A queue that wants to be polled, and its reservation once there is one."""
 
     queue: str
     fifo: bool
-    told: threading.Condition
+    changed: threading.Condition  # of the capacity's lock: there is a reservation, or a reason to give up
     reservation: Reservation | None = None
 
 
@@ -67,17 +54,17 @@ class Held:
 
     @property
     def occupied(self) -> int:
-        """How many there are of both."""
+        """Messages and runs together."""
         return self.messages + len(self.runs)
 
 
 class ReceiveCapacity:
-    """Counts what is held and what is asked for against what may be. Safe to call from any thread.
+    """Counts the messages held and asked for against those that may be held. Safe to use from any thread.
 
     Args:
         prefetch_seconds: seconds of work to hold beyond Celery's prefetch count.
-        clock: for the pace.
-        slots: tells the slots of the pool; without one there are as many as the prefetch count says.
+        clock: the monotonic clock.
+        slots: the pool's slots; without it there are as many as Celery's prefetch count.
     """
 
     def __init__(
@@ -88,25 +75,24 @@ class ReceiveCapacity:
         # Guards everything below. Reentrant: Celery's cold shutdown stops polls in a signal handler, on a
         # thread that may be here just now.
         self._lock = threading.RLock()
-        self._prefetch_count = 0  # unlimited, as in kombu, until somebody says otherwise
+        self._prefetch_count = 0  # unlimited, as in kombu, until Celery sets it
         self._slots = slots
-        self._pace = Pace()
-        self._duration = Duration()
+        self._recent_runs = RecentRuns()
         self._held = Held()
         self._fifo = Held()  # those of FIFO queues
         self._queues = 0  # that poll or want to
-        self._left: set[str] = set()  # those that do no more, though their last poll may be in flight
+        self._removed: set[str] = set()  # queues that poll no more, though a last poll may be in flight
         self._busy: set[str] = set()  # queues whose last poll brought something
         self._polls: Counter[str] = Counter()  # in flight, by queue
         self._likely: set[Reservation] = set()  # of polls in flight that should bring what they ask for
         self._expected = 0  # messages that these ask for
         self._fifo_expected = 0  # and those of FIFO queues among them
         self._unlikely: Counter[str] = Counter()  # messages that the other polls ask for, by queue
-        self._line: deque[Waiter] = deque()  # who waits for room, first come first
+        self._waiters: deque[Waiter] = deque()  # first come first
 
     @property
     def prefetch_count(self) -> int:
-        """Celery's, as last told; 0 is unlimited."""
+        """Celery's, as last set; 0 is unlimited."""
         return self._prefetch_count
 
     @prefetch_count.setter
@@ -120,18 +106,17 @@ class ReceiveCapacity:
         """How many messages are held."""
         return self._held.messages
 
-    def join(self) -> None:
-        """A queue wants to poll: it gets its share."""
+    def add_queue(self) -> None:
+        """One more queue shares the capacity."""
         with self._lock:
             self._queues += 1
 
-    def leave(self, queue: str | None = None) -> None:
-        """A queue that joined polls no more. Called in a signal handler, too: serves nobody."""
+    def remove_queue(self, queue: str) -> None:
+        """A queue polls no more. Called in a signal handler, too: serves no waiter."""
         with self._lock:
             self._queues -= 1
-            if queue is not None:
-                self._left.add(queue)
-                self._busy.discard(queue)
+            self._removed.add(queue)
+            self._busy.discard(queue)
 
     def reserve(
         self,
@@ -141,108 +126,106 @@ class ReceiveCapacity:
         *,
         fifo: bool = False,
     ) -> Reservation | None:
-        """Wait up to `timeout` seconds (`None`: as long as it takes) for room; `None` if none came.
+        """Wait up to `timeout` seconds (`None`: without end) for capacity; `None` if none came.
 
-        First come, first served: whoever waits keeps its place until there is room for it. Whoever has
-        `given_up` meanwhile leaves the line at the next `interrupt`.
+        First come, first served. A waiter that has `given_up` meanwhile leaves at the next `wake`.
         """
         with self._lock:
-            waiter = self.line_up(queue, fifo=fifo)
+            waiter = self.add_waiter(queue, fifo=fifo)
             try:
-                waiter.told.wait_for(lambda: waiter.reservation is not None or given_up(), timeout)
+                waiter.changed.wait_for(lambda: waiter.reservation is not None or given_up(), timeout)
             finally:
                 if waiter.reservation is None:
-                    self._line.remove(waiter)
+                    self._waiters.remove(waiter)
             return waiter.reservation
 
-    def line_up(self, queue: str, *, fifo: bool = False) -> Waiter:
-        """Take a place in the line, and be served at once if there is room."""
+    def add_waiter(self, queue: str, *, fifo: bool = False) -> Waiter:
+        """Add the queue as the last waiter, served at once if there is capacity."""
         with self._lock:
-            self._left.discard(queue)
+            self._removed.discard(queue)
             waiter = Waiter(queue, fifo, threading.Condition(self._lock))
-            self._line.append(waiter)
+            self._waiters.append(waiter)
             self._serve()
             return waiter
 
     def received(self, reservation: Reservation, messages: int) -> None:
-        """The poll is over and brought that many."""
+        """The poll is over and brought this many messages."""
         queue = reservation.queue
         with self._lock:
-            self._doubt(reservation)
+            self._set_unlikely(reservation)
             self._unlikely[queue] -= reservation.messages
             self._polls[queue] -= 1
             if not self._polls[queue]:
                 del self._polls[queue], self._unlikely[queue]
-            if messages and queue not in self._left:
+            if messages and queue not in self._removed:
                 self._busy.add(queue)
-            elif queue not in self._polls:  # else the other polls of the queue say how it is
+            elif queue not in self._polls:  # else its other polls decide whether it is busy
                 self._busy.discard(queue)
-            self._hold(messages, fifo=reservation.fifo)
+            self.hold(messages, fifo=reservation.fifo)
             self._serve()
 
-    def unexpected(self, messages: int, *, fifo: bool = False) -> None:
-        """That many came after all, when the reservation for them had been given back."""
+    def hold(self, messages: int, *, fifo: bool = False) -> None:
+        """Hold this many more messages, without a reservation: those of a late answer, for example."""
         with self._lock:
-            self._hold(messages, fifo=fifo)
+            self._held.messages += messages
+            if fifo:
+                self._fifo.messages += messages
 
-    def expect(self, queue: str) -> None:
-        """A message is known to be in that queue: its next poll is likely to bring it."""
+    def release(self, *, began: float | None = None, fifo: bool = False) -> None:
+        """A held message was settled; `began` is the monotonic instant at which its run did, if it ran."""
         with self._lock:
-            if queue not in self._left:
-                self._busy.add(queue)
-            self._serve()
-
-    def replace_stuck(self, now: float) -> None:
-        """See `supervisor.Ward.look_after`: polls that wait in vain keep their room no longer."""
-        with self._lock:
-            for reservation in [each for each in self._likely if each.since + LIKELY_SECONDS <= now]:
-                self._doubt(reservation)
-                self._busy.discard(reservation.queue)
-            self._serve()
-
-    def gave_back(self, *, began: float | None = None, fifo: bool = False) -> None:
-        """One of the held was settled; `began` is when its run did, on the monotonic clock, if it ran."""
-        with self._lock:
-            self._hold(-1, fifo=fifo)
+            self.hold(-1, fifo=fifo)
             if began is not None:
                 self._note_run(began)
             self._serve()
 
-    def runs_on(self, run: object, *, fifo: bool = False) -> None:
-        """One of the held was settled, and its run begins: it has a slot until it `ran`, or is forgotten."""
+    def start_run(self, run: object, *, fifo: bool = False) -> None:
+        """A held message was settled, and its run begins.
+
+        The run has a slot until `end_run`, or until nothing refers to it any more.
+        """
         with self._lock:
-            self._hold(-1, fifo=fifo)
+            self.hold(-1, fifo=fifo)
             self._held.runs.add(run)
             if fifo:
                 self._fifo.runs.add(run)
             self._serve()
 
-    def ran(self, run: object, began: float) -> None:
-        """That run has ended, which began at that monotonic instant and ran on."""
+    def end_run(self, run: object, began: float) -> None:
+        """A run of `start_run` has ended that began at this monotonic instant."""
         with self._lock:
             self._held.runs.discard(run)
             self._fifo.runs.discard(run)
             self._note_run(began)
             self._serve()
 
-    def interrupt(self) -> None:
-        """Have those who wait ask themselves whether to give up. Called in a signal handler, too."""
+    def expect(self, queue: str) -> None:
+        """The queue is known to have a message: its next poll is likely to bring it."""
         with self._lock:
-            for waiter in tuple(self._line):
-                waiter.told.notify()
+            if queue not in self._removed:
+                self._busy.add(queue)
+            self._serve()
 
-    def _hold(self, messages: int, *, fifo: bool) -> None:
-        self._held.messages += messages
-        if fifo:
-            self._fifo.messages += messages
+    def replace_stuck(self, now: float) -> None:
+        """See `supervisor.Supervised`: polls that wait in vain keep their capacity no longer."""
+        with self._lock:
+            for reservation in [each for each in self._likely if each.since + LIKELY_SECONDS <= now]:
+                self._set_unlikely(reservation)
+                self._busy.discard(reservation.queue)
+            self._serve()
+
+    def wake(self) -> None:
+        """Have the waiters check whether to give up. Called in a signal handler, too."""
+        with self._lock:
+            for waiter in tuple(self._waiters):
+                waiter.changed.notify()
 
     def _note_run(self, began: float) -> None:
         now = self._clock.monotonic()
-        self._pace.note(now)
-        self._duration.note(now - began)
+        self._recent_runs.note(now, now - began)
 
-    def _doubt(self, reservation: Reservation) -> None:
-        """That poll is not likely to bring anything; harmless if that is known."""
+    def _set_unlikely(self, reservation: Reservation) -> None:
+        """The poll is not likely to bring anything; harmless if that is known."""
         if reservation in self._likely:
             self._likely.remove(reservation)
             self._expected -= reservation.messages
@@ -250,21 +233,22 @@ class ReceiveCapacity:
             self._unlikely[reservation.queue] += reservation.messages
 
     def _serve(self) -> None:
-        """Give those who wait what there is for them, in the order of their coming. Under the lock.
+        """Reserve for the waiters what there is, first come first. Under the lock.
 
-        Who has to wait keeps nobody else waiting: an idle queue waits for its turn, a busy one for room.
+        A waiter without a reservation keeps only those of its kind waiting: an idle queue waits for its turn,
+        a busy one for capacity.
         """
         refused: set[tuple[bool, bool]] = set()
-        for waiter in tuple(self._line):
-            alike = waiter.queue in self._busy, waiter.fifo
-            if alike in refused and waiter.queue not in self._polls:
+        for waiter in tuple(self._waiters):
+            kind = waiter.queue in self._busy, waiter.fifo
+            if kind in refused and waiter.queue not in self._polls:
                 continue
             if (reservation := self._reserve(waiter)) is not None:
                 waiter.reservation = reservation
-                self._line.remove(waiter)
-                waiter.told.notify()
+                self._waiters.remove(waiter)
+                waiter.changed.notify()
             elif waiter.queue not in self._polls:
-                refused.add(alike)
+                refused.add(kind)
 
     def _reserve(self, waiter: Waiter) -> Reservation | None:
         queue, fifo = waiter.queue, waiter.fifo
@@ -282,16 +266,18 @@ class ReceiveCapacity:
         return reservation
 
     def _snapshot(self, queue: str, *, fifo: bool) -> Snapshot:
-        slots = self._pool()
-        waiting = waiting_for_eta(self._prefetch_count, slots)
+        slots = self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
+        # Celery adds each task that it holds in memory for its ETA to its prefetch count.
+        waiting_for_eta = max(0, self._prefetch_count - slots.prefetch_count)
         own_unlikely = self._unlikely[queue]
-        fifo_taken = self._fifo.occupied + self._fifo_expected + own_unlikely
+        fifo_limit = (slots.number or BATCH_ENTRIES) + waiting_for_eta
+        fifo_capacity = max(0, fifo_limit - self._fifo.occupied - self._fifo_expected - own_unlikely)
         polled = queue in self._polls
         return Snapshot(
             slots=slots.number,
-            limit=self._limit(slots) - waiting,
-            prefetch_count=self._prefetch_count - waiting,
-            occupied=self._held.occupied - waiting,
+            limit=self._limit(slots),
+            prefetch_count=self._prefetch_count - waiting_for_eta,
+            occupied=self._held.occupied - waiting_for_eta,
             expected=self._expected,
             unlikely=self._unlikely.total(),
             idle_polls=self._polls.total() - len(self._likely),
@@ -302,12 +288,12 @@ class ReceiveCapacity:
             polled=polled,
             own_unlikely=own_unlikely,
             most=1 if fifo else BATCH_ENTRIES,
-            fifo_room=max(0, (slots.number or BATCH_ENTRIES) + waiting - fifo_taken) if fifo else None,
+            fifo_capacity=fifo_capacity if fifo else None,
         )
 
     def _limit(self, slots: Slots) -> int:
-        pace = self._pace.per_second(self._clock.monotonic())
-        return capacity(self._prefetch_count, slots, pace, self._duration.seconds, self._prefetch_seconds)
-
-    def _pool(self) -> Slots:
-        return self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
+        if self._prefetch_count <= 0:
+            return UNLIMITED
+        runs = self._recent_runs
+        pace = runs.per_second(self._clock.monotonic())
+        return message_limit(slots, pace, runs.seconds, self._prefetch_seconds)

@@ -1,4 +1,4 @@
-"""From what a poll brought to deliveries: known to the ledger, and opened."""
+"""Makes deliveries of received messages, with their content or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -20,49 +20,42 @@ from celery_sqs_visibility.policy.retry_delays import DelayRule, whole_seconds
 
 logger = logging.getLogger(__name__)
 
-#: An answer to a long poll may have been under way for a while; a delivery's visibility is counted from
-#: that many seconds before it arrived, or from the call if that was later.
-LONGEST_TRANSIT = 1.0
+#: An answer takes a while to arrive. So a delivery's visibility is counted from this long before its arrival,
+#: or from the call if that was later.
+LONGEST_TRANSIT_SECONDS = 1.0
 
-#: Seconds that a poll may last, its answer's delay included.
-LONGEST_POLL = WAIT_TIME_SECONDS + 5.0
+#: A poll lasts no longer, its answer's delay included.
+LONGEST_POLL_SECONDS = WAIT_TIME_SECONDS + 5.0
 
 #: How many unreadable messages are remembered, so that each is told of once.
 REMEMBERED = 10_000
 
-#: Characters that SQS takes in no text (API_SendMessage: those of XML 1.0), and no terminal likes.
+#: Characters that SQS refuses in any text (API_SendMessage: those outside XML 1.0), and control characters.
 ILLEGIBLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffe\\uffff]")
 
-#: Characters of a reason or a name that are told; SQS counts a dead letter's attributes as part of it.
+#: Characters to keep of a reason or a name; SQS counts a dead letter's attributes as part of its size.
 LONGEST_TEXT = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A message's content.
+class DecodedMessage:
+    """A message's content; the task's name and id, as far as the headers tell, and its ETA, if it has one."""
 
-    Attributes:
-        payload: what kombu makes its `Message` of.
-        task: the task's name and
-        task_id: its id, as far as the headers tell.
-        eta: seconds since the epoch, or `None`.
-    """
-
-    payload: dict[str, Any]
+    payload: dict[str, Any]  # kombu makes its `Message` of it
     task: str | None = None
     task_id: str | None = None
-    eta: float | None = None
+    eta: float | None = None  # seconds since the epoch
 
 
-#: Opens a message of a queue; raises `UnreadableError`.
-Open = Callable[[Queue, ReceivedMessage], Opened]
+#: Decodes a message of a queue; raises `UnreadableError`.
+DecodeMessage = Callable[[Queue, ReceivedMessage], DecodedMessage]
 
 
 class Decoder:
     """Makes deliveries of messages. Called from the receivers' threads; it keeps nothing but `told`.
 
     Args:
-        open_message: what a message says.
+        open_message: decodes one message.
         visibility_timeout: what the receives asked for, in seconds.
         on_error: how long an unreadable message stays hidden.
         clock: wall time.
@@ -71,7 +64,7 @@ class Decoder:
 
     def __init__(
         self,
-        open_message: Open,
+        open_message: DecodeMessage,
         visibility_timeout: int,
         on_error: DelayRule | None,
         clock: Clock,
@@ -84,22 +77,18 @@ class Decoder:
         self._holder = holder
         self._told: RecentKeys[str] = RecentKeys(REMEMBERED)
 
-    def take_in(
+    def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
-    ) -> list[tuple[Delivery, Opened | UnreadableError, ReceivedMessage]]:
-        """The deliveries of one poll, in order, with what is in them.
+    ) -> list[tuple[Delivery, DecodedMessage | UnreadableError, ReceivedMessage]]:
+        """The deliveries of one poll, in order, with their content and the message.
 
-        Args:
-            queue: where from.
-            messages: as received.
-            called: the monotonic instant before the call.
-            returned: the one after it.
+        `called` and `returned` are the monotonic instants before and after the call.
         """
-        transit = min(LONGEST_TRANSIT, self._visibility_timeout / 10)
-        # Not from later than a poll may last: where this process was stopped meanwhile, the answer is older.
-        since = max(called, min(returned - transit, called + LONGEST_POLL))
+        transit = min(LONGEST_TRANSIT_SECONDS, self._visibility_timeout / 10)
+        # A poll lasts no longer: where this process was stopped meanwhile, the answer is older than it looks.
+        since = max(called, min(returned - transit, called + LONGEST_POLL_SECONDS))
         now = round(self._clock.wall(), 3)  # milliseconds, as SQS's own instants
-        taken: list[tuple[Delivery, Opened | UnreadableError, ReceivedMessage]] = []
+        taken: list[tuple[Delivery, DecodedMessage | UnreadableError, ReceivedMessage]] = []
         for message in messages:
             try:
                 content = self._content(queue, message)
@@ -107,7 +96,7 @@ class Decoder:
                 handle = message["ReceiptHandle"]
             except Exception:
                 # It is not lost: nobody settles it, so it comes back by itself.
-                logger.exception("taking in a message stumbled", extra={"queue": queue.name})
+                logger.exception("a message could not be decoded; it comes back", extra={"queue": queue.name})
                 continue
             deadline = since + self._visibility_timeout
             # SQS counts its 12 hours from the request, however long that waited for a message.
@@ -118,17 +107,17 @@ class Decoder:
             emit(Received(facts))
         return taken
 
-    def _content(self, queue: Queue, message: ReceivedMessage) -> Opened | UnreadableError:
+    def _content(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | UnreadableError:
         try:
             return self._open(queue, message)
         except UnreadableError as error:
             return error
         except Exception as error:
             if message.get("MessageId", "") not in self._told:
-                logger.exception("opening a message stumbled", extra={"queue": queue.name})
+                logger.exception("a message cannot be decoded", extra={"queue": queue.name})
             return UnreadableError(f"it could not be opened: {error!r}")
 
-    def refuse(
+    def reject(
         self,
         delivery: Delivery,
         reason: str,
@@ -156,13 +145,13 @@ class Decoder:
 
 
 def legible(text: str) -> str:
-    """Text of a message's own making as it may be logged, and sent as an attribute of a dead letter."""
+    """Text from a message, fit to be logged and sent as an attribute of a dead letter."""
     shown = text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
     return ILLEGIBLE.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 
 def _facts(
-    queue: Queue, message: ReceivedMessage, content: Opened | UnreadableError, received: float
+    queue: Queue, message: ReceivedMessage, content: DecodedMessage | UnreadableError, received: float
 ) -> Facts:
     attributes = message.get("Attributes", {})
     return Facts(
@@ -170,8 +159,8 @@ def _facts(
         message_id=message["MessageId"],
         receive_count=int(attributes.get("ApproximateReceiveCount", 1)),
         first_received=int(attributes.get("ApproximateFirstReceiveTimestamp", 0)) / 1000,
-        task=content.task if isinstance(content, Opened) else None,
-        task_id=content.task_id if isinstance(content, Opened) else None,
+        task=content.task if isinstance(content, DecodedMessage) else None,
+        task_id=content.task_id if isinstance(content, DecodedMessage) else None,
         group=attributes.get("MessageGroupId"),
         received=received,
     )

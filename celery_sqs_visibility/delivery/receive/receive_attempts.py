@@ -1,10 +1,9 @@
-"""Receives of a FIFO queue that got no answer: tried again under their id, they bring the same messages.
+"""Receives of a FIFO queue without an answer: the next one repeats their id, and brings the same messages.
 
-SQS may have handed out messages before the answer was lost. Nobody has them, and their groups are closed
-until their visibility timeout is over; unless ReceiveMessage is called again with the same
-ReceiveRequestAttemptId: it answers with the same messages and receipt handles, and their visibility timeout
-begins anew. That holds for five minutes, and as long as nobody has deleted the messages or changed their
-visibility: of a request that was never answered nobody could.
+SQS may have handed out messages before its answer was lost. Their groups are closed until their visibility
+timeout ends, unless ReceiveMessage is called again with the same ReceiveRequestAttemptId: it answers with the
+same messages and receipt handles, and their visibility timeout begins anew. That holds for five minutes, as
+long as nobody has deleted the messages or changed their visibility; without the answer nobody could.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-#: How long SQS knows an id, in seconds (API_ReceiveMessage).
+#: SQS remembers an id for this long (API_ReceiveMessage).
 ATTEMPT_SECONDS: Final = 300.0
 
 
@@ -38,7 +37,7 @@ class Attempts:
         self._unanswered: deque[Attempt] = deque()
 
     def begin(self, now: float) -> Attempt:
-        """The attempt of a request that is made now: one without an answer is tried again."""
+        """The attempt for the next request: one without an answer is repeated."""
         while self._unanswered:
             attempt = self._unanswered.popleft()
             if now - attempt.since < self._lasts:
@@ -46,5 +45,5 @@ class Attempts:
         return Attempt(uuid.uuid4().hex, now)
 
     def unanswered(self, attempt: Attempt) -> None:
-        """A request of that attempt has failed, and nobody knows what SQS did."""
+        """A request of this attempt got no answer, so SQS may have handed out messages."""
         self._unanswered.append(attempt)

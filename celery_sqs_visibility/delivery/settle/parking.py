@@ -14,7 +14,7 @@ from typing import Any
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS, RedriveBook
 from celery_sqs_visibility.delivery.model import Delivery, Park, Renew
-from celery_sqs_visibility.delivery.receive.decoder import Opened
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.parking import LEAD_SECONDS, Limits, hop_for, parks_so_far
@@ -39,14 +39,16 @@ class Parking:
         # Queue URL to the monotonic instant at which the queue refused a copy. One write each, so no lock.
         self._refused: dict[str, float] = {}
 
-    def parks_so_far(self, delivery: Delivery, opened: Opened) -> int:
+    def parks_so_far(self, delivery: Delivery, opened: DecodedMessage) -> int:
         """How many of the message's receives were parks and not attempts."""
         if opened.eta is None:
             return 0
         facts = delivery.facts
         return parks_so_far(opened.eta, facts.first_received, self._clock.wall(), self._visibility_timeout)
 
-    def waiting(self, delivery: Delivery, opened: Opened, message: ReceivedMessage) -> Park | Renew | None:
+    def waiting(
+        self, delivery: Delivery, opened: DecodedMessage, message: ReceivedMessage
+    ) -> Park | Renew | None:
         """How the message is to wait for its ETA; `None`: Celery may have it, and holds it until then."""
         if opened.eta is None:
             return None

@@ -92,9 +92,9 @@ class Rejection:
         facts = delivery.facts
         known = facts.received - facts.first_received if facts.first_received else 0.0
         if delivery.queue.fifo and is_no_task_for_good(facts.receive_count, known, others_may=others_may):
-            self._decoder.refuse(delivery, reason, body, otherwise=self._let_group_go_on(delivery, reason))
+            self._decoder.reject(delivery, reason, body, otherwise=self._let_group_go_on(delivery, reason))
         else:
-            self._decoder.refuse(delivery, reason, body, wait=others_may and self.may_return(delivery))
+            self._decoder.reject(delivery, reason, body, wait=others_may and self.may_return(delivery))
 
     def _let_group_go_on(self, delivery: Delivery, reason: str) -> Settlement:
         """What becomes of it where no dead-letter queue takes it."""

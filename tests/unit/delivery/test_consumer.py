@@ -19,7 +19,6 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import Opened
 from celery_sqs_visibility.delivery.settle.settlements import REAPPEARS_AFTER
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -60,11 +59,11 @@ def opened(clock):
             case ["broken"]:
                 raise BrokenError
             case ["stumble"]:
-                return Opened({}, eta="not a number")
+                return DecodedMessage({}, eta="not a number")
             case ["eta", seconds]:
-                return Opened({"handle": message["ReceiptHandle"]}, eta=clock.wall() + float(seconds))
+                return DecodedMessage({"handle": message["ReceiptHandle"]}, eta=clock.wall() + float(seconds))
             case _:
-                return Opened({"handle": message["ReceiptHandle"], "body": message["Body"]})
+                return DecodedMessage({"handle": message["ReceiptHandle"], "body": message["Body"]})
 
     return open_message
 
@@ -149,7 +148,7 @@ class World:
         self.consume(queue, *bodies)
         assert self.buffer.wait(SOON)
         self.wait_for_sleep(queue)
-        self.buffer.hand_over(self.clock)
+        self.buffer.dispatch(self.clock)
         return [self.delivery(payload) for payload in self.handed]
 
     def next_poll(self, queue):
@@ -250,7 +249,7 @@ def events():
 def test_what_arrives_is_handed_over_in_order(world, queue):
     world.consume(queue, "a", "b", "c")
     assert world.buffer.wait(SOON)
-    assert world.buffer.hand_over(world.clock) == 3
+    assert world.buffer.dispatch(world.clock) == 3
     assert [payload["body"] for payload in world.handed] == ["a", "b", "c"]
     assert len(world.queue_consumer.ledger) == world.queue_consumer.capacity.held == 3
 
@@ -344,7 +343,7 @@ def test_a_message_that_lapsed_in_the_inbox_is_not_run_and_told_lost(make, event
     assert world.buffer.wait(SOON)
     world.wait_for_sleep(queue)
     world.clock.advance(TIMEOUT)
-    world.buffer.hand_over(world.clock)
+    world.buffer.dispatch(world.clock)
     assert world.handed == []
     assert world.handed == []
     assert world.queue_consumer.capacity.held == 0
@@ -360,7 +359,7 @@ def test_a_message_that_celery_cannot_take_is_hidden_as_after_an_error(make, eve
 
     world.consume(queue, "a", hand_over=broken)
     assert world.buffer.wait(SOON)
-    world.buffer.hand_over(world.clock)
+    world.buffer.dispatch(world.clock)
     assert events.wait(Hidden)[0].seconds == 45
     assert "message could not be handed to Celery" in caplog.text
 
@@ -368,7 +367,7 @@ def test_a_message_that_celery_cannot_take_is_hidden_as_after_an_error(make, eve
 def test_a_far_eta_is_parked_and_not_handed_over(world, queue, events):
     world.consume(queue, "eta:3600")
     assert events.wait(Parked)[0].seconds == pytest.approx(3595)
-    world.buffer.hand_over(world.clock)
+    world.buffer.dispatch(world.clock)
     assert world.handed == []
     assert world.queue_consumer.capacity.held == 0
 
@@ -426,7 +425,7 @@ def test_a_far_eta_is_held_where_the_queue_takes_no_copy_of_it(world, mortal, ev
         world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
     world.consume(mortal)
     wait_until(lambda: len(world.buffer) == 2, SOON, "both to be handed over")
-    world.buffer.hand_over(world.clock)
+    world.buffer.dispatch(world.clock)
     held = [world.delivery(payload) for payload in world.handed]
     assert world.queue_consumer.ledger.all() == held
     assert world.queue_consumer.capacity.held == 2
@@ -487,7 +486,7 @@ def test_an_unreadable_message_is_never_deleted_without_dead_letters(world, queu
 def test_a_message_that_opening_stumbles_over_costs_neither_the_others_nor_any_room(world, queue):
     world.consume(queue, "broken", "a")
     assert world.buffer.wait(SOON)
-    world.buffer.hand_over(world.clock)
+    world.buffer.dispatch(world.clock)
     assert [payload["body"] for payload in world.handed] == ["a"]
     assert world.queue_consumer.capacity.held == len(world.queue_consumer.ledger)
 
@@ -497,7 +496,7 @@ def test_a_message_that_is_stumbled_over_lapses_and_does_not_keep_the_others_fro
 ):
     world.consume(queue, "a", "stumble", "b")
     assert world.buffer.wait(SOON)
-    world.buffer.hand_over(world.clock)
+    world.buffer.dispatch(world.clock)
     assert [payload["body"] for payload in world.handed] == ["a", "b"]
     assert [event.seconds for event in events.wait(Hidden)] == [TIMEOUT]
     assert world.count("ChangeMessageVisibilityBatch") == 0
@@ -547,7 +546,7 @@ def test_a_cancelled_queue_gives_back_what_nobody_has_seen(world, queue, events)
         buffer.woken()
     world.queue_consumer.cancel("q")
     assert events.wait(Released)[0].delivery.queue == "q"
-    assert world.buffer.hand_over(world.clock) == 1
+    assert world.buffer.dispatch(world.clock) == 1
     assert [payload["body"] for payload in world.handed] == ["b"]
 
 
@@ -561,7 +560,7 @@ def test_what_is_given_back_while_it_is_handed_over_is_not_run(world, queue, eve
 
     world.consume(queue, "a", hand_over=hand_over)
     assert world.buffer.wait(SOON)
-    world.buffer.hand_over(world.clock)
+    world.buffer.dispatch(world.clock)
     assert events.wait(Released) == [Released(handed[0].facts)]
     assert not handed[0].start()
     assert not handed[0].settle(Delete())
@@ -571,7 +570,7 @@ def test_what_arrived_before_the_polls_were_stopped_is_not_handed_over(world, qu
     world.consume(queue, "a")
     assert world.buffer.wait(SOON)
     world.queue_consumer.stop_polling()
-    world.buffer.hand_over(world.clock)
+    world.buffer.dispatch(world.clock)
     assert world.handed == []
     world.queue_consumer.close()
     assert len(events.of(Released)) == 1
@@ -687,9 +686,9 @@ def test_the_main_thread_hands_over_for_a_moment_only_and_is_woken_for_the_rest(
     world.consume(queue, "a", "b", hand_over=lambda _payload: world.clock.advance(1))
     assert world.buffer.wait(SOON)
     world.buffer.woken()
-    assert world.buffer.hand_over(world.clock) == 1
+    assert world.buffer.dispatch(world.clock) == 1
     assert loop == world.buffer.fileno()
-    assert world.buffer.hand_over(world.clock) == 1
+    assert world.buffer.dispatch(world.clock) == 1
 
 
 def test_what_failed_for_good_is_kept_where_the_option_or_the_task_says_so(make, events):
@@ -723,7 +722,7 @@ class TestComingBack:
         assert world.buffer.wait(SOON)
         world.wait_for_sleep(queue)
         (back,) = world.come_back(queue)
-        assert world.buffer.hand_over(world.clock) == 1
+        assert world.buffer.dispatch(world.clock) == 1
         assert [one.current for one in handed] == [back]
         assert world.delivery({"handle": handed[0].handle}) is handed[0], (
             "kombu acknowledges by the old handle"
@@ -738,7 +737,7 @@ class TestComingBack:
         world.wait_for_sleep(queue)
         world.come_back(queue)
         world.clock.advance(TIMEOUT)
-        world.buffer.hand_over(world.clock)
+        world.buffer.dispatch(world.clock)
         assert world.handed == []
         assert world.queue_consumer.capacity.held == len(world.queue_consumer.ledger) == 0
 
@@ -847,7 +846,7 @@ class TestComingBack:
         assert world.buffer.wait(SOON)
         world.wait_for_sleep(queue)
         came = self.come_back_before_it_lapses(world, queue)
-        world.buffer.hand_over(world.clock)
+        world.buffer.dispatch(world.clock)
         assert [one.current for one in handed] == came
         assert world.queue_consumer.ledger.all() == came
         assert handed[0].start()
@@ -944,6 +943,6 @@ class TestComingBack:
         other.consume(world.queue("elsewhere"), world.handed.append)
         world.come_back(queue, other)
         world.clock.advance(TIMEOUT)
-        world.buffer.hand_over(world.clock)
+        world.buffer.dispatch(world.clock)
         assert world.handed == []
         assert (other.capacity.held, len(other.ledger)) == (0, 0)

@@ -13,7 +13,7 @@ from celery_sqs_visibility.delivery.consumer import HAND_BACK, QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import Lapse
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import Opened
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.errors import UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
@@ -56,15 +56,15 @@ class Process:
 
     @staticmethod
     def open_message(_queue, message):
-        return Opened({"handle": message["ReceiptHandle"]})
+        return DecodedMessage({"handle": message["ReceiptHandle"]})
 
     def polls(self):
         """Whether a poll is in flight."""
-        return not self.receiver.settle_down(0)
+        return not self.receiver.wait_for_polls(0)
 
     def holds(self, count):
         """Hand over what has come, as far as that number."""
-        self.buffer.hand_over(SYSTEM_CLOCK)
+        self.buffer.dispatch(SYSTEM_CLOCK)
         return len(self.handed) == count
 
     def end(self):

@@ -25,7 +25,7 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import Opened
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.errors import (
     ReceiptHandleInvalidError,
     RequestRefusedError,
@@ -81,7 +81,7 @@ class Receiver:
     def stop(self):
         self.stopping = True
 
-    def settle_down(self, until):
+    def wait_for_polls(self, until):
         pass
 
 
@@ -152,7 +152,7 @@ class Holding(RuleBasedStateMachine):
         queue_consumer = QueueConsumer(
             Options.parse(options),
             RECEIVE,
-            lambda _queue, message: Opened({"handle": message["ReceiptHandle"]}),
+            lambda _queue, message: DecodedMessage({"handle": message["ReceiptHandle"]}),
             redrive,
             RedeliveryIndex(TIMEOUT, self.clock),
             Buffer(),
@@ -195,7 +195,7 @@ class Holding(RuleBasedStateMachine):
 
     @rule()
     def hand_over(self):
-        self.queue_consumer._buffer.hand_over(self.clock)
+        self.queue_consumer._buffer.dispatch(self.clock)
 
     def on_message(self, payload):
         delivery = self.queue_consumer.ledger.get(payload["handle"]).current

@@ -12,9 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from celery_sqs_visibility.policy import polling
 from celery_sqs_visibility.policy.polling import (
     EMPTY_POLL_SECONDS,
-    FIRST_SLEEP,
-    FOLLOW_UPS,
-    IMMINENT,
+    FIRST_SLEEP_SECONDS,
+    FOLLOW_UP_SECONDS,
     MAX_EXPECTED,
     PollSchedule,
 )
@@ -36,16 +35,17 @@ def test_the_first_poll_is_due_at_once():
     assert PollSchedule(30, 60).next_poll() <= NOW
 
 
-def test_without_an_interval_there_is_no_sleep():
-    assert empty_polls(PollSchedule(0, 0), NOW, 5) == [0] * 5
-
-
-def test_the_sleep_doubles_up_to_its_maximum():
-    assert empty_polls(PollSchedule(2, 15), NOW, 6) == [2, 4, 8, 15, 15, 15]
-
-
-def test_from_nothing_the_sleep_starts_with_a_second():
-    assert empty_polls(PollSchedule(0, 5), NOW, 5) == [0, FIRST_SLEEP, 2, 4, 5]
+@pytest.mark.parametrize(
+    ("interval", "maximum", "sleeps"),
+    [
+        (0, 0, [0, 0, 0, 0, 0]),
+        (2, 15, [2, 4, 8, 15, 15, 15]),
+        (0, 5, [0, FIRST_SLEEP_SECONDS, 2, 4, 5]),
+    ],
+    ids=["none", "doubling up to its maximum", "from nothing a second first"],
+)
+def test_the_sleep_of_an_idle_queue(interval, maximum, sleeps):
+    assert empty_polls(PollSchedule(interval, maximum), NOW, len(sleeps)) == sleeps
 
 
 @given(st.floats(0, 100), st.floats(0, 1000), st.integers(1, 40))
@@ -68,18 +68,17 @@ def test_a_message_collapses_the_sleep():
     assert empty_polls(schedule, NOW + 500, 2) == [1, 2]
 
 
-def test_a_message_that_comes_back_cuts_the_sleep_short():
-    schedule = PollSchedule(60, 60)
+@pytest.mark.parametrize(
+    ("interval", "back_in", "next_in"),
+    [(60, [7], 7), (5, [7], 5), (60, [7, 9], 9)],
+    ids=["sooner: the sleep is cut short", "later: nothing changes", "hidden anew"],
+)
+def test_a_message_that_comes_back_ends_the_sleep(interval, back_in, next_in):
+    schedule = PollSchedule(interval, interval)
     schedule.polled(NOW, [])
-    schedule.expect("a", NOW + 7)
-    assert schedule.next_poll() == NOW + 7
-
-
-def test_a_message_that_comes_back_later_than_the_sleep_ends_changes_nothing():
-    schedule = PollSchedule(5, 5)
-    schedule.polled(NOW, [])
-    schedule.expect("a", NOW + 7)
-    assert schedule.next_poll() == NOW + 5
+    for seconds in back_in:
+        schedule.expect("a", NOW + seconds)
+    assert schedule.next_poll() == NOW + next_in
 
 
 def test_a_message_that_came_is_no_longer_expected():
@@ -88,50 +87,6 @@ def test_a_message_that_came_is_no_longer_expected():
     schedule.polled(NOW + 1, ["a"])
     schedule.polled(NOW + 1, [])
     assert schedule.next_poll() == NOW + 61
-
-
-def test_what_comes_back_in_a_moment_is_waited_for_without_a_request():
-    schedule = PollSchedule(0, 0)
-    schedule.expect("a", NOW + IMMINENT)
-    schedule.polled(NOW, ["b"])
-    assert schedule.is_imminent(NOW)
-    assert schedule.next_poll() == NOW + IMMINENT
-
-
-def test_what_a_poll_beside_a_long_one_does_not_bring_is_left_to_that():
-    schedule = PollSchedule(0, 60)
-    for name, back_in in (("a", 0), ("b", 0), ("later", 9)):
-        schedule.expect(name, NOW + back_in)
-    before = schedule.next_poll()
-    schedule.glanced(NOW, ["a"])
-    assert schedule.next_expected() == NOW + 9
-    assert schedule.next_poll() == before, "and the sleep is no other"
-
-
-@given(st.lists(st.floats(-1, 1), max_size=20), st.sets(st.integers(0, 19)))
-def test_imminent_is_what_is_expected_within_a_moment_but_not_yet(seconds, came):
-    schedule = PollSchedule(0, 0)
-    for number, back_in in enumerate(seconds):
-        schedule.expect(str(number), NOW + back_in)
-    schedule.polled(NOW - 2, list(map(str, came)))
-    left = [NOW + back_in for number, back_in in enumerate(seconds) if number not in came]
-    assert schedule.is_imminent(NOW) == any(NOW < at <= NOW + IMMINENT for at in left)
-
-
-@pytest.mark.parametrize(("seconds", "more"), [(IMMINENT * 1.1, False), (IMMINENT / 2, True)])
-def test_what_is_there_does_not_wait_for_what_comes_back(seconds, more):
-    schedule = PollSchedule(0, 0)
-    schedule.expect("a", NOW + seconds)
-    schedule.polled(NOW, ["b"], more=more)
-    assert schedule.next_poll() <= NOW
-
-
-def test_a_message_hidden_anew_is_expected_at_its_new_time():
-    schedule = PollSchedule(60, 60)
-    schedule.polled(NOW, [])
-    schedule.expect("a", NOW + 7)
-    schedule.expect("a", NOW + 9)
-    assert schedule.next_poll() == NOW + 9
 
 
 def test_a_message_that_is_late_is_looked_for_a_few_times_more():
@@ -144,7 +99,7 @@ def test_a_message_that_is_late_is_looked_for_a_few_times_more():
         schedule.polled(due, [])
     waits = [after - before for before, after in itertools.pairwise(looks)]
     assert looks[0] == NOW + 10
-    assert waits == list(FOLLOW_UPS)
+    assert waits == list(FOLLOW_UP_SECONDS)
     assert schedule.next_poll() == NOW + 600
 
 
@@ -171,15 +126,6 @@ def test_of_more_messages_than_can_be_remembered_those_that_come_back_last_are_f
     assert schedule.next_expected() is None, "the last of them was forgotten"
 
 
-def test_what_comes_back_later_than_all_that_are_remembered_is_left_to_ordinary_polling():
-    schedule = PollSchedule(60, 60)
-    for number in range(MAX_EXPECTED):
-        schedule.expect(f"m{number}", NOW + 50)
-    schedule.expect("one too many", NOW + 51)
-    schedule.polled(NOW + 50, [f"m{number}" for number in range(MAX_EXPECTED)])
-    assert schedule.next_expected() is None
-
-
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 100)), max_size=30), st.integers(1, 5))
 def test_the_soonest_are_remembered_whatever_their_number(hidden, limit):
     with pytest.MonkeyPatch.context() as patch:
@@ -197,31 +143,22 @@ def test_a_queue_whose_polls_do_not_wait_is_polled_once_a_second():
     assert len(polls_of_an_idle_queue(PollSchedule(0, 0), 0.016, 60, says_so=True)) == 60
 
 
-def test_a_long_poll_that_is_answered_at_once_and_empty_is_followed_by_the_next_after_a_second():
-    schedule = PollSchedule(0, 0)
-    schedule.polled(NOW + 0.3, [], took=0.3)
-    assert schedule.next_poll() == NOW + EMPTY_POLL_SECONDS
-
-
-def test_a_poll_that_brought_something_or_waited_is_followed_by_the_next_at_once():
-    schedule = PollSchedule(0, 0)
-    schedule.polled(NOW, ["a"], took=0.01)
-    assert schedule.next_poll() <= NOW
-    schedule.polled(NOW + 20, [], took=20)
-    assert schedule.next_poll() <= NOW + 20
-
-
-def test_a_message_that_comes_back_cuts_the_pause_after_an_early_answer_short():
-    schedule = PollSchedule(0, 0)
-    schedule.expect("a", NOW + 0.5)
-    schedule.polled(NOW, [], took=0.01)
-    assert schedule.next_poll() == NOW + 0.5
-
-
-def test_an_interval_of_its_own_is_all_the_pause_that_a_queue_has():
-    schedule = PollSchedule(0.1, 0.1)
-    schedule.polled(NOW, [], took=0.01)
-    assert schedule.next_poll() == NOW + 0.1
+@pytest.mark.parametrize(
+    ("interval", "message_ids", "took", "back_in", "next_in"),
+    [
+        (0, [], 0.3, 60, EMPTY_POLL_SECONDS - 0.3),
+        (0, ["b"], 0.01, 60, 0),
+        (0, [], 20, 60, 0),
+        (0, [], 0, 0.5, 0.5),
+        (0.1, [], 0.01, 60, 0.1),
+    ],
+    ids=["empty at once", "it brought something", "it waited", "a message comes back", "its own interval"],
+)
+def test_the_pause_after_a_poll(interval, message_ids, took, back_in, next_in):
+    schedule = PollSchedule(interval, interval)
+    schedule.expect("a", NOW + back_in)
+    schedule.polled(NOW, message_ids, took=took)
+    assert max(0, schedule.next_poll() - NOW) == pytest.approx(next_in)
 
 
 class Polling(RuleBasedStateMachine):

@@ -1,132 +1,236 @@
-"""How many messages are held, and when one more request is worth its price."""
+"""How many messages to hold, and to ask for: a busy queue at its pace, an idle queue in its turn."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.prefetch import (
-    DURATION_MEMORY,
-    LONG,
-    PACE_MEMORY,
+    DURATION_MEMORY_TASKS,
+    IDLE_QUEUE_PERIOD_SECONDS,
+    LONG_TASK_SECONDS,
+    PACE_MEMORY_SECONDS,
     UNLIMITED,
-    Duration,
-    Pace,
+    Ask,
+    RecentRuns,
     Slots,
-    capacity,
-    enough_to_ask,
+    Snapshot,
+    ask_for,
+    least_worth_asking,
+    message_limit,
 )
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
+
+SLOTS = st.builds(
+    lambda number, times: Slots(number, number * times), st.integers(1, 500), st.integers(1, 10)
+)
+DURATIONS = st.none() | st.floats(0, 1000)
 
 
-def test_nothing_has_run_at_no_pace():
-    assert Pace().per_second(1000) == 0
+def runs_that_ended(*instants, seconds=0.0):
+    runs = RecentRuns()
+    for instant in instants:
+        runs.note(instant, seconds)
+    return runs
+
+
+def test_before_the_first_run_there_is_no_pace_and_no_duration():
+    assert RecentRuns().per_second(1000) == 0
+    assert RecentRuns().seconds is None
 
 
 @pytest.mark.parametrize("rate", [5, 50, 2000])
 def test_a_steady_pace_is_measured(rate):
-    pace = Pace()
-    for number in range(10 * rate):
-        pace.note(1000 + number / rate)
-    assert pace.per_second(1010) == pytest.approx(rate, rel=0.12)
+    runs = runs_that_ended(*(1000 + number / rate for number in range(10 * rate)))
+    assert runs.per_second(1010) == pytest.approx(rate, rel=0.12)
+
+
+def test_the_first_tasks_count_as_done_in_a_quarter_of_a_second():
+    assert runs_that_ended(*(n / 1000 for n in range(10))).per_second(0.01) == pytest.approx(40, rel=0.01)
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))
 def test_the_pace_fades_and_never_grows_by_itself(start, later):
-    pace = Pace()
-    pace.note(start)
-    assert 0 <= pace.per_second(start + later) <= pace.per_second(start)
+    runs = runs_that_ended(start)
+    assert 0 <= runs.per_second(start + later) <= runs.per_second(start)
 
 
 def test_an_old_pace_is_forgotten():
-    pace = Pace()
-    for _ in range(1000):
-        pace.note(10)
-    assert pace.per_second(10 + 20 * PACE_MEMORY) < 0.001
+    assert runs_that_ended(*[10] * 1000).per_second(10 + 20 * PACE_MEMORY_SECONDS) < 0.001
 
 
 @given(st.floats(0, 100), st.floats(0, 100))
 def test_a_clock_read_by_another_thread_a_little_earlier_does_no_harm(one, other):
-    pace = Pace()
-    pace.note(max(one, other))
-    assert pace.per_second(min(one, other)) <= pace.per_second(max(one, other))
+    runs = runs_that_ended(max(one, other))
+    assert runs.per_second(min(one, other)) <= runs.per_second(max(one, other))
 
 
-def test_a_duration_follows_the_latest_runs():
-    duration = Duration()
-    assert duration.seconds is None
-    duration.note(3)
-    assert duration.seconds == 3
-    for _ in range(10 * DURATION_MEMORY):
-        duration.note(0.5)
-    assert duration.seconds == pytest.approx(0.5, abs=0.01)
+def test_the_duration_follows_the_latest_runs():
+    runs = runs_that_ended(0, seconds=3)
+    assert runs.seconds == 3
+    for _ in range(10 * DURATION_MEMORY_TASKS):
+        runs.note(0, 0.5)
+    assert runs.seconds == pytest.approx(0.5, abs=0.01)
 
 
-DURATIONS = st.none() | st.floats(0, 1000)
-SLOTS = st.integers(1, 500)
-MULTIPLIERS = st.integers(1, 10)
+@given(SLOTS, st.floats(0, 1e6), st.none() | st.floats(LONG_TASK_SECONDS, 1e5), st.floats(0, 60))
+def test_of_long_tasks_nothing_is_held_that_a_free_slot_could_not_start(slots, pace, lasts, seconds):
+    assert message_limit(slots, pace, lasts, seconds) == slots.number
 
 
-def test_no_limit_means_ten_thousand():
-    assert capacity(0, Slots(2, 0), 0, None, 0) == UNLIMITED
-
-
-@given(SLOTS, MULTIPLIERS, st.floats(0, 1e6), st.none() | st.floats(LONG, 1e5), st.floats(0, 60))
-def test_of_long_tasks_nothing_is_held_that_a_free_slot_could_not_start(slots, times, pace, lasts, seconds):
-    count = slots * times
-    assert capacity(count, Slots(slots, count), pace, lasts, seconds) == slots
-
-
-@given(SLOTS, MULTIPLIERS, st.floats(0, 1e6), DURATIONS)
-def test_prefetch_seconds_of_zero_hold_nothing_beyond_what_runs(slots, times, pace, lasts):
-    count = slots * times
-    assert capacity(count, Slots(slots, count), pace, lasts, 0) == slots
-
-
-@given(SLOTS, MULTIPLIERS, st.integers(0, 1000), st.floats(0, 1e5), DURATIONS, st.floats(0, 60))
-def test_tasks_that_wait_in_memory_for_their_eta_do_not_fill_the_room(
-    slots, times, waiting, pace, lasts, seconds
-):
-    # Celery raises its count by one for each.
-    count = slots * times
-    pool = Slots(slots, count)
-    more = capacity(count + waiting, pool, pace, lasts, seconds)
-    assert more == capacity(count, pool, pace, lasts, seconds) + waiting
-    assert more >= slots + waiting
+@given(SLOTS, st.floats(0, 1e6), DURATIONS)
+def test_prefetch_seconds_of_zero_hold_nothing_beyond_what_runs(slots, pace, lasts):
+    assert message_limit(slots, pace, lasts, 0) == slots.number
 
 
 @pytest.mark.parametrize(
     ("lasts", "limit"), [(0.9, 4), (0.5, 6), (0.1, 8), (0.0, 8)], ids=["0.9 s", "0.5 s", "0.1 s", "nothing"]
 )
 def test_of_shorter_tasks_prefetch_seconds_of_work_are_held_up_to_celerys_count(lasts, limit):
-    assert capacity(8, Slots(2, 8), 0, lasts, 1) == limit
+    assert message_limit(Slots(2, 8), 0, lasts, 1) == limit
 
 
-def test_of_short_tasks_what_runs_in_prefetch_seconds_is_held():
-    assert capacity(2, Slots(2, 2), 1000, 0.002, 1) == 1000
-    assert capacity(2, Slots(2, 2), 1000, 0.002, 0.1) == 100
-    assert capacity(2, Slots(2, 2), 1e9, 0.0, 60) == UNLIMITED
+@pytest.mark.parametrize(
+    ("pace", "lasts", "seconds", "limit"),
+    [(1000, 0.002, 1, 1000), (1000, 0.002, 0.1, 100), (1e9, 0, 60, UNLIMITED)],
+)
+def test_of_short_tasks_what_runs_in_prefetch_seconds_is_held(pace, lasts, seconds, limit):
+    assert message_limit(Slots(2, 2), pace, lasts, seconds) == limit
 
 
 @given(st.integers(0, 200), st.integers(1, 100), st.integers(0, 200))
-def test_a_slot_that_may_stand_idle_is_worth_a_request(held, slots, more):
-    needed = enough_to_ask(held, slots, slots + more, BATCH_ENTRIES)
-    assert 1 <= needed <= BATCH_ENTRIES
-    if held < slots or not more:
-        assert needed == 1
+def test_a_slot_that_may_stand_idle_is_worth_a_request_and_beyond_that_a_full_batch(held, slots, more):
+    idle = held < slots or not more
+    assert least_worth_asking(held, slots, slots + more) == (1 if idle else min(BATCH_ENTRIES, more))
+
+
+@given(SLOTS, st.floats(0, 1e4), DURATIONS, st.floats(0, 60))
+def test_an_empty_process_always_asks(slots, pace, lasts, seconds):
+    limit = message_limit(slots, pace, lasts, seconds)
+    assert limit >= least_worth_asking(0, slots.number, limit)
+
+
+@st.composite
+def snapshots(draw, **fixed):
+    slots = draw(st.integers(1, 200))
+    prefetch_count = slots * draw(st.integers(1, 6))
+    fifo = draw(st.booleans())
+    polled = draw(st.booleans())
+    queues = draw(st.integers(1, 300))
+    unpolled = draw(st.integers(0, queues - 1))
+    limit = slots + draw(st.just(0) | st.integers(0, 2000))
+    drawn = Snapshot(
+        slots=slots,
+        limit=limit,
+        prefetch_count=prefetch_count,
+        occupied=draw(st.integers(0, slots) | st.integers(0, 2 * limit)),
+        expected=draw(st.just(0) | st.integers(0, 150)),
+        unlikely=draw(st.just(0) | st.integers(0, 300)),
+        idle_polls=draw(st.just(0) | st.integers(0, 300)),
+        queues=queues,
+        unpolled=unpolled,
+        unpolled_busy=draw(st.integers(0, unpolled)),
+        busy=draw(st.booleans()),
+        polled=polled,
+        own_unlikely=draw(st.integers(0, 10)) if polled else 0,
+        most=1 if fifo else BATCH_ENTRIES,
+        fifo_capacity=draw(st.integers(0, slots)) if fifo else None,
+    )
+    return replace(drawn, **{name: value for name, value in fixed.items() if value is not None})
+
+
+def messages(now):
+    ask = ask_for(now)
+    return ask.messages if ask else 0
+
+
+@given(snapshots())
+def test_a_poll_asks_for_what_sqs_allows(now):
+    ask = ask_for(now)
+    assert ask is None or (1 <= ask.messages <= now.most and 1 <= ask.wait <= WAIT_TIME_SECONDS)
+
+
+@given(snapshots(busy=True))
+def test_a_busy_queue_is_asked_for_no_more_than_may_be_held(now):
+    assert messages(now) <= max(0, now.limit - now.occupied - now.expected - now.own_unlikely)
+
+
+@given(snapshots(busy=True), st.integers(0, 300), st.integers(0, 300))
+def test_what_idle_queues_were_asked_for_is_nothing_to_a_busy_one(now, unlikely, polls):
+    other = replace(now, unlikely=unlikely, idle_polls=polls, unpolled=now.unpolled_busy)
+    assert messages(now) == messages(other)
+
+
+@given(snapshots(busy=False))
+def test_beyond_what_may_be_held_idle_queues_are_asked_for_one_message_each_and_a_bounded_number(now):
+    asked = messages(now)
+    if now.occupied + now.expected + now.unlikely + asked > now.limit:
+        assert asked <= 1
+        if asked:
+            assert now.idle_polls < max(now.limit - now.occupied - now.expected, now.spare)
+            assert not now.polled
+
+
+@given(snapshots())
+def test_messages_that_idle_queues_may_bring_besides_are_bounded(now):
+    more = max(1, now.prefetch_count - now.slots, now.queues // IDLE_QUEUE_PERIOD_SECONDS)
+    assert 0 <= now.spare <= now.slots + more
+    if now.limit == now.slots and now.spare:
+        assert now.occupied < now.slots, "of long tasks nothing is asked for that finds no slot free"
+        assert now.occupied + now.spare <= now.slots + more
+
+
+@given(snapshots(queues=1, unlikely=0, idle_polls=0, unpolled=0, unpolled_busy=0, expected=0))
+def test_one_queue_alone_has_all_the_capacity(now):
+    now = replace(now, unlikely=now.own_unlikely)
+    free = now.limit - now.occupied - now.own_unlikely
+    held = now.occupied + now.own_unlikely
+    if now.fifo_capacity is not None:
+        expected = max(0, min(1, free, now.fifo_capacity))
+    elif free < least_worth_asking(held, now.slots, now.limit):
+        expected = 0
     else:
-        assert needed == min(BATCH_ENTRIES, more)
+        expected = min(BATCH_ENTRIES, free)
+    assert messages(now) == expected
+    if expected and now.limit > now.occupied:
+        assert ask_for(now).wait == WAIT_TIME_SECONDS
 
 
-@given(SLOTS, MULTIPLIERS, st.floats(0, 1e4), DURATIONS, st.floats(0, 60))
-def test_an_empty_process_always_asks(slots, times, pace, lasts, seconds):
-    limit = capacity(slots * times, Slots(slots, slots * times), pace, lasts, seconds)
-    assert limit >= enough_to_ask(0, slots, limit, BATCH_ENTRIES)
+@given(snapshots(occupied=0, expected=0, unlikely=0, idle_polls=0, polled=False, own_unlikely=0))
+def test_a_process_that_holds_and_has_asked_for_nothing_asks(now):
+    if now.fifo_capacity != 0:
+        assert messages(now) >= 1
 
 
-def test_the_first_tasks_count_as_done_in_a_quarter_of_a_second():
-    pace = Pace()
-    for n in range(10):
-        pace.note(n / 1000)
-    assert pace.per_second(0.01) == pytest.approx(40, rel=0.01)
+@given(snapshots(most=1, fifo_capacity=0))
+def test_a_fifo_queue_whose_messages_have_all_slots_is_not_asked(now):
+    assert ask_for(now) is None
+
+
+@given(snapshots(busy=False, polled=False, own_unlikely=0, unlikely=0, expected=0))
+def test_where_queues_take_turns_each_is_polled_twice_in_20_seconds_at_the_most(now):
+    polls, wait = 0, None
+    while (ask := ask_for(replace(now, idle_polls=polls, unlikely=polls))) is not None and polls < now.queues:
+        polls, wait = polls + 1, ask.wait
+    if wait is not None and wait < WAIT_TIME_SECONDS:
+        assert polls / wait <= max(1, now.queues / IDLE_QUEUE_PERIOD_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("queues", "slots", "ask"),
+    [
+        (1, 2, Ask(2, 20)),
+        (5, 2, Ask(1, 20)),
+        (20, 2, Ask(1, 4)),
+        (50, 2, Ask(1, 1)),
+        (200, 2, Ask(1, 1)),
+        (200, 100, Ask(1, 20)),
+        (5, 100, Ask(10, 20)),
+    ],
+)
+def test_of_an_idle_worker_with_celerys_multiplier_of_4(queues, slots, ask):
+    now = Snapshot(slots, slots, 4 * slots, queues=queues, unpolled=queues - 1)
+    assert ask_for(now) == ask

@@ -57,7 +57,7 @@ class Holder:
         held, now = self.ledger.settle(delivery, settlement)
         if held:
             self._redeliveries.let_go(delivery)
-            self.capacity.gave_back(began=delivery.began)
+            self.capacity.release(began=delivery.began)
         if now:
             self.settled.append((delivery, settlement))
         return held
@@ -74,7 +74,7 @@ class Holder:
     def supersede(self, delivery, superseded_by):
         if not self.ledger.supersede(delivery, superseded_by):
             return False
-        self.capacity.gave_back()
+        self.capacity.release()
         return True
 
 

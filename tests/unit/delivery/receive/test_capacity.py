@@ -1,4 +1,4 @@
-"""One reservation for all queues: never more asked for than may be held, and nobody waits for nothing."""
+"""One capacity for all queues: no more is asked for than may be held, and nobody waits for nothing."""
 
 from __future__ import annotations
 
@@ -12,309 +12,256 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.clock import FakeClock
-from support.processes import SOON, wait_until
+from support.factories import capacity
+from support.processes import SOON
 
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
-from celery_sqs_visibility.policy.prefetch import LONG, UNLIMITED, Slots
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
-from celery_sqs_visibility.policy.receive_size import LIKELY_SECONDS
-
-
-def make_room(prefetch_count, queue_count=1, prefetch_seconds=0.0, clock=None):
-    capacity = ReceiveCapacity(prefetch_seconds, clock or FakeClock())
-    capacity.prefetch_count = prefetch_count
-    for _ in range(queue_count):
-        capacity.join()
-    return capacity
+from celery_sqs_visibility.policy.prefetch import (
+    LIKELY_SECONDS,
+    LONG_TASK_SECONDS,
+    UNLIMITED,
+    RecentRuns,
+    Slots,
+    message_limit,
+)
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 
 
-def fill(capacity, messages):
-    """Hold that many more messages."""
+def fill(shared, messages):
+    """Hold this many more messages."""
     while messages:
-        reservation = capacity.reserve("q", 0)
+        reservation = shared.reserve("q", 0)
         brought = min(messages, reservation.messages)
-        capacity.received(reservation, brought)
+        shared.received(reservation, brought)
         messages -= brought
 
 
-class Waiter(threading.Thread):
-    """Somebody who waits for room; what came of it is in `answer`."""
-
-    def __init__(self, capacity, answers):
-        super().__init__(daemon=True)
-        self.capacity, self.answers = capacity, answers
-
-    def run(self):
-        self.answers.put(self.capacity.reserve("q", SOON))
+def asked(shared, queue="q"):
+    """The messages that a poll of the queue may ask for just now; 0 if it has to wait."""
+    reservation = shared.reserve(queue, 0)
+    return reservation.messages if reservation else 0
 
 
-def start_waiters(capacity, count):
+def run(shared, clock, seconds, count, *, ran=True, queue="q"):
+    """Receive and run tasks one after the other."""
+    for _ in range(count):
+        shared.received(shared.reserve(queue, 0), 1)
+        clock.advance(seconds)
+        shared.release(began=clock.monotonic() - seconds if ran else None)
+
+
+def waiting(shared, count):
+    """Threads that wait for capacity; and their reservations, as they come."""
     answers = queues.SimpleQueue()
-    waiters = [Waiter(capacity, answers) for _ in range(count)]
-    for waiter in waiters:
-        waiter.start()
-    return waiters, answers
+
+    def wait():
+        answers.put(shared.reserve("q", SOON))
+
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads, answers
 
 
-def test_a_request_asks_for_ten_at_most():
-    assert make_room(100).reserve("q", 0).messages == BATCH_ENTRIES
-
-
-def test_a_request_asks_for_no_more_than_there_is_room_for():
-    assert make_room(4).reserve("q", 0).messages == 4
+@pytest.mark.parametrize(("prefetch_count", "messages"), [(100, BATCH_ENTRIES), (4, 4)])
+def test_a_request_asks_for_what_there_is_room_for_and_for_ten_at_most(prefetch_count, messages):
+    assert asked(capacity(prefetch_count)) == messages
 
 
 def test_unlimited_has_a_limit():
-    capacity = make_room(0)
-    fill(capacity, UNLIMITED - UNLIMITED % BATCH_ENTRIES)
-    assert capacity.reserve("q", 0) is None
+    shared = capacity(0)
+    fill(shared, UNLIMITED - UNLIMITED % BATCH_ENTRIES)
+    assert asked(shared) == 0
 
 
-def test_a_full_room_has_none_to_give():
-    capacity = make_room(4)
-    fill(capacity, 4)
-    assert capacity.reserve("q", 0) is None
+def test_messages_held_and_messages_asked_for_take_room_until_they_are_settled_or_do_not_come():
+    shared = capacity(4)
+    poll = shared.reserve("q", 0)
+    assert asked(shared) == 0
+    shared.received(poll, 0)
+    assert shared.held == 0
+    fill(shared, 4)
+    assert asked(shared) == 0
+    shared.release(began=0.0)
+    assert shared.held == 3
+    assert asked(shared) == 1
 
 
-def test_what_is_asked_for_counts_as_taken():
-    capacity = make_room(4)
-    capacity.reserve("q", 0)
-    assert capacity.reserve("q", 0) is None
+def test_several_queues_share_the_capacity():
+    shared = capacity(8, queues=4)
+    assert [asked(shared, name) for name in "abcd"] == [2, 2, 2, 2]
 
 
-def test_an_empty_poll_gives_its_room_back():
-    capacity = make_room(4)
-    capacity.received(capacity.reserve("q", 0), 0)
-    assert capacity.held == 0
-    assert capacity.reserve("q", 0).messages == 4
-
-
-def test_what_was_settled_makes_room():
-    capacity = make_room(4)
-    fill(capacity, 4)
-    capacity.gave_back(began=0.0)
-    assert capacity.held == 3
-    assert capacity.reserve("q", 0).messages == 1
-
-
-def test_several_queues_share_the_room():
-    capacity = make_room(8, queue_count=4)
-    assert [capacity.reserve(name, 0).messages for name in "abcd"] == [2, 2, 2, 2]
-
-
-def test_where_there_is_less_room_than_queues_the_polls_are_short():
-    capacity = make_room(2, queue_count=4)
-    assert capacity.reserve("q", 0).crowded
-    assert make_room(40, queue_count=4).reserve("q", 0).crowded is False
-
-
-def make_small_pool(slots, prefetch_count, queue_count):
-    capacity = ReceiveCapacity(0.0, FakeClock(), lambda: Slots(slots, prefetch_count))
-    capacity.prefetch_count = prefetch_count
-    for _ in range(queue_count):
-        capacity.join()
-    return capacity
+def test_where_there_is_less_capacity_than_queues_the_polls_are_short():
+    assert capacity(2, queues=4).reserve("q", 0).wait < WAIT_TIME_SECONDS
+    assert capacity(40, queues=4).reserve("q", 0).wait == WAIT_TIME_SECONDS
 
 
 def test_idle_queues_are_polled_long_though_there_are_more_of_them_than_slots():
-    capacity = make_small_pool(slots=2, prefetch_count=8, queue_count=3)
-    polls = [capacity.reserve(name, 0) for name in "abc"]
-    assert [(poll.messages, poll.crowded) for poll in polls] == [(1, False)] * 3
+    shared = capacity(8, slots=2, queues=3)
+    polls = [shared.reserve(name, 0) for name in "abc"]
+    assert [(poll.messages, poll.wait) for poll in polls] == [(1, WAIT_TIME_SECONDS)] * 3
 
 
-def test_a_queue_that_joins_late_is_polled_though_the_first_has_taken_the_room():
-    capacity = make_small_pool(slots=2, prefetch_count=8, queue_count=1)
-    assert capacity.reserve("early", 0).messages == 2
-    capacity.join()
-    late = capacity.reserve("late", 0)
-    assert (late.messages, late.crowded) == (1, False)
-    assert capacity.reserve("late", 0) is None  # that is one poll, and no helpers
+def test_a_queue_that_is_added_late_is_polled_though_the_first_has_taken_the_capacity():
+    shared = capacity(8, slots=2)
+    assert asked(shared, "early") == 2
+    shared.add_queue()
+    late = shared.reserve("late", 0)
+    assert (late.messages, late.wait) == (1, WAIT_TIME_SECONDS)
+    assert asked(shared, "late") == 0  # that is one poll, and no helpers
 
 
 def test_idle_queues_keep_no_slot_from_a_busy_one():
-    capacity = make_small_pool(slots=2, prefetch_count=8, queue_count=3)
+    shared = capacity(8, slots=2, queues=3)
     for name in "bc":
-        capacity.reserve(name, 0)
+        shared.reserve(name, 0)
     for _ in range(2):
-        poll = capacity.reserve("a", 0)
-        assert (poll.messages, poll.crowded) == (1, False)
-        capacity.received(poll, 1)
-    assert capacity.reserve("a", 0) is None
+        poll = shared.reserve("a", 0)
+        assert (poll.messages, poll.wait) == (1, WAIT_TIME_SECONDS)
+        shared.received(poll, 1)
+    assert asked(shared, "a") == 0
 
 
 def test_what_a_queue_has_reserved_in_better_times_keeps_no_slot_from_another():
-    capacity = ReceiveCapacity(1.0, clock := FakeClock(), lambda: Slots(2, 8))
-    capacity.prefetch_count = 8
-    for _ in range(2):
-        capacity.join()
-    for _ in range(300):
-        capacity.received(capacity.reserve("a", 0), 1)
-        clock.advance(0.01)
-        capacity.gave_back(began=clock.monotonic() - 0.01)
-    assert capacity.reserve("quiet", 0).messages == BATCH_ENTRIES
+    clock = FakeClock()
+    shared = capacity(8, slots=2, queues=2, prefetch_seconds=1.0, clock=clock)
+    run(shared, clock, 0.01, 300, queue="a")
+    assert asked(shared, "quiet") == BATCH_ENTRIES
     clock.advance(60)
-    assert capacity.reserve("a", 0).messages == 8
-    assert capacity.reserve("a", 0) is None
+    assert asked(shared, "a") == 8
+    assert asked(shared, "a") == 0
 
 
-@pytest.mark.parametrize("waiting", [3, 20])
-def test_what_is_held_for_its_eta_keeps_no_slot_idle(waiting):
-    capacity = make_small_pool(slots=2, prefetch_count=8, queue_count=1)
-    for _ in range(waiting):
-        capacity.received(capacity.reserve("q", 0), 1)
-        capacity.prefetch_count += 1  # as Celery does
-    assert capacity.reserve("q", 0).messages == 2
-    assert capacity.reserve("q", 0) is None
+@pytest.mark.parametrize("held", [3, 20])
+def test_what_is_held_for_its_eta_keeps_no_slot_idle(held):
+    shared = capacity(8, slots=2)
+    for _ in range(held):
+        shared.received(shared.reserve("q", 0), 1)
+        shared.prefetch_count += 1  # as Celery does
+    assert asked(shared) == 2
+    assert asked(shared) == 0
 
 
-def test_a_queue_that_leaves_gives_its_share_to_the_others():
-    capacity = make_room(8, queue_count=2)
-    capacity.leave()
-    assert capacity.reserve("q", 0).messages == 8
+def test_a_queue_that_is_removed_gives_its_share_to_the_others():
+    shared = capacity(8, queues=2)
+    shared.remove_queue("another")
+    assert asked(shared) == 8
 
 
 def test_a_second_poll_of_the_same_queue_leaves_the_others_their_share():
-    capacity = make_room(20, queue_count=2)
-    busy = capacity.reserve("q", 0)
-    helper = capacity.reserve("q", 0)  # the busy queue's batches come back full: a second thread polls it
-    assert busy.messages == 10
-    assert helper.messages == 5
-    assert capacity.reserve("other", 0).messages == 5
+    shared = capacity(20, queues=2)
+    # The busy queue's batches come back full: a second thread polls it.
+    assert [asked(shared, name) for name in ("q", "q", "other")] == [10, 5, 5]
 
 
-def test_work_at_the_measured_pace_is_held_beyond_celerys_count():
+@pytest.mark.parametrize(("ran", "most"), [(True, 50), (False, 4)])
+def test_work_at_the_measured_pace_is_held_beyond_celerys_count_if_it_ran(ran, most):
     clock = FakeClock()
-    capacity = make_room(4, prefetch_seconds=1.0, clock=clock)
-    for _ in range(300):
-        fill(capacity, 1)
-        clock.advance(0.01)
-        capacity.gave_back(began=clock.monotonic() - 0.01)
-    fill(capacity, 50)
-    assert capacity.held == 50
+    shared = capacity(4, prefetch_seconds=1.0, clock=clock)
+    run(shared, clock, 0.01, 300, ran=ran)
+    fill(shared, most)
+    if ran:
+        while (messages := asked(shared)) > 0:
+            assert messages == BATCH_ENTRIES, "beyond Celery's count only full batches are asked for"
+    assert asked(shared) == 0
 
 
-def test_what_did_not_run_says_nothing_about_the_pace():
-    clock = FakeClock()
-    capacity = make_room(4, prefetch_seconds=1.0, clock=clock)
-    for _ in range(300):
-        fill(capacity, 1)
-        clock.advance(0.01)
-        capacity.gave_back()
-    fill(capacity, 4)
-    assert capacity.reserve("q", 0) is None
+def test_a_freed_slot_wakes_one_waiter_and_no_more():
+    shared = capacity(2, queues=2)
+    fill(shared, 2)
+    threads, answers = waiting(shared, 2)
+    for _ in threads:
+        shared.release(began=0.0)
+        assert answers.get(timeout=SOON).messages == 1
+        assert asked(shared) == 0
+        assert answers.empty()
+    for thread in threads:
+        thread.join(SOON)
 
 
-def test_beyond_celerys_count_only_full_batches_are_asked_for():
-    clock = FakeClock()
-    capacity = make_room(4, prefetch_seconds=1.0, clock=clock)
-    for _ in range(500):
-        fill(capacity, 1)
-        clock.advance(0.01)
-        capacity.gave_back(began=clock.monotonic() - 0.01)
-    fill(capacity, 20)
-    while (reservation := capacity.reserve("q", 0)) is not None:
-        assert reservation.messages == BATCH_ENTRIES
-
-
-def test_a_freed_slot_wakes_one_who_waits_and_no_more():
-    capacity = make_room(2, queue_count=2)
-    fill(capacity, 2)
-    waiters, answers = start_waiters(capacity, 2)
-    capacity.gave_back(began=0.0)
-    assert answers.get(timeout=SOON).messages == 1
-    assert capacity.reserve("q", 0) is None
-    assert answers.empty()
-    capacity.gave_back(began=0.0)
-    assert answers.get(timeout=SOON).messages == 1
-    for waiter in waiters:
-        waiter.join(SOON)
-
-
-@pytest.mark.parametrize("change", ["prefetch_count", "an empty poll"])
-def test_whatever_makes_room_wakes_who_waits(change):
-    capacity = make_room(2)
-    reservation = capacity.reserve("q", 0)
-    (waiter,), answers = start_waiters(capacity, 1)
+@pytest.mark.parametrize("change", ["prefetch_count", "an empty poll", "the end of a run"])
+def test_whatever_makes_room_wakes_a_waiter(change):
+    shared = capacity(2)
+    reservation = shared.reserve("q", 0)
+    task = Run()
+    if change == "the end of a run":
+        shared.received(reservation, 2)
+        shared.start_run(task)
+    (thread,), answers = waiting(shared, 1)
     if change == "prefetch_count":
-        capacity.prefetch_count = 3
+        shared.prefetch_count = 3
+    elif change == "an empty poll":
+        shared.received(reservation, 1)
     else:
-        capacity.received(reservation, 1)
+        shared.end_run(task, -LONG_TASK_SECONDS)
     assert answers.get(timeout=SOON).messages == 1
-    waiter.join(SOON)
+    thread.join(SOON)
 
 
-def test_an_interrupt_sends_home_who_has_given_up():
-    capacity = make_room(1)
-    fill(capacity, 1)
-    answers = queues.SimpleQueue()
-    given_up = threading.Event()
-    waiting = threading.Event()
+def test_a_waiter_that_has_given_up_leaves_when_it_is_woken():
+    shared = capacity(1)
+    fill(shared, 1)
+    given_up, waits = threading.Event(), threading.Event()
 
-    def asked_whether_to_give_up():
-        waiting.set()
+    def check():
+        waits.set()
         return given_up.is_set()
 
-    def wait_for_room():
-        answers.put(capacity.reserve("q", 60, asked_whether_to_give_up))
-
-    thread = threading.Thread(target=wait_for_room, daemon=True)
-    thread.start()
-    assert waiting.wait(SOON)
-    given_up.set()
-    capacity.interrupt()
-    thread.join(SOON)
-    assert not thread.is_alive()
-    assert answers.get() is None
+    with ThreadPoolExecutor(1) as executor:
+        answer = executor.submit(shared.reserve, "q", 60, check)
+        assert waits.wait(SOON)
+        given_up.set()
+        shared.wake()
+        assert answer.result(SOON) is None
 
 
-def test_who_waits_keeps_its_place():
-    capacity = make_room(1, queue_count=4)
-    fill(capacity, 1)
-    line = [capacity.line_up(name) for name in "abcd"]
-    assert not any(waiter.reservation for waiter in line)
-    capacity.gave_back(began=0.0)
-    assert [bool(waiter.reservation) for waiter in line] == [True, True, False, False]
+def test_waiters_are_served_in_their_order():
+    shared = capacity(1, queues=4)
+    fill(shared, 1)
+    waiters = [shared.add_waiter(name) for name in "abcd"]
+    assert not any(waiter.reservation for waiter in waiters)
+    shared.release(began=0.0)
+    assert [bool(waiter.reservation) for waiter in waiters] == [True, True, False, False]
     for number in (0, 1):
-        assert capacity.reserve("d", 0) is None, "it does not wait"
-        again = capacity.line_up(line[number].queue)
-        capacity.received(line[number].reservation, 0)
-        assert line[number + 2].reservation
-        assert not again.reservation, "who was served is the last in line"
+        assert asked(shared, "d") == 0, "it does not wait"
+        again = shared.add_waiter(waiters[number].queue)
+        shared.received(waiters[number].reservation, 0)
+        assert waiters[number + 2].reservation
+        assert not again.reservation, "a queue that was served is the last waiter"
 
 
-def test_who_waits_for_its_turn_keeps_nobody_waiting_who_needs_room():
-    capacity = make_small_pool(slots=2, prefetch_count=2, queue_count=20)
-    fill(capacity, 2)  # of the busy queue "q"
-    line = [capacity.line_up(name) for name in (*"abcdefghij", "q")]
-    capacity.gave_back(began=0.0)
-    served = [waiter.queue for waiter in line if waiter.reservation]
+def test_an_idle_queue_that_waits_for_its_turn_keeps_no_busy_one_waiting():
+    shared = capacity(2, slots=2, queues=20)
+    fill(shared, 2)  # of the busy queue "q"
+    waiters = [shared.add_waiter(name) for name in (*"abcdefghij", "q")]
+    shared.release(began=0.0)
+    served = [waiter.queue for waiter in waiters if waiter.reservation]
     assert served == ["a", "b", "q"], "idle queues take turns, in their order, and the busy one has the slot"
 
 
-def test_a_poll_that_waits_in_vain_keeps_its_room_no_longer_from_a_busy_queue():
+def test_a_poll_that_waits_in_vain_keeps_its_capacity_no_longer_from_a_busy_queue():
     clock = FakeClock()
-    capacity = ReceiveCapacity(0.0, clock, lambda: Slots(2, 2))
-    capacity.prefetch_count = 2
+    shared = capacity(2, slots=2, queues=0, clock=clock)
     for name in "ab":
-        capacity.join()
-        capacity.received(capacity.reserve(name, 0), 1)
+        shared.add_queue()
+        shared.received(shared.reserve(name, 0), 1)
     for _ in range(2):
-        capacity.gave_back(began=0.0)
-    capacity.reserve("a", 0)
-    assert capacity.reserve("a", 0) is not None  # both slots: a second thread polls it
-    waiter = capacity.line_up("b")
-    capacity.replace_stuck(clock.monotonic())
+        shared.release(began=0.0)
+    assert asked(shared, "a")
+    assert asked(shared, "a")  # both slots: a second thread polls it
+    waiter = shared.add_waiter("b")
+    shared.replace_stuck(clock.monotonic())
     assert waiter.reservation is None
     clock.advance(LIKELY_SECONDS)
-    capacity.replace_stuck(clock.monotonic())
+    shared.replace_stuck(clock.monotonic())
     assert waiter.reservation.messages == 2
 
 
 def test_a_queue_that_has_a_message_for_sure_does_not_wait_for_its_turn():
-    capacity = make_small_pool(slots=2, prefetch_count=2, queue_count=20)
-    idle = [capacity.line_up(name) for name in "abcdef"]
+    shared = capacity(2, slots=2, queues=20)
+    idle = [shared.add_waiter(name) for name in "abcdef"]
     assert idle[-1].reservation is None
-    capacity.expect("f")
+    shared.expect("f")
     assert idle[-1].reservation is not None
     assert idle[-2].reservation is None
 
@@ -325,7 +272,8 @@ class Sharing(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.clock = FakeClock()
-        self.capacity = make_room(5, queue_count=0, prefetch_seconds=1.0, clock=self.clock)
+        self.capacity = capacity(5, 0, prefetch_seconds=1.0, clock=self.clock)
+        self.slots, self.runs = 5, RecentRuns()
         self.queues = 0
         self.polls = {}  # in flight: whether they are likely to bring what they ask for
         self.busy = set()
@@ -334,17 +282,17 @@ class Sharing(RuleBasedStateMachine):
     @rule()
     def join(self):
         self.queues += 1
-        self.capacity.join()
+        self.capacity.add_queue()
 
     @precondition(lambda self: self.queues)
     @rule()
     def leave(self):
         self.queues -= 1
-        self.capacity.leave()
+        self.capacity.remove_queue("another")
 
     @rule(count=st.integers(1, 200))
     def celery_changes_its_mind(self, count):
-        self.capacity.prefetch_count = count
+        self.slots = self.capacity.prefetch_count = count
 
     def asked_for(self, counts=lambda _poll, _likely: True):
         return sum(poll.messages for poll, likely in self.polls.items() if counts(poll, likely))
@@ -355,7 +303,8 @@ class Sharing(RuleBasedStateMachine):
         asked_for = self.asked_for()
         if busy:
             asked_for = self.asked_for(lambda poll, likely: likely or poll.queue == name)
-        limit, slots = self.capacity._limit(self.capacity._pool()), self.capacity.prefetch_count
+        slots, pace = self.slots, self.runs.per_second(self.clock.monotonic())
+        limit = message_limit(Slots(slots, slots), pace, self.runs.seconds, 1.0)
         idle_polls = list(self.polls.values()).count(False)
         reservation = self.capacity.reserve(name, 0)
         if reservation is None:
@@ -395,19 +344,23 @@ class Sharing(RuleBasedStateMachine):
     @rule(ran=st.booleans(), seconds=st.floats(0, 1))
     def one_is_settled(self, ran, seconds):
         self.clock.advance(seconds)
-        self.capacity.gave_back(began=self.clock.monotonic() - seconds if ran else None)
+        now = self.clock.monotonic()
+        self.capacity.release(began=now - seconds if ran else None)
+        if ran:
+            self.runs.note(now, now - (now - seconds))
         self.held -= 1
 
     @invariant()
-    def the_counts_are_right(self):
+    def the_count_is_right(self):
         assert self.capacity.held == self.held
-        assert self.capacity._expected == self.asked_for(lambda _, likely: likely)
-        assert self.capacity._unlikely.total() == self.asked_for(lambda _, likely: not likely)
-        assert self.capacity._busy == self.busy
 
 
 TestSharing = Sharing.TestCase
 TestSharing.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+class Run:
+    """Stands for a delivery."""
 
 
 @pytest.mark.parametrize(
@@ -417,52 +370,33 @@ TestSharing.settings = settings(max_examples=60, stateful_step_count=40)
 )
 def test_runs_that_were_acknowledged_when_they_began_count_when_they_end(runs, seconds, messages):
     clock = FakeClock()
-    capacity = ReceiveCapacity(1, clock, lambda: Slots(2, 8))
-    capacity.prefetch_count = 8
+    shared = capacity(8, slots=2, prefetch_seconds=1, clock=clock)
     for _ in range(runs):
-        capacity.received(capacity.reserve("q", 0), 1)
-        capacity.runs_on(run := Run())
+        shared.received(shared.reserve("q", 0), 1)
+        shared.start_run(task := Run())
         clock.advance(0.01)
-        capacity.ran(run, clock.monotonic() - seconds)
-    assert capacity.reserve("q", 0).messages == messages
-
-
-class Run:
-    """Stands for a delivery."""
+        shared.end_run(task, clock.monotonic() - seconds)
+    assert asked(shared) == messages
 
 
 def test_a_run_that_was_acknowledged_when_it_began_has_a_slot_until_it_ends():
-    capacity = ReceiveCapacity(1, clock := FakeClock(), lambda: Slots(2, 2))
-    capacity.prefetch_count = 2
-    capacity.received(capacity.reserve("q", 0), 2)
+    shared = capacity(2, slots=2, prefetch_seconds=1)
+    fill(shared, 2)
     runs = [Run(), Run()]
-    for run in runs:
-        capacity.runs_on(run)
-    assert capacity.held == 0
-    assert capacity.reserve("q", 0) is None
+    for task in runs:
+        shared.start_run(task)
+    assert shared.held == 0
+    assert asked(shared) == 0
     for _ in range(2):  # told twice, it counts once
-        capacity.ran(runs[0], clock.monotonic() - LONG)
-    assert capacity.reserve("q", 0).messages == 1
-    assert capacity.reserve("q", 0) is None
+        shared.end_run(runs[0], -LONG_TASK_SECONDS)
+    assert asked(shared) == 1
+    assert asked(shared) == 0
 
 
 def test_a_run_that_is_forgotten_has_no_slot():
-    capacity = ReceiveCapacity(1, FakeClock(), lambda: Slots(2, 2))
-    capacity.prefetch_count = 2
-    capacity.received(capacity.reserve("q", 0), 2)
+    shared = capacity(2, slots=2, prefetch_seconds=1)
+    fill(shared, 2)
     for _ in range(2):
-        capacity.runs_on(Run())
+        shared.start_run(Run())
     gc.collect()
-    assert capacity.reserve("q", 0).messages == 2
-
-
-def test_who_waits_for_a_slot_is_told_when_a_run_ends():
-    capacity = ReceiveCapacity(1, clock := FakeClock(), lambda: Slots(1, 1))
-    capacity.prefetch_count = 1
-    capacity.received(capacity.reserve("q", 0), 1)
-    capacity.runs_on(run := Run())
-    with ThreadPoolExecutor(1) as executor:
-        waiting = executor.submit(capacity.reserve, "q", SOON)
-        wait_until(lambda: capacity._line, SOON, "somebody to wait in line")
-        capacity.ran(run, clock.monotonic() - LONG)
-        assert waiting.result(SOON).messages == 1
+    assert asked(shared) == 2

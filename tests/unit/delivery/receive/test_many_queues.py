@@ -8,7 +8,7 @@ import math
 import pytest
 from support.crowd import Crowd
 
-from celery_sqs_visibility.policy.receive_size import TURN_SECONDS
+from celery_sqs_visibility.policy.prefetch import IDLE_QUEUE_PERIOD_SECONDS
 
 QUEUES = [1, 5, 20, 50, 200]
 SLOTS = [1, 2, 8, 100]
@@ -18,7 +18,7 @@ EVERY_SIZE = [(queues, slots) for queues in QUEUES for slots in SLOTS]
 
 
 def spare_of(queues, slots, multiplier=4):
-    return slots + max(1, slots * (multiplier - 1), queues // TURN_SECONDS)
+    return slots + max(1, slots * (multiplier - 1), queues // IDLE_QUEUE_PERIOD_SECONDS)
 
 
 @functools.cache
@@ -68,7 +68,7 @@ def test_the_first_message_of_each_idle_queue_starts_within_a_turn(queues, slots
     crowd.run(25)
     delays = [delay for queue in idle for delay in queue.delays[:1]]
     assert delays
-    assert max(delays) <= 2 * TURN_SECONDS + 2
+    assert max(delays) <= 2 * IDLE_QUEUE_PERIOD_SECONDS + 2
 
 
 @pytest.mark.parametrize("task_seconds", SECONDS)
@@ -101,7 +101,7 @@ def test_no_busy_queue_starves(queues, slots, task_seconds):
     for queue in crowd.queues:
         crowd.publish(queue, 100_000)
     turn = 2 * task_seconds + 10 * queues * task_seconds / slots  # in which each could have ten
-    crowd.run(2 * TURN_SECONDS + turn)
+    crowd.run(2 * IDLE_QUEUE_PERIOD_SECONDS + turn)
     before = {queue: len(queue.started) for queue in crowd.queues}
     crowd.run(2 * turn)
     shares = [len(queue.started) - before[queue] for queue in crowd.queues]

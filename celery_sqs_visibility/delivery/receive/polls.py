@@ -1,0 +1,185 @@
+"""The polls of one queue: requests under way, their results, and answers that are late."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
+from celery_sqs_visibility.delivery.receive.receive_attempts import Attempt, Attempts
+from celery_sqs_visibility.delivery.supervisor import HANGS
+from celery_sqs_visibility.errors import (
+    QueueDoesNotExistError,
+    SQSError,
+    UnavailableError,
+    UnrecognizedResponseError,
+)
+from celery_sqs_visibility.policy.backoff import reply_grace
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.polling import PollSchedule
+
+logger = logging.getLogger(__name__)
+
+#: Takes the messages of a poll, with the monotonic instants before and after the call.
+Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
+
+
+class PollState(enum.Enum):
+    """How far a poll is. A poll goes from `ASKED` to `ANSWERED`, both of which may be overdue meanwhile."""
+
+    ASKED = "the request is under way"
+    UNANSWERED = "the answer is late, and the reservation given back"
+    ANSWERED = "the call has returned, and its messages are being taken"
+    STUCK = "its messages are being taken for too long"
+
+
+#: The state of a poll that is overdue.
+OVERDUE = {PollState.ASKED: PollState.UNANSWERED, PollState.ANSWERED: PollState.STUCK}
+
+
+@dataclass(slots=True, eq=False)
+class Poll:
+    """A poll of one thread, from before the request until its messages are taken. Instants are monotonic."""
+
+    reservation: Reservation
+    wait: int  # seconds that SQS may wait for a message
+    started: float
+    overdue_at: float  # from this instant on its thread may be replaced
+    helper: bool = False  # whether a helper makes it, while batches come back full
+    attempt: Attempt | None = None  # in a FIFO queue
+    state: PollState = PollState.ASKED
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether its thread may be replaced."""
+        return self.state in OVERDUE.values()
+
+
+class Polls:
+    """Makes the polls of one queue, from any of its threads. For the arguments see `Receiver`."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        capacity: ReceiveCapacity,
+        schedule: PollSchedule,
+        wait: int,
+        options: ReceiveOptions,
+        clock: Clock,
+        arrived: Arrived,
+    ) -> None:
+        self._queue = queue
+        self._capacity = capacity
+        self._schedule = schedule
+        self._wait = wait
+        self._options = options
+        self._clock = clock
+        self._arrived = arrived
+        self._outage = Outage(logger, "receive from SQS", queue.name, clock)
+        self._attempts = Attempts(options.visibility_timeout)
+        #: Guards everything below, and the schedule. Reentrant, as a Condition is by default: Celery's cold
+        #: shutdown stops polling in a signal handler, on the main thread, which may hold it just now.
+        self.changed = threading.Condition()
+        self.in_flight: list[Poll] = []
+        self.failures = 0  # in a row
+        self.stopping = False
+
+    def poll(self, reservation: Reservation, *, wait: int, helper: bool = False) -> int:
+        """Make one request, and see to what follows from it; how many messages it brought."""
+        messages: list[ReceivedMessage] = []
+        poll = self._begin(reservation, wait, helper=helper)
+        if poll is None:
+            self._capacity.received(reservation, 0)
+            return 0
+        try:
+            options = replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
+            messages = self._queue.sqs.receive(self._queue.url, reservation.messages, wait, options)
+        except SQSError as error:
+            self._fail(poll, error)
+        else:
+            self._succeed(poll, [message["MessageId"] for message in messages])
+        finally:
+            self._answered(poll, len(messages))
+            try:
+                if messages:
+                    self._arrived(self._queue, messages, poll.started, self._clock.monotonic())
+            finally:
+                with self.changed:
+                    self.in_flight.remove(poll)
+                    self.changed.notify_all()
+        return len(messages)
+
+    def wait_until_over(self, until: float) -> bool:
+        """Wait for the polls in flight until that monotonic instant; whether all are over."""
+        with self.changed:
+            return self.changed.wait_for(
+                lambda: not self.in_flight, max(0.0, until - self._clock.monotonic())
+            )
+
+    def give_up_overdue(self, now: float) -> int:
+        """Give back the capacity of polls without an answer in time; how many they are."""
+        with self.changed:
+            overdue = [poll for poll in self.in_flight if poll.overdue_at <= now and not poll.overdue]
+            for poll in overdue:
+                poll.state = OVERDUE[poll.state]
+        unanswered = [poll for poll in overdue if poll.state is PollState.UNANSWERED]
+        for poll in unanswered:
+            self._capacity.received(poll.reservation, 0)
+        if unanswered:
+            self._count_failure(UnavailableError("ReceiveMessage gets no answer", action="ReceiveMessage"))
+            self._queue.sqs.discard_idle_connections()
+        return len(unanswered)
+
+    def _begin(self, reservation: Reservation, wait: int, *, helper: bool) -> Poll | None:
+        started = self._clock.monotonic()
+        poll = Poll(reservation, wait, started, started + wait + reply_grace(), helper)
+        with self.changed:
+            if self.stopping:  # checked here, or a thread that waits for the polls in flight misses this one
+                return None
+            self.in_flight.append(poll)
+            if self._queue.fifo:
+                poll.attempt = self._attempts.begin(started)
+            return poll
+
+    def _answered(self, poll: Poll, messages: int) -> None:
+        with self.changed:
+            late = poll.state is PollState.UNANSWERED
+            poll.state = PollState.ANSWERED
+            poll.overdue_at = self._clock.monotonic() + HANGS
+        if late:
+            self._capacity.hold(messages, fifo=self._queue.fifo)
+        else:
+            self._capacity.received(poll.reservation, messages)
+
+    def _fail(self, poll: Poll, error: SQSError) -> None:
+        if poll.attempt and isinstance(error, (UnavailableError, UnrecognizedResponseError)):
+            with self.changed:
+                self._attempts.unanswered(poll.attempt)
+        deleted = self.stopping and isinstance(error, QueueDoesNotExistError)  # by its last consumer
+        if not (poll.overdue or deleted):  # an overdue poll has counted as a failure, and that may be over
+            self._count_failure(error)
+
+    def _count_failure(self, error: SQSError) -> None:
+        with self.changed:
+            self.failures += 1
+        self._outage.failure(error)
+
+    def _succeed(self, poll: Poll, message_ids: Sequence[str]) -> None:
+        now = self._clock.monotonic()
+        with self.changed:
+            probe = self.failures > 0 and poll.wait < self._wait
+            self.failures = 0
+            if poll.helper and self._queue.fifo:  # it may find nothing because groups wait for what runs here
+                self._schedule.arrived(message_ids)
+            elif message_ids or not probe:  # a long poll follows the probe, and does not miss messages
+                took = now - poll.started if poll.wait or not self._wait else math.inf
+                self._schedule.polled(now, message_ids, took=took)
+        self._outage.success(poll.started)
