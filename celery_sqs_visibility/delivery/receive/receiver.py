@@ -18,7 +18,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
 from celery_sqs_visibility.delivery.receive.receive_attempts import Attempt, Attempts
-from celery_sqs_visibility.delivery.supervisor import HANGS
+from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import (
     QueueDoesNotExistError,
     SQSError,
@@ -220,7 +220,7 @@ class Receiver:
         with self._changed:
             poll.answered = True
             given_up, poll.given_up = poll.given_up, False
-            poll.overdue = self._clock.monotonic() + HANGS  # from now on something else would hang
+            poll.overdue = self._clock.monotonic() + HUNG_AFTER_SECONDS  # the rest may hang too
         if given_up:
             self._capacity.unexpected(messages, fifo=self.queue.fifo)
         else:

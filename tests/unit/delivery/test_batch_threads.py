@@ -10,9 +10,9 @@ from support.clock import FakeClock
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.delivery import batch_threads as crew_module
-from celery_sqs_visibility.delivery.batch_threads import LINGER, BatchThreads
-from celery_sqs_visibility.delivery.supervisor import HANGS
+from celery_sqs_visibility.delivery import batch_threads as batch_threads_module
+from celery_sqs_visibility.delivery.batch_threads import IDLE_SECONDS, BatchThreads
+from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import ThrottledError, UnavailableError
 
 MOST = 4
@@ -27,7 +27,7 @@ class Tasks:
 
     def __init__(self, clock):
         self.clock = clock
-        self.batch_threads = BatchThreads("test-crew", "does its work", MOST, self, clock)
+        self.batch_threads = BatchThreads("test-threads", "does its work", MOST, self, clock)
         self.waiting = []  # (instant, batch)
         self.sending = threading.Semaphore(0)
         self.let_go = threading.Semaphore(0)
@@ -38,7 +38,7 @@ class Tasks:
         with self.batch_threads.lock:
             for batch in batches:
                 self.waiting.append((at, batch))
-                self.batch_threads.call()
+                self.batch_threads.wake()
 
     def due(self, _now):
         return min((at for at, _ in self.waiting), default=None)
@@ -115,7 +115,7 @@ def test_while_there_is_more_to_do_there_are_more_threads_up_to_a_limit(tasks):
     tasks.add(*"abcdefgh")
     tasks.under_way(MOST)
     assert len(tasks.threads) == MOST
-    assert sorted(hand.batch for hand in tasks.batch_threads._hands.values()) == ["a", "b", "c", "d"]
+    assert sorted(hand.batch for hand in tasks.batch_threads._in_progress.values()) == ["a", "b", "c", "d"]
     tasks.finish(8)
     assert sorted(batch for batch, _ in tasks.concluded) == list("abcdefgh")
     assert len(tasks.threads) <= MOST
@@ -124,7 +124,7 @@ def test_while_there_is_more_to_do_there_are_more_threads_up_to_a_limit(tasks):
 def test_what_came_at_once_is_seen_to_by_all(tasks):
     with tasks.batch_threads.lock:
         tasks.waiting += [(0.0, batch) for batch in "abc"]
-        tasks.batch_threads.call()  # one for all three
+        tasks.batch_threads.wake()  # one for all three
     tasks.under_way(3)
     tasks.finish(3)
 
@@ -141,7 +141,7 @@ def test_what_is_due_later_needs_one_thread_and_no_more(tasks):
     tasks.add("a", "b", at=tasks.clock.monotonic() + LATER)
     assert len(tasks.threads) == 1
     tasks.clock.advance(LATER)
-    tasks.batch_threads.call()
+    tasks.batch_threads.wake()
     tasks.under_way(2)
     tasks.finish(2)
 
@@ -164,14 +164,14 @@ def test_those_that_are_not_needed_any_more_end_but_one(tasks, monkeypatch):
     tasks.add(*"abcd")
     tasks.under_way(MOST)
     threads = tasks.threads
-    tasks.clock.advance(LINGER)
+    tasks.clock.advance(IDLE_SECONDS)
     tasks.finish(MOST)
 
     def one_is_left():
         """In the end: each lingers from when it had nothing more to do."""
         with tasks.batch_threads.lock:
-            tasks.clock.advance(LINGER)
-            tasks.batch_threads._called.notify_all()
+            tasks.clock.advance(IDLE_SECONDS)
+            tasks.batch_threads._woken.notify_all()
         return len(tasks.threads) == 1
 
     wait_until(one_is_left, SOON, "the others to end")
@@ -203,7 +203,7 @@ def test_what_is_raised_failed_for_all(tasks, error, caplog):
 
 @pytest.mark.parametrize("method", ["take", "conclude"])
 def test_a_bug_ends_no_thread(tasks, method, monkeypatch, caplog):
-    monkeypatch.setattr(crew_module, "PAUSE_AFTER_BUG", 0.01)
+    monkeypatch.setattr(batch_threads_module, "PAUSE_AFTER_BUG_SECONDS", 0.01)
     right = getattr(tasks, method)
     bugs = iter([ZeroDivisionError()])  # whichever thread comes first
 
@@ -219,18 +219,15 @@ def test_a_bug_ends_no_thread(tasks, method, monkeypatch, caplog):
     tasks.finish(2)
     assert sorted(tasks.concluded) == [("a", []), ("b", [])]
     wait_until(lambda: caplog.messages, SOON, "it to be told")
-    assert caplog.messages == ["a thread that does its work stumbled and goes on"]
+    assert caplog.messages == ["unexpected error in a thread that does its work; continuing"]
 
 
 def test_where_no_thread_can_be_started_the_watchdog_tries_again(tasks, monkeypatch, caplog):
-    def no_more(_thread):
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as without:
-        without.setattr(threading.Thread, "start", no_more)
+        without.setattr(batch_threads_module, "start_thread", lambda *_: None)
         tasks.add("a")
     assert tasks.threads == set()
-    assert caplog.messages == ["a thread that does its work could not be started, and will be"]
+    assert caplog.messages == ["cannot start a thread that does its work; it is tried again in a moment"]
     tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
     tasks.under_way(1)
     tasks.finish(1)
@@ -283,13 +280,13 @@ def test_one_that_hangs_or_died_is_replaced_and_what_it_had_in_hand_was_in_vain(
     if how == "died":
         join(first)
     else:
-        tasks.clock.advance(HANGS)
+        tasks.clock.advance(HUNG_AFTER_SECONDS)
     tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
     assert tasks.over.acquire(timeout=SOON)
     assert tasks.concluded == [("abc", [0, 1, 2])]
     assert first not in tasks.threads
     told = [record.getMessage() for record in caplog.records]
-    assert told == [f"a thread that does its work {how}: another has taken its place"]
+    assert told == [f"a thread that does its work {how}; another takes its place"]
     tasks.add("d")
     tasks.under_way(1)
     for _ in range(2):
@@ -303,7 +300,7 @@ def test_who_works_is_left_alone(tasks, caplog):
     tasks.add("a")
     tasks.under_way(1)
     before = tasks.threads
-    tasks.clock.advance(HANGS - 1)
+    tasks.clock.advance(HUNG_AFTER_SECONDS - 1)
     tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
     assert tasks.threads == before
     assert caplog.records == []

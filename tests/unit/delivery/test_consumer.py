@@ -17,10 +17,10 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import Opened, UnreadableError
-from celery_sqs_visibility.delivery.settle.settlements import REAPPEARS_AFTER
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, ThrottledError
 from celery_sqs_visibility.events import (
     DeadLettered,
@@ -149,7 +149,7 @@ class World:
 
     def next_poll(self, queue):
         """Its receiver's."""
-        receiver, _ = self.queue_consumer._receivers[queue.name]
+        receiver = self.queue_consumer._receivers.get(queue.name)
         with receiver._changed:
             return receiver._schedule.next_poll()
 
@@ -271,15 +271,15 @@ def test_a_hidden_message_comes_back_although_the_queue_sleeps(world, queue, eve
     (one,) = world.deliveries(queue, "a")
     one.settle(Hide(30))
     assert events.wait(Hidden) == [Hidden(one.facts, 30)]
-    world.clock.advance(30 + REAPPEARS_AFTER)
-    receiver, _ = world.queue_consumer._receivers["q"]
+    world.clock.advance(30 + REAPPEARS_AFTER_SECONDS)
+    receiver = world.queue_consumer._receivers.get("q")
     receiver.expect("to have it look at the clock again", world.clock.monotonic() - 1)
     assert world.buffer.wait(SOON)
 
 
 def test_a_requeued_message_comes_back_although_the_queue_sleeps(world, queue, events):
     (one,) = world.deliveries(queue, "a")
-    world.queue_consumer.failures.reject(one, requeue=True)
+    one.reject(requeue=True)
     events.wait(Released)
     wait_until(lambda: world.next_poll(queue) <= world.clock.monotonic() + 1, SOON, "it to be expected")
 
@@ -290,7 +290,7 @@ def test_a_lapse_costs_no_request_and_is_expected_at_the_deadline(world, queue, 
     one.settle(Lapse())
     assert events.of(Hidden) == [Hidden(one.facts, TIMEOUT - 20)]
     assert world.count("ChangeMessageVisibilityBatch") == 0
-    assert world.next_poll(queue) == one.deadline + REAPPEARS_AFTER
+    assert world.next_poll(queue) == one.deadline + REAPPEARS_AFTER_SECONDS
 
 
 def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, queue, events):
@@ -323,7 +323,7 @@ def test_a_settlement_that_waits_for_an_extension_survives_the_closing(world, qu
     def close():
         world.sqs.meanwhile = lambda: None
         world.queue_consumer.close()
-        for thread in list(world.queue_consumer._settlements.settler.batch_threads._threads):
+        for thread in list(world.queue_consumer._settler.batch_threads._threads):
             thread.join(0.1)  # whoever means to end has ended
 
     world.sqs.meanwhile = close
@@ -394,7 +394,7 @@ def test_a_copy_that_comes_back_is_expected(world, mortal, events):
     received_before(world, mortal, 2)
     world.consume(mortal)
     events.wait(Renewed)
-    assert world.next_poll(mortal) == pytest.approx(world.clock.monotonic() + 900 + REAPPEARS_AFTER)
+    assert world.next_poll(mortal) == pytest.approx(world.clock.monotonic() + 900 + REAPPEARS_AFTER_SECONDS)
 
 
 def test_a_copy_keeps_attributes_and_group_but_not_the_deduplication_id(world, graves, events):
@@ -451,7 +451,7 @@ def test_a_copy_that_cannot_be_sent_now_is_tried_again_and_nothing_is_deleted_me
     wait_until(lambda: world.count("SendMessage") == 2, SOON, "the copy to be tried")
     assert world.count("DeleteMessageBatch") == 0
     world.clock.advance(5)
-    world.queue_consumer._settlements.settler.batch_threads.call()
+    world.queue_consumer._settler.batch_threads.wake()
     events.wait(Renewed)
     events.wait(Deleted)
 
@@ -497,14 +497,12 @@ def test_a_message_that_is_stumbled_over_lapses_and_does_not_keep_the_others_fro
     assert [event.seconds for event in events.wait(Hidden)] == [TIMEOUT]
     assert world.count("ChangeMessageVisibilityBatch") == 0
     assert world.queue_consumer.capacity.held == len(world.queue_consumer.ledger) == 2
-    assert "taking in a message stumbled" in caplog.text
+    assert "unexpected error with a message of 'q'" in caplog.text
 
 
 def test_what_failed_for_good_is_moved_to_the_dead_letters_with_the_reason(world, mortal, graves, events):
     (one,) = world.deliveries(mortal, "a")
-    world.queue_consumer.failures.give_up(
-        one, "its last attempt failed", lambda: "the body", exception="ValueError()"
-    )
+    one.give_up("its last attempt failed", lambda: "the body", exception="ValueError()")
     events.wait(Deleted)
     assert events.of(DeadLettered) == [DeadLettered(one.facts, "its last attempt failed")]
     assert (world.left(mortal), world.left(graves)) == (0, 1)
@@ -512,23 +510,21 @@ def test_what_failed_for_good_is_moved_to_the_dead_letters_with_the_reason(world
 
 def test_what_failed_for_good_is_deleted_where_there_are_no_dead_letters(world, queue, events):
     (one,) = world.deliveries(queue, "a")
-    world.queue_consumer.failures.give_up(
-        one, "its last attempt failed", lambda: pytest.fail("nobody needs the body")
-    )
+    one.give_up("its last attempt failed", lambda: pytest.fail("nobody needs the body"))
     events.wait(Deleted)
     assert world.left(queue) == 0
 
 
 def test_a_rejected_message_is_left_to_the_redrive_policy(world, mortal, events):
     (one,) = world.deliveries(mortal, "a")
-    world.queue_consumer.failures.reject(one, requeue=False)
+    one.reject(requeue=False)
     events.wait(Hidden)
     assert world.left(mortal) == 1
 
 
 def test_a_rejected_message_is_deleted_where_there_is_no_redrive_policy(world, queue, events):
     (one,) = world.deliveries(queue, "a")
-    world.queue_consumer.failures.reject(one, requeue=False)
+    one.reject(requeue=False)
     events.wait(Deleted)
 
 
@@ -607,7 +603,7 @@ def test_what_a_poll_brings_after_the_closing_is_given_back_and_leaves_no_thread
     world.queue_consumer.close()
     world.come_back(queue)
     events.wait(Released, 2)
-    settlers = world.queue_consumer._settlements.settler.batch_threads._threads
+    settlers = world.queue_consumer._settler.batch_threads._threads
     for thread in list(settlers):
         thread.join(SOON)
     assert settlers == set()
@@ -691,8 +687,8 @@ def test_what_failed_for_good_is_kept_where_the_option_or_the_task_says_so(make,
     world = make(on_exhausted="keep")
     queue = world.queue()
     kept, deleted = world.deliveries(queue, "a", "b")
-    world.queue_consumer.failures.give_up(kept, "failed", lambda: pytest.fail("nobody needs the body"))
-    world.queue_consumer.failures.give_up(deleted, "failed", lambda: pytest.fail("nor here"), "delete")
+    kept.give_up("failed", lambda: pytest.fail("nobody needs the body"))
+    deleted.give_up("failed", lambda: pytest.fail("nor here"), "delete")
     assert events.wait(Hidden) == [Hidden(kept.facts, 3600)]
     assert events.wait(Deleted) == [Deleted(deleted.facts)]
 
@@ -700,7 +696,7 @@ def test_what_failed_for_good_is_kept_where_the_option_or_the_task_says_so(make,
 def test_what_failed_for_good_is_released_where_only_sqs_may_move_it(world, mortal, events):
     (one,) = world.deliveries(mortal, "a")
     world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
-    world.queue_consumer.failures.give_up(one, "failed", lambda: "the body")
+    one.give_up("failed", lambda: "the body")
     events.wait(Released)
     assert world.left(mortal) == 1
 

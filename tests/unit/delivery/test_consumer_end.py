@@ -9,7 +9,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.consumer import HAND_BACK, QueueConsumer
+from celery_sqs_visibility.delivery.consumer import HAND_BACK_SECONDS, QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import Lapse
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
@@ -52,7 +52,7 @@ class Process:
         )
         self.queue_consumer.capacity.prefetch_count = 10
         self.queue_consumer.consume(queue, self.handed.append)
-        self.receiver, _ = self.queue_consumer._receivers[queue.name]
+        self.receiver = self.queue_consumer._receivers.get(queue.name)
 
     @staticmethod
     def open_message(_queue, message):
@@ -176,7 +176,7 @@ def test_what_an_ending_waits_for_is_bounded_where_sqs_does_not_answer(start, se
     process.queue_consumer.end_by(began, began)
     process.queue_consumer.give_back_unstarted()
     process.queue_consumer.close()
-    assert SYSTEM_CLOCK.monotonic() - began < HAND_BACK + 3
+    assert SYSTEM_CLOCK.monotonic() - began < HAND_BACK_SECONDS + 3
     assert counts(sqs, queue) == (0, 2)
     sqs.silent = False
     wait_until(lambda: counts(sqs, queue) == (2, 0), SOON, "another try")

@@ -16,7 +16,7 @@ from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delete, Delivery
 from celery_sqs_visibility.delivery.settle.settler import Settler
-from celery_sqs_visibility.delivery.supervisor import HANGS
+from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.events import Facts
 
 TIMEOUT = 120
@@ -127,7 +127,7 @@ def test_another_thread_extends_what_a_heartbeat_had_in_hand(make, first, caplog
     world.clock.advance(TIMEOUT - 40)
     world.heartbeat.batch_threads.start()
     assert world.sqs.asked.wait(SOON)
-    world.clock.advance(HANGS)
+    world.clock.advance(HUNG_AFTER_SECONDS)
     if first is Stubborn.die:
         wait_until(
             lambda: not any(thread.is_alive() for thread in world.heartbeat.batch_threads._threads),
@@ -136,13 +136,13 @@ def test_another_thread_extends_what_a_heartbeat_had_in_hand(make, first, caplog
         )
     world.heartbeat.batch_threads.replace_stuck(world.clock.monotonic())
     world.clock.advance(10)
-    world.heartbeat.batch_threads.call()  # it may be asleep by now, on a clock that stood still
+    world.heartbeat.batch_threads.wake()  # it may be asleep by now, on a clock that stood still
     wait_until(
         lambda: all(delivery.deadline > 1000 + TIMEOUT for delivery in deliveries), SOON, "the extensions"
     )
     what = "hangs" if first is Stubborn.hang else "died"
     assert caplog.messages == [
-        f"a thread that extends messages {what}: another has taken its place",
+        f"a thread that extends messages {what}; another takes its place",
         "cannot extend messages and will try again: no answer (queue=q)",
         "extends messages again, after 1 failures (queue=q)",
     ]
@@ -157,8 +157,10 @@ def relieve(world):
     assert world.sqs.asked.wait(SOON)
     world.sqs.asked.clear()
     batch_threads, thread = world.heartbeat.batch_threads, world.sqs.hung
-    wait_until(lambda: set(batch_threads._hands) == {thread}, SOON, "the others to have nothing in hand")
-    world.clock.advance(HANGS)
+    wait_until(
+        lambda: set(batch_threads._in_progress) == {thread}, SOON, "the others to have nothing in hand"
+    )
+    world.clock.advance(HUNG_AFTER_SECONDS)
     batch_threads.replace_stuck(world.clock.monotonic())
     assert thread not in batch_threads._threads
     return thread
@@ -184,7 +186,7 @@ def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_
     world.heartbeat.batch_threads.start()
     one = relieve(world)
     world.clock.advance(10)
-    world.heartbeat.batch_threads.call()  # as above
+    world.heartbeat.batch_threads.wake()  # as above
     other = relieve(world)
     let_return(world, one, other)
     work_off(world.heartbeat.batch_threads)
@@ -216,7 +218,7 @@ def test_another_thread_settles_what_a_settler_had_in_hand(make, first, caplog):
     for delivery in world.deliver(3):
         world.settler.submit(delivery, Delete())
     assert world.sqs.asked.wait(SOON)
-    world.clock.advance(HANGS + 1)
+    world.clock.advance(HUNG_AFTER_SECONDS + 1)
     if first is Stubborn.die:
         wait_until(
             lambda: not all(thread.is_alive() for thread in world.settler.batch_threads._threads),
@@ -231,6 +233,6 @@ def test_another_thread_settles_what_a_settler_had_in_hand(make, first, caplog):
     world.sqs.let_go.set()
     what = "hangs" if first is Stubborn.hang else "died"
     assert caplog.records[0].getMessage() == (
-        f"a thread that settles messages {what}: another has taken its place"
+        f"a thread that settles messages {what}; another takes its place"
     )
     assert not world.settled.acquire(timeout=0.1)

@@ -23,7 +23,7 @@ from celery_sqs_visibility.delivery.receive.receiver import (
     NO_HELP_SECONDS,
     Receiver,
 )
-from celery_sqs_visibility.delivery.supervisor import HANGS
+from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     ThrottledError,
@@ -716,7 +716,7 @@ def test_a_thread_that_hangs_with_what_it_brought_is_replaced(running, caplog):
     held = world.capacity.held
     world.receiver.replace_stuck(world.clock.monotonic())
     assert len(world.receiver._threads) == 1
-    pass_time(world, HANGS + 1)
+    pass_time(world, HUNG_AFTER_SECONDS + 1)
     assert len(world.receiver._threads) == 2
     assert world.capacity.held == held
     let_go.set()

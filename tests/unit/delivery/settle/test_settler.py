@@ -19,7 +19,8 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Park, Release
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
-from celery_sqs_visibility.delivery.settle.settler import WINDOWS_IN_COMPANY, Settler
+from celery_sqs_visibility.delivery.settle.pending import DELETE_LINGER_WINDOWS, PendingSettlement
+from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     ReceiptHandleInvalidError,
@@ -85,7 +86,7 @@ class World:
 
     def turn(self):
         """What a thread does that finds the time as it is; whether there was anything to do."""
-        return self.settler.batch_threads.turn()
+        return self.settler.batch_threads.send_next()
 
     def work_off(self, step=STEP):
         """Turn the clock until nothing is left to do."""
@@ -147,7 +148,7 @@ def test_ten_go_at_once_in_one_request(world, queue):
     ("name", "settlement", "count", "windows"),
     [
         ("q", Delete(), 1, 1),
-        ("q", Delete(), 3, WINDOWS_IN_COMPANY),
+        ("q", Delete(), 3, DELETE_LINGER_WINDOWS),
         ("q.fifo", Delete(), 3, 1),
         ("q", Hide(5), 3, 1),
     ],
@@ -183,7 +184,7 @@ def test_without_a_window_everything_goes_at_once():
 def test_a_thread_takes_what_is_ready_without_waiting(world, queue):
     world.submit(world.receive(queue, 10), Delete())
     batch = world.settler.take(world.clock.monotonic())
-    assert (batch.lane.queue, batch.lane.kind, len(batch)) == (queue, Delete, 10)
+    assert (batch.origin.queue, batch.origin.kind, len(batch)) == (queue, Delete, 10)
 
 
 def test_a_signal_handler_may_settle_while_something_is_settled(world, queue):
@@ -195,7 +196,7 @@ def test_a_signal_handler_may_settle_while_something_is_settled(world, queue):
             if job.delivery is one:
                 world.submit([two], Delete())
 
-    world.settler._lane(queue, Delete).jobs = Interrupted()
+    world.settler._pending(PendingSettlement(one, Delete(), 0)).settlements = Interrupted()
     world.submit([one], Delete())
     world.work_off()
     assert world.left(queue) == 0
