@@ -25,12 +25,8 @@ Dispatch = Callable[[BufferedMessage, bool], None]
 class Arrivals:
     """Sorts received messages into those for Celery, and those that are settled at once.
 
-    Args:
-        decoder: makes deliveries of messages.
-        holder: holds them.
-        on_message: the callback of a queue; `None` where the queue is not consumed any more.
-        give_back: settles a message of a queue that is not consumed any more.
-        dispatching: whether Celery gets any messages.
+    `on_message` returns a queue's callback; `None` where the queue is not consumed any more, whose messages
+    `give_back` settles. `dispatching` tells whether Celery gets any messages.
     """
 
     def __init__(

@@ -64,13 +64,7 @@ class BatchThreads(Generic[Batch]):
     """One thread that waits for the next batch, and more while more are due. Safe to use from any thread.
 
     Each batch is concluded once: by the thread that sent it, or by the supervisor's where that one hangs.
-
-    Args:
-        name: of the threads.
-        does: what they do, for the log: "settles messages".
-        most: the largest number of threads.
-        work: what to do.
-        clock: the monotonic clock.
+    The log says what the threads do: `does` is "settles messages", for example.
     """
 
     def __init__(self, name: str, does: str, most: int, work: Work[Batch], clock: Clock) -> None:

@@ -54,9 +54,9 @@ class QueueConsumer(DeliveryHolder):
         open_message: makes a payload of a message.
         redrive: the queues' redrive policies.
         redeliveries: knows what this process holds and has finished, in whatever consumer.
-        buffer: takes what Celery is to get.
+        buffer: takes messages for Celery, maybe those of other consumers too.
         clock: time.
-        slots: tells the slots of the pool, if there is one.
+        slots: returns the slots of the worker's pool; `None` outside a worker.
         worker_name: the worker's node name, for dead letters.
     """
 
@@ -137,7 +137,7 @@ class QueueConsumer(DeliveryHolder):
     def stop_polling(self) -> None:
         """Poll none of the queues, and dispatch nothing to Celery. In a signal handler too, as `cancel`."""
         self._dispatching = False
-        for receiver in self._receivers.active():
+        for receiver in self._receivers.all():
             receiver.stop()
         self.capacity.interrupt()
 
@@ -191,9 +191,7 @@ class QueueConsumer(DeliveryHolder):
         self.wait_for_polls(self._clock.monotonic() + POLLS_IN_FLIGHT_SECONDS if until is None else until)
         self.give_back_unstarted()
         self._flush()
-        with self._lock:
-            self._receivers.retire_all()
-            self._closed = True
+        self._closed = True
         self._released()
 
     def _flush(self) -> None:
@@ -203,7 +201,7 @@ class QueueConsumer(DeliveryHolder):
         """
         until = min(self._clock.monotonic() + FLUSH_SECONDS, self._ends + HAND_BACK_SECONDS)
         finished = self._finish_settling(until)
-        if any(receiver.stopping for receiver in self._receivers.active()):
+        if any(receiver.stopping for receiver in self._receivers.all()):
             self.wait_for_polls(min(until, self._released_at + OWN_POLL_SECONDS))
         if not (self._finish_settling(until) and finished):
             logger.warning("not everything could be settled in time; those messages come back by themselves")
@@ -280,7 +278,7 @@ class QueueConsumer(DeliveryHolder):
 
     def _supervised(self) -> list[Supervised]:
         table = lease_table()
-        receivers = self._receivers.active()
+        receivers = self._receivers.all()
         return [*receivers, self.capacity, *self._all_batch_threads(), *([table] if table else [])]
 
     def _arrived(

@@ -39,16 +39,7 @@ REAPPEARS_AFTER_SECONDS: Final = 0.02
 
 
 class DeliveryHolder:
-    """The `model.Holder` of deliveries. Any thread; no I/O but in its own threads.
-
-    Attributes:
-        options: the transport options.
-        redrive: the queues' redrive policies.
-        capacity: how much more may be received.
-        ledger: what is held.
-        parking: decides which messages wait in SQS for their ETA.
-        rejection: settles what will not be done.
-    """
+    """The `model.Holder` of deliveries. Any thread; I/O in its own threads only."""
 
     def __init__(
         self,

@@ -17,60 +17,43 @@ AT_ONCE: Final = -math.inf
 
 
 class Receivers:
-    """One receiver a queue, and replaced ones whose polls are in flight. Any thread.
-
-    `stop` and `stop_all` run in signal handlers too, and take no lock that the main thread may hold half-way.
-    """
+    """One receiver a queue, and replaced ones whose polls are in flight. Any thread."""
 
     def __init__(self) -> None:
         # Guards changes of both fields. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
-        self._active: dict[str, tuple[Receiver, OnMessage]] = {}
-        self._retired: list[Receiver] = []
-
-    def __len__(self) -> int:
-        return len(self._active)
-
-    def active(self) -> list[Receiver]:
-        """Those that were added and not retired; they may be stopped."""
-        return [receiver for receiver, _ in list(self._active.values())]
-
-    def get(self, queue_name: str) -> Receiver | None:
-        """The queue's."""
-        receiver, _ = self._active.get(queue_name, (None, None))
-        return receiver
-
-    def on_message(self, queue_name: str) -> OnMessage | None:
-        """The queue's callback; `None` if it is not consumed any more."""
-        receiver, on_message = self._active.get(queue_name, (None, None))
-        return None if receiver is None or receiver.stopping else on_message
+        self._latest: dict[str, tuple[Receiver, OnMessage]] = {}
+        self._replaced: list[Receiver] = []
 
     def add(self, receiver: Receiver, on_message: OnMessage) -> None:
         """Have it, in place of the queue's receiver so far, which is stopped."""
         with self._lock:
-            self._retire(receiver.queue.name)
-            self._active[receiver.queue.name] = receiver, on_message
+            replaced, _ = self._latest.get(receiver.queue.name, (None, None))
+            self._latest[receiver.queue.name] = receiver, on_message
+            self._replaced = [each for each in [*self._replaced, replaced] if each and _polls(each)]
 
-    def retire_all(self) -> None:
-        """Forget all but their polls in flight."""
-        with self._lock:
-            for queue_name in list(self._active):
-                self._retire(queue_name)
+    def get(self, queue_name: str) -> Receiver | None:
+        """The queue's latest receiver, which may be stopped."""
+        receiver, _ = self._latest.get(queue_name, (None, None))
+        return receiver
 
-    def _retire(self, queue_name: str) -> None:
-        receiver, _ = self._active.pop(queue_name, (None, None))
-        if receiver is not None:
-            self._retired.append(receiver)
+    def on_message(self, queue_name: str) -> OnMessage | None:
+        """The queue's callback; `None` if it is not consumed any more."""
+        receiver, on_message = self._latest.get(queue_name, (None, None))
+        return None if receiver is None or receiver.stopping else on_message
+
+    def all(self) -> list[Receiver]:
+        """Each queue's latest, and those that were replaced."""
+        return [*self._replaced, *(receiver for receiver, _ in list(self._latest.values()))]
 
     def polling(self) -> set[str]:
         """The queues that have polls in flight."""
-        return {receiver.queue.name for receiver in self.active() if not receiver.settle_down(AT_ONCE)}
+        return {receiver.queue.name for receiver in self.all() if _polls(receiver)}
 
     def wait_for_polls(self, until: float) -> bool:
         """After a stop: wait for polls in flight until that monotonic instant; whether all have ended."""
-        with self._lock:
-            receivers = [*self._retired, *self.active()]
-        ended = all(receiver.settle_down(until) for receiver in receivers)
-        with self._lock:
-            self._retired = [each for each in self._retired if not each.settle_down(AT_ONCE)]
-        return ended
+        return all(receiver.settle_down(until) for receiver in self.all())
+
+
+def _polls(receiver: Receiver) -> bool:
+    return not receiver.settle_down(AT_ONCE)

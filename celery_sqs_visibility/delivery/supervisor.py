@@ -30,12 +30,7 @@ class Supervised(Protocol):
 
 
 class Supervisor:
-    """One thread that checks all threads of a consumer.
-
-    Args:
-        supervised: returns what to check.
-        clock: the monotonic clock.
-    """
+    """One thread that checks all threads of a consumer, each time those that `supervised` returns."""
 
     def __init__(self, supervised: Callable[[], Iterable[Supervised]], clock: Clock) -> None:
         self._supervised = supervised

@@ -62,12 +62,7 @@ FIFO_GROUP = "dead-letters"
 
 
 class DeadLetters:
-    """Sends copies to the queues' dead-letter queues.
-
-    Args:
-        redrive: knows the dead-letter queues.
-        worker_name: the node name of the worker, an attribute of each dead letter; empty outside a worker.
-    """
+    """Sends copies to the queues' dead-letter queues; `worker_name` is empty outside a worker."""
 
     def __init__(self, redrive: RedriveBook, worker_name: str = "") -> None:
         self._redrive = redrive

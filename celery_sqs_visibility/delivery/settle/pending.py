@@ -33,14 +33,7 @@ SENTENCES: Mapping[type[Settlement], tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class PendingSettlement:
-    """A settlement to be carried out.
-
-    Attributes:
-        delivery: the ledger no longer holds it.
-        settlement: anything but `Lapse`, which needs no request.
-        since: the monotonic instant from which it lingers.
-        failures: how often it was tried in vain.
-    """
+    """A settlement to be carried out, not `Lapse`; it lingers from the monotonic instant `since`."""
 
     delivery: Delivery
     settlement: Settlement
@@ -62,13 +55,7 @@ class PendingSettlement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SettlementBatch:
-    """Settlements of one request.
-
-    Attributes:
-        origin: where they were pending.
-        settlements: those that are sent.
-        late: visibility changes whose deadline has passed, which are not sent.
-    """
+    """Settlements of one request; those that are too `late`, after their deadline, are not sent."""
 
     origin: PendingBatch
     settlements: list[PendingSettlement]

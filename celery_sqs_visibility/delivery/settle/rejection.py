@@ -39,11 +39,7 @@ REMEMBERED: Final = 10_000
 class Rejection:
     """Decides how deliveries are settled that will not be done. Any thread; no I/O.
 
-    Args:
-        redrive: knows the dead-letter queues.
-        on_error: how long a message stays hidden after an error about which its task says nothing; `None`:
-            until its visibility timeout runs out.
-        on_exhausted: "delete" or "keep": how a message is given up without a dead-letter queue.
+    `on_error` and `on_exhausted` are the transport options `error_visibility_timeout` and `on_exhausted`.
     """
 
     def __init__(self, redrive: RedriveBook, on_error: DelayRule | None, on_exhausted: str) -> None:
@@ -62,12 +58,8 @@ class Rejection:
     ) -> None:
         """Its task failed for good: to the queue's dead-letter queue if there is one, then deleted.
 
-        Args:
-            delivery: what is given up.
-            reason: for readers of the dead letters.
-            body: makes the message's body, which is not kept.
-            on_exhausted: the task's own, which goes first.
-            attributes: further attributes of the dead letter.
+        `body` makes the message's body, which is not kept; a task's own `on_exhausted` goes first;
+        `attributes` are further ones of the dead letter.
         """
         delivery = delivery.current  # whose receive count is SQS's
         if self._redrive.has_dead_letter_queue(delivery.queue):
@@ -91,14 +83,8 @@ class Rejection:
     def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
         """No task of this worker can be made of it: a dead letter, or hidden as after an error.
 
-        The rest of its group waits behind it in a FIFO queue: there it is given up after some receives.
-
-        Args:
-            delivery: what is refused.
-            reason: for readers of the log and of the dead letters.
-            body: the message's.
-            others_may: whether another worker may know the task, as in a rolling deploy: then it is a dead
-                letter only at the last receive that the queue allows.
+        Where `others_may` know the task, as in a rolling deploy, it is a dead letter only at the last receive
+        that the queue allows. In a FIFO queue its group waits behind it: it is given up after some receives.
 
         Returns:
             Whether the message was refused for the first time, as far as is known.

@@ -61,11 +61,7 @@ class Settler:
     A failed settlement is tried again, in any batch, until its delivery's deadline. No visibility change is
     sent after that: another worker may have the message, and SQS may take the old handle.
 
-    Args:
-        window: seconds a settlement lingers, so that others can share its request.
-        clock: the monotonic clock of the deadlines.
-        settled: called with the end of each settlement.
-        send_copy: sends a dead letter, or the copy of a message whose ETA is far away.
+    A settlement lingers for `window` seconds, so that others can share its request.
     """
 
     def __init__(self, window: float, clock: Clock, settled: Settled, send_copy: SendCopy) -> None:
@@ -80,7 +76,7 @@ class Settler:
         self._done = threading.Condition(self._lock)
         self._batches: dict[tuple[Queue, type[Settlement]], PendingBatch] = {}
         self._waiting: dict[PendingBatch, None] = {}  # those with settlements, first come first served
-        self._retries: list[tuple[float, int, PendingSettlement]] = []  # heap: (not before, tie-break, _)
+        self._retries: list[tuple[float, int, PendingSettlement]] = []  # heap: (not before, tie-break, what)
         self._ties = itertools.count()
         self._unfinished = 0
         self._flushing = 0  # flushes under way: nothing lingers then
