@@ -1,4 +1,4 @@
-"""As many threads as there is work for; one that died or hangs is replaced, and what it had in hand told."""
+"""As many threads as there is work for; one that died or hangs is replaced, and its batch is concluded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadException
 
 
 class Tasks:
-    """Batches of one or more letters, due at an instant; each is sent when the test lets it."""
+    """Batches of one or more letters, due at an instant; each is sent when the test says so. An "x" fails."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -101,11 +101,8 @@ def join(*threads):
         assert not thread.is_alive()
 
 
-def test_without_work_there_is_no_thread(tasks):
+def test_without_work_there_is_no_thread_and_for_one_batch_there_is_one(tasks):
     assert tasks.threads == set()
-
-
-def test_work_for_one_starts_one(tasks):
     tasks.add("a")
     tasks.under_way(1)
     assert len(tasks.threads) == 1
@@ -115,7 +112,7 @@ def test_while_there_is_more_to_do_there_are_more_threads_up_to_a_limit(tasks):
     tasks.add(*"abcdefgh")
     tasks.under_way(MOST)
     assert len(tasks.threads) == MOST
-    assert sorted(hand.batch for hand in tasks.batch_threads._in_progress.values()) == ["a", "b", "c", "d"]
+    assert sorted(each.batch for each in tasks.batch_threads._in_progress.values()) == ["a", "b", "c", "d"]
     tasks.finish(8)
     assert sorted(batch for batch, _ in tasks.concluded) == list("abcdefgh")
     assert len(tasks.threads) <= MOST
@@ -146,7 +143,7 @@ def test_what_is_due_later_needs_one_thread_and_no_more(tasks):
     tasks.finish(2)
 
 
-def test_while_all_are_busy_what_falls_due_has_a_thread_from_the_watchdog(tasks):
+def test_while_all_are_busy_what_falls_due_has_a_thread_from_the_supervisor(tasks):
     tasks.add("a")
     tasks.under_way(1)
     tasks.add("b", at=tasks.clock.monotonic() + LATER)
@@ -160,7 +157,7 @@ def test_while_all_are_busy_what_falls_due_has_a_thread_from_the_watchdog(tasks)
     tasks.finish(2)
 
 
-def test_those_that_are_not_needed_any_more_end_but_one(tasks, monkeypatch):
+def test_those_that_are_not_needed_any_more_end_but_one(tasks):
     tasks.add(*"abcd")
     tasks.under_way(MOST)
     threads = tasks.threads
@@ -182,7 +179,7 @@ def test_those_that_are_not_needed_any_more_end_but_one(tasks, monkeypatch):
     tasks.finish(1)
 
 
-def test_what_failed_is_told_by_position(tasks):
+def test_the_errors_of_a_batch_are_told_by_position(tasks):
     tasks.add("oxox")
     tasks.under_way(1)
     tasks.finish(1)
@@ -222,7 +219,7 @@ def test_a_bug_ends_no_thread(tasks, method, monkeypatch, caplog):
     assert caplog.messages == ["unexpected error in a thread that does its work; continuing"]
 
 
-def test_where_no_thread_can_be_started_the_watchdog_tries_again(tasks, monkeypatch, caplog):
+def test_where_no_thread_can_be_started_the_supervisor_tries_again(tasks, monkeypatch, caplog):
     with monkeypatch.context() as without:
         without.setattr(batch_threads_module, "start_thread", lambda *_: None)
         tasks.add("a")
@@ -233,25 +230,24 @@ def test_where_no_thread_can_be_started_the_watchdog_tries_again(tasks, monkeypa
     tasks.finish(1)
 
 
-def test_before_the_start_nothing_is_done():
+def test_before_the_start_nothing_is_done_and_a_stop_is_legal():
     tasks = Tasks(FakeClock())
+    tasks.batch_threads.stop()
     tasks.add("a")
     assert tasks.threads == set()
     tasks.let_go.release()
-    assert work_off(tasks.batch_threads) == 1  # but by who does it himself
+    assert work_off(tasks.batch_threads) == 1  # but on the caller's own thread
 
 
-def test_after_a_stop_threads_finish_what_there_is_and_end(tasks):
+def test_after_a_stop_threads_finish_and_end_and_new_work_starts_them_again(tasks):
     tasks.add(*"abcdef")
     tasks.batch_threads.stop()
     threads = tasks.threads
+    tasks.under_way(MOST)
     tasks.finish(6)
     join(*threads)
     wait_until(lambda: tasks.threads == set(), SOON, "the last to end")
-
-
-def test_after_a_stop_new_work_starts_threads_again(tasks):
-    tasks.batch_threads.stop()
+    tasks.under_way(6 - MOST)
     tasks.add("a")
     tasks.under_way(1)
     (thread,) = tasks.threads
@@ -259,13 +255,9 @@ def test_after_a_stop_new_work_starts_threads_again(tasks):
     join(thread)
 
 
-def test_a_stop_before_the_start_is_legal():
-    Tasks(FakeClock()).batch_threads.stop()
-
-
 @DIES
 @pytest.mark.parametrize("how", ["hangs", "died"])
-def test_one_that_hangs_or_died_is_replaced_and_what_it_had_in_hand_was_in_vain(tasks, how, caplog):
+def test_one_that_hangs_or_died_is_replaced_and_its_batch_failed(tasks, how, caplog):
     if how == "died":
 
         def die(_batch, _since):
@@ -296,7 +288,7 @@ def test_one_that_hangs_or_died_is_replaced_and_what_it_had_in_hand_was_in_vain(
     assert tasks.concluded[1:] == [("d", [])], "what the first was told at last is no news"
 
 
-def test_who_works_is_left_alone(tasks, caplog):
+def test_a_thread_that_works_is_left_alone(tasks, caplog):
     tasks.add("a")
     tasks.under_way(1)
     before = tasks.threads

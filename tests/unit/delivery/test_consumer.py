@@ -82,6 +82,7 @@ def test_a_settlement_that_waits_for_an_extension_survives_the_closing(world, qu
 
     def close():
         world.sqs.meanwhile = lambda: None
+        world.consumer.end_by(world.clock.monotonic(), world.clock.monotonic())
         world.consumer.close()
         for thread in list(world.consumer._settler.batch_threads._threads):
             thread.join(0.1)  # those that end have ended
