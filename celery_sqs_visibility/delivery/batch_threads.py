@@ -33,23 +33,18 @@ class Work(Protocol[Batch]):
 
     def due(self, now: float) -> float | None:
         """The monotonic instant from which `take` returns a batch; `None` if that is not known."""
-        ...
 
     def ready(self) -> int:
         """About how many batches `take` would return now. Called when at least one is due."""
-        ...
 
     def take(self, now: float) -> Batch | None:
         """The content of one request; `None` if nothing is due at that monotonic instant."""
-        ...
 
     def send(self, batch: Batch, since: float) -> BatchResult:
         """Make the request; `since` is when the batch was taken. An exception fails the whole batch."""
-        ...
 
     def conclude(self, batch: Batch, since: float, failed: Mapping[int, SQSError]) -> None:
         """The request has returned or was abandoned; `failed` has the errors by position in the batch."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

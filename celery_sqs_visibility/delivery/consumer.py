@@ -47,17 +47,8 @@ class QueueConsumer(DeliveryHolder):
     """Consumes all queues of a channel; outlives the channel as long as something it received runs.
 
     `consume`, `cancel` and `close` belong to the main thread, the rest to any.
-
-    Args:
-        options: the transport options.
-        receive: the options of every receive.
-        open_message: makes a payload of a message.
-        redrive: the queues' redrive policies.
-        redeliveries: knows what this process holds and has finished, in whatever consumer.
-        buffer: takes messages for Celery, maybe those of other consumers too.
-        clock: time.
-        slots: returns the slots of the worker's pool; `None` outside a worker.
-        worker_name: the worker's node name, for dead letters.
+    The consumers of a process share `redeliveries`, and may share `buffer`, from which Celery gets messages.
+    Outside a worker `slots`, which tells the slots of its pool, is `None`, and `worker_name` is empty.
     """
 
     def __init__(

@@ -26,7 +26,6 @@ class Supervised(Protocol):
 
     def replace_stuck(self, now: float) -> None:
         """Replace threads that are dead or hang at that monotonic instant. The supervisor's thread."""
-        ...
 
 
 class Supervisor:

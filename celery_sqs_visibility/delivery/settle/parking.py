@@ -53,35 +53,24 @@ class Parking:
             return Park(hop.seconds)
         park = hop.seconds if limits.may_return else None
         # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
-        if not self.may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
+        if not self._may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
             return None if park is None else Park(park)
         delay = min(hop.seconds, limits.seconds_to_stay)
         return Renew(_copy(delivery, message["Body"], delay), opened.payload, park)
 
     def renewal(
-        self,
-        delivery: Delivery,
-        eta: float,
-        body: Callable[[], str],
-        payload: dict[str, Any],
+        self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
     ) -> Renew | None:
-        """How to have a message wait for a new ETA, as a copy; `None`: it cannot. Any thread.
+        """How a message waits for a new ETA, in seconds since the epoch; `None`: it cannot. Any thread.
 
-        In a FIFO queue it would give up its place in its group.
-
-        Args:
-            delivery: the message.
-            eta: seconds since the epoch.
-            body: makes the body of the copy, with that ETA.
-            payload: for Celery, where the queue refuses the copy.
+        `body` makes that of the copy; Celery gets `payload` where the queue refuses the copy.
         """
-        if delivery.queue.fifo or not self.may_copy(delivery):
+        if delivery.queue.fifo or not self._may_copy(delivery):  # it would lose its place in its group
             return None
         delay = min(math.floor(eta - self._clock.wall()) - LEAD, self._redrive.retention(delivery.queue) // 2)
         return Renew(_copy(delivery, body(), delay), payload, None)
 
-    def may_copy(self, delivery: Delivery) -> bool:
-        """Whether its queue takes copies from this process, as far as is known."""
+    def _may_copy(self, delivery: Delivery) -> bool:
         refused = self._refused.get(delivery.queue.url)
         return refused is None or self._clock.monotonic() - refused > REDRIVE_SECONDS
 

@@ -192,14 +192,14 @@ def queue(world):
 
 
 @pytest.fixture
-def graves(world):
-    return world.queue("graves")
+def dead_letters(world):
+    return world.queue("dead_letters")
 
 
 @pytest.fixture
-def mortal(world, graves):
+def redriven(world, dead_letters):
     """A queue with a dead-letter queue, after three receives."""
-    return world.queue("mortal", letters=graves)
+    return world.queue("redriven", letters=dead_letters)
 
 
 @pytest.fixture

@@ -63,25 +63,25 @@ def test_a_far_eta_is_parked_and_not_handed_over(world, queue, events):
     assert world.hand_over() == world.held() == 0
 
 
-def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(world, mortal, events):
-    factories.send(mortal, "eta:3600")
-    received_before(mortal, 2)
-    world.consume(mortal)
+def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(world, redriven, events):
+    factories.send(redriven, "eta:3600")
+    received_before(redriven, 2)
+    world.consume(redriven)
     assert events.wait(Renewed)[0].seconds == 900
-    assert world.next_poll(mortal) == pytest.approx(world.clock.monotonic() + 900 + REAPPEARS_AFTER_SECONDS)
+    assert world.next_poll(redriven) == pytest.approx(world.clock.monotonic() + 900 + REAPPEARS_AFTER_SECONDS)
     events.wait(Deleted)
     actions = [name for name, _ in world.sqs.calls if name in ("SendMessage", DELETES)]
     assert actions == ["SendMessage", "SendMessage", DELETES], "sent, copied, then deleted"
     assert events.of(Parked) == []
     assert world.held() == 0
-    assert world.visible(mortal) == []
+    assert world.visible(redriven) == []
     world.clock.advance(900)
-    (copy,) = world.sqs.receive(mortal.url, 1, 0, factories.EVERYTHING)
+    (copy,) = world.sqs.receive(redriven.url, 1, 0, factories.EVERYTHING)
     assert (copy["Body"], copy["Attributes"]["ApproximateReceiveCount"]) == ("eta:3600", "1")
 
 
-def test_a_copy_keeps_attributes_and_group_but_not_the_deduplication_id(world, graves, events):
-    queue = world.queue("q.fifo", letters=graves)
+def test_a_copy_keeps_attributes_and_group_but_not_the_deduplication_id(world, dead_letters, events):
+    queue = world.queue("q.fifo", letters=dead_letters)
     attributes = {"trace": {"DataType": "String", "StringValue": "1-2-3"}}
     message = OutgoingMessage("eta:3600", attributes, group_id="g", deduplication_id="d")
     world.sqs.send(queue.url, message)
@@ -95,12 +95,12 @@ def test_a_copy_keeps_attributes_and_group_but_not_the_deduplication_id(world, g
     assert copy.attributes == attributes
 
 
-def test_a_far_eta_is_held_where_the_queue_takes_no_copy_of_it(world, mortal, events, caplog):
-    factories.send(mortal, "eta:3600", "eta:7200")
-    received_before(mortal, 2)
+def test_a_far_eta_is_held_where_the_queue_takes_no_copy_of_it(world, redriven, events, caplog):
+    factories.send(redriven, "eta:3600", "eta:7200")
+    received_before(redriven, 2)
     for _ in range(2):
         world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
-    world.consume(mortal)
+    world.consume(redriven)
     wait_until(lambda: len(world.buffer) == 2, SOON, "both to be buffered")
     world.hand_over()
     held = [world.delivery(payload) for payload in world.handed]
@@ -110,14 +110,14 @@ def test_a_far_eta_is_held_where_the_queue_takes_no_copy_of_it(world, mortal, ev
     assert caplog.text.count("allow sqs:SendMessage") == 1
     assert held[0].settle(Delete())
     events.wait(Deleted)
-    assert factories.left(mortal) == 1
+    assert factories.left(redriven) == 1
 
 
-def test_where_it_may_come_back_a_message_whose_copy_is_refused_is_parked(world, mortal, events):
-    factories.send(mortal, "eta:3600")
-    received_before(mortal, 1)
+def test_where_it_may_come_back_a_message_whose_copy_is_refused_is_parked(world, redriven, events):
+    factories.send(redriven, "eta:3600")
+    received_before(redriven, 1)
     world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
-    world.consume(mortal)
+    world.consume(redriven)
     assert events.wait(Parked)[0].seconds == pytest.approx(3595)
     assert world.buffer.get() is None
 
@@ -126,12 +126,12 @@ def test_where_it_may_come_back_a_message_whose_copy_is_refused_is_parked(world,
     ("body", "receives", "sent"), [("eta:3600", 2, Renewed), ("unreadable", 0, DeadLettered)]
 )
 def test_a_copy_that_cannot_be_sent_now_is_tried_again_and_nothing_is_deleted_meanwhile(
-    world, mortal, events, body, receives, sent
+    world, redriven, events, body, receives, sent
 ):
-    factories.send(mortal, body)
-    received_before(mortal, receives)
+    factories.send(redriven, body)
+    received_before(redriven, receives)
     world.sqs.fail_next("SendMessage", ThrottledError("slow down"))
-    world.consume(mortal)
+    world.consume(redriven)
     wait_until(lambda: len(factories.requests(world.sqs, "SendMessage")) == 2, SOON, "the copy to be tried")
     assert world.entries(DELETES) == []
     world.clock.advance(5)
@@ -148,12 +148,12 @@ def test_parks_are_told_of_what_was_received_for_another_reason(world, queue):
     assert one.parks == 1
 
 
-def test_an_unreadable_message_is_moved_to_the_dead_letters(world, mortal, graves, events):
-    world.consume(mortal, "unreadable")
+def test_an_unreadable_message_is_moved_to_the_dead_letters(world, redriven, dead_letters, events):
+    world.consume(redriven, "unreadable")
     events.wait(Deleted)
     assert events.of(Unreadable)[0].reason == "nobody can read it"
     assert events.of(DeadLettered)
-    assert (factories.left(mortal), factories.left(graves)) == (0, 1)
+    assert (factories.left(redriven), factories.left(dead_letters)) == (0, 1)
 
 
 def test_an_unreadable_message_is_never_deleted_without_dead_letters(world, queue, events):

@@ -111,31 +111,33 @@ def test_what_was_dispatched_runs_although_it_is_lost_and_its_success_is_settled
     assert (world.held(), factories.left(queue)) == (0, 0)
 
 
-def test_what_failed_for_good_is_moved_to_the_dead_letters_with_the_reason(world, mortal, graves, events):
-    (one,) = world.deliveries(mortal, "a")
+def test_what_failed_for_good_is_moved_to_the_dead_letters_with_the_reason(
+    world, redriven, dead_letters, events
+):
+    (one,) = world.deliveries(redriven, "a")
     one.give_up("its last attempt failed", lambda: "the body", exception="ValueError()")
     events.wait(Deleted)
     assert events.of(DeadLettered) == [DeadLettered(one.facts, "its last attempt failed")]
-    assert (factories.left(mortal), factories.left(graves)) == (0, 1)
+    assert (factories.left(redriven), factories.left(dead_letters)) == (0, 1)
     actions = [name for name, _ in world.sqs.calls if name in ("SendMessage", DELETES)]
     assert actions[-2:] == ["SendMessage", DELETES]
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("no leave to send"), RequestRefusedError("too large")])
-def test_what_failed_for_good_is_released_where_only_sqs_may_move_it(world, mortal, events, error, caplog):
-    (one,) = world.deliveries(mortal, "a")
+def test_what_failed_for_good_is_released_where_only_sqs_may_move_it(world, redriven, events, error, caplog):
+    (one,) = world.deliveries(redriven, "a")
     world.sqs.fail_next("SendMessage", error)
     one.give_up("failed", lambda: "the body")
     events.wait(Released)
-    assert factories.left(mortal) == 1
-    assert "cannot send to the dead-letter queue of 'mortal'" in caplog.text
+    assert factories.left(redriven) == 1
+    assert "cannot send to the dead-letter queue of 'redriven'" in caplog.text
 
 
-@pytest.mark.parametrize(("name", "becomes"), [("mortal", Hidden), ("q", Deleted)])
+@pytest.mark.parametrize(("name", "becomes"), [("redriven", Hidden), ("q", Deleted)])
 def test_a_rejected_message_is_left_to_the_redrive_policy_or_deleted(
-    world, mortal, queue, events, name, becomes
+    world, redriven, queue, events, name, becomes
 ):
-    (one,) = world.deliveries(mortal if name == "mortal" else queue, "a")
+    (one,) = world.deliveries(redriven if name == "redriven" else queue, "a")
     one.reject(requeue=False)
     events.wait(becomes)
 

@@ -21,16 +21,16 @@ class World:
 
     def __init__(self):
         self.sqs = FakeSQS(FakeClock())
-        self.graves = factories.queue(self.sqs, "graves")
-        self.letters = DeadLetters(RedriveBook(lambda: self.graves), "worker@host")
+        self.target = factories.queue(self.sqs, "target")
+        self.letters = DeadLetters(RedriveBook(lambda: self.target), "worker@host")
 
     def delivery(self, name="q", **facts):
         told = {"first_received": 1_700_000_000.5, "received": 1_700_000_060, "receive_count": 4, **facts}
-        queue = self.graves if name == "graves" else factories.queue(self.sqs, name)
+        queue = self.target if name == "target" else factories.queue(self.sqs, name)
         return factories.delivery(queue, task="tasks.add", task_id="id", **told)
 
     def read(self):
-        return self.sqs.receive(self.graves.url, 10, 0, factories.EVERYTHING)
+        return self.sqs.receive(self.target.url, 10, 0, factories.EVERYTHING)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_large_body_leaves_room_for_some_of_it(world, spare, count):
 
 @pytest.mark.parametrize(("group", "expected"), [("mine", "mine"), (None, "dead-letters")])
 def test_in_a_fifo_queue_it_keeps_its_group_and_is_one_only(world, group, expected):
-    world.graves = factories.queue(world.sqs, "graves.fifo")
+    world.target = factories.queue(world.sqs, "target.fifo")
     one = world.delivery("q.fifo", group=group)
     assert world.letters.send(one, letter())
     assert world.letters.send(one, letter())
@@ -163,5 +163,5 @@ def test_trouble_is_told_once_until_it_is_over(world, caplog):
 
 
 def test_a_queue_is_no_dead_letter_queue_of_its_own(world):
-    assert not world.letters.send(world.delivery("graves"), letter())
+    assert not world.letters.send(world.delivery("target"), letter())
     assert world.read() == []
