@@ -26,7 +26,7 @@ class Arrivals:
     """Sorts received messages into those for Celery, and those that are settled at once.
 
     `on_message` returns a queue's callback; `None` where the queue is not consumed any more, whose messages
-    `give_back` settles. `dispatching` tells whether Celery gets any messages.
+    `give_back` settles. `dispatching` returns whether Celery gets any messages.
     """
 
     def __init__(

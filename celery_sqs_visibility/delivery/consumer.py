@@ -48,7 +48,7 @@ class QueueConsumer(DeliveryHolder):
 
     `consume`, `cancel` and `close` belong to the main thread, the rest to any.
     The consumers of a process share `redeliveries`, and may share `buffer`, from which Celery gets messages.
-    Outside a worker `slots`, which tells the slots of its pool, is `None`, and `worker_name` is empty.
+    Outside a worker `slots`, which returns those of its pool, is `None`, and `worker_name` is empty.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class QueueConsumer(DeliveryHolder):
             self.capacity.interrupt()
 
     def abandon(self, queue_name: str) -> None:
-        """After `cancel`, before the queue is deleted: let go of its messages, and finish what is settled."""
+        """After `cancel`, before the queue is deleted: drop its messages, and finish what is settled."""
         self._abandoned.add(queue_name)
         self._take_buffered(queue_name)
         for delivery in self.ledger.all():

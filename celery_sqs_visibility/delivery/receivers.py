@@ -1,9 +1,8 @@
-"""The receivers of a consumer's queues, and who takes their messages."""
+"""The receivers of a consumer's queues, and the callbacks that take their messages."""
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,20 +16,20 @@ AT_ONCE: Final = -math.inf
 
 
 class Receivers:
-    """One receiver a queue, and replaced ones whose polls are in flight. Any thread."""
+    """One receiver a queue, and replaced ones whose polls are in flight.
+
+    No lock: the consumer's main thread alone calls `add`, and each of its changes is atomic.
+    """
 
     def __init__(self) -> None:
-        # Guards changes of both fields. Reentrant: Celery's cold shutdown settles in a signal handler.
-        self._lock = threading.RLock()
         self._latest: dict[str, tuple[Receiver, OnMessage]] = {}
         self._replaced: list[Receiver] = []
 
     def add(self, receiver: Receiver, on_message: OnMessage) -> None:
         """Have it, in place of the queue's receiver so far, which is stopped."""
-        with self._lock:
-            replaced, _ = self._latest.get(receiver.queue.name, (None, None))
-            self._latest[receiver.queue.name] = receiver, on_message
-            self._replaced = [each for each in [*self._replaced, replaced] if each and _polls(each)]
+        replaced = self.get(receiver.queue.name)
+        self._replaced = [each for each in [*self._replaced, replaced] if each and _polls(each)]
+        self._latest[receiver.queue.name] = receiver, on_message
 
     def get(self, queue_name: str) -> Receiver | None:
         """The queue's latest receiver, which may be stopped."""

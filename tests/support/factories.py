@@ -102,7 +102,7 @@ def open_by_handle(_queue: Queue, message: Any) -> Opened:
 
 
 def queue_consumer(clock, *, buffer=None, redeliveries=None, open_message=open_by_handle, **options):
-    """A consumer with room for ten messages; `options` are transport options."""
+    """A consumer that may hold ten messages; `options` are transport options."""
     made = QueueConsumer(
         Options.parse({"visibility_timeout": TIMEOUT, "settle_window": 0, **options}),
         EVERYTHING,

@@ -204,18 +204,18 @@ def test_a_bug_ends_no_thread(tasks, method, monkeypatch, caplog):
     right = getattr(tasks, method)
     bugs = iter([ZeroDivisionError()])  # whichever thread comes first
 
-    def stumble(*arguments):
+    def fail_once(*arguments):
         bug = next(bugs, None)
         result = right(*arguments) if bug is None or method == "conclude" else None
         if bug is not None:
             raise bug
         return result
 
-    setattr(tasks, method, stumble)
+    setattr(tasks, method, fail_once)
     tasks.add("a", "b")
     tasks.finish(2)
     assert sorted(tasks.concluded) == [("a", []), ("b", [])]
-    wait_until(lambda: caplog.messages, SOON, "it to be told")
+    wait_until(lambda: caplog.messages, SOON, "the log line")
     assert caplog.messages == ["unexpected error in a thread that does its work; continuing"]
 
 
@@ -277,15 +277,15 @@ def test_one_that_hangs_or_died_is_replaced_and_its_batch_failed(tasks, how, cap
     assert tasks.over.acquire(timeout=SOON)
     assert tasks.concluded == [("abc", [0, 1, 2])]
     assert first not in tasks.threads
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [f"a thread that does its work {how}; another takes its place"]
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == [f"a thread that does its work {how}; another takes its place"]
     tasks.add("d")
     tasks.under_way(1)
     for _ in range(2):
         tasks.let_go.release()
     assert tasks.over.acquire(timeout=SOON)
     join(first)
-    assert tasks.concluded[1:] == [("d", [])], "what the first was told at last is no news"
+    assert tasks.concluded[1:] == [("d", [])], "the late answer of the first counts for nothing"
 
 
 def test_a_thread_that_works_is_left_alone(tasks, caplog):

@@ -130,7 +130,7 @@ def test_another_thread_extends_what_a_heartbeat_was_sending(make, first, caplog
         "extends messages again, after 1 failures (queue=q)",
     ]
     extended = [delivery.deadline for delivery in deliveries]
-    world.sqs.let_go.set()  # what the first thread is told now is no news
+    world.sqs.let_go.set()  # the late answer of the first thread counts for nothing
     world.heartbeat.batch_threads.replace_stuck(world.clock.monotonic())
     assert [delivery.deadline for delivery in deliveries] == extended
 
@@ -179,7 +179,7 @@ def test_what_another_thread_has_taken_over_is_not_extended_by_the_one_that_hung
     world.clock.advance(TIMEOUT - 40)
     world.beat()
     hung = relieve(world)
-    wait_until(lambda: not any(delivery.extending for delivery in deliveries), SOON, "all to be told")
+    wait_until(lambda: not any(delivery.extending for delivery in deliveries), SOON, "all to be concluded")
     extended = world.extended()
     assert len(extended) == 10, "what the other was sending is tried again later"
     assert {world.ledger.settle(delivery, Delete()) for delivery in deliveries} == {(True, True)}

@@ -25,9 +25,9 @@ class World:
         self.letters = DeadLetters(RedriveBook(lambda: self.target), "worker@host")
 
     def delivery(self, name="q", **facts):
-        told = {"first_received": 1_700_000_000.5, "received": 1_700_000_060, "receive_count": 4, **facts}
+        sent = {"first_received": 1_700_000_000.5, "received": 1_700_000_060, "receive_count": 4, **facts}
         queue = self.target if name == "target" else factories.queue(self.sqs, name)
-        return factories.delivery(queue, task="tasks.add", task_id="id", **told)
+        return factories.delivery(queue, task="tasks.add", task_id="id", **sent)
 
     def read(self):
         return self.sqs.receive(self.target.url, 10, 0, factories.EVERYTHING)
@@ -81,10 +81,10 @@ def test_of_a_message_that_is_no_task_it_tells_which_it_is(world):
 def test_nothing_in_it_is_what_sqs_would_refuse(world):
     failure = {**FAILURE, "exception": "\x00\ud800" * 9000, "traceback": "", "attempts": ""}
     assert world.letters.send(world.delivery(), letter(reason="\x1b" * 9000, **failure))
-    told = texts(world.read()[0])
-    assert told["exception"].startswith(r"\x00\ud800\x00")
-    assert len(told["reason"]) == 1000
-    assert "traceback" not in told
+    sent = texts(world.read()[0])
+    assert sent["exception"].startswith(r"\x00\ud800\x00")
+    assert len(sent["reason"]) == 1000
+    assert "traceback" not in sent
 
 
 @pytest.mark.parametrize(("spare", "count"), [(600, 10), (290, 9), (100, 5), (0, 0)])
@@ -121,11 +121,11 @@ def test_it_keeps_its_senders_attributes_and_ours_take_what_is_left(world):
     one = world.delivery()
     one.message_attributes = {"trace": TRACE, "picture": BYTES}
     assert world.letters.send(one, letter(**FAILURE))
-    told = world.read()[0]["MessageAttributes"]
-    assert told.pop("trace") == TRACE
-    assert told.pop("picture") == {"DataType": "Binary.png", "BinaryValue": b"\x89PNG"}
+    sent = world.read()[0]["MessageAttributes"]
+    assert sent.pop("trace") == TRACE
+    assert sent.pop("picture") == {"DataType": "Binary.png", "BinaryValue": b"\x89PNG"}
     ours = ["reason", "exception", "traceback", "attempts", "task", "task_id", "worker", "first_received"]
-    assert list(told) == ours
+    assert list(sent) == ours
 
 
 def test_of_ten_attributes_of_its_sender_one_gives_way_to_the_reason(world):
@@ -139,20 +139,20 @@ def test_where_there_is_room_for_little_it_is_for_the_reason(world):
     one = world.delivery()
     one.message_attributes = {"large": {"DataType": "String", "StringValue": "x" * 300}}
     assert world.letters.send(one, letter("x" * (MESSAGE_BYTES - 320), reason="r" * 200, **FAILURE))
-    told = texts(world.read()[0])
-    assert told["reason"] == "r" * 200
-    assert "large" not in told
+    sent = texts(world.read()[0])
+    assert sent["reason"] == "r" * 200
+    assert "large" not in sent
 
 
 def test_what_was_moved_back_and_is_given_up_again_tells_the_latest(world):
     one = world.delivery()
     one.message_attributes = {"reason": TRACE, "attempts": TRACE, "tenant": TRACE}
     assert world.letters.send(one, letter(reason="broken again", attempts="2"))
-    told = texts(world.read()[0])
-    assert (told["reason"], told["attempts"], told["tenant"]) == ("broken again", "2", TRACE["StringValue"])
+    sent = texts(world.read()[0])
+    assert (sent["reason"], sent["attempts"], sent["tenant"]) == ("broken again", "2", TRACE["StringValue"])
 
 
-def test_trouble_is_told_once_until_it_is_over(world, caplog):
+def test_a_refusal_is_logged_once_until_it_is_over(world, caplog):
     one = world.delivery()
     for denials in (2, 1):
         for _ in range(denials):
