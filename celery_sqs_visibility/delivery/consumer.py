@@ -6,13 +6,12 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.arrivals import Arrivals
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
+from celery_sqs_visibility.delivery.arrivals import Arrivals, OnMessage
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
@@ -21,7 +20,6 @@ from celery_sqs_visibility.delivery.model import Delivery, Hide, Lapse, Release,
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import Decoder, Open
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
-from celery_sqs_visibility.delivery.receivers import OnMessage, Receivers
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
@@ -41,6 +39,9 @@ OWN_POLL_SECONDS: Final = 1.5
 
 #: How long handing back may take after the time that a shutdown has is over.
 HAND_BACK_SECONDS: Final = 1.5
+
+#: An instant that has passed: do not wait.
+AT_ONCE: Final = -math.inf
 
 
 class QueueConsumer(DeliveryHolder):
@@ -66,14 +67,16 @@ class QueueConsumer(DeliveryHolder):
         super().__init__(options, redrive, redeliveries, clock, slots, worker_name)
         self._receive = receive
         self._buffer = buffer
-        self._receivers = Receivers()
+        # Written by the main thread only, each time in one step: signal handlers read them.
+        self._receivers: dict[str, tuple[Receiver, OnMessage]] = {}  # the latest of each queue
+        self._replaced: list[Receiver] = []  # stopped ones, whose polls may be in flight
         decoder = Decoder(open_message, options.visibility_timeout, clock, self)
         self._arrivals = Arrivals(
-            decoder, self, self._receivers.on_message, self._give_back_late, lambda: self._dispatching
+            decoder, self, self._on_message, self._give_back_late, lambda: self._dispatching
         )
+        self._batch_threads = self._heartbeat.batch_threads, self._settler.batch_threads
         self._supervisor = Supervisor(self._supervised, clock)
-        # Guards _running, _closed. Reentrant: Celery's cold shutdown settles in a signal handler, on a thread
-        # that may hold it just then.
+        # Guards _running, _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
         self._running = False  # whether there are threads
         self._closed = False  # whether they end when nothing is held any more
@@ -104,7 +107,9 @@ class QueueConsumer(DeliveryHolder):
         )
         self.cancel(queue.name)
         self._abandoned.discard(queue.name)
-        self._receivers.add(receiver, on_message)
+        replaced = [*self._replaced, self._receiver(queue.name)]
+        self._replaced = [each for each in replaced if each and not each.settle_down(AT_ONCE)]
+        self._receivers[queue.name] = receiver, on_message
         receiver.start()
 
     def cancel(self, queue_name: str) -> None:
@@ -112,7 +117,7 @@ class QueueConsumer(DeliveryHolder):
 
         Celery's cold shutdown calls it in a signal handler: it takes no lock that the main thread may hold.
         """
-        if (receiver := self._receivers.get(queue_name)) is not None:
+        if (receiver := self._receiver(queue_name)) is not None:
             receiver.stop()
             self.capacity.interrupt()
 
@@ -128,19 +133,16 @@ class QueueConsumer(DeliveryHolder):
     def stop_polling(self) -> None:
         """Poll none of the queues, and dispatch nothing to Celery. In a signal handler too, as `cancel`."""
         self._dispatching = False
-        for receiver in self._receivers.all():
+        for receiver in self._all_receivers():
             receiver.stop()
         self.capacity.interrupt()
 
     def wait_for_polls(self, until: float) -> bool:
         """After `stop_polling`: wait for polls in flight until that instant; whether all have ended."""
-        return self._receivers.wait_for_polls(until)
+        return all(receiver.settle_down(until) for receiver in self._all_receivers())
 
     def end_by(self, until: float, polls_until: float) -> None:
-        """The worker ends at `until`, and waits for polls in flight until the other monotonic instant.
-
-        The last call counts.
-        """
+        """The worker ends at the first monotonic instant, and waits for polls until the other; may be repeated."""
         if self._ending_since is None:
             self._ending_since = self._clock.monotonic()
         self._ends, self._polls_until = until, polls_until
@@ -148,15 +150,14 @@ class QueueConsumer(DeliveryHolder):
     def give_back_unstarted(self) -> list[Delivery]:
         """After `stop_polling`: release what does not run, and return it.
 
-        A message released under one's own long poll comes straight back, at the price of an attempt. So where
-        polls are in flight, one message of each queue goes first: it ends its queue's long poll, and is
-        released once more, with the others. After `OWN_POLL_SECONDS` they are released in any case: another
-        worker has received the first.
+        A message released under one's own long poll comes straight back, at the price of an attempt. So one
+        message of each queue that is polled goes first: it ends the long poll, and is released again, with
+        the others; or after `OWN_POLL_SECONDS`, when another worker has received it.
         """
         buffered = [one.delivery for one in self._take_buffered()]
         # The ledger does not have what was superseded in another consumer while it was buffered here.
         unstarted = [*self.ledger.unstarted(), *buffered]
-        polled = self._receivers.polling()
+        polled = {r.queue.name for r in self._all_receivers() if not r.settle_down(AT_ONCE)}
         first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}
         now = self._clock.monotonic()
         released = self._give_back(first.values())
@@ -192,7 +193,7 @@ class QueueConsumer(DeliveryHolder):
         """
         until = min(self._clock.monotonic() + FLUSH_SECONDS, self._ends + HAND_BACK_SECONDS)
         finished = self._finish_settling(until)
-        if any(receiver.stopping for receiver in self._receivers.all()):
+        if any(receiver.stopping for receiver in self._all_receivers()):
             self.wait_for_polls(min(until, self._released_at + OWN_POLL_SECONDS))
         if not (self._finish_settling(until) and finished):
             logger.warning("not everything could be settled in time; those messages come back by themselves")
@@ -230,7 +231,7 @@ class QueueConsumer(DeliveryHolder):
 
     def _after_last_poll(self, queue: Queue) -> None:
         """A receiver has ended: give back what is buffered, unless the queue is consumed again."""
-        if self._receivers.on_message(queue.name) is None:
+        if self._on_message(queue.name) is None:
             for buffered in self._take_buffered(queue.name):
                 buffered.delivery.settle(Release())
 
@@ -247,7 +248,7 @@ class QueueConsumer(DeliveryHolder):
             self._closed, self._dispatching = False, True
             if not self._running:
                 listen()
-                for batch_threads in self._all_batch_threads():
+                for batch_threads in self._batch_threads:
                     batch_threads.start()
                 self._supervisor.start()
                 self._running = True
@@ -261,16 +262,25 @@ class QueueConsumer(DeliveryHolder):
                 return
             self._running = False
             self._supervisor.stop()
-        for batch_threads in self._all_batch_threads():
+        for batch_threads in self._batch_threads:
             batch_threads.stop()
-
-    def _all_batch_threads(self) -> tuple[BatchThreads[Any], ...]:
-        return self._heartbeat.batch_threads, self._settler.batch_threads
 
     def _supervised(self) -> list[Supervised]:
         table = lease_table()
-        receivers = self._receivers.all()
-        return [*receivers, self.capacity, *self._all_batch_threads(), *([table] if table else [])]
+        return [*self._all_receivers(), self.capacity, *self._batch_threads, *([table] if table else [])]
+
+    def _receiver(self, queue_name: str) -> Receiver | None:
+        """The queue's latest receiver, which may be stopped."""
+        receiver, _ = self._receivers.get(queue_name, (None, None))
+        return receiver
+
+    def _all_receivers(self) -> list[Receiver]:
+        return [*self._replaced, *(receiver for receiver, _ in list(self._receivers.values()))]
+
+    def _on_message(self, queue_name: str) -> OnMessage | None:
+        """The queue's callback; `None` if it is not consumed any more."""
+        receiver, on_message = self._receivers.get(queue_name, (None, None))
+        return None if receiver is None or receiver.stopping else on_message
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -285,5 +295,5 @@ class QueueConsumer(DeliveryHolder):
         self._heartbeat.notice()
 
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:
-        if (receiver := self._receivers.get(queue.name)) is not None:
+        if (receiver := self._receiver(queue.name)) is not None:
             receiver.expect(message_id, at)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -12,12 +11,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.model import DeadLetter, Delivery
-from celery_sqs_visibility.errors import (
-    AccessDeniedError,
-    QueueDoesNotExistError,
-    RequestRefusedError,
-    SQSError,
-)
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.message_attributes import (
     DATA_TYPE,
@@ -57,6 +51,11 @@ TEXT_CHARACTERS = 1000
 TRACEBACK_CHARACTERS = 4000
 LINE_CHARACTERS = 400
 
+NOT_SENT = (
+    "cannot send to the dead-letter queue of %r, so messages that are given up stay, to be moved by SQS if "
+    "the queue has a redrive policy: %s"
+)
+
 #: The group of a message without one, in a FIFO dead-letter queue.
 FIFO_GROUP = "dead-letters"
 
@@ -67,8 +66,8 @@ class DeadLetters:
     def __init__(self, redrive: RedriveBook, worker_name: str = "") -> None:
         self._redrive = redrive
         self._worker_name = worker_name
-        self._lock = threading.Lock()  # guards _refused
-        self._refused: set[str] = set()  # URLs of the queues for which a refusal was logged
+        # URLs of the queues for which a refusal was logged. Each access is atomic: no lock.
+        self._refused: set[str] = set()
 
     def send(self, delivery: Delivery, letter: DeadLetter) -> bool:
         """Send the copy; `False` if there is no dead-letter queue, or it refuses. A settler's thread.
@@ -83,24 +82,12 @@ class DeadLetters:
                 return False
             target.sqs.send(target.url, self._copy(target, delivery, letter))
         except (AccessDeniedError, QueueDoesNotExistError, RequestRefusedError) as error:
-            self._log_refusal(queue, error)
+            if queue.url not in self._refused:
+                self._refused.add(queue.url)
+                log_safely(logger.warning, NOT_SENT, queue.name, error)
             return False
-        with self._lock:
-            self._refused.discard(queue.url)
+        self._refused.discard(queue.url)
         return True
-
-    def _log_refusal(self, queue: Queue, error: SQSError) -> None:
-        with self._lock:
-            if queue.url in self._refused:
-                return
-            self._refused.add(queue.url)
-        log_safely(
-            logger.warning,
-            "cannot send to the dead-letter queue of %r, so messages that are given up stay, to be "
-            "moved by SQS if the queue has a redrive policy: %s",
-            queue.name,
-            error,
-        )
 
     def _copy(self, target: Queue, delivery: Delivery, letter: DeadLetter) -> OutgoingMessage:
         texts = self._texts(delivery, letter)

@@ -8,7 +8,7 @@ from typing import Final
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.event_log import Fields
+from celery_sqs_visibility.delivery.event_log import fields_of
 from celery_sqs_visibility.delivery.model import (
     DeadLetter,
     Delete,
@@ -127,14 +127,7 @@ class Rejection:
             return self._not_taken(delivery)
         settlement = self._without_dead_letters(delivery.queue)
         if isinstance(settlement, Delete):
-            facts = delivery.facts
-            fields = Fields(
-                queue=facts.queue,
-                message_id=facts.message_id,
-                group=facts.group,
-                receive_count=facts.receive_count,
-                reason=reason,
-            )
+            fields = fields_of(Unreadable(delivery.facts, reason))
             logger.error(
                 "message is no task and is deleted, for its FIFO group waits behind it and there is no "
                 "dead-letter queue (%s)",

@@ -39,7 +39,7 @@ class Process:
         self.buffer = Buffer()
         self.queue_consumer = factories.queue_consumer(SYSTEM_CLOCK, buffer=self.buffer)
         self.queue_consumer.consume(queue, self.handed.append)
-        self.receiver = self.queue_consumer._receivers.get(queue.name)
+        self.receiver = self.queue_consumer._receiver(queue.name)
 
     def polls(self):
         """Whether a poll is in flight."""

@@ -161,7 +161,7 @@ class Holding(RuleBasedStateMachine):
             self.clock,
         )
         queue_consumer.capacity = AnyRoom()
-        queue_consumer._receivers.add(Receiver(), self.on_message)
+        queue_consumer._receivers = {"q": (Receiver(), self.on_message)}
         return queue_consumer
 
     @property
@@ -386,7 +386,7 @@ class Holding(RuleBasedStateMachine):
         self.queue_consumer.stop_polling()
         self.queue_consumer.give_back_unstarted()
 
-    @precondition(lambda self: self.queue_consumer._receivers.get("q").stopping)
+    @precondition(lambda self: self.queue_consumer._receivers["q"][0].stopping)
     @rule()
     def time_is_up(self):
         """What runs is handed back, and its processes are killed."""
@@ -489,7 +489,7 @@ def steps_of(world, chance):
     def end_of_the_worker():
         if chance.random() < 0.02:
             world.shut_down()
-        if world.queue_consumer._receivers.get("q").stopping and chance.random() < 0.1:
+        if world.queue_consumer._receivers["q"][0].stopping and chance.random() < 0.1:
             world.time_is_up()
 
     return [

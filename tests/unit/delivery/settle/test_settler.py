@@ -16,7 +16,7 @@ from support.processes import SOON
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Park, Release
 from celery_sqs_visibility.delivery.settle.pending import DELETE_LINGER_WINDOWS, PendingSettlement
-from celery_sqs_visibility.delivery.settle.settler import Settler
+from celery_sqs_visibility.delivery.settle.settler import TOO_LATE, Settler
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, ThrottledError, UnavailableError
 from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN, VISIBILITY_HORIZON
@@ -229,7 +229,9 @@ def test_a_settlement_that_keeps_failing_ends_at_the_deadline(world, queue):
     world.submit([one], Hide(5))
     world.work_off()
     assert one.deadline - LONGEST_PAUSE - 1 <= world.clock.monotonic() <= one.deadline + STEP
-    assert world.settled == [(one, Hide(5), NO_ANSWER)]
+    ((settled, settlement, error),) = world.settled
+    assert (settled, settlement) == (one, Hide(5))
+    assert error in (NO_ANSWER, TOO_LATE), "of the last try, which may have come too late"
     assert len(world.batches(CHANGES)) < TIMEOUT * 2
 
 
