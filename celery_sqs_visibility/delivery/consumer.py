@@ -142,7 +142,7 @@ class QueueConsumer(DeliveryHolder):
         return all(receiver.settle_down(until) for receiver in self._all_receivers())
 
     def end_by(self, until: float, polls_until: float) -> None:
-        """The worker ends at the first monotonic instant, and waits for polls until the other; may be repeated."""
+        """The worker ends at `until`, and waits for polls until `polls_until`, both monotonic instants."""
         if self._ending_since is None:
             self._ending_since = self._clock.monotonic()
         self._ends, self._polls_until = until, polls_until
