@@ -41,7 +41,7 @@ OWN_POLL_SECONDS: Final = 1.5
 HAND_BACK_SECONDS: Final = 1.5
 
 #: An instant that has passed: do not wait.
-AT_ONCE: Final = -math.inf
+NO_WAIT: Final = -math.inf
 
 
 class QueueConsumer(DeliveryHolder):
@@ -108,7 +108,7 @@ class QueueConsumer(DeliveryHolder):
         self.cancel(queue.name)
         self._abandoned.discard(queue.name)
         replaced = [*self._replaced, self._receiver(queue.name)]
-        self._replaced = [each for each in replaced if each and not each.settle_down(AT_ONCE)]
+        self._replaced = [each for each in replaced if each and not each.settle_down(NO_WAIT)]
         self._receivers[queue.name] = receiver, on_message
         receiver.start()
 
@@ -157,7 +157,7 @@ class QueueConsumer(DeliveryHolder):
         buffered = [one.delivery for one in self._take_buffered()]
         # The ledger does not have what was superseded in another consumer while it was buffered here.
         unstarted = [*self.ledger.unstarted(), *buffered]
-        polled = {r.queue.name for r in self._all_receivers() if not r.settle_down(AT_ONCE)}
+        polled = {r.queue.name for r in self._all_receivers() if not r.settle_down(NO_WAIT)}
         first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}
         now = self._clock.monotonic()
         released = self._give_back(first.values())

@@ -32,8 +32,8 @@ DELETE: Final = "delete"
 #: How long a message which may not be deleted stays hidden each time: each return costs two requests.
 KEPT_SECONDS: Final = 3600
 
-#: Refused messages are remembered, so that each has one event.
-REMEMBERED: Final = 10_000
+#: The most refused messages that are remembered, so that each has one event.
+REFUSALS_REMEMBERED: Final = 10_000
 
 
 class Rejection:
@@ -46,7 +46,7 @@ class Rejection:
         self._redrive = redrive
         self._on_error = on_error
         self._on_exhausted = on_exhausted
-        self._refused: RecentKeys[str] = RecentKeys(REMEMBERED)
+        self._refused: RecentKeys[str] = RecentKeys(REFUSALS_REMEMBERED)
 
     def give_up(
         self,
