@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from celery_sqs_visibility.delivery.settle.settler import WINDOWS_IN_COMPANY  # noqa: E402
+from celery_sqs_visibility.delivery.settle.pending import DELETE_LINGER_WINDOWS  # noqa: E402
 from celery_sqs_visibility.policy.prefetch import Slots, least_worth_asking, message_limit  # noqa: E402
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES  # noqa: E402
 
@@ -99,7 +99,7 @@ def receive_batch(work: Workload) -> int:
 def delete_batch(work: Workload) -> float:
     """Deletes a request: the first one waits `settle_window` for others, and longer if one comes."""
     company = pace(work) * work.settle_window
-    windows = WINDOWS_IN_COMPANY if company >= 1 and not work.fifo else 1  # the group waits for its delete
+    windows = DELETE_LINGER_WINDOWS if company >= 1 and not work.fifo else 1  # the group waits for its delete
     return min(BATCH_ENTRIES, 1 + company * windows)
 
 

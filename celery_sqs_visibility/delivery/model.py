@@ -98,6 +98,33 @@ class Holder(Protocol):
         """A run has ended whose message was acknowledged when it began."""
         ...
 
+    def give_up(
+        self,
+        delivery: Delivery,
+        reason: str,
+        body: Callable[[], str],
+        on_exhausted: str | None = None,
+        **attributes: str,
+    ) -> None:
+        """Its task failed for good: see `settle.rejection`, as for the methods below."""
+        ...
+
+    def reject(self, delivery: Delivery, *, requeue: bool) -> None:
+        """Release it or, without `requeue`, give it up."""
+        ...
+
+    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
+        """No task of this worker can be made of it."""
+        ...
+
+    def after_an_error(self, delivery: Delivery) -> Settlement:
+        """How to settle a failure about which the task says nothing."""
+        ...
+
+    def may_return(self, delivery: Delivery) -> bool:
+        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
+        ...
+
 
 class Delivery:
     """One receipt of one message.
@@ -227,6 +254,29 @@ class Delivery:
     def ran(self) -> None:
         """Its run has ended, after it was acknowledged when that began."""
         self.current.holder.ran(self.current)
+
+    def give_up(
+        self, reason: str, body: Callable[[], str], on_exhausted: str | None = None, **attributes: str
+    ) -> None:
+        """Its task failed for good: to the dead-letter queue with `attributes`, or as `on_exhausted` says."""
+        self.holder.give_up(self.current, reason, body, on_exhausted, **attributes)
+
+    def reject(self, *, requeue: bool) -> None:
+        """Release it or, without `requeue`, give it up."""
+        self.holder.reject(self.current, requeue=requeue)
+
+    def refuse(self, reason: str, body: str, *, others_may: bool = False) -> None:
+        """No task of this worker can be made of it: a dead letter, or hidden as after an error."""
+        self.holder.refuse(self.current, reason, body, others_may=others_may)
+
+    def after_an_error(self) -> Settlement:
+        """How to settle a failure about which the task says nothing."""
+        return self.holder.after_an_error(self.current)
+
+    @property
+    def may_return(self) -> bool:
+        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
+        return self.holder.may_return(self.current)
 
     @property
     def lease_key(self) -> Key | None:

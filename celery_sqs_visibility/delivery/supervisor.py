@@ -1,4 +1,4 @@
-"""Looks after the threads that look after the messages: what died or hangs is replaced, and that is said."""
+"""Replaces threads that died or hang, in whatever part of a consumer they work."""
 
 from __future__ import annotations
 
@@ -7,34 +7,29 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-#: Seconds from one look to the next.
-INTERVAL: Final = 0.5
+#: From one check to the next.
+CHECK_INTERVAL_SECONDS: Final = 0.5
 
-#: Seconds after which a request that should be over counts as hanging. Its client gives up on SQS well
-#: before, so it waits for something that has no timeout: a host name to be resolved, credentials, a lock.
-HANGS: Final = 20.0
+#: A request that takes longer hangs. Its client gives up on SQS well before, so the thread waits for
+#: something that has no timeout: a host name to be resolved, credentials, a lock.
+HUNG_AFTER_SECONDS: Final = 20.0
 
 
 class Supervised(Protocol):
     """Something that has threads."""
 
     def replace_stuck(self, now: float) -> None:
-        """Replace those that are dead or hang, at that monotonic instant. The supervisor's thread."""
-        ...
+        """Replace threads that are dead or hang at that monotonic instant. The supervisor's thread."""
 
 
 class Supervisor:
-    """One thread that looks after all wards of a consumer.
-
-    Args:
-        wards: tells who there is to look after.
-        clock: the monotonic clock; where it shows that this process was stopped for a while, nobody hangs.
-    """
+    """One thread that checks all threads of a consumer, each time those that `supervised` returns."""
 
     def __init__(self, supervised: Callable[[], Iterable[Supervised]], clock: Clock) -> None:
         self._supervised = supervised
@@ -42,12 +37,16 @@ class Supervisor:
         self._stopped: threading.Event | None = None  # the running thread's own
 
     def start(self) -> None:
-        """Start the thread; harmless if it runs. Not thread-safe: the consumer locks."""
+        """Start the thread; harmless if it runs. Not thread-safe: the consumer locks.
+
+        Raises:
+            RuntimeError: the system refuses a new thread.
+        """
         if self._stopped is None:
-            self._stopped = threading.Event()
-            threading.Thread(
-                target=self._run, args=(self._stopped,), name="sqs-supervisor", daemon=True
-            ).start()
+            stopped = threading.Event()
+            if start_thread(self._run, "sqs-supervisor", stopped) is None:
+                raise RuntimeError("cannot start the thread that supervises the others")
+            self._stopped = stopped
 
     def stop(self) -> None:
         """End the thread; harmless if it does not run. Does not wait. Not thread-safe: the consumer locks."""
@@ -55,18 +54,18 @@ class Supervisor:
             self._stopped.set()
             self._stopped = None
 
-    def look(self, now: float) -> None:
-        """Look after everybody once."""
-        for ward in self._supervised():
+    def check(self, now: float) -> None:
+        """Check everything once."""
+        for supervised in self._supervised():
             try:
-                ward.replace_stuck(now)
+                supervised.replace_stuck(now)
             except Exception:  # noqa: BLE001 - it is logged
-                log_safely(logger.exception, "supervisor stumbled and goes on")
+                log_safely(logger.exception, "unexpected error while replacing stuck threads; continuing")
 
     def _run(self, stopped: threading.Event) -> None:
-        looked = self._clock.monotonic()
-        while not stopped.wait(INTERVAL):
-            before, looked = looked, self._clock.monotonic()
-            # After a SIGSTOP or a sleep of the machine all calls look old; their answers are read first.
-            if looked - before < 4 * INTERVAL:
-                self.look(looked)
+        checked = self._clock.monotonic()
+        while not stopped.wait(CHECK_INTERVAL_SECONDS):
+            before, checked = checked, self._clock.monotonic()
+            # After a SIGSTOP or a sleep of the machine all requests look old; their answers are read first.
+            if checked - before < 4 * CHECK_INTERVAL_SECONDS:
+                self.check(checked)

@@ -114,9 +114,7 @@ class Message(virtual.Message):
     def give_up(self, reason: str, on_exhausted: str | None = None, **attributes: str) -> None:
         """Its task failed for good: see `QueueConsumer.give_up`. Any thread."""
         if self.delivery is not None and self.channel is not None:
-            self.channel.queue_consumer.failures.give_up(
-                self.delivery, reason, lambda: seal_again(self._raw), on_exhausted, **attributes
-            )
+            self.delivery.give_up(reason, lambda: seal_again(self._raw), on_exhausted, **attributes)
 
     def put_off(self, eta: float, retries: int) -> Renew | None:
         """How to have its task wait in SQS for another ETA; `None` if it cannot.
@@ -135,9 +133,7 @@ class Message(virtual.Message):
     def refuse(self, reason: str, *, others_may: bool = False) -> None:
         """No task of this worker can be made of it: see `Failures.refuse`. Never deleted."""
         if self.delivery is not None and self.channel is not None:
-            self.channel.queue_consumer.failures.refuse(
-                self.delivery, reason, seal_again(self._raw), others_may=others_may
-            )
+            self.delivery.refuse(reason, seal_again(self._raw), others_may=others_may)
             self._state = "REJECTED"
 
 
@@ -240,7 +236,7 @@ class Channel(AdministrativeChannel):
         if self._fetched.reject(delivery_tag, requeue=requeue):
             return
         if (delivery := self.delivery(delivery_tag)) is not None:
-            self.queue_consumer.failures.reject(delivery, requeue=requeue)
+            delivery.reject(requeue=requeue)
 
     def close(self) -> None:
         """Give back what does not run, and close. In a forked child nothing is the child's to give back."""

@@ -20,7 +20,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receive.decoder import ILLEGIBLE, legible
+from celery_sqs_visibility.delivery.receive.decoder import ILLEGIBLE, DecodedMessage, legible
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import what_it_is

@@ -16,7 +16,6 @@ from kombu.exceptions import ContentDisallowed
 from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
-from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.transport.channel import Message
@@ -57,10 +56,10 @@ class Deliveries(bootsteps.StartStopStep):
             release_in_turn(c.controller)
         with c.app.connection_for_read() as connection:
             connection.transport.broker.slots = partial(slots_of, c)
+            connection.transport.broker.worker_name = c.hostname
         DeliveryRequest.pool, DeliveryRequest.pool_has_processes = c.pool, processes
         RateLimits(c)
         c.connect = QueuesFirst(c, c.connect)
-        DeadLetters.worker = c.hostname
         self._consumer = c
         c.on_unknown_message = self._on_unknown_message
         c.on_unknown_task = self._on_unknown_task

@@ -21,7 +21,7 @@ from billiard.process import active_children
 from celery.platforms import EX_OK
 from celery.utils.log import get_logger
 
-from celery_sqs_visibility.delivery.consumer import POLLS_IN_FLIGHT, QueueConsumer
+from celery_sqs_visibility.delivery.consumer import POLLS_IN_FLIGHT_SECONDS, QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, subscribe
@@ -186,7 +186,7 @@ class Drain:
     def _polls_until(self, asked_at: float) -> float:
         """The monotonic instant until which polls in flight are waited for; SQS has answered them by then."""
         seconds = (
-            POLLS_IN_FLIGHT
+            POLLS_IN_FLIGHT_SECONDS
             if self._hurried
             else self._broker.options.wait_time_seconds + LONGEST_REPLY_GRACE_SECONDS
         )

@@ -272,7 +272,7 @@ class DeliveryRequest(Request):
     def come_back_later(self) -> None:
         """An error about which the task says nothing: hide the message, unless it is settled already."""
         if self.delivery is not None and not self.acknowledged:
-            self.settle(self.message.channel.queue_consumer.failures.after_an_error(self.delivery))
+            self.settle(self.delivery.after_an_error())
 
     def give_up(self, reason: str, **attributes: str) -> None:
         """To the dead letters, if there are any, then deleted."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from contextlib import contextmanager
+from typing import Any
 
 from celery.app.trace import build_tracer
 from support.clock import FakeClock
@@ -11,8 +13,16 @@ from support.clock import FakeClock
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.consumer import QueueConsumer
+from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.task.context import DeliveryContext
@@ -73,13 +83,6 @@ def sqs_queue(name="q", sqs=None):
     return Queue(name, sqs.create_queue(name, attributes, {}), sqs)
 
 
-def send(queue, *bodies, group="g"):
-    """Put messages into a queue."""
-    for body in bodies:
-        fifo = {"group_id": group, "deduplication_id": body} if queue.fifo else {}
-        queue.sqs.send(queue.url, OutgoingMessage(body, **fifo))
-
-
 def capacity(prefetch_count=10, queues=1, *, slots=None, clock=None, prefetch_seconds=0.0):
     """The capacity of a worker that consumes so many queues; of a pool, or as kombu has it."""
     pool = None if slots is None else lambda: Slots(slots, prefetch_count)
@@ -87,4 +90,101 @@ def capacity(prefetch_count=10, queues=1, *, slots=None, clock=None, prefetch_se
     made.prefetch_count = prefetch_count
     for _ in range(queues):
         made.add_queue()
+    return made
+
+
+TIMEOUT = 120  # the visibility timeout of all deliveries
+EVERYTHING = ReceiveOptions(TIMEOUT, ("All",), ("All",))
+CHANGES = "ChangeMessageVisibilityBatch"
+DELETES = "DeleteMessageBatch"
+
+# Queues and messages
+
+
+def queue(sqs, name: str = "q", *, letters: Queue | None = None, most: int = 3, **attributes: str) -> Queue:
+    """A queue of that fake; with `letters`, its dead-letter queue, after `most` receives."""
+    if name.endswith(".fifo"):
+        attributes["FifoQueue"] = "true"
+    if letters is not None:
+        arn = sqs.queue_attributes(letters.url, ["QueueArn"])["QueueArn"]
+        attributes["RedrivePolicy"] = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": most})
+    return Queue(name, sqs.create_queue(name, attributes, {}), sqs)
+
+
+def send(queue: Queue, *bodies: str, group: str | None = None) -> None:
+    """Put messages into it; in a FIFO queue into that group, or each into a group of its own."""
+    for number, body in enumerate(bodies):
+        fifo = {"group_id": group or str(number), "deduplication_id": body} if queue.fifo else {}
+        queue.sqs.send(queue.url, OutgoingMessage(body, **fifo))
+
+
+def counts(queue: Queue) -> tuple[int, int]:
+    """Messages visible and hidden."""
+    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    visible, hidden = map(int, queue.sqs.queue_attributes(queue.url, names).values())
+    return visible, hidden
+
+
+def left(queue: Queue) -> int:
+    """Messages in the queue."""
+    return sum(counts(queue))
+
+
+def requests(sqs: FakeSQS, action: str) -> list[dict[str, Any]]:
+    """The arguments of the requests of that action."""
+    return [arguments for name, arguments in sqs.calls if name == action]
+
+
+def entries(sqs: FakeSQS, action: str) -> list[list[Any]]:
+    """The entries of the batch requests of that action: receipt handles, or those with seconds."""
+    return [arguments["handles" if action == DELETES else "changes"] for arguments in requests(sqs, action)]
+
+
+# Deliveries
+
+
+def delivery(
+    queue: Queue, holder: Any = None, *, handle: str = "h1", now: float = 1000.0, **facts
+) -> Delivery:
+    """One that was received at that monotonic instant; `facts` are those of `Facts`."""
+    known = {"message_id": "m1", "receive_count": 1, "first_received": 0.0, **facts}
+    return Delivery(queue, handle, Facts(queue.name, **known), now, now + TIMEOUT, holder)
+
+
+def received(queue: Queue, count: int, clock: FakeClock, **facts) -> list[Delivery]:
+    """Deliveries of messages that are sent to the queue, and received from it."""
+    send(queue, *["task"] * count)
+    return [
+        delivery(
+            queue,
+            handle=message["ReceiptHandle"],
+            now=clock.monotonic(),
+            message_id=message["MessageId"],
+            **facts,
+        )
+        for _ in range(0, count, 10)
+        for message in queue.sqs.receive(queue.url, min(count, 10), 0, EVERYTHING)
+    ]
+
+
+# Consumers
+
+
+def open_by_handle(_queue: Queue, message: Any) -> DecodedMessage:
+    """A payload that says which delivery it is."""
+    return DecodedMessage({"handle": message["ReceiptHandle"], "body": message["Body"]})
+
+
+def queue_consumer(clock, *, buffer=None, redeliveries=None, open_message=open_by_handle, **options):
+    """A consumer that may hold ten messages; `options` are transport options."""
+    made = QueueConsumer(
+        Options.parse({"visibility_timeout": TIMEOUT, "settle_window": 0, **options}),
+        EVERYTHING,
+        open_message,
+        RedriveBook(),
+        redeliveries or RedeliveryIndex(TIMEOUT, clock),
+        Buffer() if buffer is None else buffer,
+        clock,
+    )
+    made.capacity.prefetch_count = 10
     return made

@@ -86,7 +86,7 @@ class Heartbeat:
         due = self._ledger.next_extension()
         with self.batch_threads.lock:
             if due is not None and (self._minded is None or due < self._minded):
-                self.batch_threads.call()
+                self.batch_threads.wake()
 
     def due(self, now: float) -> float | None:  # noqa: ARG002 - see `crew.Work`
         """See `crew.Work`."""

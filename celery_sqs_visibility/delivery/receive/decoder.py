@@ -10,13 +10,11 @@ from typing import Any
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Holder, Lapse, Settlement
-from celery_sqs_visibility.delivery.recent_keys import RecentKeys
+from celery_sqs_visibility.delivery.model import Delivery, Holder
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.events import Facts, Received, Unreadable, emit
+from celery_sqs_visibility.events import Facts, Received, emit
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
-from celery_sqs_visibility.policy.retry_delays import DelayRule, whole_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +24,6 @@ LONGEST_TRANSIT_SECONDS = 1.0
 
 #: A poll lasts no longer, its answer's delay included.
 LONGEST_POLL_SECONDS = WAIT_TIME_SECONDS + 5.0
-
-#: How many unreadable messages are remembered, so that each is told of once.
-REMEMBERED = 10_000
 
 #: Characters that SQS refuses in any text (API_SendMessage: those outside XML 1.0), and control characters.
 ILLEGIBLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffe\\uffff]")
@@ -52,12 +47,11 @@ DecodeMessage = Callable[[Queue, ReceivedMessage], DecodedMessage]
 
 
 class Decoder:
-    """Makes deliveries of messages. Called from the receivers' threads; it keeps nothing but `told`.
+    """Makes deliveries of messages. Called from the receivers' threads; it keeps nothing.
 
     Args:
         open_message: decodes one message.
         visibility_timeout: what the receives asked for, in seconds.
-        on_error: how long an unreadable message stays hidden.
         clock: wall time.
         keeper: what the deliveries belong to.
     """
@@ -66,16 +60,13 @@ class Decoder:
         self,
         open_message: DecodeMessage,
         visibility_timeout: int,
-        on_error: DelayRule | None,
         clock: Clock,
         holder: Holder,
     ) -> None:
         self._open = open_message
         self._visibility_timeout = visibility_timeout
-        self._on_error = on_error
         self._clock = clock
         self._holder = holder
-        self._told: RecentKeys[str] = RecentKeys(REMEMBERED)
 
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -112,36 +103,10 @@ class Decoder:
             return self._open(queue, message)
         except UnreadableError as error:
             return error
-        except Exception as error:
-            if message.get("MessageId", "") not in self._told:
-                logger.exception("a message cannot be decoded", extra={"queue": queue.name})
-            return UnreadableError(f"it could not be opened: {error!r}")
-
-    def reject(
-        self,
-        delivery: Delivery,
-        reason: str,
-        body: str,
-        *,
-        wait: bool = False,
-        otherwise: Settlement | None = None,
-    ) -> None:
-        """No task can be made of it: a dead letter, or else what is said, or (or if to `wait`) hidden."""
-        reason = legible(reason)
-        if self._told.add(delivery.facts.message_id):
-            emit(Unreadable(delivery.facts, reason))
-        hidden = self.as_after_an_error(delivery)
-        delivery.settle(hidden if wait else DeadLetter(reason, body, otherwise=otherwise or hidden))
-
-    def as_after_an_error(self, delivery: Delivery) -> Hide | Lapse:
-        """Hidden for the transport's error visibility timeout, or the rest of the visibility timeout."""
-        retries = delivery.facts.receive_count - 1
-        try:
-            delay = self._on_error.delay(retries, UnreadableError()) if self._on_error else None
-        except Exception:
-            logger.exception("error_visibility_timeout failed; the message comes back at its own time")
-            delay = None
-        return Lapse() if delay is None else Hide(whole_seconds(delay))
+        except Exception as error:  # noqa: BLE001 - logged where the message is refused
+            unreadable = UnreadableError(f"it could not be decoded: {error!r}")
+            unreadable.__cause__ = error
+            return unreadable
 
 
 def legible(text: str) -> str:

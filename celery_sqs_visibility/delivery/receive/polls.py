@@ -14,7 +14,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
 from celery_sqs_visibility.delivery.receive.receive_attempts import Attempt, Attempts
-from celery_sqs_visibility.delivery.supervisor import HANGS
+from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import (
     QueueDoesNotExistError,
     SQSError,
@@ -153,7 +153,7 @@ class Polls:
         with self.changed:
             late = poll.state is PollState.UNANSWERED
             poll.state = PollState.ANSWERED
-            poll.overdue_at = self._clock.monotonic() + HANGS
+            poll.overdue_at = self._clock.monotonic() + HUNG_AFTER_SECONDS
         if late:
             self._capacity.hold(messages, fifo=self._queue.fifo)
         else:

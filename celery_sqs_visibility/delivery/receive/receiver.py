@@ -66,7 +66,7 @@ class Receiver:
         arrived: Arrived,
         stopped: Callable[[Queue], None] = lambda _queue: None,
     ) -> None:
-        self._queue = queue
+        self.queue = queue
         self._capacity = capacity
         self._schedule = schedule
         self._wait = wait
@@ -105,7 +105,7 @@ class Receiver:
             self._changed.notify_all()
             started = self._started
         if started:
-            self._capacity.remove_queue(self._queue.name)
+            self._capacity.remove_queue(self.queue.name)
 
     def wait_for_polls(self, until: float) -> bool:
         """After `stop`: wait for the polls in flight until that monotonic instant; whether all are over."""
@@ -134,7 +134,7 @@ class Receiver:
             self._start_poller()
         if not unanswered:  # else the outage is logged
             what = "died" if died else "hangs"
-            logger.error("a thread that polls %r %s: another takes its place", self._queue.name, what)
+            logger.error("a thread that polls %r %s: another takes its place", self.queue.name, what)
 
     def _start_poller(self) -> None:
         self._poller = self._start_thread(self._poll_until_stopped)
@@ -154,9 +154,9 @@ class Receiver:
                 with self._changed:
                     self._threads.discard(threading.current_thread())
 
-        thread = start_thread(run, f"sqs-receive-{self._queue.name}")
+        thread = start_thread(run, f"sqs-receive-{self.queue.name}")
         if thread is None:
-            logger.error("a thread that polls %r could not be started", self._queue.name)
+            logger.error("a thread that polls %r could not be started", self.queue.name)
         else:
             self._threads.add(thread)
         return thread
@@ -166,10 +166,10 @@ class Receiver:
             try:
                 self._poll_when_due()
             except Exception:
-                logger.exception("unexpected error while polling %r; continuing", self._queue.name)
+                logger.exception("unexpected error while polling %r; continuing", self.queue.name)
                 self._rest(pause(1))
         if self._poller is threading.current_thread():
-            self._stopped(self._queue)
+            self._stopped(self.queue)
 
     def _is_poller(self) -> bool:
         with self._changed:
@@ -205,12 +205,12 @@ class Receiver:
 
     def _is_there_more(self, messages: int, seconds: float) -> bool:
         """Whether a second poll is likely to bring something, after one with these messages and duration."""
-        if self._queue.fifo:
+        if self.queue.fifo:
             return messages > 0 and self._clock.monotonic() >= self._no_helper_before
         return messages >= (BATCH_ENTRIES if seconds >= ANSWERED_AT_ONCE_SECONDS else NEARLY_FULL_BATCH)
 
     def _reserve(self, timeout: float | None) -> Reservation | None:
-        return self._capacity.reserve(self._queue.name, timeout, lambda: self.stopping, fifo=self._queue.fifo)
+        return self._capacity.reserve(self.queue.name, timeout, lambda: self.stopping, fifo=self.queue.fifo)
 
     def _expect_what_is_due(self, now: float) -> None:
         """Where a message is back and no poll is in flight, the queue waits for no idle queue's turn."""
@@ -218,7 +218,7 @@ class Receiver:
             due = self._schedule.next_expected()
             if due is None or due > now or self._polls.in_flight or self.stopping:
                 return
-        self._capacity.expect(self._queue.name)
+        self._capacity.expect(self.queue.name)
 
     def _sleep(self) -> bool:
         """Sleep until the next poll is due, or a stop; whether there was reason to."""

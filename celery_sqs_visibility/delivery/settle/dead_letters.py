@@ -1,17 +1,16 @@
-"""Messages that are given up: a copy with the reason to the dead-letter queue, before anything is deleted."""
+"""Dead letters: copies of messages that are given up, with the reason as message attributes."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Any, ClassVar
+from typing import Any
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Lapse, Release
+from celery_sqs_visibility.delivery.model import DeadLetter, Delivery
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.message_attributes import (
@@ -27,15 +26,8 @@ from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTE
 
 logger = logging.getLogger(__name__)
 
-#: The value of the option `on_exhausted` that is not "keep".
-DELETE = "delete"
-
-#: Seconds that a message which nobody may delete stays hidden each time: each return costs two requests.
-KEPT = 3600
-
-#: What a dead letter tells beside what its sender did, the most telling first: SQS takes ten attributes. Of a
-#: failed task these are the ten before `message_id`, if its sender gave it none; where no task could be made
-#: of the message there is room for all that is known.
+#: The attributes of a dead letter beside its sender's, the most telling first: SQS takes ten in all. The ten
+#: before `message_id` describe a failed task; where no task could be made of the message the last ones fit.
 ATTRIBUTES = (
     "reason",
     "exception",
@@ -51,34 +43,37 @@ ATTRIBUTES = (
     "receive_count",
 )
 
-#: What a message attribute is sent with: SQS's other members are not implemented.
-SENT = ("DataType", "StringValue", "BinaryValue")
+#: The members with which an attribute is sent; SQS does not implement the others that it receives.
+SENT_MEMBERS = ("DataType", "StringValue", "BinaryValue")
 
-#: Characters of one attribute, of a traceback, and of one of its lines.
-TEXT_LENGTH = 1000
-TRACEBACK_LENGTH = 4000
-LINE_LENGTH = 400
+#: The longest attribute, traceback, and line of a traceback.
+TEXT_CHARACTERS = 1000
+TRACEBACK_CHARACTERS = 4000
+LINE_CHARACTERS = 400
+
+NOT_SENT = (
+    "cannot send to the dead-letter queue of %r, so messages that are given up stay, to be moved by SQS if "
+    "the queue has a redrive policy: %s"
+)
 
 #: The group of a message without one, in a FIFO dead-letter queue.
 FIFO_GROUP = "dead-letters"
 
 
 class DeadLetters:
-    """Sends copies to the queues' dead-letter queues."""
+    """Sends copies to the queues' dead-letter queues; `worker_name` is empty outside a worker."""
 
-    #: Celery's name of this node; told by the worker's bootstep.
-    worker: ClassVar[str | None] = None
-
-    def __init__(self, redrive: RedriveBook) -> None:
+    def __init__(self, redrive: RedriveBook, worker_name: str = "") -> None:
         self._redrive = redrive
-        self._lock = threading.Lock()  # guards _refused
-        self._refused: set[str] = set()  # the queues whose trouble was told
+        self._worker_name = worker_name
+        # URLs of the queues for which a refusal was logged. Each access is atomic: no lock.
+        self._refused: set[str] = set()
 
     def send(self, delivery: Delivery, letter: DeadLetter) -> bool:
-        """Send the copy; whether there is a dead-letter queue and it took it. A settler's thread.
+        """Send the copy; `False` if there is no dead-letter queue, or it refuses. A settler's thread.
 
         Raises:
-            SQSError: it could not be sent now; try again.
+            SQSError: the copy could not be sent now; try again.
         """
         queue = delivery.queue
         try:
@@ -87,45 +82,35 @@ class DeadLetters:
                 return False
             target.sqs.send(target.url, self._copy(target, delivery, letter))
         except (AccessDeniedError, QueueDoesNotExistError, RequestRefusedError) as error:
-            with self._lock:
-                told = queue.url in self._refused
+            if queue.url not in self._refused:
                 self._refused.add(queue.url)
-            if not told:
-                log_safely(
-                    logger.warning,
-                    "cannot send to the dead-letter queue of %r, so messages that are given up stay, to be "
-                    "moved by SQS if the queue has a redrive policy: %s",
-                    queue.name,
-                    error,
-                )
+                log_safely(logger.warning, NOT_SENT, queue.name, error)
             return False
-        with self._lock:
-            self._refused.discard(queue.url)
+        self._refused.discard(queue.url)
         return True
 
     def _copy(self, target: Queue, delivery: Delivery, letter: DeadLetter) -> OutgoingMessage:
         texts = self._texts(delivery, letter)
-        room = MESSAGE_BYTES - len(letter.body.encode("utf-8", "surrogatepass"))
-        kept = _of_the_sender(delivery.message_attributes, room - size("reason", texts["reason"]))
+        space = MESSAGE_BYTES - len(letter.body.encode("utf-8", "surrogatepass"))
+        kept = _of_the_sender(delivery.message_attributes, space - size("reason", texts["reason"]))
         texts = dict(list(texts.items())[: MESSAGE_ATTRIBUTES - len(kept)])
-        ours = fitting(texts, room - message_bytes("", kept), essential="reason", expendable="traceback")
+        space -= message_bytes("", kept)
+        added = fitting(texts, space, essential="reason", expendable="traceback")
+        attributes = {name: {"DataType": DATA_TYPE, "StringValue": text} for name, text in added.items()}
         return OutgoingMessage(
             body=letter.body,
-            attributes={
-                **kept,
-                **{name: {"DataType": DATA_TYPE, "StringValue": text} for name, text in ours.items()},
-            },
+            attributes={**kept, **attributes},
             group_id=delivery.facts.group or (FIFO_GROUP if target.fifo else None),
             deduplication_id=delivery.facts.message_id if target.fifo else None,
         )
 
     def _texts(self, delivery: Delivery, letter: DeadLetter) -> dict[str, str]:
         facts = delivery.facts
-        told: dict[str, str | None] = {
+        known: dict[str, str | None] = {
             "reason": letter.reason,
             "task": facts.task,
             "task_id": facts.task_id,
-            "worker": self.worker,
+            "worker": self._worker_name,
             "first_received": _iso(facts.first_received),
             "last_received": _iso(facts.received),
             "source_queue": facts.queue,
@@ -133,54 +118,30 @@ class DeadLetters:
             "receive_count": str(facts.receive_count),
             **letter.attributes,
         }
-        return {name: _fair(name, text) for name in ATTRIBUTES if (text := told.get(name))}
+        return {name: _cut(name, text) for name in ATTRIBUTES if (text := known.get(name))}
 
 
-def without_dead_letters(redrive: RedriveBook, queue: Queue, on_exhausted: str) -> Delete | Hide | Lapse:
-    """What becomes of a message that is given up where there is no dead-letter queue, as far as we know."""
-    if on_exhausted == DELETE and redrive.knows(queue):
-        return Delete()
-    return kept(redrive, queue)
+def _of_the_sender(attributes: Mapping[str, Any], space: int) -> dict[str, dict[str, Any]]:
+    """The sender's attributes that fit into `space` bytes and leave one of the ten for the reason.
 
-
-def not_taken(redrive: RedriveBook, delivery: Delivery) -> Hide | Lapse | Release:
-    """What becomes of a message that is given up where its dead-letter queue does not take it.
-
-    It is visible at once as often as SQS's redrive policy hands it out, and moved by it then. What comes
-    back after that, since the dead-letter queue is gone for one, is kept.
-    """
-    policy = redrive.peek(delivery.queue)
-    if policy is not None and delivery.facts.receive_count <= policy.max_receive_count:
-        return Release()
-    return kept(redrive, delivery.queue)
-
-
-def kept(redrive: RedriveBook, queue: Queue) -> Hide | Lapse:
-    """Come back seldom, not to be run; where there may be a redrive policy, as often as without us."""
-    return Hide(KEPT) if redrive.knows(queue) else Lapse()
-
-
-def _of_the_sender(attributes: Mapping[str, Any], room: int) -> dict[str, dict[str, Any]]:
-    """Of the sender's attributes as many as go into `room` bytes and leave one for the reason.
-
-    Those of our own names are an earlier dead letter's, moved back and given up again.
+    Those with a name of ours are an earlier dead letter's, moved back and given up again.
     """
     kept: dict[str, dict[str, Any]] = {}
     for name, value in attributes.items():
-        attribute = {key: value[key] for key in SENT if key in value}
+        attribute = {key: value[key] for key in SENT_MEMBERS if key in value}
         cost = message_bytes("", {name: attribute})
-        if name not in ATTRIBUTES and cost <= room and len(kept) < MESSAGE_ATTRIBUTES - 1:
+        if name not in ATTRIBUTES and cost <= space and len(kept) < MESSAGE_ATTRIBUTES - 1:
             kept[name] = attribute
-            room -= cost
+            space -= cost
     return kept
 
 
-def _fair(name: str, text: str) -> str:
-    """A text as SQS takes it, cut."""
+def _cut(name: str, text: str) -> str:
+    """A text that SQS takes, cut to its length."""
     text = legal(text)
     if name == "traceback":
-        return last_lines(text, TRACEBACK_LENGTH, LINE_LENGTH)
-    return beginning(text, TEXT_LENGTH)
+        return last_lines(text, TRACEBACK_CHARACTERS, LINE_CHARACTERS)
+    return beginning(text, TEXT_CHARACTERS)
 
 
 def _iso(seconds: float) -> str | None:

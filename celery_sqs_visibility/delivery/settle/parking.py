@@ -1,4 +1,4 @@
-"""Messages whose ETA is far away wait in SQS: hidden, and as a copy where SQS would let them wait no longer.
+"""Messages whose ETA is far away wait in SQS: hidden, or as a copy where SQS would not let them wait longer.
 
 SQS moves a message to the dead-letter queue that was received too often, and deletes one that is too old, be
 it hidden or not. A copy has neither receives nor age. It is sent before the original is deleted.
@@ -24,23 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 class Parking:
-    """Decides how a message waits for its ETA, in the receivers' threads; sends copies, in the settler's.
-
-    Args:
-        redrive: the queues' redrive policies and retention.
-        visibility_timeout: the one in force, in seconds.
-        clock: wall time for ETAs.
-    """
+    """Decides how a message waits for its ETA, in the receivers' threads; sends copies, in the settler's."""
 
     def __init__(self, redrive: RedriveBook, visibility_timeout: int, clock: Clock) -> None:
         self._redrive = redrive
         self._visibility_timeout = visibility_timeout
         self._clock = clock
-        # Queue URL to the monotonic instant at which the queue refused a copy. One write each, so no lock.
+        # Queue URL to the monotonic instant at which it refused a copy. Each access is atomic: no lock.
         self._refused: dict[str, float] = {}
 
     def parks_so_far(self, delivery: Delivery, opened: DecodedMessage) -> int:
-        """How many of the message's receives were parks and not attempts."""
+        """The number of the message's receives that were parks and not attempts."""
         if opened.eta is None:
             return 0
         facts = delivery.facts
@@ -49,7 +43,7 @@ class Parking:
     def waiting(
         self, delivery: Delivery, opened: DecodedMessage, message: ReceivedMessage
     ) -> Park | Renew | None:
-        """How the message is to wait for its ETA; `None`: Celery may have it, and holds it until then."""
+        """How the message waits for its ETA; `None`: Celery gets it now, and holds it until then."""
         if opened.eta is None:
             return None
         queue, wait = delivery.queue, opened.eta - self._clock.wall()
@@ -61,37 +55,26 @@ class Parking:
             return Park(hop.seconds)
         park = hop.seconds if limits.may_return else None
         # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
-        if not self.may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
+        if not self._may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
             return None if park is None else Park(park)
         delay = min(hop.seconds, limits.seconds_to_stay)
         return Renew(_copy(delivery, message["Body"], delay), opened.payload, park)
 
     def renewal(
-        self,
-        delivery: Delivery,
-        eta: float,
-        body: Callable[[], str],
-        payload: dict[str, Any],
+        self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
     ) -> Renew | None:
-        """How to have a message wait for another ETA than it has; `None`: it cannot. Any thread.
+        """How a message waits for a new ETA, in seconds since the epoch; `None`: it cannot. Any thread.
 
-        In a FIFO queue it would give up its place in its group.
-
-        Args:
-            delivery: what is to wait.
-            eta: seconds since the epoch.
-            body: makes the body of a message with that ETA.
-            payload: what Celery gets where the queue refuses the copy.
+        `body` makes that of the copy; Celery gets `payload` where the queue refuses the copy.
         """
-        if delivery.queue.fifo or not self.may_copy(delivery):
+        if delivery.queue.fifo or not self._may_copy(delivery):  # it would lose its place in its group
             return None
         delay = min(
             math.floor(eta - self._clock.wall()) - LEAD_SECONDS, self._redrive.retention(delivery.queue) // 2
         )
         return Renew(_copy(delivery, body(), delay), payload, None)
 
-    def may_copy(self, delivery: Delivery) -> bool:
-        """Whether its queue takes copies from us, as far as we know."""
+    def _may_copy(self, delivery: Delivery) -> bool:
         refused = self._refused.get(delivery.queue.url)
         return refused is None or self._clock.monotonic() - refused > REDRIVE_SECONDS
 
@@ -118,7 +101,7 @@ class Parking:
     def _limits(self, delivery: Delivery, message: ReceivedMessage) -> Limits:
         sent = int(message.get("Attributes", {}).get("SentTimestamp", 0)) / 1000
         policy = self._redrive.peek(delivery.queue)
-        # Where nobody may read the policy there may be one.
+        # Where the policy cannot be read there may be one.
         unknown = None if self._redrive.knows(delivery.queue) else 2
         return Limits(
             receive_count=delivery.facts.receive_count,
@@ -136,6 +119,6 @@ def _copy(delivery: Delivery, body: str, delay: int) -> OutgoingMessage:
         attributes=delivery.message_attributes,
         delay=None if fifo else max(0, min(delay, DELAY_SECONDS)),
         group_id=facts.group,
-        # Another than the original's; the same when it is sent again, since no answer came.
+        # Not the original's; but the same if the copy is sent again because no answer came.
         deduplication_id=facts.message_id if fifo else None,
     )

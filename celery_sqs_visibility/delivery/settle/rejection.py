@@ -1,9 +1,11 @@
-"""What becomes of messages that fail for good, are rejected, or are no tasks."""
+"""Messages that will not be done: failed for good, rejected, or no task of this worker."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Final
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
@@ -17,26 +19,36 @@ from celery_sqs_visibility.delivery.model import (
     Release,
     Settlement,
 )
-from celery_sqs_visibility.delivery.receive.decoder import Decoder, legible
-from celery_sqs_visibility.delivery.settle.dead_letters import not_taken, without_dead_letters
+from celery_sqs_visibility.delivery.receive.decoder import legible
+from celery_sqs_visibility.delivery.recent_keys import RecentKeys
+from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.events import Unreadable, emit
 from celery_sqs_visibility.policy.attempts import is_no_task_for_good
+from celery_sqs_visibility.policy.retry_delays import DelayRule, whole_seconds
 
 logger = logging.getLogger(__name__)
 
+#: The value of the option `on_exhausted` that is not "keep".
+DELETE: Final = "delete"
+
+#: How long a message which may not be deleted stays hidden each time: each return costs two requests.
+KEPT_SECONDS: Final = 3600
+
+#: The most refused messages that are remembered, so that each has one event.
+REFUSALS_REMEMBERED: Final = 10_000
+
 
 class Rejection:
-    """Settles what will not be done. Any thread; does no I/O itself.
+    """Decides how deliveries are settled that will not be done. Any thread; no I/O.
 
-    Args:
-        redrive: knows the dead-letter queues.
-        decoder: knows what nobody can read, and how long it is hidden.
-        on_exhausted: "delete" or "keep": what to do without a dead-letter queue.
+    `on_error` and `on_exhausted` are the transport options `error_visibility_timeout` and `on_exhausted`.
     """
 
-    def __init__(self, redrive: RedriveBook, decoder: Decoder, on_exhausted: str) -> None:
+    def __init__(self, redrive: RedriveBook, on_error: DelayRule | None, on_exhausted: str) -> None:
         self._redrive = redrive
-        self._decoder = decoder
+        self._on_error = on_error
         self._on_exhausted = on_exhausted
+        self._refused: RecentKeys[str] = RecentKeys(REFUSALS_REMEMBERED)
 
     def give_up(
         self,
@@ -46,24 +58,19 @@ class Rejection:
         on_exhausted: str | None = None,
         **attributes: str,
     ) -> None:
-        """Its task failed for good: to the queue's dead-letter queue if it has one, then deleted.
+        """Its task failed for good: to the queue's dead-letter queue if there is one, then deleted.
 
-        Args:
-            delivery: what is given up.
-            reason: for whoever reads the dead letters.
-            body: makes the message's body, which is not kept.
-            on_exhausted: what to do without a dead-letter queue, if not as the option says.
-            attributes: what else to tell.
+        `body` makes the message's body, which is not kept; a task's own `on_exhausted` goes first;
+        `attributes` are further ones of the dead letter.
         """
         delivery = delivery.current  # whose receive count is SQS's
         if self._redrive.has_dead_letter_queue(delivery.queue):
-            otherwise = not_taken(self._redrive, delivery)
-            delivery.settle(DeadLetter(reason, body(), otherwise, attributes))
+            delivery.settle(DeadLetter(reason, body(), self._not_taken(delivery), attributes))
         else:
             delivery.settle(self._without_dead_letters(delivery.queue, on_exhausted))
 
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
-        """Give it back at once, or give it up.
+        """Release it or, without `requeue`, give it up.
 
         Given up, it is left to the queue's redrive policy or, without one, deleted: as kombu's SQS transport
         does since 5.7, and as AMQP does without a dead-letter exchange.
@@ -75,57 +82,79 @@ class Rejection:
         else:
             delivery.settle(self._without_dead_letters(delivery.queue))
 
-    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
-        """No task of this worker can be made of it: a dead letter, or hidden.
+    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
+        """No task of this worker can be made of it: a dead letter, or hidden as after an error.
 
-        In a FIFO queue its group waits behind it: there it is given up after a while, like a task that failed
-        for good.
+        Where `others_may` know the task, as in a rolling deploy, it is a dead letter only at the last receive
+        that the queue allows. In a FIFO queue its group waits behind it: it is given up after some receives.
 
-        Args:
-            delivery: what is refused.
-            reason: for whoever reads the log or the dead letters.
-            body: the message's.
-            others_may: whether another worker may know better, as in a rolling deploy: then it is a dead
-                letter only at the last receive that the queue allows.
+        Returns:
+            Whether the message was refused for the first time, as far as is known.
         """
         delivery = delivery.current
-        facts = delivery.facts
-        known = facts.received - facts.first_received if facts.first_received else 0.0
-        if delivery.queue.fifo and is_no_task_for_good(facts.receive_count, known, others_may=others_may):
-            self._decoder.reject(delivery, reason, body, otherwise=self._let_group_go_on(delivery, reason))
+        facts, reason = delivery.facts, legible(reason)
+        first = self._refused.add(facts.message_id)
+        if first:
+            emit(Unreadable(facts, reason))
+        hidden = self.after_an_error(delivery)
+        seconds_known = facts.received - facts.first_received if facts.first_received else 0.0
+        if delivery.queue.fifo and is_no_task_for_good(
+            facts.receive_count, seconds_known, others_may=others_may
+        ):
+            delivery.settle(DeadLetter(reason, body, otherwise=self._free_group(delivery, reason)))
+        elif others_may and self.may_return(delivery):
+            delivery.settle(hidden)
         else:
-            self._decoder.reject(delivery, reason, body, wait=others_may and self.may_return(delivery))
+            delivery.settle(DeadLetter(reason, body, otherwise=hidden))
+        return first
 
-    def _let_group_go_on(self, delivery: Delivery, reason: str) -> Settlement:
-        """What becomes of it where no dead-letter queue takes it."""
-        if self._redrive.has_dead_letter_queue(delivery.queue):
-            return not_taken(self._redrive, delivery)
-        settlement = self._without_dead_letters(delivery.queue)
-        if isinstance(settlement, Delete):
-            facts = delivery.facts
-            told = Fields(
-                queue=facts.queue,
-                message_id=facts.message_id,
-                group=facts.group,
-                receive_count=facts.receive_count,
-                reason=legible(reason),
-            )
-            logger.error(
-                "message is no task and is deleted, for its FIFO group waits behind it and there is no "
-                "dead-letter queue (%s)",
-                told,
-                extra={"sqs": told},
-            )
-        return settlement
-
-    def after_an_error(self, delivery: Delivery) -> Hide | Lapse:
+    def after_an_error(self, delivery: Delivery) -> Settlement:
         """How to settle a failure about which the task says nothing."""
-        return self._decoder.as_after_an_error(delivery.current)
+        retries = delivery.current.facts.receive_count - 1
+        try:
+            delay = self._on_error.delay(retries, UnreadableError()) if self._on_error else None
+        except Exception:
+            logger.exception("error_visibility_timeout failed; the message comes back at its own time")
+            delay = None
+        return Lapse() if delay is None else Hide(whole_seconds(delay))
 
     def may_return(self, delivery: Delivery) -> bool:
         """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
         redrive = self._redrive.peek(delivery.queue)
         return redrive is None or delivery.facts.receive_count < redrive.max_receive_count
 
+    def _free_group(self, delivery: Delivery, reason: str) -> Settlement:
+        """How to settle the head of a FIFO group where no dead-letter queue takes it."""
+        if self._redrive.has_dead_letter_queue(delivery.queue):
+            return self._not_taken(delivery)
+        settlement = self._without_dead_letters(delivery.queue)
+        if isinstance(settlement, Delete):
+            fields = Fields({**asdict(delivery.facts), "reason": reason})
+            logger.error(
+                "message is no task and is deleted, for its FIFO group waits behind it and there is no "
+                "dead-letter queue (%s)",
+                fields,
+                extra={"sqs": fields},
+            )
+        return settlement
+
     def _without_dead_letters(self, queue: Queue, on_exhausted: str | None = None) -> Settlement:
-        return without_dead_letters(self._redrive, queue, on_exhausted or self._on_exhausted)
+        """How to give up a message of a queue that has no dead-letter queue, as far as is known."""
+        if (on_exhausted or self._on_exhausted) == DELETE and self._redrive.knows(queue):
+            return Delete()
+        return self._kept(queue)
+
+    def _not_taken(self, delivery: Delivery) -> Settlement:
+        """How to settle a message that its dead-letter queue does not take.
+
+        It is visible at once as often as SQS's redrive policy hands it out, and moved by it then. A message
+        that comes back after that, since the dead-letter queue is gone for one, is kept.
+        """
+        policy = self._redrive.peek(delivery.queue)
+        if policy is not None and delivery.facts.receive_count <= policy.max_receive_count:
+            return Release()
+        return self._kept(delivery.queue)
+
+    def _kept(self, queue: Queue) -> Settlement:
+        """Come back seldom, not to be run; where there may be a redrive policy, as often as without us."""
+        return Hide(KEPT_SECONDS) if self._redrive.knows(queue) else Lapse()

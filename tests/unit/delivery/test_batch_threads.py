@@ -1,4 +1,4 @@
-"""As many threads as there is work for; one that died or hangs is replaced, and what it had in hand told."""
+"""As many threads as there is work for; one that died or hangs is replaced, and its batch is concluded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from support.clock import FakeClock
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.delivery import batch_threads as crew_module
-from celery_sqs_visibility.delivery.batch_threads import LINGER, BatchThreads
-from celery_sqs_visibility.delivery.supervisor import HANGS
+from celery_sqs_visibility.delivery import batch_threads as batch_threads_module
+from celery_sqs_visibility.delivery.batch_threads import IDLE_SECONDS, BatchThreads
+from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import ThrottledError, UnavailableError
 
 MOST = 4
@@ -23,11 +23,11 @@ DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadException
 
 
 class Tasks:
-    """Batches of one or more letters, due at an instant; each is sent when the test lets it."""
+    """Batches of one or more letters, due at an instant; each is sent when the test says so. An "x" fails."""
 
     def __init__(self, clock):
         self.clock = clock
-        self.batch_threads = BatchThreads("test-crew", "does its work", MOST, self, clock)
+        self.batch_threads = BatchThreads("test-threads", "does its work", MOST, self, clock)
         self.waiting = []  # (instant, batch)
         self.sending = threading.Semaphore(0)
         self.let_go = threading.Semaphore(0)
@@ -38,7 +38,7 @@ class Tasks:
         with self.batch_threads.lock:
             for batch in batches:
                 self.waiting.append((at, batch))
-                self.batch_threads.call()
+                self.batch_threads.wake()
 
     def due(self, _now):
         return min((at for at, _ in self.waiting), default=None)
@@ -101,11 +101,8 @@ def join(*threads):
         assert not thread.is_alive()
 
 
-def test_without_work_there_is_no_thread(tasks):
+def test_without_work_there_is_no_thread_and_for_one_batch_there_is_one(tasks):
     assert tasks.threads == set()
-
-
-def test_work_for_one_starts_one(tasks):
     tasks.add("a")
     tasks.under_way(1)
     assert len(tasks.threads) == 1
@@ -115,7 +112,7 @@ def test_while_there_is_more_to_do_there_are_more_threads_up_to_a_limit(tasks):
     tasks.add(*"abcdefgh")
     tasks.under_way(MOST)
     assert len(tasks.threads) == MOST
-    assert sorted(hand.batch for hand in tasks.batch_threads._hands.values()) == ["a", "b", "c", "d"]
+    assert sorted(each.batch for each in tasks.batch_threads._in_progress.values()) == ["a", "b", "c", "d"]
     tasks.finish(8)
     assert sorted(batch for batch, _ in tasks.concluded) == list("abcdefgh")
     assert len(tasks.threads) <= MOST
@@ -124,7 +121,7 @@ def test_while_there_is_more_to_do_there_are_more_threads_up_to_a_limit(tasks):
 def test_what_came_at_once_is_seen_to_by_all(tasks):
     with tasks.batch_threads.lock:
         tasks.waiting += [(0.0, batch) for batch in "abc"]
-        tasks.batch_threads.call()  # one for all three
+        tasks.batch_threads.wake()  # one for all three
     tasks.under_way(3)
     tasks.finish(3)
 
@@ -141,12 +138,12 @@ def test_what_is_due_later_needs_one_thread_and_no_more(tasks):
     tasks.add("a", "b", at=tasks.clock.monotonic() + LATER)
     assert len(tasks.threads) == 1
     tasks.clock.advance(LATER)
-    tasks.batch_threads.call()
+    tasks.batch_threads.wake()
     tasks.under_way(2)
     tasks.finish(2)
 
 
-def test_while_all_are_busy_what_falls_due_has_a_thread_from_the_watchdog(tasks):
+def test_while_all_are_busy_what_falls_due_has_a_thread_from_the_supervisor(tasks):
     tasks.add("a")
     tasks.under_way(1)
     tasks.add("b", at=tasks.clock.monotonic() + LATER)
@@ -160,18 +157,18 @@ def test_while_all_are_busy_what_falls_due_has_a_thread_from_the_watchdog(tasks)
     tasks.finish(2)
 
 
-def test_those_that_are_not_needed_any_more_end_but_one(tasks, monkeypatch):
+def test_those_that_are_not_needed_any_more_end_but_one(tasks):
     tasks.add(*"abcd")
     tasks.under_way(MOST)
     threads = tasks.threads
-    tasks.clock.advance(LINGER)
+    tasks.clock.advance(IDLE_SECONDS)
     tasks.finish(MOST)
 
     def one_is_left():
         """In the end: each lingers from when it had nothing more to do."""
         with tasks.batch_threads.lock:
-            tasks.clock.advance(LINGER)
-            tasks.batch_threads._called.notify_all()
+            tasks.clock.advance(IDLE_SECONDS)
+            tasks.batch_threads._woken.notify_all()
         return len(tasks.threads) == 1
 
     wait_until(one_is_left, SOON, "the others to end")
@@ -182,7 +179,7 @@ def test_those_that_are_not_needed_any_more_end_but_one(tasks, monkeypatch):
     tasks.finish(1)
 
 
-def test_what_failed_is_told_by_position(tasks):
+def test_the_errors_of_a_batch_are_told_by_position(tasks):
     tasks.add("oxox")
     tasks.under_way(1)
     tasks.finish(1)
@@ -203,58 +200,54 @@ def test_what_is_raised_failed_for_all(tasks, error, caplog):
 
 @pytest.mark.parametrize("method", ["take", "conclude"])
 def test_a_bug_ends_no_thread(tasks, method, monkeypatch, caplog):
-    monkeypatch.setattr(crew_module, "PAUSE_AFTER_BUG", 0.01)
+    monkeypatch.setattr(batch_threads_module, "PAUSE_AFTER_BUG_SECONDS", 0.01)
     right = getattr(tasks, method)
     bugs = iter([ZeroDivisionError()])  # whichever thread comes first
 
-    def stumble(*arguments):
+    def fail_once(*arguments):
         bug = next(bugs, None)
         result = right(*arguments) if bug is None or method == "conclude" else None
         if bug is not None:
             raise bug
         return result
 
-    setattr(tasks, method, stumble)
+    setattr(tasks, method, fail_once)
     tasks.add("a", "b")
     tasks.finish(2)
     assert sorted(tasks.concluded) == [("a", []), ("b", [])]
-    wait_until(lambda: caplog.messages, SOON, "it to be told")
-    assert caplog.messages == ["a thread that does its work stumbled and goes on"]
+    wait_until(lambda: caplog.messages, SOON, "the log line")
+    assert caplog.messages == ["unexpected error in a thread that does its work; continuing"]
 
 
-def test_where_no_thread_can_be_started_the_watchdog_tries_again(tasks, monkeypatch, caplog):
-    def no_more(_thread):
-        raise RuntimeError("can't start new thread")
-
+def test_where_no_thread_can_be_started_the_supervisor_tries_again(tasks, monkeypatch, caplog):
     with monkeypatch.context() as without:
-        without.setattr(threading.Thread, "start", no_more)
+        without.setattr(batch_threads_module, "start_thread", lambda *_: None)
         tasks.add("a")
     assert tasks.threads == set()
-    assert caplog.messages == ["a thread that does its work could not be started, and will be"]
+    assert caplog.messages == ["cannot start a thread that does its work; it is tried again in a moment"]
     tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
     tasks.under_way(1)
     tasks.finish(1)
 
 
-def test_before_the_start_nothing_is_done():
+def test_before_the_start_nothing_is_done_and_a_stop_is_legal():
     tasks = Tasks(FakeClock())
+    tasks.batch_threads.stop()
     tasks.add("a")
     assert tasks.threads == set()
     tasks.let_go.release()
-    assert work_off(tasks.batch_threads) == 1  # but by who does it himself
+    assert work_off(tasks.batch_threads) == 1  # but on the caller's own thread
 
 
-def test_after_a_stop_threads_finish_what_there_is_and_end(tasks):
+def test_after_a_stop_threads_finish_and_end_and_new_work_starts_them_again(tasks):
     tasks.add(*"abcdef")
     tasks.batch_threads.stop()
     threads = tasks.threads
+    tasks.under_way(MOST)
     tasks.finish(6)
     join(*threads)
     wait_until(lambda: tasks.threads == set(), SOON, "the last to end")
-
-
-def test_after_a_stop_new_work_starts_threads_again(tasks):
-    tasks.batch_threads.stop()
+    tasks.under_way(6 - MOST)
     tasks.add("a")
     tasks.under_way(1)
     (thread,) = tasks.threads
@@ -262,13 +255,9 @@ def test_after_a_stop_new_work_starts_threads_again(tasks):
     join(thread)
 
 
-def test_a_stop_before_the_start_is_legal():
-    Tasks(FakeClock()).batch_threads.stop()
-
-
 @DIES
 @pytest.mark.parametrize("how", ["hangs", "died"])
-def test_one_that_hangs_or_died_is_replaced_and_what_it_had_in_hand_was_in_vain(tasks, how, caplog):
+def test_one_that_hangs_or_died_is_replaced_and_its_batch_failed(tasks, how, caplog):
     if how == "died":
 
         def die(_batch, _since):
@@ -283,27 +272,27 @@ def test_one_that_hangs_or_died_is_replaced_and_what_it_had_in_hand_was_in_vain(
     if how == "died":
         join(first)
     else:
-        tasks.clock.advance(HANGS)
+        tasks.clock.advance(HUNG_AFTER_SECONDS)
     tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
     assert tasks.over.acquire(timeout=SOON)
     assert tasks.concluded == [("abc", [0, 1, 2])]
     assert first not in tasks.threads
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [f"a thread that does its work {how}: another has taken its place"]
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == [f"a thread that does its work {how}; another takes its place"]
     tasks.add("d")
     tasks.under_way(1)
     for _ in range(2):
         tasks.let_go.release()
     assert tasks.over.acquire(timeout=SOON)
     join(first)
-    assert tasks.concluded[1:] == [("d", [])], "what the first was told at last is no news"
+    assert tasks.concluded[1:] == [("d", [])], "the late answer of the first counts for nothing"
 
 
-def test_who_works_is_left_alone(tasks, caplog):
+def test_a_thread_that_works_is_left_alone(tasks, caplog):
     tasks.add("a")
     tasks.under_way(1)
     before = tasks.threads
-    tasks.clock.advance(HANGS - 1)
+    tasks.clock.advance(HUNG_AFTER_SECONDS - 1)
     tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
     assert tasks.threads == before
     assert caplog.records == []

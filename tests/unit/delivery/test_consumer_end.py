@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from support import factories
+from support.factories import counts
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
-from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.consumer import HAND_BACK, QueueConsumer
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.aws.port import ReceiveOptions
+from celery_sqs_visibility.delivery.consumer import HAND_BACK_SECONDS
 from celery_sqs_visibility.delivery.model import Lapse
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.errors import UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.options import Options
 
-TIMEOUT = 120
-OPTIONS = Options.parse({"visibility_timeout": TIMEOUT, "settle_window": 0})
-RECEIVE = ReceiveOptions(TIMEOUT, ("ApproximateReceiveCount",))
+RECEIVE = ReceiveOptions(120, ("ApproximateReceiveCount",))
 
 
 class SilentSQS(FakeSQS):
@@ -42,21 +37,9 @@ class Process:
         self.queue = queue
         self.handed = []
         self.buffer = Buffer()
-        self.queue_consumer = QueueConsumer(
-            OPTIONS,
-            RECEIVE,
-            self.open_message,
-            RedriveBook(),
-            RedeliveryIndex(OPTIONS.visibility_timeout),
-            self.buffer,
-        )
-        self.queue_consumer.capacity.prefetch_count = 10
+        self.queue_consumer = factories.queue_consumer(SYSTEM_CLOCK, buffer=self.buffer)
         self.queue_consumer.consume(queue, self.handed.append)
-        self.receiver, _ = self.queue_consumer._receivers[queue.name]
-
-    @staticmethod
-    def open_message(_queue, message):
-        return DecodedMessage({"handle": message["ReceiptHandle"]})
+        self.receiver = self.queue_consumer._receiver(queue.name)
 
     def polls(self):
         """Whether a poll is in flight."""
@@ -89,7 +72,7 @@ def sqs():
 
 @pytest.fixture
 def queue(sqs):
-    return Queue("q", sqs.create_queue("q", {}, {}), sqs)
+    return factories.queue(sqs)
 
 
 @pytest.fixture
@@ -109,21 +92,6 @@ def start(sqs, queue):
         process.close()
 
 
-@pytest.fixture
-def send(sqs, queue):
-    def send(count=1):
-        for number in range(count):
-            sqs.send(queue.url, OutgoingMessage(str(number)))
-
-    return send
-
-
-def counts(sqs, queue):
-    """Messages visible and hidden."""
-    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    return tuple(map(int, sqs.queue_attributes(queue.url, names).values()))
-
-
 def receives(sqs, queue):
     """How often each visible message was received, this look included."""
     return sorted(
@@ -132,43 +100,44 @@ def receives(sqs, queue):
     )
 
 
-def test_one_message_ends_the_long_poll_and_the_others_are_received_once(start, send, sqs, queue):
+def test_one_message_ends_the_long_poll_and_the_others_are_received_once(start, sqs, queue):
     process = start()
-    send(4)
+    factories.send(queue, *"abcd")
     wait_until(lambda: process.holds(4) and process.polls(), SOON, "four and a poll")
     process.end()
     released = process.queue_consumer.give_back_unstarted()
     assert len(released) == 4
     assert not process.polls()
-    wait_until(lambda: counts(sqs, queue) == (4, 0), SOON, lambda: str(counts(sqs, queue)))
+    wait_until(lambda: counts(queue) == (4, 0), SOON, lambda: str(counts(queue)))
     assert receives(sqs, queue) == [2, 2, 2, 3]
 
 
-def test_what_the_last_poll_brings_is_released_at_once(start, send, sqs, queue):
+def test_what_the_last_poll_brings_is_released_at_once(start, sqs, queue):
     process = start()
     process.end()
-    send()
+    factories.send(queue, "a")
     wait_until(lambda: not process.polls(), SOON, "the poll's end")
-    wait_until(lambda: counts(sqs, queue) == (1, 0), SOON, lambda: str(counts(sqs, queue)))
+    wait_until(lambda: counts(queue) == (1, 0), SOON, lambda: str(counts(queue)))
     assert receives(sqs, queue) == [2]
 
 
-def test_a_message_does_not_go_from_one_worker_that_ends_to_the_next(start, send, sqs, queue):
+def test_a_message_does_not_go_from_one_worker_that_ends_to_the_next(start, sqs, queue):
     processes = [start() for _ in range(6)]
     for process in processes:
         process.end()
-    send()
-    wait_until(lambda: counts(sqs, queue) == (0, 1), SOON, lambda: str(counts(sqs, queue)))
+    factories.send(queue, "a")
+    wait_until(lambda: counts(queue) == (0, 1), SOON, lambda: str(counts(queue)))
     wait_until(lambda: not any(len(p.queue_consumer.ledger) for p in processes), SOON, "the settlements")
     assert sum(process.polls() for process in processes) == 4, "two of six have received it"
-    hidden = [changes for name, changes in sqs.calls if name == "ChangeMessageVisibilityBatch"]
-    (seconds,) = [seconds for _, seconds in hidden[-1]["changes"]]
-    assert 0 < seconds <= OPTIONS.wait_time_seconds, "until the polls of all are over"
+    ((_, seconds),) = factories.entries(sqs, factories.CHANGES)[-1]
+    assert 0 < seconds <= processes[0].queue_consumer.options.wait_time_seconds, (
+        "until the polls of all are over"
+    )
 
 
-def test_what_an_ending_waits_for_is_bounded_where_sqs_does_not_answer(start, send, sqs, queue):
+def test_what_an_ending_waits_for_is_bounded_where_sqs_does_not_answer(start, sqs, queue):
     process = start()
-    send(2)
+    factories.send(queue, "a", "b")
     wait_until(lambda: process.holds(2), SOON, "two messages")
     sqs.silent = True
     began = SYSTEM_CLOCK.monotonic()
@@ -176,7 +145,7 @@ def test_what_an_ending_waits_for_is_bounded_where_sqs_does_not_answer(start, se
     process.queue_consumer.end_by(began, began)
     process.queue_consumer.give_back_unstarted()
     process.queue_consumer.close()
-    assert SYSTEM_CLOCK.monotonic() - began < HAND_BACK + 3
-    assert counts(sqs, queue) == (0, 2)
+    assert SYSTEM_CLOCK.monotonic() - began < HAND_BACK_SECONDS + 3
+    assert counts(queue) == (0, 2)
     sqs.silent = False
-    wait_until(lambda: counts(sqs, queue) == (2, 0), SOON, "another try")
+    wait_until(lambda: counts(queue) == (2, 0), SOON, "another try")

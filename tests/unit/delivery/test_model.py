@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -73,6 +74,7 @@ class AnyRoom:
 class Receiver:
     """The machine polls in its place."""
 
+    queue = SimpleNamespace(name="q")
     stopping = False
 
     def expect(self, message_id, at):
@@ -96,7 +98,7 @@ class Flight:
         """Pairs of a delivery and what is asked for it, seconds of an extension or a settlement."""
         if hasattr(self.batch, "extensions"):
             return self.batch.extensions
-        return [(job.delivery, job.settlement) for job in self.batch.jobs]
+        return [(one.delivery, one.settlement) for one in self.batch.settlements]
 
     @property
     def extends(self):
@@ -104,7 +106,7 @@ class Flight:
 
     @property
     def changes_visibility(self):
-        return self.extends or self.batch.lane.kind is Hide
+        return self.extends or self.batch.origin.kind is Hide
 
 
 class Run:
@@ -279,7 +281,7 @@ class Holding(RuleBasedStateMachine):
 
     @rule(fault=st.sampled_from(FAULTS), position=st.integers(0, 9), steps=st.sampled_from(HOW_FAR))
     def settle(self, steps=1, fault="none", position=0):
-        self.request(self.queue_consumer._settlements.settler, steps, fault, position)
+        self.request(self.queue_consumer._settler, steps, fault, position)
 
     def request(self, work, steps, fault, position):
         """Of the crew's next request the first so many steps."""
@@ -327,7 +329,7 @@ class Holding(RuleBasedStateMachine):
             "one is throttled": ThrottledError(fault),
             "one is refused": ReceiptHandleInvalidError(fault),
         }.get(fault)
-        letters = not flight.extends and flight.batch.lane.kind is DeadLetter
+        letters = not flight.extends and flight.batch.origin.kind is DeadLetter
         action = CHANGES if flight.changes_visibility else SEND if letters else DELETES
         if error is not None and flight.jobs():
             if letters:
@@ -448,10 +450,10 @@ class Holding(RuleBasedStateMachine):
                 self.reach()
             while self.flights:
                 self.conclude()
-            if not self.queue_consumer._settlements.settler._unfinished:
+            if not self.queue_consumer._settler._unfinished:
                 break
             self.clock.advance(0.5)
-        assert not self.queue_consumer._settlements.settler._unfinished
+        assert not self.queue_consumer._settler._unfinished
         assert len(self.queue_consumer.ledger) == 0
         assert self.queue_consumer.ledger.wait_for_extensions(0)
         assert self.queue_consumer.ledger.next_extension() is None

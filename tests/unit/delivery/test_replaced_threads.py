@@ -1,26 +1,22 @@
-"""What the heartbeat and the settler had in hand when a thread died or hung is done by another, once."""
+"""A batch of the heartbeat's or the settler's whose thread died or hangs is taken over by another, once."""
 
 from __future__ import annotations
 
 import threading
 
 import pytest
+from support import factories
 from support.batch_threads import work_off
 from support.clock import FakeClock
+from support.factories import CHANGES, TIMEOUT
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.model import Delete, Delivery
+from celery_sqs_visibility.delivery.model import Delete
 from celery_sqs_visibility.delivery.settle.settler import Settler
-from celery_sqs_visibility.delivery.supervisor import HANGS
-from celery_sqs_visibility.events import Facts
-
-TIMEOUT = 120
-RECEIVE = ReceiveOptions(TIMEOUT)
+from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 
 #: pytest says so where a thread ends with an exception.
 DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -70,37 +66,25 @@ class World:
         self.clock = FakeClock()
         self.sqs = Stubborn(self.clock)
         self.sqs.first = first
-        self.queue = Queue("q", self.sqs.create_queue("q", {}, {}), self.sqs)
+        self.queue = factories.queue(self.sqs)
         self.ledger = Ledger(TIMEOUT, 40.0)
         self.heartbeat = Heartbeat(self.ledger, self.clock, lambda *_: None)
         self.settled = threading.Semaphore(0)
         self.settler = Settler(0, self.clock, lambda *_: self.settled.release(), lambda *_: None)
 
-    def deliver(self, count):
-        for _ in range(count):
-            self.sqs.send(self.queue.url, OutgoingMessage("task"))
-        now = self.clock.monotonic()
-        return [
-            Delivery(
-                self.queue,
-                message["ReceiptHandle"],
-                Facts("q", message["MessageId"], 1, 0),
-                now,
-                now + TIMEOUT,
-                None,
-            )
-            for message in self.sqs.receive(self.queue.url, count, 0, RECEIVE)
-        ]
+    def held(self, count):
+        """That many deliveries."""
+        deliveries = factories.received(self.queue, count, self.clock)
+        self.ledger.add(deliveries)
+        return deliveries
 
-    def count(self, action):
-        return sum(1 for done, _ in self.sqs.calls if done == action)
+    def beat(self):
+        """Have the heartbeat's threads extend what is due."""
+        self.heartbeat.batch_threads.start()
 
     def extended(self):
         """The handles, in order."""
-        batches = [
-            asked["changes"] for action, asked in self.sqs.calls if action == "ChangeMessageVisibilityBatch"
-        ]
-        return [handle for batch in batches for handle, _ in batch]
+        return [handle for batch in factories.entries(self.sqs, CHANGES) for handle, _ in batch]
 
 
 @pytest.fixture
@@ -120,14 +104,13 @@ def make():
 
 @DIES
 @pytest.mark.parametrize("first", [Stubborn.hang, Stubborn.die])
-def test_another_thread_extends_what_a_heartbeat_had_in_hand(make, first, caplog):
+def test_another_thread_extends_what_a_heartbeat_was_sending(make, first, caplog):
     world = make(first)
-    deliveries = world.deliver(3)
-    world.ledger.add(deliveries)
+    deliveries = world.held(3)
     world.clock.advance(TIMEOUT - 40)
-    world.heartbeat.batch_threads.start()
+    world.beat()
     assert world.sqs.asked.wait(SOON)
-    world.clock.advance(HANGS)
+    world.clock.advance(HUNG_AFTER_SECONDS)
     if first is Stubborn.die:
         wait_until(
             lambda: not any(thread.is_alive() for thread in world.heartbeat.batch_threads._threads),
@@ -136,18 +119,18 @@ def test_another_thread_extends_what_a_heartbeat_had_in_hand(make, first, caplog
         )
     world.heartbeat.batch_threads.replace_stuck(world.clock.monotonic())
     world.clock.advance(10)
-    world.heartbeat.batch_threads.call()  # it may be asleep by now, on a clock that stood still
+    world.heartbeat.batch_threads.wake()  # it may be asleep by now, on a clock that stood still
     wait_until(
         lambda: all(delivery.deadline > 1000 + TIMEOUT for delivery in deliveries), SOON, "the extensions"
     )
     what = "hangs" if first is Stubborn.hang else "died"
     assert caplog.messages == [
-        f"a thread that extends messages {what}: another has taken its place",
-        "cannot extend messages: no answer; trying again (queue=q)",
-        "can extend messages again after 10 s (queue=q failures=1)",
+        f"a thread that extends messages {what}; another takes its place",
+        "cannot extend messages and will try again: no answer (queue=q)",
+        "extends messages again, after 1 failures (queue=q)",
     ]
     extended = [delivery.deadline for delivery in deliveries]
-    world.sqs.let_go.set()  # what the first thread is told now is no news
+    world.sqs.let_go.set()  # the late answer of the first thread counts for nothing
     world.heartbeat.batch_threads.replace_stuck(world.clock.monotonic())
     assert [delivery.deadline for delivery in deliveries] == extended
 
@@ -157,8 +140,8 @@ def relieve(world):
     assert world.sqs.asked.wait(SOON)
     world.sqs.asked.clear()
     batch_threads, thread = world.heartbeat.batch_threads, world.sqs.hung
-    wait_until(lambda: set(batch_threads._hands) == {thread}, SOON, "the others to have nothing in hand")
-    world.clock.advance(HANGS)
+    wait_until(lambda: set(batch_threads._in_progress) == {thread}, SOON, "the others to have returned")
+    world.clock.advance(HUNG_AFTER_SECONDS)
     batch_threads.replace_stuck(world.clock.monotonic())
     assert thread not in batch_threads._threads
     return thread
@@ -175,16 +158,14 @@ def let_return(world, *relieved):
 
 def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_being_extended(make):
     world = make(Stubborn.hang_twice)
-    first = world.deliver(10)
-    world.ledger.add(first)
+    first = world.held(10)
     world.clock.advance(25)
-    second = world.deliver(10)
-    world.ledger.add(second)
+    second = world.held(10)
     world.clock.advance(TIMEOUT - 40 - 25)
-    world.heartbeat.batch_threads.start()
+    world.beat()
     one = relieve(world)
     world.clock.advance(10)
-    world.heartbeat.batch_threads.call()  # as above
+    world.heartbeat.batch_threads.wake()  # as above
     other = relieve(world)
     let_return(world, one, other)
     work_off(world.heartbeat.batch_threads)
@@ -194,14 +175,13 @@ def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_
 
 def test_what_another_thread_has_taken_over_is_not_extended_by_the_one_that_hung(make):
     world = make(Stubborn.hang)
-    deliveries = world.deliver(10) + world.deliver(10)
-    world.ledger.add(deliveries)
+    deliveries = world.held(20)
     world.clock.advance(TIMEOUT - 40)
-    world.heartbeat.batch_threads.start()
+    world.beat()
     hung = relieve(world)
-    wait_until(lambda: not any(delivery.extending for delivery in deliveries), SOON, "all to be told")
+    wait_until(lambda: not any(delivery.extending for delivery in deliveries), SOON, "all to be concluded")
     extended = world.extended()
-    assert len(extended) == 10, "what the other had in hand is tried again later"
+    assert len(extended) == 10, "what the other was sending is tried again later"
     assert {world.ledger.settle(delivery, Delete()) for delivery in deliveries} == {(True, True)}
     let_return(world, hung)
     assert world.extended()[:10] == extended
@@ -210,13 +190,13 @@ def test_what_another_thread_has_taken_over_is_not_extended_by_the_one_that_hung
 
 @DIES
 @pytest.mark.parametrize("first", [Stubborn.hang, Stubborn.die])
-def test_another_thread_settles_what_a_settler_had_in_hand(make, first, caplog):
+def test_another_thread_settles_what_a_settler_was_sending(make, first, caplog):
     world = make(first)
     world.settler.batch_threads.start()
-    for delivery in world.deliver(3):
+    for delivery in factories.received(world.queue, 3, world.clock):
         world.settler.submit(delivery, Delete())
     assert world.sqs.asked.wait(SOON)
-    world.clock.advance(HANGS + 1)
+    world.clock.advance(HUNG_AFTER_SECONDS + 1)
     if first is Stubborn.die:
         wait_until(
             lambda: not all(thread.is_alive() for thread in world.settler.batch_threads._threads),
@@ -231,6 +211,6 @@ def test_another_thread_settles_what_a_settler_had_in_hand(make, first, caplog):
     world.sqs.let_go.set()
     what = "hangs" if first is Stubborn.hang else "died"
     assert caplog.records[0].getMessage() == (
-        f"a thread that settles messages {what}: another has taken its place"
+        f"a thread that settles messages {what}; another takes its place"
     )
     assert not world.settled.acquire(timeout=0.1)

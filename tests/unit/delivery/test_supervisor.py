@@ -1,40 +1,42 @@
-"""One look after the other at all that have threads, and none that does harm."""
+"""Every thread of a consumer is checked; a bug in one check harms no other."""
 
 from __future__ import annotations
 
+import pytest
 from support.clock import FakeClock
 
-from celery_sqs_visibility.delivery.supervisor import INTERVAL, Supervisor
+from celery_sqs_visibility.delivery import supervisor as supervisor_module
+from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS, Supervisor
+from celery_sqs_visibility.delivery.threads import start_thread
 
 
-class Wards:
-    def __init__(self, clock):
-        self.clock = clock
-        self.looks = []
+class Broken:
+    """Something supervised that fails each time."""
+
+    def __init__(self):
+        self.checks = []
 
     def replace_stuck(self, now):
-        self.looks.append(now)
+        self.checks.append(now)
         raise ZeroDivisionError
 
 
-def test_a_stumbling_ward_does_not_keep_the_watchdog_from_the_others(caplog):
-    clock = FakeClock()
-    supervised = [Wards(clock), Wards(clock)]
-    Supervisor(lambda: supervised, clock).look(5.0)
-    assert [ward.looks for ward in supervised] == [[5.0], [5.0]]
-    assert caplog.records[0].getMessage() == "supervisor stumbled and goes on"
+def test_a_bug_does_not_keep_the_supervisor_from_the_others(caplog):
+    supervised = [Broken(), Broken()]
+    Supervisor(lambda: supervised, FakeClock()).check(5.0)
+    assert [each.checks for each in supervised] == [[5.0], [5.0]]
+    assert caplog.messages == ["unexpected error while replacing stuck threads; continuing"] * 2
 
 
 def test_after_the_process_was_stopped_answers_have_time_to_come():
     clock = FakeClock()
-    ward = Wards(clock)
-    supervisor = Supervisor(lambda: [ward], clock)
+    supervised = Broken()
+    supervisor = Supervisor(lambda: [supervised], clock)
 
     class Stopped:
-        """The event that the thread waits for, between two looks."""
+        """The event that the thread waits for, between two checks."""
 
-        def __init__(self):
-            self.steps = iter([INTERVAL, 60, INTERVAL])
+        steps = iter([CHECK_INTERVAL_SECONDS, 60, CHECK_INTERVAL_SECONDS])
 
         def wait(self, _timeout):
             step = next(self.steps, None)
@@ -43,4 +45,22 @@ def test_after_the_process_was_stopped_answers_have_time_to_come():
 
     began = clock.monotonic()
     supervisor._run(Stopped())
-    assert ward.looks == [began + INTERVAL, began + INTERVAL + 60 + INTERVAL]
+    assert supervised.checks == [began + CHECK_INTERVAL_SECONDS, clock.monotonic()]
+
+
+def test_where_it_has_no_thread_the_start_fails_and_can_be_tried_again(monkeypatch):
+    supervisor = Supervisor(list, FakeClock())
+    with monkeypatch.context() as without:
+        without.setattr(supervisor_module, "start_thread", lambda *_: None)
+        with pytest.raises(RuntimeError, match="cannot start the thread that supervises"):
+            supervisor.start()
+    supervisor.start()
+    supervisor.stop()
+
+
+def test_a_refused_thread_is_none(monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    assert start_thread(lambda: None, "name") is None

@@ -9,7 +9,7 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import DeadLetter, Hide, Lapse
+from celery_sqs_visibility.delivery.model import Hide
 from celery_sqs_visibility.delivery.receive.decoder import (
     LONGEST_POLL_SECONDS,
     LONGEST_TRANSIT_SECONDS,
@@ -17,9 +17,8 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     Decoder,
     UnreadableError,
 )
-from celery_sqs_visibility.events import Facts, Received, Unreadable, subscribe
+from celery_sqs_visibility.events import Facts, Received, subscribe
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
-from celery_sqs_visibility.policy.retry_delays import DelayFunction, DelayList
 
 TIMEOUT = 120
 QUEUE = Queue("q", "memory://q", FakeSQS())
@@ -34,10 +33,10 @@ def open_message(_queue, message):
 
 
 class World:
-    def __init__(self, on_error=None, visibility_timeout=TIMEOUT):
+    def __init__(self, visibility_timeout=TIMEOUT):
         self.clock = FakeClock()
         self.settled = []
-        self.decoder = Decoder(open_message, visibility_timeout, on_error, self.clock, self)
+        self.decoder = Decoder(open_message, visibility_timeout, self.clock, self)
 
     def settle(self, delivery, settlement):
         self.settled.append((delivery, settlement))
@@ -145,39 +144,3 @@ def test_a_delivery_settles_itself(world):
     delivery = world.delivery()
     assert delivery.settle(Hide(5))
     assert world.settled == [(delivery, Hide(5))]
-
-
-def test_what_is_refused_becomes_a_dead_letter_and_is_hidden_where_there_are_none():
-    world = World(on_error=DelayList((10, 60)))
-    delivery = world.delivery(ApproximateReceiveCount="2")
-    world.decoder.reject(delivery, "no such task", "the body")
-    assert world.settled == [(delivery, DeadLetter("no such task", "the body", otherwise=Hide(60)))]
-
-
-def test_a_refused_message_is_told_of_once_however_often_it_comes_back(world, events):
-    for receive_count in "123":
-        delivery = world.delivery(ApproximateReceiveCount=receive_count)
-        world.decoder.reject(delivery, "why", "body")
-    told = [event for event in events if isinstance(event, Unreadable)]
-    assert [event.reason for event in told] == ["why"]
-    assert len(world.settled) == 3
-
-
-def test_without_an_error_visibility_timeout_it_comes_back_at_its_own_time(world):
-    assert world.decoder.as_after_an_error(world.delivery()) == Lapse()
-
-
-@pytest.mark.parametrize(("receive_count", "seconds"), [("1", 10), ("2", 61), ("7", 61)])
-def test_the_error_visibility_timeout_goes_by_receives_in_whole_seconds(receive_count, seconds):
-    world = World(on_error=DelayList((10, 60.5)))
-    delivery = world.delivery(ApproximateReceiveCount=receive_count)
-    assert world.decoder.as_after_an_error(delivery) == Hide(seconds)
-
-
-def test_a_broken_error_visibility_timeout_is_logged_and_harmless(caplog):
-    def broken(retries, exc):
-        raise LookupError("a user's bug")
-
-    world = World(on_error=DelayFunction(broken))
-    assert world.decoder.as_after_an_error(world.delivery()) == Lapse()
-    assert "a user's bug" in caplog.text

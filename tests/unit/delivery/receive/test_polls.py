@@ -10,7 +10,7 @@ from support.factories import RECEIVE_OPTIONS, capacity, send, sqs_queue
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.receive.polls import Polls, PollState
-from celery_sqs_visibility.delivery.supervisor import HANGS
+from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     QueueDoesNotExistError,
@@ -233,7 +233,7 @@ def test_an_answer_in_time_is_waited_for(world):
 def test_taking_messages_for_too_long_is_no_failure_of_sqs(world):
     states = []
     send(world.queue, "a")
-    world.on_arrival = lambda: states.append(hang(world, HANGS + 1))
+    world.on_arrival = lambda: states.append(hang(world, HUNG_AFTER_SECONDS + 1))
     world.poll()
     assert states == [(PollState.STUCK, 0)]
     assert world.capacity.held == 1

@@ -22,7 +22,7 @@ from celery_sqs_visibility.delivery.receive.receiver import (
     NEARLY_FULL_BATCH,
     Receiver,
 )
-from celery_sqs_visibility.delivery.supervisor import HANGS
+from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import UnavailableError
 from celery_sqs_visibility.policy.polling import PollSchedule
 
@@ -437,7 +437,7 @@ def test_a_thread_that_hangs_with_its_messages_is_replaced(receiving, caplog):
     assert hangs.wait(SOON)
     look(world)
     assert len(threads(world)) == 1
-    look(world, HANGS + 1)
+    look(world, HUNG_AFTER_SECONDS + 1)
     assert len(threads(world)) == 2
     assert world.capacity.held == 1
     assert caplog.messages == [f"a thread that polls '{world.name}' hangs: another takes its place"]

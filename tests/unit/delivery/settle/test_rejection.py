@@ -1,87 +1,186 @@
-"""What is no task: kept, but for the head of a FIFO group, which the others wait behind."""
+"""What is given up, rejected, or no task: kept, dead-lettered or deleted."""
 
 from __future__ import annotations
 
 import pytest
+from support import factories
 from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Lapse, Release
-from celery_sqs_visibility.delivery.receive.decoder import Decoder
-from celery_sqs_visibility.delivery.settle.dead_letters import KEPT
-from celery_sqs_visibility.delivery.settle.rejection import Rejection
+from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Lapse, Release
+from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS, Rejection
 from celery_sqs_visibility.errors import AccessDeniedError
-from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.events import Unreadable, subscribe
 from celery_sqs_visibility.policy.attempts import RECEIVES_OF_NO_TASK, SECONDS_OF_AN_UNKNOWN_TASK
+from celery_sqs_visibility.policy.retry_delays import DelayFunction, DelayList
 
 FIRST = 1_700_000_000.0
+KEPT = Hide(KEPT_SECONDS)
 
 
-class World:
-    def __init__(self, name="q.fifo", *, plain=False, policy=None, on_exhausted="delete", may_read=True):
-        self.clock = FakeClock()
-        self.sqs = FakeSQS(self.clock)
-        attributes = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
-        if policy:
-            attributes["RedrivePolicy"] = policy
-        self.queue = Queue(name, self.sqs.create_queue(name, attributes, {}), self.sqs)
-        graves = Queue("graves.fifo", "memory://graves.fifo", self.sqs)
-        redrive = RedriveBook((lambda: graves) if plain else None)
-        if not may_read:
-            self.sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
-        redrive.get(self.queue, self.clock.monotonic())
-        decoder = Decoder(lambda *_: None, 120, None, self.clock, self)
-        self.failures = Rejection(redrive, decoder, on_exhausted)
+class Rejecting:
+    """A `Rejection` of one queue's deliveries, which it holds.
+
+    `redrive` is the number of receives of the queue's redrive policy; "plain": a dead-letter queue is named
+    instead; "hidden": the policy may not be read.
+    """
+
+    def __init__(self, name="q", redrive=None, on_error=None, on_exhausted="delete"):
+        clock = FakeClock()
+        sqs = FakeSQS(clock)
+        letters = factories.queue(sqs, "letters.fifo")
+        by_policy = {"letters": letters, "most": redrive} if isinstance(redrive, int) else {}
+        self.queue = factories.queue(sqs, name, **by_policy)
+        book = RedriveBook((lambda: letters) if redrive == "plain" else None)
+        if redrive == "hidden":
+            sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
+        book.get(self.queue, clock.monotonic())
+        self.rejection = Rejection(book, on_error, on_exhausted)
         self.settled = []
 
-    def settle(self, delivery, settlement):
+    def settle(self, _delivery, settlement):
         self.settled.append(settlement)
         return True
 
-    def refuse(self, receive_count, *, seconds=0.0, others_may=False):
-        """What becomes of it, and what otherwise if no dead-letter queue takes it."""
-        facts = Facts("q", "m1", receive_count, FIRST, group="g", received=FIRST + seconds)
-        delivery = Delivery(self.queue, "handle", facts, 1000.0, 1120.0, self)
-        self.failures.refuse(delivery, "nobody can read it", "body", others_may=others_may)
-        (settlement,) = self.settled
+    def delivery(self, receive_count=1, *, seconds=0.0):
+        return factories.delivery(
+            self.queue,
+            self,
+            receive_count=receive_count,
+            first_received=FIRST,
+            received=FIRST + seconds,
+            group="g",
+        )
+
+    def refuse(self, receive_count=1, *, seconds=0.0, others_may=False):
+        """The settlement, or the one in place of a dead letter that is not taken."""
+        delivery = self.delivery(receive_count, seconds=seconds)
+        self.rejection.refuse(delivery, "nobody can read it", "body", others_may=others_may)
+        settlement = self.settled.pop()
         return settlement.otherwise if isinstance(settlement, DeadLetter) else settlement
 
 
-def test_what_is_no_task_comes_back_as_often_as_a_task_that_says_nothing():
+@pytest.fixture
+def unreadable():
+    seen = []
+    end = subscribe(lambda event: seen.append(event) if isinstance(event, Unreadable) else None)
+    yield seen
+    end()
+
+
+@pytest.mark.parametrize(
+    ("redrive", "on_exhausted", "becomes"),
+    [
+        (None, "delete", Delete()),
+        (None, "keep", KEPT),
+        # There may be a redrive policy that nobody here can see: let it count.
+        ("hidden", "delete", Lapse()),
+        ("hidden", "keep", Lapse()),
+    ],
+)
+@pytest.mark.parametrize("by_task", [False, True])
+def test_without_dead_letters_a_failed_message_is_deleted_or_kept(redrive, on_exhausted, becomes, by_task):
+    other = "keep" if on_exhausted == "delete" else "delete"
+    world = Rejecting(redrive=redrive, on_exhausted=other if by_task else on_exhausted)
+    world.rejection.give_up(
+        world.delivery(), "failed", lambda: pytest.fail("nobody needs it"), on_exhausted if by_task else None
+    )
+    assert world.settled == [becomes]
+
+
+@pytest.mark.parametrize(
+    ("redrive", "receive_count", "otherwise"),
+    # Received more often than the policy says, SQS should have moved it, and could not; it must not spin.
+    [(5, 4, Release()), (5, 5, Release()), (5, 6, KEPT), ("plain", 4, KEPT)],
+)
+def test_a_failed_message_becomes_a_dead_letter_and_is_not_deleted_without(redrive, receive_count, otherwise):
+    world = Rejecting("q.fifo", redrive)
+    world.rejection.give_up(world.delivery(receive_count), "failed", lambda: "body", exception="ValueError()")
+    assert world.settled == [DeadLetter("failed", "body", otherwise, {"exception": "ValueError()"})]
+
+
+@pytest.mark.parametrize(
+    ("redrive", "requeue", "becomes"),
+    [(None, True, Release()), (5, True, Release()), (5, False, Lapse()), (None, False, Delete())],
+)
+def test_a_rejected_message_is_released_or_left_to_the_policy_or_deleted(redrive, requeue, becomes):
+    world = Rejecting("q.fifo", redrive)
+    world.rejection.reject(world.delivery(), requeue=requeue)
+    assert world.settled == [becomes]
+
+
+def test_a_refused_message_becomes_a_dead_letter_and_is_hidden_where_there_are_none():
+    world = Rejecting(on_error=DelayList((10, 60)))
+    world.rejection.refuse(world.delivery(2), "no such task", "the body")
+    assert world.settled == [DeadLetter("no such task", "the body", otherwise=Hide(60))]
+
+
+@pytest.mark.parametrize(
+    ("receive_count", "becomes"), [(2, Lapse()), (3, DeadLetter("why", "body", Lapse()))]
+)
+def test_where_another_worker_may_know_it_it_is_a_dead_letter_at_the_last_receive(receive_count, becomes):
+    world = Rejecting("q.fifo", 3)
+    world.rejection.refuse(world.delivery(receive_count), "why", "body", others_may=True)
+    assert world.settled == [becomes]
+
+
+def test_a_refused_message_has_one_event_however_often_it_comes_back(unreadable):
+    world = Rejecting()
+    refused = [world.rejection.refuse(world.delivery(count), "wh\0y", "body") for count in (1, 2, 3)]
+    assert refused == [True, False, False]
+    assert [event.reason for event in unreadable] == ["wh\N{REPLACEMENT CHARACTER}y"]
+    assert len(world.settled) == 3
+
+
+@pytest.mark.parametrize(
+    ("on_error", "receive_count", "becomes"),
+    [
+        (None, 1, Lapse()),
+        (DelayList((10, 60.5)), 1, Hide(10)),
+        (DelayList((10, 60.5)), 2, Hide(61)),
+        (DelayList((10, 60.5)), 7, Hide(61)),
+    ],
+)
+def test_the_error_visibility_timeout_goes_by_receives_in_whole_seconds(on_error, receive_count, becomes):
+    world = Rejecting(on_error=on_error)
+    assert world.rejection.after_an_error(world.delivery(receive_count)) == becomes
+
+
+def test_a_broken_error_visibility_timeout_is_logged_and_harmless(caplog):
+    def broken(retries, exc):
+        raise LookupError("a user's bug")
+
+    world = Rejecting(on_error=DelayFunction(broken))
+    assert world.rejection.after_an_error(world.delivery()) == Lapse()
+    assert "a user's bug" in caplog.text
+
+
+def test_the_head_of_a_group_is_deleted_after_some_receives_and_that_is_logged(caplog):
+    world = Rejecting("q.fifo")
     for receive_count in range(1, RECEIVES_OF_NO_TASK):
-        assert World().refuse(receive_count) == Lapse()
+        assert world.refuse(receive_count) == Lapse()
+    assert world.refuse(RECEIVES_OF_NO_TASK) == Delete()
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    for fact in ("its FIFO group waits behind it", "message_id=m1", "group=g", "nobody can read it"):
+        assert fact in record.getMessage()
 
 
-def test_then_its_group_waits_for_it_no_longer_and_that_is_said(caplog):
-    assert World().refuse(RECEIVES_OF_NO_TASK) == Delete()
-    (told,) = [record for record in caplog.records if "its FIFO group waits behind it" in record.getMessage()]
-    assert told.levelname == "ERROR"
-    for fact in ("message_id=m1", "group=g", "nobody can read it"):
-        assert fact in told.getMessage()
-
-
-def test_a_standard_queue_keeps_it():
-    assert World("q").refuse(1000, seconds=1e6) == Lapse()
-
-
-def test_where_what_is_given_up_is_kept_it_is_kept():
-    assert World(on_exhausted="keep").refuse(RECEIVES_OF_NO_TASK) == Hide(KEPT)
-
-
-def test_where_nobody_told_the_redrive_policy_nothing_is_deleted():
-    assert World(may_read=False).refuse(1000, seconds=1e6) == Lapse()
-
-
-@pytest.mark.parametrize(("receive_count", "otherwise"), [(RECEIVES_OF_NO_TASK, Hide(KEPT)), (1, Lapse())])
-def test_where_a_dead_letter_queue_is_named_it_is_not_deleted_without_a_copy(receive_count, otherwise):
-    assert World(plain=True).refuse(receive_count) == otherwise
-
-
-def test_where_its_dead_letter_queue_does_not_take_it_sqs_is_to_move_it():
-    policy = '{"deadLetterTargetArn": "arn:aws:sqs:us-east-1:1:graves.fifo", "maxReceiveCount": 9}'
-    assert World(policy=policy).refuse(RECEIVES_OF_NO_TASK) == Release()
+@pytest.mark.parametrize(
+    ("rejecting", "receive_count", "becomes"),
+    [
+        (Rejecting("q"), 1000, Lapse()),
+        (Rejecting("q.fifo", on_exhausted="keep"), RECEIVES_OF_NO_TASK, KEPT),
+        (Rejecting("q.fifo", "hidden"), 1000, Lapse()),
+        (Rejecting("q.fifo", "plain"), RECEIVES_OF_NO_TASK, KEPT),
+        (Rejecting("q.fifo", "plain"), 1, Lapse()),
+        (Rejecting("q.fifo", 9), RECEIVES_OF_NO_TASK, Release()),
+    ],
+    ids=["standard queue", "kept", "unknown policy", "named dead letters", "early", "left to the policy"],
+)
+def test_nothing_else_is_deleted_without_a_copy(rejecting, receive_count, becomes):
+    assert rejecting.refuse(receive_count, seconds=1e6) == becomes
 
 
 @pytest.mark.parametrize(
@@ -89,4 +188,10 @@ def test_where_its_dead_letter_queue_does_not_take_it_sqs_is_to_move_it():
     [(SECONDS_OF_AN_UNKNOWN_TASK - 1, Lapse()), (SECONDS_OF_AN_UNKNOWN_TASK, Delete())],
 )
 def test_another_worker_may_know_the_task_for_an_hour(seconds, becomes):
-    assert World().refuse(50, seconds=seconds, others_may=True) == becomes
+    assert Rejecting("q.fifo").refuse(50, seconds=seconds, others_may=True) == becomes
+
+
+@pytest.mark.parametrize(("redrive", "receive_count", "may"), [(3, 2, True), (3, 3, False), (None, 99, True)])
+def test_a_message_may_return_until_the_policy_moves_it(redrive, receive_count, may):
+    world = Rejecting("q.fifo", redrive)
+    assert world.rejection.may_return(world.delivery(receive_count)) is may

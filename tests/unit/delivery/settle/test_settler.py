@@ -1,114 +1,80 @@
-"""Settlements share requests, are retried while it makes sense, and no dead letter is deleted unsent."""
+"""Settlements share requests, are tried again while it makes sense, and each has one end."""
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import factories
 from support.clock import FakeClock
+from support.factories import CHANGES, DELETES, TIMEOUT
 from support.logs import a_filter_that_raises
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
-from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Park, Release
-from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
-from celery_sqs_visibility.delivery.settle.settler import WINDOWS_IN_COMPANY, Settler
-from celery_sqs_visibility.errors import (
-    AccessDeniedError,
-    ReceiptHandleInvalidError,
-    RequestRefusedError,
-    ThrottledError,
-    UnavailableError,
-)
-from celery_sqs_visibility.events import Facts
-from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS
+from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Park, Release
+from celery_sqs_visibility.delivery.settle.pending import DELETE_LINGER_WINDOWS, PendingSettlement
+from celery_sqs_visibility.delivery.settle.settler import TOO_LATE, Settler
+from celery_sqs_visibility.errors import ReceiptHandleInvalidError, ThrottledError, UnavailableError
+from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN, VISIBILITY_HORIZON
 
-TIMEOUT = 120
 WINDOW = 0.02
 STEP = 0.05  # by which tests turn the clock
-RECEIVE = ReceiveOptions(visibility_timeout=TIMEOUT, system_attributes=("All",))
-DELETES = "DeleteMessageBatch"
-CHANGES = "ChangeMessageVisibilityBatch"
 LETTER = DeadLetter("broken", "the body", otherwise=Hide(9))
+NO_ANSWER = UnavailableError("network")
+GONE = ReceiptHandleInvalidError("gone")
 
 
 class World:
-    """A settler whose turns the test takes, on a clock that the test turns."""
+    """A settler whose batches the test sends, on a clock that the test turns."""
 
     def __init__(self, window=WINDOW):
         self.clock = FakeClock()
         self.sqs = FakeSQS(self.clock)
         self.settled = []
-        self.redrive = RedriveBook()
-        self.dead_letters = DeadLetters(self.redrive)
-        self.settler = Settler(window, self.clock, self.note, self.dead_letter)
+        self.copied = []  # deliveries whose copy was tried to be sent
+        self.copy_errors = []
+        self.settler = Settler(window, self.clock, self.note, self.send_copy)
 
     def note(self, delivery, settlement, error, _now):
         self.settled.append((delivery, settlement, error))
 
-    def dead_letter(self, delivery, letter):
-        sent = self.dead_letters.send(delivery, letter)
-        self.settler.submit(delivery, Delete() if sent else letter.otherwise)
+    def send_copy(self, delivery, _letter):
+        self.copied.append(delivery)
+        if self.copy_errors:
+            raise self.copy_errors.pop()
 
-    def queue(self, name="q", attributes=None):
-        return Queue(name, self.sqs.create_queue(name, attributes or {}, {}), self.sqs)
+    def queue(self, name="q"):
+        return factories.queue(self.sqs, name)
 
     def receive(self, queue, count=1):
-        for number in range(count):
-            group = {"group_id": str(number), "deduplication_id": f"{number}"} if queue.fifo else {}
-            self.sqs.send(queue.url, OutgoingMessage("task", **group))
-        now = self.clock.monotonic()
-        return [
-            Delivery(
-                queue,
-                message["ReceiptHandle"],
-                Facts(queue.name, message["MessageId"], 1, 0, "tasks.add", "id-1", received=1_700_000_000),
-                now,
-                now + TIMEOUT,
-                None,
-            )
-            for _ in range(0, count, 10)
-            for message in self.sqs.receive(queue.url, min(count, 10), 0, RECEIVE)
-        ]
+        return factories.received(queue, count, self.clock)
+
+    def fail(self, action, error, times=1, **position):
+        for _ in range(times):
+            self.sqs.fail_next(action, error, **position)
 
     def submit(self, deliveries, settlement):
         for delivery in deliveries:
             self.settler.submit(delivery, settlement)
 
-    def turn(self):
-        """What a thread does that finds the time as it is; whether there was anything to do."""
-        return self.settler.batch_threads.turn()
+    def send_next(self, after=0.0):
+        """Send what a thread would send then; `False` if nothing is due."""
+        self.clock.advance(after)
+        return self.settler.batch_threads.send_next()
 
-    def work_off(self, step=STEP):
+    def work_off(self):
         """Turn the clock until nothing is left to do."""
-        while not self.done:
-            self.clock.advance(step)
-            while self.turn():
+        while not self.settler.flush(0):
+            self.clock.advance(STEP)
+            while self.send_next():
                 pass
 
-    @property
-    def done(self):
-        return self.settler.flush(0)
-
     def batches(self, action):
-        key = "handles" if action == DELETES else "changes"
-        return [arguments[key] for name, arguments in self.sqs.calls if name == action]
-
-    def left(self, queue):
-        """How many messages are in the queue, visible or not."""
-        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        return sum(map(int, self.sqs.queue_attributes(queue.url, names).values()))
-
-    def count(self, action):
-        return sum(name == action for name, _ in self.sqs.calls)
+        return factories.entries(self.sqs, action)
 
 
 @pytest.fixture
@@ -121,46 +87,28 @@ def queue(world):
     return world.queue()
 
 
-@pytest.fixture
-def graves(world):
-    return world.queue("graves")
-
-
-@pytest.fixture
-def mortal(world, graves):
-    """A queue with a dead-letter queue, of which the redrive book knows."""
-    arn = world.sqs.queue_attributes(graves.url, ["QueueArn"])["QueueArn"]
-    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
-    queue = world.queue("mortal", {"RedrivePolicy": policy})
-    world.redrive.get(queue, world.clock.monotonic())
-    return queue
-
-
 def test_ten_go_at_once_in_one_request(world, queue):
     world.submit(world.receive(queue, 10), Delete())
-    assert world.turn()
+    assert world.send_next()
     assert [len(batch) for batch in world.batches(DELETES)] == [10]
-    assert world.done
+    assert world.settler.flush(0)
 
 
 @pytest.mark.parametrize(
     ("name", "settlement", "count", "windows"),
     [
         ("q", Delete(), 1, 1),
-        ("q", Delete(), 3, WINDOWS_IN_COMPANY),
+        ("q", Delete(), 3, DELETE_LINGER_WINDOWS),
         ("q.fifo", Delete(), 3, 1),
         ("q", Hide(5), 3, 1),
     ],
-    ids=["alone", "in company", "in company, and its group waits", "a delay counts from then"],
+    ids=["alone", "among others", "among others, and its group waits", "a delay counts from then"],
 )
-def test_fewer_than_ten_wait_for_company(world, name, settlement, count, windows):
-    queue = world.queue(name, {"FifoQueue": "true"} if name.endswith(".fifo") else None)
-    world.submit(world.receive(queue, count), settlement)
-    assert not world.turn()
-    world.clock.advance(WINDOW * (windows - 0.5))
-    assert not world.turn()
-    world.clock.advance(WINDOW / 2)
-    assert world.turn()
+def test_fewer_than_ten_linger(world, name, settlement, count, windows):
+    world.submit(world.receive(world.queue(name), count), settlement)
+    assert not world.send_next()
+    assert not world.send_next(after=WINDOW * (windows - 0.5))
+    assert world.send_next(after=WINDOW / 2)
     assert [len(batch) for batch in world.batches(DELETES) + world.batches(CHANGES)] == [count]
 
 
@@ -169,213 +117,184 @@ def test_the_first_of_a_batch_sets_the_time(world, queue):
     world.submit([first], Hide(5))
     world.clock.advance(WINDOW * 0.9)
     world.submit([second], Hide(5))
-    world.clock.advance(WINDOW * 0.2)
-    assert world.turn()
+    assert world.send_next(after=WINDOW * 0.2)
     assert world.batches(CHANGES) == [[(first.handle, 5), (second.handle, 5)]]
 
 
 def test_without_a_window_everything_goes_at_once():
     world = World(window=0)
     world.submit(world.receive(world.queue()), Delete())
-    assert world.turn()
-
-
-def test_a_thread_takes_what_is_ready_without_waiting(world, queue):
-    world.submit(world.receive(queue, 10), Delete())
-    batch = world.settler.take(world.clock.monotonic())
-    assert (batch.lane.queue, batch.lane.kind, len(batch)) == (queue, Delete, 10)
+    assert world.send_next()
 
 
 def test_a_signal_handler_may_settle_while_something_is_settled(world, queue):
     one, two = world.receive(queue, 2)
 
     class Interrupted(deque):
-        def append(self, job):
-            super().append(job)
-            if job.delivery is one:
+        def append(self, settlement):
+            super().append(settlement)
+            if settlement.delivery is one:
                 world.submit([two], Delete())
 
-    world.settler._lane(queue, Delete).jobs = Interrupted()
+    world.settler._pending(PendingSettlement(one, Delete(), 0)).settlements = Interrupted()
     world.submit([one], Delete())
     world.work_off()
-    assert world.left(queue) == 0
+    assert factories.left(queue) == 0
 
 
-def test_everything_that_sets_the_visibility_shares_requests(world, queue):
-    one, two, three = world.receive(queue, 3)
-    world.submit([one], Hide(5))
-    world.submit([two], Release())
-    world.submit([three], Park(700))
+def test_visibility_changes_share_requests_and_deletes_have_their_own(world, queue):
+    one, two, three, four = world.receive(queue, 4)
+    for delivery, settlement in [(one, Hide(5)), (two, Release()), (three, Park(700)), (four, Delete())]:
+        world.submit([delivery], settlement)
     world.work_off()
     assert world.batches(CHANGES) == [[(one.handle, 5), (two.handle, 0), (three.handle, 700)]]
+    assert world.batches(DELETES) == [[four.handle]]
+    ends = {one: (settlement, error) for one, settlement, error in world.settled}
+    assert ends == {
+        one: (Hide(5), None),
+        two: (Release(), None),
+        three: (Park(700), None),
+        four: (Delete(), None),
+    }
 
 
-def test_deletes_and_visibility_changes_do_not_share_requests(world, queue):
-    one, two = world.receive(queue, 2)
-    world.submit([one], Delete())
-    world.submit([two], Release())
-    world.work_off()
-    assert world.count(DELETES) == world.count(CHANGES) == 1
-
-
-def test_queues_do_not_share_requests(world, queue):
-    world.submit(world.receive(queue, 5) + world.receive(world.queue("other"), 5), Delete())
-    world.work_off()
-    assert [len(batch) for batch in world.batches(DELETES)] == [5, 5]
-
-
-def test_a_busy_queue_does_not_keep_the_others_waiting(world, queue):
+def test_queues_do_not_share_requests_and_a_busy_one_does_not_keep_others_waiting(world, queue):
     other = world.queue("other")
-    world.submit(world.receive(queue, 30), Delete())
+    world.submit(world.receive(queue, 25), Delete())
     world.submit(world.receive(other, 10), Delete())
-    urls = []
-    while world.turn():
-        urls.append(world.sqs.calls[-1][1]["queue_url"])
-    assert urls.index(other.url) == 1
-
-
-def test_the_end_of_every_job_is_told(world, queue):
-    one, two = world.receive(queue, 2)
-    world.submit([one], Delete())
-    world.submit([two], Hide(5))
-    world.work_off()
-    assert sorted(world.settled, key=lambda end: end[0] is two) == [
-        (one, Delete(), None),
-        (two, Hide(5), None),
+    while world.send_next():
+        pass
+    assert [arguments["queue_url"] for arguments in factories.requests(world.sqs, DELETES)] == [
+        queue.url,
+        other.url,
+        queue.url,
     ]
 
 
-def test_a_batch_that_failed_in_part_is_tried_again_in_part(world, queue):
+def test_of_a_batch_what_failed_is_tried_again(world, queue):
     deliveries = world.receive(queue, 3)
-    world.sqs.fail_next(DELETES, ThrottledError("slow down"), position=1)
+    world.fail(DELETES, ThrottledError("slow down"), position=1)
     world.submit(deliveries, Delete())
     world.work_off()
     assert world.batches(DELETES) == [[one.handle for one in deliveries], [deliveries[1].handle]]
     assert [error for _, _, error in world.settled] == [None] * 3
-    assert world.left(queue) == 0
+    assert factories.left(queue) == 0
 
 
-def test_a_batch_that_failed_as_a_whole_is_tried_again(world, queue):
-    world.sqs.fail_next(DELETES, UnavailableError("network"))
+@pytest.mark.parametrize("error", [NO_ANSWER, RuntimeError("bug")])
+def test_a_batch_that_failed_as_a_whole_is_tried_again(world, queue, error):
+    world.fail(DELETES, error)
     world.submit(world.receive(queue, 4), Delete())
     world.work_off()
-    assert len(world.batches(DELETES)[0]) == 4
+    assert [len(batch) for batch in world.batches(DELETES)] == [4, 4]
     assert [error for _, _, error in world.settled] == [None] * 4
-    assert world.left(queue) == 0
 
 
-def test_a_retry_comes_after_a_pause_and_finds_whatever_batch_there_is(world, queue):
+def test_a_retry_comes_after_a_pause_and_shares_whatever_batch_there_is(world, queue):
     one, two = world.receive(queue, 2)
-    world.sqs.fail_next(DELETES, UnavailableError("network"))
+    world.fail(DELETES, NO_ANSWER)
     world.submit([one], Delete())
-    world.clock.advance(WINDOW)
-    world.turn()
-    assert not world.turn()
-    world.clock.advance(LONGEST_PAUSE_SECONDS)
+    world.send_next(after=WINDOW)
+    assert not world.send_next()
+    world.clock.advance(LONGEST_PAUSE)
     world.submit([two], Delete())
     world.work_off()
     assert [sorted(batch) for batch in world.batches(DELETES)[1:]] == [sorted([one.handle, two.handle])]
 
 
-def test_a_refused_handle_is_not_tried_again(world, queue):
+@pytest.mark.parametrize(("settlement", "action"), [(Hide(5), CHANGES), (Delete(), DELETES)])
+def test_a_refused_handle_is_not_tried_again(world, queue, settlement, action):
     (one,) = world.receive(queue)
-    error = ReceiptHandleInvalidError("gone")
-    world.sqs.fail_next(CHANGES, error, position=0)
-    world.submit([one], Hide(5))
+    world.fail(action, GONE, position=0)
+    world.submit([one], settlement)
     world.work_off()
-    assert world.count(CHANGES) == 1
-    assert world.settled == [(one, Hide(5), error)]
+    assert len(world.batches(action)) == 1
+    assert world.settled == [(one, settlement, GONE)]
 
 
-def test_a_job_that_keeps_failing_ends_at_the_deadline(world, queue):
+@pytest.mark.parametrize("settlement", [Delete(), Release()])
+def test_a_handle_that_is_refused_at_a_retry_was_settled_at_the_first_try(world, queue, settlement):
     (one,) = world.receive(queue)
-    error = UnavailableError("network")
-    for _ in range(5000):
-        world.sqs.fail_next(CHANGES, error)
+    action = DELETES if isinstance(settlement, Delete) else CHANGES
+    world.fail(action, UnavailableError("its answer was lost"))
+    world.fail(action, GONE)
+    world.submit([one], settlement)
+    world.work_off()
+    assert world.settled == [(one, settlement, None)]
+
+
+def test_a_settlement_that_keeps_failing_ends_at_the_deadline(world, queue):
+    (one,) = world.receive(queue)
+    world.fail(CHANGES, NO_ANSWER, times=5000)
     world.submit([one], Hide(5))
     world.work_off()
-    assert one.deadline - LONGEST_PAUSE_SECONDS - 1 <= world.clock.monotonic() <= one.deadline + STEP
-    assert world.settled == [(one, Hide(5), error)]
-    assert world.count(CHANGES) < TIMEOUT * 2
+    assert one.deadline - LONGEST_PAUSE - 1 <= world.clock.monotonic() <= one.deadline + STEP
+    ((settled, settlement, error),) = world.settled
+    assert (settled, settlement) == (one, Hide(5))
+    assert error in (NO_ANSWER, TOO_LATE), "of the last try, which may have come too late"
+    assert len(world.batches(CHANGES)) < TIMEOUT * 2
 
 
 @pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
 def test_no_visibility_is_changed_after_the_deadline(world, queue, settlement):
-    # Whoever has the message by now would lose it, if SQS takes the old handle.
+    # Another worker may have the message by now and would lose it, if SQS takes the old handle.
     (one,) = world.receive(queue)
-    world.sqs.fail_next(CHANGES, UnavailableError("its answer was lost"))
+    world.fail(CHANGES, UnavailableError("its answer was lost"))
     world.submit([one], settlement)
-    world.clock.advance(TIMEOUT - 0.5)
-    assert world.turn()
+    assert world.send_next(after=TIMEOUT - 0.5)
     world.clock.advance(0.5)
-    while world.turn():
-        pass
     world.work_off()
-    assert world.count(CHANGES) == 1
+    assert len(world.batches(CHANGES)) == 1
     ((settled, _, error),) = world.settled
     assert settled is one
     assert "its visibility timeout ran out" in str(error)
 
 
 @pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
-def test_nor_is_it_the_first_time_where_the_threads_came_too_late(world, queue, settlement):
+def test_nor_for_the_first_time_where_the_threads_are_too_late(world, queue, settlement):
     late, early = world.receive(queue, 2)
     early.deadline += TIMEOUT
     world.submit([late, early], settlement)
-    world.clock.advance(TIMEOUT)
-    world.turn()
+    world.send_next(after=TIMEOUT)
     assert [[handle for handle, _ in batch] for batch in world.batches(CHANGES)] == [[early.handle]]
     assert [(one, error is None) for one, _, error in world.settled] == [(early, True), (late, False)]
-    assert world.done
+    assert world.settler.flush(0)
 
 
-def test_a_delete_after_a_late_extension_is_tried_until_the_new_deadline(world, queue):
+@pytest.mark.parametrize(("extended", "failures", "tries"), [(TIMEOUT, 3, 4), (-1, 1, 1)])
+def test_a_delete_is_tried_until_the_latest_deadline_and_once_after_it(
+    world, queue, extended, failures, tries
+):
     (one,) = world.receive(queue)
-    for _ in range(3):
-        world.sqs.fail_next(DELETES, UnavailableError("network"))
+    world.fail(DELETES, NO_ANSWER, times=failures)
     world.clock.advance(TIMEOUT - 0.01)
     world.submit([one], Delete())
-    one.deadline += TIMEOUT
+    one.deadline += extended
     world.work_off()
-    assert world.count(DELETES) == 4
-    assert world.left(queue) == 0
+    assert len(world.batches(DELETES)) == tries
 
 
-def test_a_logging_filter_that_raises_takes_no_job_with_it(world, queue):
-    deliveries = world.receive(queue, 3)
-    world.sqs.fail_next(CHANGES, ThrottledError("slow down"))
-    world.submit(deliveries, Hide(5))
-    note = world.settler._settled
-
-    def told(delivery, *what):
-        note(delivery, *what)
+def test_neither_a_broken_logging_filter_nor_listener_costs_a_settlement(world, queue, monkeypatch):
+    def noted(delivery, *end):
+        world.note(delivery, *end)
         raise RuntimeError("a listener's bug")
 
-    world.settler._settled = told
-    with a_filter_that_raises(), suppress(RuntimeError):
+    monkeypatch.setattr(world.settler, "_settled", noted)
+    deliveries = world.receive(queue, 3)
+    world.fail(CHANGES, ThrottledError("slow down"))
+    world.submit(deliveries, Hide(5))
+    with a_filter_that_raises():
         world.work_off()
     assert world.settled == [(one, Hide(5), None) for one in deliveries]
 
 
-def test_a_delete_that_comes_after_the_deadline_is_tried_once(world, queue):
-    (one,) = world.receive(queue)
-    world.clock.advance(TIMEOUT + 1)
-    world.sqs.fail_next(DELETES, UnavailableError("network"))
-    world.submit([one], Delete())
-    world.work_off()
-    assert world.count(DELETES) == 1
-
-
-def test_one_job_that_keeps_failing_does_not_hold_up_the_others(world, queue):
+def test_one_settlement_that_keeps_failing_does_not_hold_up_the_others(world, queue):
     bad, good = world.receive(queue, 2)
-    for _ in range(3):
-        world.sqs.fail_next(DELETES, UnavailableError("network"))
+    world.fail(DELETES, NO_ANSWER, times=3)
     world.submit([bad], Delete())
-    world.clock.advance(WINDOW)
-    world.turn()
+    world.send_next(after=WINDOW)
     world.submit([good], Release())
-    world.clock.advance(WINDOW)
-    world.turn()
+    world.send_next(after=WINDOW)
     assert world.settled == [(good, Release(), None)]
 
 
@@ -384,241 +303,107 @@ def test_one_job_that_keeps_failing_does_not_hold_up_the_others(world, queue):
 )
 def test_a_hide_is_clamped_to_what_is_left_of_the_twelve_hours(seconds, elapsed, kind):
     world = World(window=0)
-    queue = world.queue()
-    (one,) = world.receive(queue)
+    (one,) = world.receive(world.queue())
     world.clock.advance(elapsed)
     one.deadline = world.clock.monotonic() + TIMEOUT
     world.submit([one], kind(seconds))
-    world.turn()
-    ((handle, asked),) = world.batches(CHANGES)[0]
-    assert handle == one.handle
-    assert asked == max(0, min(seconds, VISIBILITY_HORIZON - elapsed - HORIZON_MARGIN))
-    assert world.settled == [(one, kind(asked), None)]  # SQS did not refuse, and nobody is told otherwise
+    world.send_next()
+    asked = max(0, min(seconds, VISIBILITY_HORIZON - elapsed - HORIZON_MARGIN))
+    assert world.batches(CHANGES) == [[(one.handle, asked)]]
+    assert world.settled == [(one, kind(asked), None)]  # SQS did not refuse, and the event says the same
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([Delete(), Hide(5), Release()])), max_size=80))
 @settings(max_examples=40)
-def test_whatever_is_submitted_every_job_is_done_once_and_no_batch_is_too_large(jobs):
+def test_each_settlement_is_done_once_and_no_batch_is_too_large(submissions):
     world = World()
     queues = [world.queue(name) for name in "abc"]
     submitted = []
-    for place, settlement in jobs:
-        (one,) = world.receive(queues[place])
-        submitted.append((one, settlement, None))
-        world.settler.submit(one, settlement)
-        world.turn()
+    for place, settlement in submissions:
+        submitted += world.receive(queues[place])
+        world.submit(submitted[-1:], settlement)
+        world.send_next()
     world.work_off()
-    assert sorted(map(id, (one for one, _, _ in submitted))) == sorted(
-        map(id, (one for one, _, _ in world.settled))
-    )
+    assert sorted(map(id, submitted)) == sorted(id(one) for one, _, _ in world.settled)
     assert all(len(batch) <= BATCH_ENTRIES for batch in world.batches(DELETES) + world.batches(CHANGES))
 
 
-def test_a_bug_in_a_call_leaves_nothing_unfinished_for_ever(world, queue):
-    world.sqs.fail_next(DELETES, RuntimeError("bug"))
-    world.submit(world.receive(queue), Delete())
-    world.clock.advance(WINDOW)
-    with suppress(RuntimeError):  # the thread's loop logs it and goes on
-        world.turn()
-    for _ in range(100):
-        world.clock.advance(LONGEST_PAUSE_SECONDS)
-        world.turn()
-    assert world.done
-
-
-def test_a_dead_letter_is_copied_first_and_deleted_after(world, mortal, graves):
-    (one,) = world.receive(mortal)
+def test_a_copy_is_tried_again_until_the_deadline(world, queue):
+    (one,) = world.receive(queue)
+    world.copy_errors = [NO_ANSWER] * 5000
     world.submit([one], LETTER)
     world.work_off()
-    actions = [name for name, _ in world.sqs.calls if name in {"SendMessage", DELETES}]
-    assert actions[-2:] == ["SendMessage", DELETES]
-    assert world.left(mortal) == 0
-    assert world.left(graves) == 1
+    assert len(world.copied) > 1
+    assert world.settled == [(one, LETTER, NO_ANSWER)]
+    assert factories.left(queue) == 1
 
 
-def test_a_dead_letter_tells_where_it_comes_from_and_why(world, mortal, graves):
-    (one,) = world.receive(mortal)
-    world.submit([one], DeadLetter("broken", "the body", Hide(9), {"exception": "ValueError()"}))
-    world.work_off()
-    everything = ReceiveOptions(message_attributes=("All",))
-    (letter,) = world.sqs.receive(graves.url, 1, 0, everything)
-    assert letter["Body"] == "the body"
-    texts = {name: value["StringValue"] for name, value in letter["MessageAttributes"].items()}
-    assert texts == {
-        "reason": "broken",
-        "source_queue": "mortal",
-        "message_id": one.facts.message_id,
-        "receive_count": "1",
-        "task": "tasks.add",
-        "task_id": "id-1",
-        "exception": "ValueError()",
-        "last_received": "2023-11-14T22:13:20.000+00:00",
-    }
-
-
-def test_a_dead_letter_of_a_fifo_queue_has_a_group_and_is_sent_once(world):
-    graves = world.queue("graves.fifo", {"FifoQueue": "true"})
-    arn = world.sqs.queue_attributes(graves.url, ["QueueArn"])["QueueArn"]
-    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
-    queue = world.queue("q.fifo", {"FifoQueue": "true", "RedrivePolicy": policy})
-    world.redrive.get(queue, world.clock.monotonic())
-    (one,) = world.receive(queue)
-    assert world.dead_letters.send(one, LETTER)
-    assert world.dead_letters.send(one, LETTER)
-    assert world.left(graves) == 1
-
-
-def test_the_dead_letters_of_a_fifo_queue_go_one_after_the_other(world):
-    queue = world.queue("q.fifo", {"FifoQueue": "true"})
+def test_copies_of_a_fifo_queue_are_sent_one_after_the_other(world, monkeypatch):
     sent = []
 
     def while_one_is_sent(delivery, _letter):
-        sent.append(delivery.facts.message_id)
+        sent.append(delivery)
         now = world.clock.monotonic()
         assert world.settler.due(now) is None  # what another thread finds meanwhile
         assert world.settler.take(now) is None
 
-    world.settler._send_copy = while_one_is_sent
-    world.submit(world.receive(queue, 2), LETTER)
-    assert world.turn()
-    assert world.turn()
-    assert len(set(sent)) == 2
-
-
-def test_the_dead_letters_of_a_fifo_queue_stay_in_order_when_one_is_tried_again(world):
-    queue = world.queue("q.fifo", {"FifoQueue": "true"})
-    tried, sent = [], []
-
-    def fail_twice(delivery, _letter):
-        tried.append(delivery)
-        if len(tried) <= 2:
-            raise ThrottledError("slow down")
-        sent.append(delivery)
-
-    world.settler._send_copy = fail_twice
-    letters = world.receive(queue, 3)
+    monkeypatch.setattr(world.settler, "_send_copy", while_one_is_sent)
+    letters = world.receive(world.queue("q.fifo"), 2)
     world.submit(letters, LETTER)
-    assert world.turn()
-    assert not world.turn(), "none overtakes the one that is tried again"
-    world.work_off()
-    assert tried == [letters[0], letters[0], *letters]
+    assert world.send_next()
+    assert world.send_next()
     assert sent == letters
 
 
-def test_other_dead_letters_do_not_wait_for_each_other(world, mortal):
-    world.submit(world.receive(mortal, 2), LETTER)
-    now = world.clock.monotonic()
-    assert world.settler.take(now)
-    assert world.settler.take(now)
-
-
-def test_without_a_dead_letter_queue_nothing_is_deleted(world, queue):
-    (one,) = world.receive(queue)
-    world.submit([one], LETTER)
+def test_copies_of_a_fifo_queue_stay_in_order_when_one_is_tried_again(world):
+    letters = world.receive(world.queue("q.fifo"), 3)
+    world.copy_errors = [ThrottledError("slow down")] * 2
+    world.submit(letters, LETTER)
+    assert world.send_next()
+    assert not world.send_next(), "none overtakes the one that is tried again"
     world.work_off()
-    assert world.count(DELETES) == 0
-    assert world.batches(CHANGES) == [[(one.handle, 9)]]
-    assert world.left(queue) == 1
+    assert world.copied == [letters[0], letters[0], *letters]
 
 
-@pytest.mark.parametrize("error", [AccessDeniedError("no leave to send"), RequestRefusedError("too large")])
-def test_nothing_is_deleted_when_the_dead_letter_queue_refuses(world, mortal, caplog, error):
-    (one,) = world.receive(mortal)
-    world.sqs.fail_next("SendMessage", error)
-    world.submit([one], LETTER)
-    world.work_off()
-    assert world.count(DELETES) == 0
-    assert world.batches(CHANGES) == [[(one.handle, 9)]]
-    assert world.left(mortal) == 1
-    assert "cannot send to the dead-letter queue of 'mortal'" in caplog.text
+def test_other_copies_do_not_wait_for_each_other(world, queue):
+    world.submit(world.receive(queue, 2), LETTER)
+    assert world.settler.take(world.clock.monotonic())
+    assert world.settler.take(world.clock.monotonic())
 
 
-def test_a_dead_letter_that_cannot_be_sent_now_is_sent_later_and_deleted_after(world, mortal, graves):
-    (one,) = world.receive(mortal)
-    world.sqs.fail_next("SendMessage", UnavailableError("network"))
-    world.submit([one], LETTER)
-    world.work_off()
-    assert world.count(DELETES) == 1
-    assert world.left(graves) == 1
-
-
-def test_a_dead_letter_that_can_never_be_sent_is_not_deleted(world, mortal):
-    (one,) = world.receive(mortal)
-    error = UnavailableError("network")
-    for _ in range(5000):
-        world.sqs.fail_next("SendMessage", error)
-    world.submit([one], LETTER)
-    world.work_off()
-    assert world.count(DELETES) == 0
-    assert world.settled == [(one, LETTER, error)]
-    assert world.left(mortal) == 1
-
-
-def test_a_flush_of_nothing_is_done_at_once(world):
-    assert world.settler.flush(0)
-
-
-def test_a_flush_does_not_wait_for_company():
+def test_a_flush_sends_what_lingers():
     world = World(window=5)  # which never passes: nobody turns the clock
     queue = world.queue()
-    world.settler.batch_threads.start()
+    assert world.settler.flush(0), "nothing is done at once"
     world.settler.batch_threads.start()
     try:
         world.submit(world.receive(queue, 3), Delete())
         assert world.settler.flush(SOON)
     finally:
         world.settler.batch_threads.stop()
-    assert world.left(queue) == 0
+    assert factories.left(queue) == 0
 
 
 def test_a_stopped_settler_finishes_what_it_was_given():
     world = World(window=0)
     queue = world.queue()
-    deliveries = world.receive(queue, 25)
-    world.submit(deliveries, Delete())
-    world.settler.batch_threads.stop()
-    world.settler.batch_threads.start()
-    world.settler.batch_threads.stop()
+    world.submit(world.receive(queue, 25), Delete())
+    for act in ("stop", "start", "start", "stop"):
+        getattr(world.settler.batch_threads, act)()
     assert world.settler.flush(SOON)
-    assert world.left(queue) == 0
+    assert factories.left(queue) == 0
 
 
-def test_stop_before_start_is_legal(world):
-    world.settler.batch_threads.stop()
-
-
-def test_trouble_is_told_once_for_each_kind_of_request_and_so_is_its_end(world, queue, caplog):
+def test_an_outage_is_logged_once_for_each_kind_of_request_and_so_is_its_end(world, queue, caplog):
     deliveries = world.receive(queue, 30)
     for action in (DELETES, CHANGES):
-        for _ in range(3):
-            world.sqs.fail_next(action, ThrottledError("slow"))
+        world.fail(action, ThrottledError("slow"), times=3)
     world.submit(deliveries[:15], Delete())
     world.submit(deliveries[15:], Hide(9))
     world.work_off()
-    told = sorted(record.getMessage() for record in caplog.records)
-    assert [text.split(":")[0].split(" after")[0] for text in told] == [
-        "can delete messages again",
-        "can hide or release messages again",
-        "cannot delete messages",
-        "cannot hide or release messages",
+    assert sorted(text.split(":")[0].split(",")[0] for text in caplog.messages) == [
+        "cannot delete messages and will try again",
+        "cannot hide or release messages and will try again",
+        "deletes messages again",
+        "hides and releases messages again",
     ]
-
-
-@pytest.mark.parametrize("settlement", [Delete(), Release()])
-def test_what_was_done_at_the_first_try_whose_answer_was_lost_is_done(world, queue, settlement):
-    (one,) = world.receive(queue)
-    action = DELETES if isinstance(settlement, Delete) else CHANGES
-    world.sqs.fail_next(action, UnavailableError("lost"))
-    world.sqs.fail_next(action, ReceiptHandleInvalidError("gone"))
-    world.submit([one], settlement)
-    world.work_off()
-    assert world.settled == [(one, settlement, None)]
-
-
-def test_a_handle_that_is_good_no_more_at_the_first_try_is_lost(world, queue):
-    (one,) = world.receive(queue)
-    gone = ReceiptHandleInvalidError("gone")
-    world.sqs.fail_next(DELETES, gone)
-    world.submit([one], Delete())
-    world.work_off()
-    assert world.settled == [(one, Delete(), gone)]

@@ -1,0 +1,145 @@
+"""What a poll brought: decoded, compared with what is held, parked, and buffered for Celery."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery_sqs_visibility.aws.port import ReceivedMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.event_log import Fields
+from celery_sqs_visibility.delivery.holder import DeliveryHolder
+from celery_sqs_visibility.delivery.model import Delivery, Lapse, Park, Renew
+from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder
+from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+
+logger = logging.getLogger(__name__)
+
+
+#: Takes a kombu payload, on the main thread.
+OnMessage = Callable[[dict[str, Any]], object]
+
+#: Gives a buffered message to Celery: the field of `BufferedMessage`.
+Dispatch = Callable[[BufferedMessage, bool], None]
+
+
+class Arrivals:
+    """Sorts received messages into those for Celery, and those that are settled at once.
+
+    `on_message` returns a queue's callback; `None` where the queue is not consumed any more, whose messages
+    `give_back` settles. `dispatching` returns whether Celery gets any messages.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        holder: DeliveryHolder,
+        on_message: Callable[[str], OnMessage | None],
+        give_back: Callable[[Delivery], None],
+        dispatching: Callable[[], bool],
+    ) -> None:
+        self._decoder = decoder
+        self._holder = holder
+        self._on_message = on_message
+        self._give_back = give_back
+        self._dispatching = dispatching
+
+    def decode(
+        self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
+    ) -> list[BufferedMessage]:
+        """Hold the messages of a poll, made and answered at these instants; those for Celery are returned.
+
+        A receiver's thread.
+        """
+        arrived = self._decoder.decode(queue, messages, called, returned)
+        for _ in range(len(messages) - len(arrived)):
+            self._holder.capacity.release(fifo=queue.fifo)
+        self._holder.ledger.add(delivery for delivery, _, _ in arrived)
+        dispatch = self._dispatch(queue)
+        buffered: list[BufferedMessage] = []
+        for delivery, content, message in arrived:
+            try:
+                if (one := self._sort(delivery, content, message, dispatch)) is not None:
+                    buffered.append(one)
+            except Exception:
+                logger.exception(
+                    "unexpected error with a message of %r; it comes back at its own time", queue.name
+                )
+                delivery.settle(Lapse())
+        return buffered
+
+    def take_back(self, delivery: Delivery, renew: Renew) -> list[BufferedMessage]:
+        """Hold a settled message again, whose copy its queue refuses. A settler's thread."""
+        asked_at, queue = delivery.horizon - VISIBILITY_HORIZON, delivery.queue
+        attributes = delivery.message_attributes
+        again = Delivery(
+            queue, delivery.handle, delivery.facts, asked_at, delivery.deadline, self._holder, attributes
+        )
+        again.parks = delivery.parks
+        self._holder.capacity.hold(1, fifo=queue.fifo)
+        self._holder.ledger.add([again])
+        dispatch = self._dispatch(queue)
+        if not self._holder.is_new(again):
+            return []
+        if dispatch is None:
+            self._give_back(again)
+            return []
+        return [BufferedMessage(again, renew.payload, dispatch)]
+
+    def _sort(
+        self,
+        delivery: Delivery,
+        content: DecodedMessage | UnreadableError,
+        message: ReceivedMessage,
+        dispatch: Dispatch | None,
+    ) -> BufferedMessage | None:
+        """The message for Celery; `None` if it is settled."""
+        parking = self._holder.parking
+        if isinstance(content, DecodedMessage):
+            delivery.parks = parking.parks_so_far(delivery, content)
+        if not self._holder.is_new(delivery):
+            return None
+        if isinstance(content, UnreadableError):
+            self._refuse(delivery, content, message["Body"])
+        elif (waiting := parking.waiting(delivery, content, message)) is not None and (
+            dispatch is not None or isinstance(waiting, Park)  # no copy is sent during a shutdown
+        ):
+            delivery.settle(waiting)
+        elif dispatch is None:
+            self._give_back(delivery)
+        else:
+            return BufferedMessage(delivery, content.payload, dispatch)
+        return None
+
+    def _refuse(self, delivery: Delivery, error: UnreadableError, body: str) -> None:
+        first = self._holder.rejection.refuse(delivery, str(error), body)
+        if first and (bug := error.__cause__) is not None:
+            logger.error("unexpected error decoding a message of %r", delivery.queue.name, exc_info=bug)
+
+    def _dispatch(self, queue: Queue) -> Dispatch | None:
+        """How messages of the queue get to Celery, on the main thread; `None` if they do not any more.
+
+        An exception of Celery's is raised if that is wanted, and its message stays held; otherwise it is
+        logged, and the message comes back.
+        """
+        on_message = self._on_message(queue.name)
+        if on_message is None:
+            return None
+
+        def dispatch(buffered: BufferedMessage, raising: bool) -> None:  # noqa: FBT001 - see BufferedMessage
+            delivery = buffered.delivery
+            if not self._dispatching() or self._holder.lapsed(delivery.current):
+                return  # a held delivery that does not run is given back
+            try:
+                on_message(buffered.payload)
+            except Exception:
+                if raising:
+                    raise
+                fields = Fields(message_id=delivery.facts.message_id)
+                logger.exception("message could not be handed to Celery (%s)", fields, extra={"sqs": fields})
+                delivery.settle(delivery.after_an_error())
+
+        return dispatch

@@ -1,0 +1,218 @@
+"""Holds deliveries from their arrival until they are settled, and carries the settlements out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from celery_sqs_visibility import events
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
+from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.hold.redelivery import Met, RedeliveryIndex
+from celery_sqs_visibility.delivery.model import (
+    DeadLetter,
+    Delete,
+    Delivery,
+    Hide,
+    Lapse,
+    Park,
+    Release,
+    Renew,
+    Settlement,
+)
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
+from celery_sqs_visibility.delivery.settle.parking import Parking
+from celery_sqs_visibility.delivery.settle.rejection import Rejection
+from celery_sqs_visibility.delivery.settle.settler import Settler
+from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.events import emit
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.prefetch import Slots
+
+#: SQS counts a delay from when it handled the request, before its answer arrived here. A message is expected
+#: this long after the delay has passed since the answer.
+REAPPEARS_AFTER_SECONDS: Final = 0.02
+
+
+class DeliveryHolder:
+    """The `model.Holder` of deliveries. Any thread; I/O in its own threads only."""
+
+    def __init__(
+        self,
+        options: Options,
+        redrive: RedriveBook,
+        redeliveries: RedeliveryIndex,
+        clock: Clock,
+        slots: Callable[[], Slots] | None,
+        worker_name: str,
+    ) -> None:
+        self.options = options
+        self.redrive = redrive
+        self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots)
+        self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval)
+        self.parking = Parking(redrive, options.visibility_timeout, clock)
+        self.rejection = Rejection(redrive, options.error_visibility_timeout, options.on_exhausted)
+        self.give_up, self.reject = self.rejection.give_up, self.rejection.reject
+        self.after_an_error, self.may_return = self.rejection.after_an_error, self.rejection.may_return
+        self._redeliveries = redeliveries
+        self._clock = clock
+        self._dead_letters = DeadLetters(redrive, worker_name)
+        self._settler = Settler(options.settle_window, clock, self._settled, self._send_copy)
+        self._heartbeat = Heartbeat(self.ledger, clock, self._carry_out)
+
+    def _expect(self, queue: Queue, message_id: str, at: float) -> None:
+        """The message becomes visible at that monotonic instant."""
+        raise NotImplementedError
+
+    def _take_back(self, delivery: Delivery, renew: Renew) -> None:
+        """The queue refuses the copy, and would not hand out the original again: Celery is to hold it."""
+        raise NotImplementedError
+
+    def _released(self) -> None:
+        """A delivery is not held any more."""
+        raise NotImplementedError
+
+    def is_new(self, delivery: Delivery) -> bool:
+        """Whether its message is to be run; `False` if it is held here already, or was finished here."""
+        match self._redeliveries.meet(delivery):
+            case Met.HELD:
+                emit(events.Superseded(delivery.facts))
+            case Met.FINISHED:
+                emit(events.FinishedBefore(delivery.facts))
+                delivery.settle(Delete())
+            case Met.NEW:
+                return True
+        return False
+
+    def lapsed(self, delivery: Delivery) -> bool:
+        """Whether another worker has its message by now, or will; then it is not held any more."""
+        if not (delivery.lost or delivery.deadline <= self._clock.monotonic()):
+            return False
+        return delivery.holder.settle(delivery, Lapse())  # `False` if it was superseded just now
+
+    def start(self, delivery: Delivery) -> bool:
+        """See `model.Holder`. A started delivery is not given back; a dispatched one runs in any case."""
+        if not delivery.dispatched and self.lapsed(delivery):
+            return False
+        if not self.ledger.start(delivery, self._clock.monotonic()):
+            return False
+        emit(events.Started(delivery.facts))
+        return True
+
+    def dispatch(self, delivery: Delivery) -> bool:
+        """See `model.Holder`."""
+        return not self.lapsed(delivery) and self.ledger.dispatch(delivery)
+
+    def extend(self, delivery: Delivery, until: float) -> bool:
+        """See `model.Holder`."""
+        held = self.ledger.want(delivery, until, self._clock.monotonic())
+        self._heartbeat.notice()
+        return held
+
+    def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
+        """See `model.Holder`. The newer delivery may be another consumer's. A receiver's thread."""
+        if not self.ledger.supersede(delivery, superseded_by):
+            return False
+        self.capacity.release(fifo=delivery.queue.fifo)
+        self._released()
+        if wanted := superseded_by.current.wanted:  # its task still waits for that
+            superseded_by.extend(wanted)
+        return True
+
+    def ran(self, delivery: Delivery) -> None:
+        """See `model.Holder`."""
+        if delivery.began is not None:
+            self.capacity.end_run(delivery, delivery.began)
+
+    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
+        """See `model.Holder`."""
+        self.rejection.refuse(delivery, reason, body, others_may=others_may)
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
+        """See `model.Holder`."""
+        if isinstance(settlement, Delete) and self.ledger.holds(delivery):
+            self._redeliveries.finish(delivery)
+        held, now = self.ledger.settle(delivery, settlement)
+        if held:
+            self._redeliveries.let_go(delivery)
+            fifo = delivery.queue.fifo
+            if delivery.began is not None and delivery.acknowledged_early:
+                self.capacity.start_run(delivery, fifo=fifo)
+            else:
+                self.capacity.release(began=delivery.began, fifo=fifo)
+            self._released()
+        if now:
+            self._carry_out(delivery, settlement)
+        return held
+
+    def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
+        """Carry out the settlement of a delivery that the ledger does not hold any more."""
+        now = self._clock.monotonic()
+        if delivery.deadline <= now and not delivery.lost:
+            delivery.lost = True
+            emit(events.Lost(delivery.facts, DEADLINE_PASSED))
+        if delivery.lost and not isinstance(settlement, Delete):
+            return  # it is visible again by itself; a delete may still spare a second run
+        if isinstance(settlement, Lapse):
+            if delivery.deadline <= now + self.options.visibility_timeout:
+                self._settled(delivery, settlement, None, now)
+                return
+            # Its task has extended it for longer than its next attempt should wait.
+            settlement = Hide(self.options.visibility_timeout)
+        self._settler.submit(delivery, settlement)
+
+    def _settled(
+        self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
+    ) -> None:
+        """Expect it back, and emit its end. A settler's thread, or the one that settled."""
+        facts = delivery.facts
+        visible_at: float | None = now
+        if error is not None:
+            visible_at = max(now, delivery.deadline)
+            event: events.Event = events.Lost(facts, str(error))
+        else:
+            match settlement:
+                case Delete():
+                    visible_at, event = None, events.Deleted(facts)
+                case Hide(seconds):
+                    visible_at, event = now + seconds, events.Hidden(facts, seconds)
+                case Park(seconds):
+                    visible_at, event = now + seconds, events.Parked(facts, seconds)
+                case Lapse():
+                    visible_at = delivery.deadline
+                    event = events.Hidden(facts, max(0.0, visible_at - now))
+                case Release():
+                    event = events.Released(facts)
+                case DeadLetter() | Renew():
+                    return  # `_send_copy` has submitted what follows
+        if visible_at is not None:
+            self._expect(delivery.queue, facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
+        emit(event)
+
+    def _send_copy(self, delivery: Delivery, copy: DeadLetter | Renew) -> None:
+        """Send the copy, and submit what follows. A settler's thread."""
+        if isinstance(copy, Renew):
+            sent = self._renew(delivery, copy)
+        elif sent := self._dead_letters.send(delivery, copy):
+            emit(events.DeadLettered(delivery.facts, copy.reason))
+        elif not self.ledger.postponed(delivery, copy.otherwise):
+            self._carry_out(delivery, copy.otherwise)
+        if sent:
+            self._redeliveries.finish(delivery)
+            self._carry_out(delivery, Delete())
+
+    def _renew(self, delivery: Delivery, renew: Renew) -> bool:
+        delay = renew.copy.delay or 0
+        if (copy_id := self.parking.send(delivery, renew)) is not None:
+            visible_at = self._clock.monotonic() + delay
+            self._expect(delivery.queue, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)
+            emit(events.Renewed(delivery.facts, delay))
+        elif renew.park is not None:
+            self._carry_out(delivery, Park(renew.park))
+        else:
+            self._take_back(delivery, renew)
+        return copy_id is not None

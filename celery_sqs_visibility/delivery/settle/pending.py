@@ -1,0 +1,110 @@
+"""Settlements that wait to share a request. No lock, no thread: the settler calls it under its own lock."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Park, Renew, Settlement
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
+
+logger = logging.getLogger(__name__)
+
+#: A delete that has met another lingers for this many windows: more deletes are likely to come.
+DELETE_LINGER_WINDOWS: Final = 5
+
+#: Settlements that send a message.
+COPIES: Final = (DeadLetter, Renew)
+
+#: How the log calls each kind of request when it fails, and when it works again.
+ACTIONS: Mapping[type[Settlement], str] = {
+    Delete: "delete messages",
+    DeadLetter: "send dead letters",
+    Renew: "send copies of messages with a far ETA",
+    Hide: "hide or release messages",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSettlement:
+    """A settlement to be carried out, not `Lapse`; it lingers from the monotonic instant `since`."""
+
+    delivery: Delivery
+    settlement: Settlement
+    since: float
+    failures: int = 0
+
+    @property
+    def seconds(self) -> int:
+        """The visibility timeout to set."""
+        return self.settlement.seconds if isinstance(self.settlement, (Hide, Park)) else 0
+
+    def clamped(self, now: float) -> PendingSettlement:
+        """The same, not beyond the horizon: SQS would refuse that."""
+        left = max(0, int(self.delivery.horizon - now) - HORIZON_MARGIN)
+        if isinstance(self.settlement, (Hide, Park)) and self.settlement.seconds > left:
+            return replace(self, settlement=type(self.settlement)(left))
+        return self
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SettlementBatch:
+    """Settlements of one request; those that are too `late`, after their deadline, are not sent."""
+
+    origin: PendingBatch
+    settlements: list[PendingSettlement]
+    late: list[PendingSettlement]
+
+    def __len__(self) -> int:
+        return len(self.settlements)
+
+
+class PendingBatch:
+    """The pending settlements of one queue and one kind of request.
+
+    Attributes:
+        size: how many one request carries.
+        in_order: whether a request waits for the one before it: copies in a FIFO queue keep their order.
+        in_flight: whether one of those requests has not been concluded.
+        not_before: the monotonic instant before which none is sent: the first one failed, and pauses.
+    """
+
+    def __init__(self, queue: Queue, kind: type[Settlement], window: float, clock: Clock) -> None:
+        self.queue = queue
+        self.kind = kind
+        self.settlements: deque[PendingSettlement] = deque()
+        self.size = 1 if kind in COPIES else BATCH_ENTRIES
+        self.in_order = kind in COPIES and queue.fifo
+        self.in_flight = False
+        self.not_before = 0.0
+        self.outage = Outage(logger, ACTIONS[kind], queue.name, clock)
+        self._window = window
+        # Nobody waits for a delete, except for the message's group in a FIFO queue.
+        can_linger = kind is Delete and not queue.fifo
+        self._longest_linger = window * (DELETE_LINGER_WINDOWS if can_linger else 1)
+
+    def due(self, now: float, *, flushing: bool) -> float:
+        """The monotonic instant of the next request. Not called where nothing is pending."""
+        if flushing or len(self.settlements) >= self.size:
+            return max(self.not_before, now)
+        linger = self._longest_linger if len(self.settlements) > 1 else self._window
+        return max(self.not_before, self.settlements[0].since + linger)
+
+    def take(self, now: float) -> SettlementBatch:
+        """The next request's settlements."""
+        taken = [self.settlements.popleft() for _ in range(min(self.size, len(self.settlements)))]
+        self.in_flight = self.in_order
+        expires = self.kind in (Hide, Renew)
+        late = [one for one in taken if expires and one.delivery.deadline <= now]
+        return SettlementBatch(self, [one.clamped(now) for one in taken if one not in late], late)
+
+
+def kind_of(settlement: Settlement) -> type[Settlement]:
+    """The kind of request: a delete, a visibility change (`Hide`), or either copy."""
+    return type(settlement) if isinstance(settlement, (Delete, *COPIES)) else Hide

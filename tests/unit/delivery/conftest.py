@@ -1,0 +1,210 @@
+"""A consumer with a fake SQS, as most tests of a delivery's way need it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from support import factories
+from support.batch_threads import work_off
+from support.clock import FakeClock
+from support.factories import TIMEOUT
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.model import Lapse
+from celery_sqs_visibility.delivery.receive.buffer import Buffer
+from celery_sqs_visibility.delivery.receive.decoder import Opened, UnreadableError
+from celery_sqs_visibility.events import subscribe
+
+
+class BusySQS(FakeSQS):
+    """Something may happen while it changes a visibility."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def change_visibility(self, queue_url, changes):
+        result = super().change_visibility(queue_url, changes)
+        self.meanwhile()
+        return result
+
+
+class Events:
+    """What happened so far, and what happens next; bounded."""
+
+    def __init__(self):
+        self.seen = []
+        self.changed = threading.Condition()
+
+    def __call__(self, event):
+        with self.changed:
+            self.seen.append(event)
+            self.changed.notify_all()
+
+    def of(self, kind):
+        return [event for event in self.seen if isinstance(event, kind)]
+
+    def wait(self, kind, count=1):
+        with self.changed:
+            came = self.changed.wait_for(lambda: len(self.of(kind)) >= count, SOON)
+            assert came, f"no {kind}: {self.seen}"
+            return self.of(kind)
+
+
+class World:
+    """A consumer that polls at once, and then sleeps until it expects something."""
+
+    def __init__(self, **options):
+        self.clock = FakeClock()
+        self.sqs = BusySQS(self.clock)
+        self.handed = []
+        self.options = {"polling_interval": 3600, "prefetch_seconds": 0, **options}
+        self.buffer = Buffer()
+        self.redeliveries = RedeliveryIndex(TIMEOUT, self.clock)
+        self.consumers = []
+        self.consumer = self.new_consumer()
+
+    def new_consumer(self):
+        """Another in the same process, as after a lost connection."""
+        consumer = factories.queue_consumer(
+            self.clock,
+            buffer=self.buffer,
+            redeliveries=self.redeliveries,
+            open_message=self.open_message,
+            **self.options,
+        )
+        # They would find a clock that stands still, and jumps. Tests themselves extend what is held.
+        consumer._supervisor.start = consumer._heartbeat.batch_threads.start = lambda: None
+        self.consumers.append(consumer)
+        return consumer
+
+    def open_message(self, queue, message):
+        payload = factories.open_by_handle(queue, message).payload
+        match message["Body"].split(":"):
+            case ["unreadable"]:
+                raise UnreadableError("nobody can read it")
+            case ["bug"]:
+                raise ZeroDivisionError
+            case ["later bug"]:
+                return Opened({}, eta="not a number")
+            case ["eta", seconds]:
+                return Opened(payload, eta=self.clock.wall() + float(seconds))
+            case _:
+                return Opened(payload)
+
+    def queue(self, name="q", **settings):
+        return factories.queue(self.sqs, name, **settings)
+
+    def consume(self, queue, *bodies, on_message=None):
+        factories.send(queue, *bodies)
+        self.consumer.consume(queue, on_message or self.handed.append)
+
+    def buffered(self, queue, *bodies, on_message=None):
+        """Have these messages in the buffer, and the receiver asleep."""
+        self.consume(queue, *bodies, on_message=on_message)
+        assert self.buffer.wait(SOON)
+        wait_until(lambda: self.next_poll(queue) > self.clock.monotonic(), SOON, "the receiver to sleep")
+
+    def deliveries(self, queue, *bodies):
+        """Consume these messages, and hand them to Celery."""
+        self.buffered(queue, *bodies)
+        self.hand_over()
+        return [self.delivery(payload) for payload in self.handed]
+
+    def hand_over(self):
+        return self.buffer.hand_over(self.clock)
+
+    def bodies(self):
+        return [payload["body"] for payload in self.handed]
+
+    def next_poll(self, queue):
+        """Its receiver's."""
+        receiver = self.consumer._receiver(queue.name)
+        with receiver._changed:
+            return receiver._schedule.next_poll()
+
+    def delivery(self, payload):
+        """As kombu's message looks it up."""
+        return self.consumer.ledger.get(payload["handle"])
+
+    def visible(self, queue):
+        return [message["Body"] for message in self.sqs.receive(queue.url, 10, 0, factories.EVERYTHING)]
+
+    def held(self, consumer=None):
+        """How many messages are held, which ledger and capacity agree on."""
+        consumer = consumer or self.consumer
+        assert consumer.capacity.held == len(consumer.ledger)
+        return consumer.capacity.held
+
+    def beat(self):
+        """As a heartbeat's thread does it when it is time."""
+        work_off(self.consumer._heartbeat.batch_threads)
+
+    def extend(self):
+        self.clock.advance(TIMEOUT * 2 / 3)
+        self.beat()
+
+    def entries(self, action):
+        """Of the batches of that action, in order."""
+        return [entry for batch in factories.entries(self.sqs, action) for entry in batch]
+
+    def come_back(self, queue, consumer=None):
+        """The messages' visibility ran out, and the receiver, whose part the test plays, polls again."""
+        consumer = consumer or self.consumer
+        self.clock.advance(TIMEOUT)
+        now = self.clock.monotonic()
+        messages = self.sqs.receive(queue.url, 10, 0, factories.EVERYTHING)
+        for _ in messages:
+            consumer.capacity.received(consumer.capacity.reserve(queue.name, SOON), 1)
+        consumer._arrived(queue, messages, now, now)
+        return [consumer.ledger.get(message["ReceiptHandle"]) for message in messages]
+
+    def close(self):
+        for consumer in self.consumers:
+            for delivery in consumer.ledger.all():
+                delivery.settle(Lapse())
+            consumer.close()
+        self.buffer.close()
+
+
+@pytest.fixture
+def make():
+    worlds = []
+
+    def make(**options):
+        worlds.append(World(**options))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+@pytest.fixture
+def world(make):
+    return make()
+
+
+@pytest.fixture
+def queue(world):
+    return world.queue()
+
+
+@pytest.fixture
+def dead_letters(world):
+    return world.queue("dead_letters")
+
+
+@pytest.fixture
+def redriven(world, dead_letters):
+    """A queue with a dead-letter queue, after three receives."""
+    return world.queue("redriven", letters=dead_letters)
+
+
+@pytest.fixture
+def events():
+    events = Events()
+    end = subscribe(events)
+    yield events
+    end()

@@ -1,0 +1,184 @@
+"""What arrives is handed to Celery, parked, refused or given back; none of it costs the others."""
+
+from __future__ import annotations
+
+import pytest
+from support import factories
+from support.factories import CHANGES, DELETES, TIMEOUT
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
+from celery_sqs_visibility.delivery.model import Delete
+from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError
+from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Lost, Parked, Renewed, Unreadable
+
+
+def received_before(queue, times):
+    for _ in range(times):
+        queue.sqs.receive(queue.url, 10, 0, ReceiveOptions(visibility_timeout=0))
+
+
+def test_what_arrives_is_handed_over_in_order(world, queue):
+    world.buffered(queue, "a", "b", "c")
+    assert world.hand_over() == 3
+    assert world.bodies() == ["a", "b", "c"]
+    assert world.held() == 3
+
+
+def test_the_main_thread_hands_over_for_a_moment_only_and_is_woken_for_the_rest(world, queue):
+    loop = world.buffer.fileno()
+    world.buffered(queue, "a", "b", on_message=lambda _payload: world.clock.advance(1))
+    world.buffer.woken()
+    assert world.hand_over() == 1
+    assert loop == world.buffer.fileno()
+    assert world.hand_over() == 1
+
+
+def test_a_message_that_lapsed_in_the_buffer_is_not_run_and_is_lost(make, events):
+    world = make(heartbeat_interval=0)
+    world.buffered(world.queue(), "a")
+    world.clock.advance(TIMEOUT)
+    world.hand_over()
+    assert world.handed == []
+    assert world.held() == 0
+    assert [type(event) for event in events.seen[1:]] == [Lost]
+
+
+def test_a_message_that_celery_cannot_take_is_hidden_as_after_an_error(make, events, caplog):
+    world = make(error_visibility_timeout=45)
+
+    def broken(payload):
+        raise KeyError("body")
+
+    world.buffered(world.queue(), "a", on_message=broken)
+    world.hand_over()
+    assert events.wait(Hidden)[0].seconds == 45
+    assert "message could not be handed to Celery" in caplog.text
+
+
+def test_a_far_eta_is_parked_and_not_handed_over(world, queue, events):
+    world.consume(queue, "eta:3600")
+    assert events.wait(Parked)[0].seconds == pytest.approx(3595)
+    assert world.hand_over() == world.held() == 0
+
+
+def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(world, redriven, events):
+    factories.send(redriven, "eta:3600")
+    received_before(redriven, 2)
+    world.consume(redriven)
+    assert events.wait(Renewed)[0].seconds == 900
+    assert world.next_poll(redriven) == pytest.approx(world.clock.monotonic() + 900 + REAPPEARS_AFTER_SECONDS)
+    events.wait(Deleted)
+    actions = [name for name, _ in world.sqs.calls if name in ("SendMessage", DELETES)]
+    assert actions == ["SendMessage", "SendMessage", DELETES], "sent, copied, then deleted"
+    assert events.of(Parked) == []
+    assert world.held() == 0
+    assert world.visible(redriven) == []
+    world.clock.advance(900)
+    (copy,) = world.sqs.receive(redriven.url, 1, 0, factories.EVERYTHING)
+    assert (copy["Body"], copy["Attributes"]["ApproximateReceiveCount"]) == ("eta:3600", "1")
+
+
+def test_a_copy_keeps_attributes_and_group_but_not_the_deduplication_id(world, dead_letters, events):
+    queue = world.queue("q.fifo", letters=dead_letters)
+    attributes = {"trace": {"DataType": "String", "StringValue": "1-2-3"}}
+    message = OutgoingMessage("eta:3600", attributes, group_id="g", deduplication_id="d")
+    world.sqs.send(queue.url, message)
+    received_before(queue, 2)
+    world.consume(queue)
+    events.wait(Deleted)
+    assert factories.left(queue) == 1
+    copy = factories.requests(world.sqs, "SendMessage")[-1]["message"]
+    assert (copy.group_id, copy.delay) == ("g", None), "in a FIFO queue it is there at once"
+    assert copy.deduplication_id == events.of(Renewed)[0].delivery.message_id
+    assert copy.attributes == attributes
+
+
+def test_a_far_eta_is_held_where_the_queue_takes_no_copy_of_it(world, redriven, events, caplog):
+    factories.send(redriven, "eta:3600", "eta:7200")
+    received_before(redriven, 2)
+    for _ in range(2):
+        world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    world.consume(redriven)
+    wait_until(lambda: len(world.buffer) == 2, SOON, "both to be buffered")
+    world.hand_over()
+    held = [world.delivery(payload) for payload in world.handed]
+    assert world.consumer.ledger.all() == held
+    assert world.held() == 2
+    assert events.of(Parked) == events.of(Lost) == []
+    assert caplog.text.count("allow sqs:SendMessage") == 1
+    assert held[0].settle(Delete())
+    events.wait(Deleted)
+    assert factories.left(redriven) == 1
+
+
+def test_where_it_may_come_back_a_message_whose_copy_is_refused_is_parked(world, redriven, events):
+    factories.send(redriven, "eta:3600")
+    received_before(redriven, 1)
+    world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    world.consume(redriven)
+    assert events.wait(Parked)[0].seconds == pytest.approx(3595)
+    assert world.buffer.get() is None
+
+
+@pytest.mark.parametrize(
+    ("body", "receives", "sent"), [("eta:3600", 2, Renewed), ("unreadable", 0, DeadLettered)]
+)
+def test_a_copy_that_cannot_be_sent_now_is_tried_again_and_nothing_is_deleted_meanwhile(
+    world, redriven, events, body, receives, sent
+):
+    factories.send(redriven, body)
+    received_before(redriven, receives)
+    world.sqs.fail_next("SendMessage", ThrottledError("slow down"))
+    world.consume(redriven)
+    wait_until(lambda: len(factories.requests(world.sqs, "SendMessage")) == 2, SOON, "the copy to be tried")
+    assert world.entries(DELETES) == []
+    world.clock.advance(5)
+    world.consumer._settler.batch_threads.wake()
+    events.wait(sent)
+    events.wait(Deleted)
+
+
+def test_parks_are_told_of_what_was_received_for_another_reason(world, queue):
+    factories.send(queue, "eta:-60")
+    received_before(queue, 1)
+    world.clock.advance(3600)
+    (one,) = world.deliveries(queue)
+    assert one.parks == 1
+
+
+def test_an_unreadable_message_is_moved_to_the_dead_letters(world, redriven, dead_letters, events):
+    world.consume(redriven, "unreadable")
+    events.wait(Deleted)
+    assert events.of(Unreadable)[0].reason == "nobody can read it"
+    assert events.of(DeadLettered)
+    assert (factories.left(redriven), factories.left(dead_letters)) == (0, 1)
+
+
+def test_an_unreadable_message_is_never_deleted_without_dead_letters(world, queue, events):
+    world.consume(queue, "unreadable")
+    events.wait(Hidden)
+    assert factories.left(queue) == 1
+    assert world.entries(DELETES) == []
+
+
+def test_a_bug_in_opening_a_message_is_logged_once_and_costs_neither_the_others_nor_capacity(
+    world, queue, events, caplog
+):
+    world.deliveries(queue, "bug", "a")
+    assert world.bodies() == ["a"]
+    assert world.held() == 1
+    world.come_back(queue)
+    assert len(events.wait(Unreadable)) == 1
+    (record,) = [record for record in caplog.records if "unexpected error opening" in record.getMessage()]
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_a_bug_after_that_has_the_message_lapse_and_does_not_cost_the_others(world, queue, events, caplog):
+    world.deliveries(queue, "a", "later bug", "b")
+    assert world.bodies() == ["a", "b"]
+    assert [event.seconds for event in events.wait(Hidden)] == [TIMEOUT]
+    assert world.entries(CHANGES) == []
+    assert world.held() == 2
+    assert "unexpected error with a message of 'q'; it comes back" in caplog.text

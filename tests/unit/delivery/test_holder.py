@@ -1,0 +1,349 @@
+"""What is held is settled once, with its newest handle, and expected back when it is visible again."""
+
+from __future__ import annotations
+
+import pytest
+from support import factories
+from support.factories import CHANGES, DELETES, TIMEOUT
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
+from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse
+from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, RequestRefusedError
+from celery_sqs_visibility.events import (
+    DeadLettered,
+    Deleted,
+    FinishedBefore,
+    Hidden,
+    Lost,
+    Released,
+    Started,
+    Superseded,
+)
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+
+
+def test_what_was_settled_is_no_longer_held(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    assert one.settle(Delete())
+    events.wait(Deleted)
+    assert world.held() == 0
+    assert factories.left(queue) == 0
+
+
+def test_a_second_settlement_does_nothing(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    one.settle(Hide(30))
+    assert one.settle(Delete()) is False
+    events.wait(Hidden)
+    assert world.held() == 0
+    assert factories.left(queue) == 1
+
+
+def test_a_hidden_message_comes_back_although_the_queue_sleeps(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    one.settle(Hide(30))
+    assert events.wait(Hidden) == [Hidden(one.facts, 30)]
+    world.clock.advance(30 + REAPPEARS_AFTER_SECONDS)
+    receiver = world.consumer._receiver("q")
+    receiver.expect("to have it look at the clock again", world.clock.monotonic() - 1)
+    assert world.buffer.wait(SOON)
+
+
+def test_a_requeued_message_comes_back_although_the_queue_sleeps(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    one.reject(requeue=True)
+    events.wait(Released)
+    wait_until(lambda: world.next_poll(queue) <= world.clock.monotonic() + 1, SOON, "it to be expected")
+
+
+def test_a_lapse_costs_no_request_and_is_expected_at_the_deadline(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    world.clock.advance(20)
+    one.settle(Lapse())
+    assert events.of(Hidden) == [Hidden(one.facts, TIMEOUT - 20)]
+    assert world.entries(CHANGES) == []
+    assert world.next_poll(queue) == one.deadline + REAPPEARS_AFTER_SECONDS
+
+
+def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    one.deadline = world.clock.monotonic() + 11 * 3600 + TIMEOUT  # after eleven hours of heartbeats
+    world.clock.advance(11 * 3600)
+    one.settle(Hide(VISIBILITY_HORIZON))
+    (hidden,) = events.wait(Hidden)
+    ((_, asked),) = world.entries(CHANGES)
+    assert asked <= 3600
+    assert hidden.seconds == asked
+
+
+def test_a_retry_delay_is_not_overwritten_by_an_extension_in_flight(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    world.sqs.meanwhile = lambda: one.settle(Hide(5))
+    world.extend()
+    events.wait(Hidden)
+    assert [seconds for _, seconds in world.entries(CHANGES)] == [TIMEOUT, 5]
+
+
+def test_what_lapsed_is_not_hidden_any_more_but_may_still_be_deleted(make, events):
+    world = make(heartbeat_interval=0)
+    hidden, deleted = world.deliveries(world.queue(), "a", "b")
+    world.clock.advance(TIMEOUT)
+    hidden.settle(Hide(5))
+    deleted.settle(Delete())
+    events.wait(Deleted)
+    assert [event.delivery for event in events.of(Lost)] == [hidden.facts, deleted.facts]
+    assert world.entries(CHANGES) == []
+
+
+def test_what_was_dispatched_runs_although_it_is_lost_and_its_success_is_settled(make, events):
+    world = make(heartbeat_interval=0)
+    queue = world.queue()
+    (one,) = world.deliveries(queue, "a")
+    assert one.dispatch()
+    world.clock.advance(TIMEOUT)
+    world.beat()
+    assert one.lost
+    assert one.start()
+    assert events.of(Started) == [Started(one.facts)]
+    assert one.settle(Delete())
+    events.wait(Deleted)
+    assert (world.held(), factories.left(queue)) == (0, 0)
+
+
+def test_what_failed_for_good_is_moved_to_the_dead_letters_with_the_reason(
+    world, redriven, dead_letters, events
+):
+    (one,) = world.deliveries(redriven, "a")
+    one.give_up("its last attempt failed", lambda: "the body", exception="ValueError()")
+    events.wait(Deleted)
+    assert events.of(DeadLettered) == [DeadLettered(one.facts, "its last attempt failed")]
+    assert (factories.left(redriven), factories.left(dead_letters)) == (0, 1)
+    actions = [name for name, _ in world.sqs.calls if name in ("SendMessage", DELETES)]
+    assert actions[-2:] == ["SendMessage", DELETES]
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError("no leave to send"), RequestRefusedError("too large")])
+def test_what_failed_for_good_is_released_where_only_sqs_may_move_it(world, redriven, events, error, caplog):
+    (one,) = world.deliveries(redriven, "a")
+    world.sqs.fail_next("SendMessage", error)
+    one.give_up("failed", lambda: "the body")
+    events.wait(Released)
+    assert factories.left(redriven) == 1
+    assert "cannot send to the dead-letter queue of 'redriven'" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "becomes"), [("redriven", Hidden), ("q", Deleted)])
+def test_a_rejected_message_is_left_to_the_redrive_policy_or_deleted(
+    world, redriven, queue, events, name, becomes
+):
+    (one,) = world.deliveries(redriven if name == "redriven" else queue, "a")
+    one.reject(requeue=False)
+    events.wait(becomes)
+
+
+class TestComingBack:
+    """A message comes back to the process that has it; the newest handle is the only one that counts."""
+
+    @pytest.fixture
+    def world(self, make):
+        return make(heartbeat_interval=0)
+
+    @pytest.fixture
+    def taken(self, world, queue):
+        """Deliveries of one message, still buffered; they are added here when they are handed over."""
+        handed = []
+        world.buffered(queue, "a", on_message=lambda payload: handed.append(world.delivery(payload)))
+        return handed
+
+    @pytest.fixture
+    def one(self, world, queue):
+        """A delivery that Celery has."""
+        (one,) = world.deliveries(queue, "a")
+        return one
+
+    @pytest.fixture
+    def other(self, world):
+        """Another consumer of the process, of another queue."""
+        other = world.new_consumer()
+        other.consume(world.queue("elsewhere"), world.handed.append)
+        return other
+
+    def test_in_the_buffer_it_waits_on_and_is_handed_over_once(self, world, queue, taken, events):
+        (back,) = world.come_back(queue)
+        assert world.hand_over() == 1
+        assert [one.current for one in taken] == [back]
+        assert world.delivery({"handle": taken[0].handle}) is taken[0], "kombu acknowledges by the old handle"
+        assert events.of(Superseded) == [Superseded(back.facts)]
+        assert events.of(Lost) == []
+        assert world.held() == 1
+
+    def test_in_the_buffer_it_may_lapse_again_and_is_let_go(self, world, queue, taken):
+        world.come_back(queue)
+        world.clock.advance(TIMEOUT)
+        world.hand_over()
+        assert taken == []
+        assert world.held() == 0
+
+    @pytest.mark.parametrize("begin", ["start", "dispatch"])
+    def test_what_was_handed_over_is_begun_as_the_newest(self, world, queue, one, begin):
+        (back,) = world.come_back(queue)
+        assert getattr(one, begin)()
+        assert (back.started, back.dispatched) == (begin == "start", begin == "dispatch")
+        assert world.consumer.ledger.unstarted() == []
+
+    @pytest.mark.parametrize("begin", ["start", "dispatch"])
+    def test_what_runs_is_not_run_twice_and_settled_with_its_newest_handle(
+        self, world, queue, one, events, begin
+    ):
+        getattr(one, begin)()
+        (back,) = world.come_back(queue)
+        assert len(world.buffer) == 0
+        assert (back.started, back.dispatched) == (begin == "start", begin == "dispatch")
+        assert world.held() == 1
+        assert one.settle(Delete())
+        events.wait(Deleted)
+        assert world.entries(DELETES) == [back.handle]
+        assert (world.held(), factories.left(queue)) == (0, 0)
+
+    def test_a_second_settlement_does_nothing_whichever_delivery_is_in_hand(self, world, queue, one, events):
+        one.start()
+        (back,) = world.come_back(queue)
+        assert one.settle(Hide(30))
+        assert not one.settle(Delete())
+        assert not back.settle(Delete())
+        events.wait(Hidden)
+        assert world.entries(CHANGES) == [(back.handle, 30)]
+        assert factories.left(queue) == 1
+
+    def test_what_was_hidden_and_then_deleted_by_mistake_is_run_when_it_comes_back(
+        self, world, queue, one, events
+    ):
+        one.settle(Hide(30))
+        one.settle(Delete())
+        events.wait(Hidden)
+        world.come_back(queue)
+        assert len(world.buffer) == 1
+        assert events.of(FinishedBefore) == []
+
+    def test_what_was_lost_is_no_longer_when_it_came_back_here(self, world, queue, one, events):
+        one.start()
+        world.clock.advance(TIMEOUT)
+        world.beat()
+        assert one.lost
+        (back,) = world.come_back(queue)
+        assert one.current is back
+        assert not back.lost
+        one.settle(Hide(30))
+        assert events.wait(Hidden) == [Hidden(back.facts, 30)]
+
+    def test_an_extension_of_the_old_handle_that_is_refused_then_is_no_loss(self, make, events):
+        world = make()
+        queue = world.queue()
+        (one,) = world.deliveries(queue, "a")
+        one.start()
+        one.on_lost = lambda _: pytest.fail("it is held")
+        came = []
+
+        def come_back():
+            world.sqs.meanwhile = lambda: None
+            came.extend(world.come_back(queue))
+            raise ReceiptHandleInvalidError("stale")
+
+        world.sqs.meanwhile = come_back
+        world.extend()
+        assert one.current is came[0]
+        assert events.of(Lost) == []
+        assert not one.current.lost
+
+    def test_a_wish_is_heard_although_its_message_comes_back(self, world, queue, one):
+        one.start()
+        world.consumer.ledger.want(one, world.clock.monotonic() + TIMEOUT + 300, world.clock.monotonic())
+        (back,) = world.come_back(queue)
+        world.beat()
+        assert world.entries(CHANGES) == [(back.handle, 300)]
+
+    def test_what_was_finished_is_deleted_with_the_new_handle(self, world, queue, one, events):
+        world.sqs.fail_next(DELETES, ReceiptHandleInvalidError("stale"))
+        one.settle(Delete())
+        events.wait(Lost)
+        world.come_back(queue)
+        assert len(events.wait(FinishedBefore)) == 1
+        events.wait(Deleted)
+        assert (len(world.buffer), world.held(), factories.left(queue)) == (0, 0, 0)
+
+    def come_back_before_it_lapses(self, world, queue):
+        """Its time is up, and it comes back right before that is noticed; what came back."""
+        came = []
+        settle = world.consumer.settle
+
+        def settle_too_late(delivery, settlement):
+            world.consumer.settle = settle
+            came.extend(world.come_back(queue))
+            return settle(delivery, settlement)
+
+        world.clock.advance(TIMEOUT)
+        world.consumer.settle = settle_too_late
+        return came
+
+    def test_in_the_buffer_it_may_come_back_at_the_moment_it_is_found_lapsed(self, world, queue, taken):
+        came = self.come_back_before_it_lapses(world, queue)
+        world.hand_over()
+        assert [one.current for one in taken] == came
+        assert world.consumer.ledger.all() == came
+        assert taken[0].start()
+
+    @pytest.mark.parametrize("begin", ["start", "dispatch"])
+    def test_it_may_come_back_at_the_moment_a_pool_finds_it_lapsed(self, world, queue, one, begin):
+        came = self.come_back_before_it_lapses(world, queue)
+        assert getattr(one, begin)()
+        assert [one.current] == came == world.consumer.ledger.all()
+        assert world.consumer.ledger.unstarted() == []
+
+    @pytest.mark.parametrize("settlement", [Delete(), Hide(30)])
+    def test_it_may_be_settled_while_it_comes_back(self, world, queue, one, events, settlement):
+        one.start()
+        meet = world.redeliveries.meet
+
+        def settle_first(delivery):
+            one.settle(settlement)
+            return meet(delivery)
+
+        world.redeliveries.meet = settle_first
+        (back,) = world.come_back(queue)
+        if settlement == Delete():
+            events.wait(Deleted, 2)
+            assert (len(world.buffer), world.held(), factories.left(queue)) == (0, 0, 0)
+        else:  # it is run again
+            assert len(world.buffer) == 1
+            assert world.consumer.ledger.all() == [back]
+            assert world.held() == 1
+
+    def test_it_moves_to_another_consumer_of_the_process(self, world, queue, one, other, events):
+        one.start()
+        world.consumer.close()
+        (back,) = world.come_back(queue, other)
+        assert events.of(Superseded) == [Superseded(back.facts)]
+        assert (world.held(), world.held(other)) == (0, 1)
+        assert other.ledger.all() == [back]
+        one.settle(Delete())
+        events.wait(Deleted)
+        assert world.entries(DELETES) == [back.handle]
+        assert (world.held(other), factories.left(queue)) == (0, 0)
+
+    def test_what_is_buffered_by_a_consumer_that_closes_is_given_back_by_the_other(
+        self, world, queue, taken, other, events
+    ):
+        (back,) = world.come_back(queue, other)
+        world.consumer.close()
+        assert events.wait(Released) == [Released(back.facts)]
+        assert (world.held(other), len(world.buffer)) == (0, 0)
+
+    def test_what_lapsed_in_the_buffer_is_let_go_by_the_consumer_that_has_it(
+        self, world, queue, taken, other
+    ):
+        world.come_back(queue, other)
+        world.clock.advance(TIMEOUT)
+        world.hand_over()
+        assert taken == []
+        assert world.held(other) == 0
