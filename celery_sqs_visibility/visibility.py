@@ -88,9 +88,9 @@ class Visibility:
             return math.inf
         now = SYSTEM_CLOCK.monotonic()
         if not self.lost and lease.deadline < now + seconds:
-            lease.want(now + seconds)
+            lease.request(now + seconds)
             pause = threading.Event()
-            while lease.wanted and not self.lost:
+            while lease.requested_deadline and not self.lost:
                 if SYSTEM_CLOCK.monotonic() > now + EXTEND_TIMEOUT:
                     raise TimeoutError(
                         f"SQS has not confirmed within {EXTEND_TIMEOUT:g} s that the message is hidden for "

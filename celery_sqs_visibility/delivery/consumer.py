@@ -15,8 +15,8 @@ from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import Fields, listen
 from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.hold.redelivery import Met, RedeliveryIndex
-from celery_sqs_visibility.delivery.lease_table import lease_table
+from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import (
     Delete,
     Delivery,
@@ -72,6 +72,7 @@ class QueueConsumer:
         buffer: where what is to be handed to Celery goes.
         clock: time.
         slots: tells the slots of the pool, if there is one.
+        leases: what running tasks see of their leases, if they run in a worker.
     """
 
     def __init__(
@@ -84,12 +85,14 @@ class QueueConsumer:
         buffer: Buffer,
         clock: Clock = SYSTEM_CLOCK,
         slots: Callable[[], Slots] | None = None,
+        leases: LeaseTable | None = None,
     ) -> None:
         self.options = options
         self.redrive = redrive
         self._redeliveries = redeliveries
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots)
-        self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval)
+        self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval, leases)
+        self._leases = leases
         self._buffer = buffer
         self._receive = receive
         self._clock = clock
@@ -108,9 +111,14 @@ class QueueConsumer:
         self._heartbeat = Heartbeat(self.ledger, clock, self._settlements.carry_out)
         self._supervisor = Supervisor(self._supervised, clock)
         self._decoder = Decoder(
-            open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self
+            open_message,
+            options.visibility_timeout,
+            options.error_visibility_timeout,
+            clock,
+            self,
+            redeliveries,
         )
-        self.failures = Rejection(redrive, self._decoder, options.on_exhausted)
+        self.rejection = self.failures = Rejection(redrive, self._decoder, options.on_exhausted, redeliveries)
         # Guards changes of _receivers, _running. Reentrant: Celery's cold shutdown settles in a signal
         # handler, on a thread that may be here just now.
         self._lock = threading.RLock()
@@ -187,7 +195,7 @@ class QueueConsumer:
             self._redeliveries.finish(delivery)
         held, now = self.ledger.settle(delivery, settlement)
         if held:
-            self._redeliveries.let_go(delivery)
+            self._redeliveries.remove(delivery)
             self._let_go(delivery)
         if now:
             self._settlements.carry_out(delivery, settlement)
@@ -213,7 +221,7 @@ class QueueConsumer:
 
     def extend(self, delivery: Delivery, until: float) -> bool:
         """Its task wants it hidden until that monotonic instant; whether it is held. Any thread."""
-        held = self.ledger.want(delivery, until, self._clock.monotonic())
+        held = self.ledger.request_extension(delivery, until, self._clock.monotonic())
         self._heartbeat.notice()
         return held
 
@@ -223,8 +231,8 @@ class QueueConsumer:
             return False
         self.capacity.gave_back(fifo=delivery.queue.fifo)
         self._stop_if_last()
-        if wanted := superseded_by.current.wanted:  # its task still waits for that
-            superseded_by.extend(wanted)
+        if until := superseded_by.current.requested_deadline:  # its task still waits for that
+            superseded_by.extend(until)
         return True
 
     def ran(self, delivery: Delivery) -> None:
@@ -399,8 +407,8 @@ class QueueConsumer:
 
     def _supervised(self) -> list[Supervised]:
         receivers = [receiver for receiver, _ in list(self._receivers.values())]
-        seats = lease_table()
-        return [*receivers, self.capacity, *self._all_batch_threads(), *([seats] if seats else [])]
+        leases = [self._leases] if self._leases else []
+        return [*receivers, self.capacity, *self._all_batch_threads(), *leases]
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -450,13 +458,13 @@ class QueueConsumer:
 
     def _known(self, delivery: Delivery) -> bool:
         """Whether its message is held here already, or was finished here; then there is nothing to run."""
-        match self._redeliveries.meet(delivery):
-            case Met.HELD:
+        match self._redeliveries.check(delivery):
+            case Arrival.HELD:
                 emit(Superseded(delivery.facts))
-            case Met.FINISHED:
+            case Arrival.FINISHED:
                 emit(FinishedBefore(delivery.facts))
                 delivery.settle(Delete())
-            case Met.NEW:
+            case Arrival.NEW:
                 return False
         return True
 

@@ -46,7 +46,7 @@ class ExtensionSchedule:
 
     def remove(self, delivery: Delivery) -> None:
         """Do not extend it; harmless if it is not here."""
-        slot, delivery.slot = delivery.slot, None
+        slot, delivery.bucket = delivery.bucket, None
         if slot is None:
             return
         # A signal handler may remove others between any two of these lines.
@@ -87,5 +87,5 @@ class ExtensionSchedule:
 
     def _put(self, delivery: Delivery, slot: float) -> None:
         self.remove(delivery)
-        delivery.slot = slot
+        delivery.bucket = slot
         self._slots.setdefault(slot, {}).setdefault(delivery.queue, {})[delivery] = None

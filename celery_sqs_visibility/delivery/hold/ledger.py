@@ -9,7 +9,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSchedule
-from celery_sqs_visibility.delivery.lease_table import lease_table
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Settlement
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN
 
@@ -48,9 +48,12 @@ class Ledger:
             task asks for it.
     """
 
-    def __init__(self, visibility_timeout: int, heartbeat_interval: float) -> None:
+    def __init__(
+        self, visibility_timeout: int, heartbeat_interval: float, leases: LeaseTable | None = None
+    ) -> None:
         self._visibility_timeout = visibility_timeout
         self._interval = heartbeat_interval
+        self._leases = leases
         # Guards everything below, and the mutable fields of the deliveries. Reentrant, since Celery's cold
         # shutdown settles in a signal handler, on a thread that may be settling just now.
         self._lock = threading.RLock()
@@ -141,14 +144,14 @@ class Ledger:
             newest.began, newest.dispatched = delivery.began, delivery.dispatched
             newest.acknowledged_early = delivery.acknowledged_early
             newest.on_lost, delivery.on_lost = delivery.on_lost, None
-            newest.wanted, delivery.wanted = delivery.wanted, 0.0
+            newest.requested_deadline, delivery.requested_deadline = delivery.requested_deadline, 0.0
             newest.lease, delivery.lease = delivery.lease, None
             if newest.lease is not None:
                 newest.lease.deadline, newest.lease.lost = newest.deadline, False
             delivery.superseded_by = superseded_by
             return True
 
-    def want(self, delivery: Delivery, until: float, now: float) -> bool:
+    def request_extension(self, delivery: Delivery, until: float, now: float) -> bool:
         """Its task wants it hidden until that monotonic instant: the next beat sees to it.
 
         Returns:
@@ -158,7 +161,7 @@ class Ledger:
             if not self.holds(delivery):
                 return False
             if not delivery.lost:
-                delivery.wanted = until
+                delivery.requested_deadline = until
                 if not delivery.extending:
                     self._extensions.add(delivery, now)
             return True
@@ -208,7 +211,9 @@ class Ledger:
         """Seconds to ask for, clamped to the horizon; 0 if it lapsed, or has a longer lease than that."""
         if delivery.at_horizon or delivery.deadline <= now:
             return 0
-        seconds = max(self._visibility_timeout if self._interval else 0, math.ceil(delivery.wanted - now))
+        seconds = max(
+            self._visibility_timeout if self._interval else 0, math.ceil(delivery.requested_deadline - now)
+        )
         seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN - now))
         return seconds if now + seconds > delivery.deadline else 0
 
@@ -218,9 +223,9 @@ class Ledger:
             delivery.deadline = deadline
             if delivery.lease is not None:
                 delivery.lease.deadline = deadline
-            if delivery.wanted <= deadline or delivery.at_horizon:
+            if delivery.requested_deadline <= deadline or delivery.at_horizon:
                 self._answered(delivery)
-            return self._extension_returned(delivery, AT_ONCE if delivery.wanted else None)
+            return self._extension_returned(delivery, AT_ONCE if delivery.requested_deadline else None)
 
     def not_extended(self, delivery: Delivery, now: float) -> Returned:
         """The extension failed; it is tried again until the deadline."""
@@ -263,9 +268,8 @@ class Ledger:
         return True
 
     def _give_lease(self, delivery: Delivery) -> None:
-        seats = lease_table()
-        if seats is not None and delivery.lease is None:
-            delivery.lease = seats.take(delivery.deadline, delivery.extend)
+        if self._leases is not None and delivery.lease is None:
+            delivery.lease = self._leases.take(delivery.deadline, delivery.extend)
             if delivery.lease is not None and delivery.lost:  # just now, or it would not begin
                 delivery.lease.lost = True
 
@@ -277,10 +281,10 @@ class Ledger:
 
     @staticmethod
     def _answered(delivery: Delivery) -> None:
-        """What its task wanted is done, or cannot be done."""
-        if delivery.wanted and delivery.lease is not None:
-            delivery.lease.answered(delivery.wanted)
-        delivery.wanted = 0.0
+        """What its task requested_deadline is done, or cannot be done."""
+        if delivery.requested_deadline and delivery.lease is not None:
+            delivery.lease.answer(delivery.requested_deadline)
+        delivery.requested_deadline = 0.0
 
     def _schedule(self, delivery: Delivery, not_before: float | None = None) -> None:
         if not_before is None and self._interval:

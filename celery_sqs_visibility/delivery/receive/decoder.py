@@ -10,8 +10,8 @@ from typing import Any
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.hold.redelivery import Past, RedeliveryIndex
 from celery_sqs_visibility.delivery.model import DeadLetter, Delivery, Hide, Holder, Lapse, Settlement
-from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.events import Facts, Received, Unreadable, emit
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
@@ -25,9 +25,6 @@ LONGEST_TRANSIT = 1.0
 
 #: Seconds that a poll may last, its answer's delay included.
 LONGEST_POLL = WAIT_TIME_SECONDS + 5.0
-
-#: How many unreadable messages are remembered, so that each is told of once.
-REMEMBERED = 10_000
 
 #: Characters that SQS takes in no text (API_SendMessage: those of XML 1.0), and no terminal likes.
 ILLEGIBLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffe\\uffff]")
@@ -62,14 +59,15 @@ Open = Callable[[Queue, ReceivedMessage], Opened]
 
 
 class Decoder:
-    """Makes deliveries of messages. Called from the receivers' threads; it keeps nothing but `told`.
+    """Makes deliveries of messages. Called from the receivers' threads; it keeps nothing.
 
     Args:
         open_message: what a message says.
         visibility_timeout: what the receives asked for, in seconds.
         on_error: how long an unreadable message stays hidden.
         clock: wall time.
-        keeper: what the deliveries belong to.
+        holder: what the deliveries belong to.
+        redeliveries: remembers what was rejected, so that each message is told of once.
     """
 
     def __init__(
@@ -79,13 +77,14 @@ class Decoder:
         on_error: DelayRule | None,
         clock: Clock,
         holder: Holder,
+        redeliveries: RedeliveryIndex,
     ) -> None:
         self._open = open_message
         self._visibility_timeout = visibility_timeout
         self._on_error = on_error
         self._clock = clock
         self._holder = holder
-        self._told: RecentKeys[str] = RecentKeys(REMEMBERED)
+        self._redeliveries = redeliveries
 
     def take_in(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -115,7 +114,7 @@ class Decoder:
             deadline = since + self._visibility_timeout
             # SQS counts its 12 hours from the request, however long that waited for a message.
             delivery = Delivery(
-                queue, handle, facts, called, deadline, self._holder, message.get("MessageAttributes")
+                queue, handle, facts, called, deadline, self._holder, message.get("MessageAttributes", {})
             )
             taken.append((delivery, content, message))
             emit(Received(facts))
@@ -127,7 +126,7 @@ class Decoder:
         except UnreadableError as error:
             return error
         except Exception as error:
-            if message.get("MessageId", "") not in self._told:
+            if not self._redeliveries.remembers(Past.REJECTED, queue, message.get("MessageId", "")):
                 logger.exception("opening a message stumbled", extra={"queue": queue.name})
             return UnreadableError(f"it could not be opened: {error!r}")
 
@@ -142,7 +141,7 @@ class Decoder:
     ) -> None:
         """No task can be made of it: a dead letter, or else what is said, or (or if to `wait`) hidden."""
         reason = legible(reason)
-        if self._told.add(delivery.facts.message_id):
+        if self._redeliveries.remember(Past.REJECTED, delivery.queue, delivery.facts.message_id):
             emit(Unreadable(delivery.facts, reason))
         hidden = self.as_after_an_error(delivery)
         delivery.settle(hidden if wait else DeadLetter(reason, body, otherwise=otherwise or hidden))

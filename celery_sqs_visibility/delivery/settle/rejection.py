@@ -8,6 +8,7 @@ from collections.abc import Callable
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.event_log import Fields
+from celery_sqs_visibility.delivery.hold.redelivery import Past, RedeliveryIndex
 from celery_sqs_visibility.delivery.model import (
     DeadLetter,
     Delete,
@@ -31,12 +32,16 @@ class Rejection:
         redrive: knows the dead-letter queues.
         decoder: knows what nobody can read, and how long it is hidden.
         on_exhausted: "delete" or "keep": what to do without a dead-letter queue.
+        redeliveries: remembers what was given up.
     """
 
-    def __init__(self, redrive: RedriveBook, decoder: Decoder, on_exhausted: str) -> None:
+    def __init__(
+        self, redrive: RedriveBook, decoder: Decoder, on_exhausted: str, redeliveries: RedeliveryIndex
+    ) -> None:
         self._redrive = redrive
         self._decoder = decoder
         self._on_exhausted = on_exhausted
+        self._redeliveries = redeliveries
 
     def give_up(
         self,
@@ -56,11 +61,16 @@ class Rejection:
             attributes: what else to tell.
         """
         delivery = delivery.current  # whose receive count is SQS's
+        self._redeliveries.remember(Past.GIVEN_UP, delivery.queue, delivery.facts.message_id)
         if self._redrive.has_dead_letter_queue(delivery.queue):
             otherwise = not_taken(self._redrive, delivery)
             delivery.settle(DeadLetter(reason, body(), otherwise, attributes))
         else:
             delivery.settle(self._without_dead_letters(delivery.queue, on_exhausted))
+
+    def gave_up(self, delivery: Delivery) -> bool:
+        """Whether its message was given up before."""
+        return self._redeliveries.remembers(Past.GIVEN_UP, delivery.queue, delivery.facts.message_id)
 
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
         """Give it back at once, or give it up.

@@ -279,7 +279,7 @@ def test_a_hidden_message_comes_back_although_the_queue_sleeps(world, queue, eve
 
 def test_a_requeued_message_comes_back_although_the_queue_sleeps(world, queue, events):
     (one,) = world.deliveries(queue, "a")
-    world.queue_consumer.failures.reject(one, requeue=True)
+    world.queue_consumer.rejection.reject(one, requeue=True)
     events.wait(Released)
     wait_until(lambda: world.next_poll(queue) <= world.clock.monotonic() + 1, SOON, "it to be expected")
 
@@ -502,7 +502,7 @@ def test_a_message_that_is_stumbled_over_lapses_and_does_not_keep_the_others_fro
 
 def test_what_failed_for_good_is_moved_to_the_dead_letters_with_the_reason(world, mortal, graves, events):
     (one,) = world.deliveries(mortal, "a")
-    world.queue_consumer.failures.give_up(
+    world.queue_consumer.rejection.give_up(
         one, "its last attempt failed", lambda: "the body", exception="ValueError()"
     )
     events.wait(Deleted)
@@ -512,7 +512,7 @@ def test_what_failed_for_good_is_moved_to_the_dead_letters_with_the_reason(world
 
 def test_what_failed_for_good_is_deleted_where_there_are_no_dead_letters(world, queue, events):
     (one,) = world.deliveries(queue, "a")
-    world.queue_consumer.failures.give_up(
+    world.queue_consumer.rejection.give_up(
         one, "its last attempt failed", lambda: pytest.fail("nobody needs the body")
     )
     events.wait(Deleted)
@@ -521,14 +521,14 @@ def test_what_failed_for_good_is_deleted_where_there_are_no_dead_letters(world, 
 
 def test_a_rejected_message_is_left_to_the_redrive_policy(world, mortal, events):
     (one,) = world.deliveries(mortal, "a")
-    world.queue_consumer.failures.reject(one, requeue=False)
+    world.queue_consumer.rejection.reject(one, requeue=False)
     events.wait(Hidden)
     assert world.left(mortal) == 1
 
 
 def test_a_rejected_message_is_deleted_where_there_is_no_redrive_policy(world, queue, events):
     (one,) = world.deliveries(queue, "a")
-    world.queue_consumer.failures.reject(one, requeue=False)
+    world.queue_consumer.rejection.reject(one, requeue=False)
     events.wait(Deleted)
 
 
@@ -691,8 +691,8 @@ def test_what_failed_for_good_is_kept_where_the_option_or_the_task_says_so(make,
     world = make(on_exhausted="keep")
     queue = world.queue()
     kept, deleted = world.deliveries(queue, "a", "b")
-    world.queue_consumer.failures.give_up(kept, "failed", lambda: pytest.fail("nobody needs the body"))
-    world.queue_consumer.failures.give_up(deleted, "failed", lambda: pytest.fail("nor here"), "delete")
+    world.queue_consumer.rejection.give_up(kept, "failed", lambda: pytest.fail("nobody needs the body"))
+    world.queue_consumer.rejection.give_up(deleted, "failed", lambda: pytest.fail("nor here"), "delete")
     assert events.wait(Hidden) == [Hidden(kept.facts, 3600)]
     assert events.wait(Deleted) == [Deleted(deleted.facts)]
 
@@ -700,7 +700,7 @@ def test_what_failed_for_good_is_kept_where_the_option_or_the_task_says_so(make,
 def test_what_failed_for_good_is_released_where_only_sqs_may_move_it(world, mortal, events):
     (one,) = world.deliveries(mortal, "a")
     world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
-    world.queue_consumer.failures.give_up(one, "failed", lambda: "the body")
+    world.queue_consumer.rejection.give_up(one, "failed", lambda: "the body")
     events.wait(Released)
     assert world.left(mortal) == 1
 
@@ -816,7 +816,9 @@ class TestComingBack:
     def test_a_wish_is_heard_although_its_message_comes_back(self, world, queue, events):
         (one,) = world.deliveries(queue, "a")
         one.start()
-        one.holder.ledger.want(one, world.clock.monotonic() + TIMEOUT + 300, world.clock.monotonic())
+        one.holder.ledger.request_extension(
+            one, world.clock.monotonic() + TIMEOUT + 300, world.clock.monotonic()
+        )
         (back,) = world.come_back(queue)
         work_off(world.queue_consumer._heartbeat.batch_threads)
         assert world.handles("ChangeMessageVisibilityBatch") == [(back.handle, 300)]
@@ -872,13 +874,13 @@ class TestComingBack:
     def test_it_may_be_finished_while_it_comes_back(self, world, queue, events):
         (one,) = world.deliveries(queue, "a")
         one.start()
-        meet = world.redeliveries.meet
+        check = world.redeliveries.check
 
         def finish_first(delivery):
             one.settle(Delete())
-            return meet(delivery)
+            return check(delivery)
 
-        world.redeliveries.meet = finish_first
+        world.redeliveries.check = finish_first
         world.come_back(queue)
         events.wait(Deleted, 2)
         assert len(world.buffer) == 0
@@ -891,13 +893,13 @@ class TestComingBack:
     def test_it_may_be_hidden_while_it_comes_back_and_then_is_run_again(self, world, queue, events):
         (one,) = world.deliveries(queue, "a")
         one.start()
-        meet = world.redeliveries.meet
+        check = world.redeliveries.check
 
         def hide_first(delivery):
             one.settle(Hide(30))
-            return meet(delivery)
+            return check(delivery)
 
-        world.redeliveries.meet = hide_first
+        world.redeliveries.check = hide_first
         (back,) = world.come_back(queue)
         assert len(world.buffer) == 1
         assert world.queue_consumer.ledger.all() == [back]

@@ -75,7 +75,7 @@ def test_a_lease_says_what_it_was_given(lease):
     assert lease.deadline == NOW
     assert not lease.lost
     assert not lease.over
-    assert lease.wanted == 0
+    assert lease.requested_deadline == 0
 
 
 def test_a_lease_is_found_again_by_its_key(seats, lease):
@@ -91,13 +91,13 @@ def test_a_lease_that_is_over_reads_as_lost(lease):
 
 def test_a_seat_is_used_again_under_another_serial(seats, lease):
     lease.lost = True
-    lease.want(NOW + 5)
+    lease.request(NOW + 5)
     lease.end()
     again = seats.take(NOW + 60, ignore)
     assert again.key[0] == lease.key[0]
     assert again.key != lease.key
     assert lease.over
-    assert (again.deadline, again.lost, again.wanted) == (NOW + 60, False, 0)
+    assert (again.deadline, again.lost, again.requested_deadline) == (NOW + 60, False, 0)
 
 
 def test_ending_a_lease_twice_does_not_touch_the_next_one_on_its_seat(seats, lease):
@@ -118,37 +118,37 @@ def test_a_full_board_has_no_seat_until_one_is_free(seats, lease):
 
 
 def test_a_wish_is_passed_on_at_once_in_the_boards_own_process(lease, wishes):
-    lease.want(NOW + 30)
+    lease.request(NOW + 30)
     assert wishes == [NOW + 30]
 
 
 def test_what_was_answered_is_not_passed_on_again(seats, lease, wishes):
-    lease.want(NOW + 30)
-    lease.answered(NOW + 30)
-    seats.answer()
+    lease.request(NOW + 30)
+    lease.answer(NOW + 30)
+    seats.pass_on_requests()
     assert wishes == [NOW + 30]
-    assert lease.wanted == 0
+    assert lease.requested_deadline == 0
 
 
 def test_an_answer_to_the_wish_before_leaves_the_present_one_open(seats, lease, wishes):
-    lease.want(NOW + 30)
-    lease.want(NOW + 60)
-    lease.answered(NOW + 30)
-    assert lease.wanted == NOW + 60
+    lease.request(NOW + 30)
+    lease.request(NOW + 60)
+    lease.answer(NOW + 30)
+    assert lease.requested_deadline == NOW + 60
 
 
 def test_each_lease_has_its_own_wishes(seats, lease, wishes):
     others = []
     other = seats.take(NOW, others.append)
-    other.want(NOW + 7)
+    other.request(NOW + 7)
     assert (others, wishes) == ([NOW + 7], [])
 
 
 def test_a_lease_may_end_while_wishes_are_passed_on(seats):
     taken = [seats.take(NOW, lambda _until: [lease.end() for lease in taken]) for _ in range(3)]
     for lease in taken:
-        lease._cells[lease._first + leases.WANTED] = NOW + 1
-    seats.answer()
+        lease._cells[lease._first + leases.REQUESTED] = NOW + 1
+    seats.pass_on_requests()
     assert all(lease.over for lease in taken)
 
 
@@ -174,7 +174,7 @@ def test_a_forked_child_sees_what_its_parent_writes_later(seats, lease):
 
 def test_a_childs_wish_makes_the_parents_descriptor_readable_and_is_passed_on(seats, lease, wishes):
     def ask():
-        seats.lease(lease.key).want(NOW + 30)
+        seats.lease(lease.key).request(NOW + 30)
         return True
 
     assert select.select([seats.fileno()], [], [], 0)[0] == []
@@ -192,11 +192,11 @@ def test_a_child_that_asks_is_not_kept_waiting_by_a_full_pipe(seats, lease):
             os.write(seats._pipe[1], bytes(4096))
 
     def ask():
-        seats.lease(lease.key).want(NOW + 30)
+        seats.lease(lease.key).request(NOW + 30)
         return True
 
     assert in_child(ask)
-    assert lease.wanted == NOW + 30
+    assert lease.requested_deadline == NOW + 30
 
 
 def test_being_woken_for_nothing_is_harmless(seats, wishes):
@@ -223,8 +223,8 @@ def test_a_process_that_inherited_no_board_opens_it_by_its_name(seats, lease):
     lease_table = spawned_lease_table(lease.key)
     seen = lease_table.lease(lease.key)
     assert (seen.deadline, seen.lost) == (NOW, False)
-    seen.want(NOW + 30)
-    assert lease.wanted == NOW + 30
+    seen.request(NOW + 30)
+    assert lease.requested_deadline == NOW + 30
     seats.stop()
     assert lease_table.stopping
     lease.end()

@@ -22,7 +22,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.hold.redelivery import Past, RedeliveryIndex
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import Opened
@@ -416,9 +416,9 @@ class Holding(RuleBasedStateMachine):
     def what_is_held_is_extended_or_lost_and_nothing_else_is(self):
         for delivery in self.known:
             if self.queue_consumer.ledger.holds(delivery):
-                assert (delivery.slot is not None) + delivery.extending + delivery.lost >= 1
+                assert (delivery.bucket is not None) + delivery.extending + delivery.lost >= 1
             else:
-                assert delivery.slot is None
+                assert delivery.bucket is None
 
     @invariant()
     def nothing_went_wrong_where_errors_are_swallowed(self):
@@ -614,9 +614,8 @@ class TestExamples:
     def test_what_was_finished_and_could_not_be_deleted_is_not_run_again_however_many_follow(self, world):
         world.send(begun=1)
         world.end_run(steps=CONCLUDED, fault="one is refused")
-        finished = world.queue_consumer._redeliveries._finished
         for number in range(20_000):
-            finished.add(("elsewhere", str(number)))
+            world.queue_consumer._redeliveries.remember(Past.FINISHED, world.graves, str(number))
         world.sleep(TIMEOUT)
         world.receive()
         assert world.runs == []

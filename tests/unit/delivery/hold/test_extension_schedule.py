@@ -64,8 +64,8 @@ def test_nothing_is_taken_later_than_it_should(instants, now):
     taken = [one for batch in all_due(extensions, now) for one in batch]
     left = [one for one in deliveries if one not in taken]
     assert all(at > now for one, at in zip(deliveries, instants, strict=True) if one in left)
-    assert all(one.slot is None for one in taken)
-    assert all(one.slot is not None for one in left)
+    assert all(one.bucket is None for one in taken)
+    assert all(one.bucket is not None for one in left)
 
 
 @given(
@@ -81,7 +81,7 @@ def test_batches_are_full_as_long_as_there_is_anything_to_fill_them_with(entries
     assert len(batches) <= expected, "what falls due later may have filled a batch up, and is due no more"
     for batch in batches:
         (queue,) = {one.queue for one in batch}
-        left = [one for one, _ in deliveries if one.queue is queue and one.slot is not None]
+        left = [one for one, _ in deliveries if one.queue is queue and one.bucket is not None]
         last = all(one.queue is not queue for later in batches[batches.index(batch) + 1 :] for one in later)
         assert len(batch) == BATCH_ENTRIES or (last and not left)
 
@@ -96,7 +96,7 @@ def test_only_deliveries_of_the_same_queue_fill_a_batch():
     other = delivery(QUEUES[1])
     extensions.add(other, 1100)
     assert other not in extensions.take_due(1005)
-    assert other.slot is not None
+    assert other.bucket is not None
 
 
 def test_nothing_is_taken_along_where_nothing_is_due():
@@ -108,7 +108,7 @@ def test_what_is_due_stays_until_the_batch_that_extends_it_is_taken():
     extensions, deliveries = filled([1001] * 25)
     assert extensions.batches_due(1005) == 3
     assert len(extensions.take_due(1005)) == BATCH_ENTRIES
-    assert sum(one.slot is not None for one in deliveries) == 15
+    assert sum(one.bucket is not None for one in deliveries) == 15
     for one in deliveries:
         extensions.remove(one)
     assert extensions.take_due(1005) == []

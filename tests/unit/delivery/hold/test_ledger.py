@@ -13,9 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.hold import ledger as ledgers
 from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR, Ledger
-from celery_sqs_visibility.delivery.lease_table import WANTED, LeaseTable
+from celery_sqs_visibility.delivery.lease_table import REQUESTED, LeaseTable
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Release
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN, VISIBILITY_HORIZON
@@ -34,8 +33,8 @@ def delivery(now=NOW, queue=QUEUES[0], timeout=TIMEOUT):
 
 
 @pytest.fixture
-def ledger():
-    return Ledger(TIMEOUT, INTERVAL)
+def ledger(seats):
+    return Ledger(TIMEOUT, INTERVAL, seats)
 
 
 @pytest.fixture
@@ -46,10 +45,9 @@ def held(ledger):
 
 
 @pytest.fixture
-def seats(monkeypatch):
+def seats():
     """The board that running tasks see."""
     seats = LeaseTable()
-    monkeypatch.setattr(ledgers, "lease_table", lambda: seats)
     yield seats
     for end in seats._pipe:
         os.close(end)
@@ -60,7 +58,7 @@ def running(seats):
     """`running(interval=40)`: a ledger, and what runs in it."""
 
     def running(interval=INTERVAL):
-        ledger, one = Ledger(TIMEOUT, interval), delivery()
+        ledger, one = Ledger(TIMEOUT, interval, seats), delivery()
         ledger.add([one])
         ledger.start(one, NOW)
         return ledger, one
@@ -70,7 +68,7 @@ def running(seats):
 
 def wish(one, until):
     """As the task writes it down, before anybody passes it on."""
-    one.lease._cells[one.lease._first + WANTED] = until
+    one.lease._cells[one.lease._first + REQUESTED] = until
 
 
 def take(ledger, now):
@@ -268,67 +266,67 @@ class TestWishes:
 
     def test_a_wish_is_due_at_once(self, running):
         ledger, one = running()
-        assert ledger.want(one, NOW + 600, NOW + 10)
+        assert ledger.request_extension(one, NOW + 600, NOW + 10)
         assert take(ledger, NOW + 10) == ([one], [])
         assert ledger.extension(one, NOW + 10) == 590
 
     def test_a_wish_that_is_less_than_the_visibility_timeout_gets_that(self, running):
         ledger, one = running()
-        ledger.want(one, NOW + 125, NOW + 10)
+        ledger.request_extension(one, NOW + 125, NOW + 10)
         assert ledger.extension(one, NOW + 10) == TIMEOUT
 
     def test_without_a_heartbeat_it_gets_what_it_asks_for(self, running):
         ledger, one = running(interval=0)
-        ledger.want(one, NOW + 125.5, NOW + 10)
+        ledger.request_extension(one, NOW + 125.5, NOW + 10)
         assert take(ledger, NOW + 10) == ([one], [])
         assert ledger.extension(one, NOW + 10) == 116
 
     def test_without_a_heartbeat_what_is_hidden_for_longer_is_left_alone_and_answered(self, running):
         ledger, one = running(interval=0)
         wish(one, NOW + 60)
-        ledger.want(one, NOW + 60, NOW + 10)
+        ledger.request_extension(one, NOW + 60, NOW + 10)
         take(ledger, NOW + 10)
         assert ledger.extension(one, NOW + 10) == 0
         ledger.not_extensible(one, NOW + 10)
-        assert one.lease.wanted == 0
+        assert one.lease.requested_deadline == 0
         assert ledger.next_extension() == one.deadline
 
     def test_a_wish_is_answered_when_it_is_granted(self, running):
         ledger, one = running()
         wish(one, NOW + 600)
-        ledger.want(one, NOW + 600, NOW + 10)
+        ledger.request_extension(one, NOW + 600, NOW + 10)
         take(ledger, NOW + 10)
         ledger.extended(one, NOW + 600)
-        assert (one.lease.wanted, one.lease.deadline) == (0, NOW + 600)
+        assert (one.lease.requested_deadline, one.lease.deadline) == (0, NOW + 600)
         assert ledger.next_extension() > NOW + 500
 
     def test_a_wish_waits_for_the_extension_in_flight_and_is_due_after_it(self, running):
         ledger, one = running()
         take(ledger, NOW + 80)
         wish(one, NOW + 600)
-        ledger.want(one, NOW + 600, NOW + 80)
+        ledger.request_extension(one, NOW + 600, NOW + 80)
         assert take(ledger, NOW + 81) == ([], [])
         ledger.extended(one, NOW + 200)
-        assert one.lease.wanted == NOW + 600
+        assert one.lease.requested_deadline == NOW + 600
         assert take(ledger, NOW + 81) == ([one], [])
         assert ledger.extension(one, NOW + 81) == 519
 
     def test_a_wish_that_came_while_nothing_was_to_be_extended_is_due_after_all(self, running):
         ledger, one = running(interval=0)
-        ledger.want(one, NOW + 20, NOW)
+        ledger.request_extension(one, NOW + 20, NOW)
         take(ledger, NOW)
         assert ledger.extension(one, NOW) == 0
-        ledger.want(one, NOW + 600, NOW)
+        ledger.request_extension(one, NOW + 600, NOW)
         ledger.not_extensible(one, NOW)
         assert take(ledger, NOW) == ([one], [])
 
     def test_a_wish_is_tried_again_while_it_fails(self, running):
         ledger, one = running()
         wish(one, NOW + 600)
-        ledger.want(one, NOW + 600, NOW + 10)
+        ledger.request_extension(one, NOW + 600, NOW + 10)
         take(ledger, NOW + 10)
         ledger.not_extended(one, NOW + 11)
-        assert one.lease.wanted == NOW + 600
+        assert one.lease.requested_deadline == NOW + 600
         assert NOW + 11 < ledger.next_extension() < one.deadline
         assert take(ledger, ledger.next_extension()) == ([one], [])
         assert ledger.extension(one, NOW + 50) == 550
@@ -337,13 +335,13 @@ class TestWishes:
     def test_a_wish_is_answered_by_the_loss(self, running, ending):
         ledger, one = running()
         wish(one, NOW + 600)
-        ledger.want(one, NOW + 600, NOW + 10)
+        ledger.request_extension(one, NOW + 600, NOW + 10)
         if ending == "refused":
             take(ledger, NOW + 10)
             ledger.refused(one)
         else:
             take(ledger, NOW + TIMEOUT)
-        assert one.lease.wanted == 0
+        assert one.lease.requested_deadline == 0
         assert one.lease.lost
 
     @given(st.floats(0, VISIBILITY_HORIZON - HORIZON_MARGIN - 2), st.floats(0, 2 * VISIBILITY_HORIZON))
@@ -352,7 +350,7 @@ class TestWishes:
         one = delivery()
         one.deadline = max(one.deadline, now + 1)
         ledger.add([one])
-        ledger.want(one, now + seconds, now)
+        ledger.request_extension(one, now + seconds, now)
         requests = 0
         while one in take(ledger, now)[0]:
             extension = ledger.extension(one, now)
@@ -363,19 +361,19 @@ class TestWishes:
             ledger.extended(one, now + extension)
             now += 0.05
         assert requests <= 1
-        assert one.wanted == 0
+        assert one.requested_deadline == 0
         assert one.deadline <= one.horizon - HORIZON_MARGIN
 
     def test_what_is_lost_is_not_extended(self, running):
         ledger, one = running()
         take(ledger, NOW + TIMEOUT)
-        assert ledger.want(one, NOW + 600, NOW + TIMEOUT)
+        assert ledger.request_extension(one, NOW + 600, NOW + TIMEOUT)
         assert ledger.next_extension() is None
 
     def test_nor_is_what_was_settled(self, running):
         ledger, one = running()
         ledger.settle(one, Delete())
-        assert not ledger.want(one, NOW + 600, NOW)
+        assert not ledger.request_extension(one, NOW + 600, NOW)
 
 
 @given(st.floats(0, 30))
@@ -413,8 +411,9 @@ class TestLeases:
         assert held.lease_key is None
         assert seats._taken == {}
 
-    def test_where_no_worker_opened_a_board_there_is_none(self, ledger, held, monkeypatch):
-        monkeypatch.setattr(ledgers, "lease_table", lambda: None)
+    def test_where_no_worker_opened_a_board_there_is_none(self):
+        ledger, held = Ledger(TIMEOUT, INTERVAL), delivery()
+        ledger.add([held])
         assert ledger.start(held, NOW)
         assert held.lease_key is None
 
@@ -516,10 +515,10 @@ class TestGivingWay:
     def test_a_wish_is_handed_on(self, seats, ledger, held, superseded_by):
         ledger.start(held, NOW)
         wish(held, NOW + 600)
-        ledger.want(held, NOW + 600, NOW)
+        ledger.request_extension(held, NOW + 600, NOW)
         ledger.supersede(held, superseded_by)
-        assert (held.wanted, superseded_by.wanted) == (0, NOW + 600)
-        assert superseded_by.lease.wanted == NOW + 600
+        assert (held.requested_deadline, superseded_by.requested_deadline) == (0, NOW + 600)
+        assert superseded_by.lease.requested_deadline == NOW + 600
 
 
 class Holding(RuleBasedStateMachine):
@@ -551,7 +550,7 @@ class Holding(RuleBasedStateMachine):
         for one in due:
             assert one in self.held
             assert one not in self.extending
-        left = [one for one in self.held if due and one.queue is due[0].queue and one.slot is not None]
+        left = [one for one in self.held if due and one.queue is due[0].queue and one.bucket is not None]
         assert not left or len(due) == BATCH_ENTRIES
         self.extending += due
 
@@ -585,11 +584,11 @@ class Holding(RuleBasedStateMachine):
     @invariant()
     def everything_held_is_in_the_wheel_or_being_extended_or_lost(self):
         for one in self.held:
-            assert (one.slot is not None) + one.extending + (one.lost and not one.extending) == 1
+            assert (one.bucket is not None) + one.extending + (one.lost and not one.extending) == 1
 
     @invariant()
     def nothing_settled_is_in_the_wheel(self):
-        assert all(one.slot is None for one in self.settled)
+        assert all(one.bucket is None for one in self.settled)
 
     @invariant()
     def nobody_forgets_whose_turn_it_is(self):

@@ -13,9 +13,8 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.hold import ledger as ledgers
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.hold.redelivery import MARGIN, Met, RedeliveryIndex
+from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, Arrival, Past, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
@@ -32,8 +31,8 @@ handles = itertools.count()
 class Holder:
     """Does as a consumer does, without threads; counts room, and writes down what was settled."""
 
-    def __init__(self, redeliveries, clock):
-        self.ledger = Ledger(TIMEOUT, INTERVAL)
+    def __init__(self, redeliveries, clock, leases=None):
+        self.ledger = Ledger(TIMEOUT, INTERVAL, leases)
         self.capacity = ReceiveCapacity(0, clock)
         self.settled = []
         self._redeliveries = redeliveries
@@ -46,8 +45,8 @@ class Holder:
         delivery = Delivery(queue, f"h{next(handles)}", facts, now, now + TIMEOUT, self)
         self.capacity.received(self.capacity.reserve(queue.name, 0), 1)
         self.ledger.add([delivery])
-        met = self._redeliveries.meet(delivery)
-        if met is Met.FINISHED:
+        met = self._redeliveries.check(delivery)
+        if met is Arrival.FINISHED:
             delivery.settle(Delete())
         return met, delivery
 
@@ -56,7 +55,7 @@ class Holder:
             self._redeliveries.finish(delivery)
         held, now = self.ledger.settle(delivery, settlement)
         if held:
-            self._redeliveries.let_go(delivery)
+            self._redeliveries.remove(delivery)
             self.capacity.gave_back(began=delivery.began)
         if now:
             self.settled.append((delivery, settlement))
@@ -69,7 +68,7 @@ class Holder:
         return self.ledger.dispatch(delivery)
 
     def extend(self, delivery, until):
-        return self.ledger.want(delivery, until, self._clock.monotonic())
+        return self.ledger.request_extension(delivery, until, self._clock.monotonic())
 
     def supersede(self, delivery, superseded_by):
         if not self.ledger.supersede(delivery, superseded_by):
@@ -94,21 +93,21 @@ def holder(redeliveries, clock):
 
 
 def test_a_message_is_new_the_first_time(holder):
-    assert holder.receive("m")[0] is Met.NEW
-    assert holder.receive("n")[0] is Met.NEW
+    assert holder.receive("m")[0] is Arrival.NEW
+    assert holder.receive("n")[0] is Arrival.NEW
 
 
 def test_what_is_held_gives_way_to_its_newer_delivery(holder):
     _, first = holder.receive("m")
     met, second = holder.receive("m")
-    assert met is Met.HELD
+    assert met is Arrival.HELD
     assert first.current is second
     assert holder.ledger.all() == [second]
 
 
 def test_messages_of_other_queues_are_others(holder):
     holder.receive("m")
-    assert holder.receive("m", OTHER)[0] is Met.NEW
+    assert holder.receive("m", OTHER)[0] is Arrival.NEW
 
 
 def test_what_came_back_twice_is_settled_by_its_newest_handle(holder):
@@ -124,7 +123,7 @@ def test_what_was_finished_is_finished_when_it_comes_back(holder):
     _, first = holder.receive("m")
     first.settle(Delete())
     met, second = holder.receive("m")
-    assert met is Met.FINISHED
+    assert met is Arrival.FINISHED
     assert holder.settled == [(first, Delete()), (second, Delete())]
 
 
@@ -132,23 +131,23 @@ def test_what_was_finished_is_finished_when_it_comes_back(holder):
 def test_what_failed_or_was_given_back_is_new_when_it_comes_back(holder, settlement):
     _, first = holder.receive("m")
     first.settle(settlement)
-    assert holder.receive("m")[0] is Met.NEW
+    assert holder.receive("m")[0] is Arrival.NEW
 
 
 def test_a_deletion_that_came_after_another_settlement_finishes_nothing(holder):
     _, first = holder.receive("m")
     first.settle(Hide(5))
     assert not first.settle(Delete())
-    assert holder.receive("m")[0] is Met.NEW
+    assert holder.receive("m")[0] is Arrival.NEW
 
 
 def test_a_message_that_comes_back_before_its_settlement_was_noted_is_not_adopted(holder, redeliveries):
     _, first = holder.receive("m")
     holder.ledger.settle(first, Hide(5))
     met, second = holder.receive("m")
-    assert met is Met.NEW
-    redeliveries.let_go(first)  # too late to matter: the second is held
-    assert holder.receive("m")[0] is Met.HELD
+    assert met is Arrival.NEW
+    redeliveries.remove(first)  # too late to matter: the second is held
+    assert holder.receive("m")[0] is Arrival.HELD
     assert second.superseded_by is not None
 
 
@@ -161,18 +160,18 @@ def test_what_was_finished_is_remembered_while_it_can_come_back_however_many_fol
     for number in range(20_000):
         holder.receive(f"m{number}")[1].settle(Delete())
     clock.advance(TIMEOUT + 1)
-    assert holder.receive("m")[0] is Met.FINISHED
+    assert holder.receive("m")[0] is Arrival.FINISHED
     clock.advance(2 * TIMEOUT)
-    assert holder.receive("long")[0] is Met.FINISHED
+    assert holder.receive("long")[0] is Arrival.FINISHED
 
 
 def test_what_was_finished_long_ago_is_forgotten(holder, redeliveries, clock):
     for number in range(3):
         holder.receive(f"m{number}")[1].settle(Delete())
-    clock.advance(TIMEOUT + MARGIN + 1)
+    clock.advance(TIMEOUT + MARGIN_SECONDS + 1)
     holder.receive("another")[1].settle(Delete())
-    assert holder.receive("m0")[0] is Met.NEW
-    assert len(redeliveries._finished) == 1
+    assert holder.receive("m0")[0] is Arrival.NEW
+    assert len(redeliveries._past[Past.FINISHED]) == 1
 
 
 def test_what_is_held_is_known_across_keepers(holder, redeliveries, clock):
@@ -180,7 +179,7 @@ def test_what_is_held_is_known_across_keepers(holder, redeliveries, clock):
     first.start()
     other = Holder(redeliveries, clock)
     met, second = other.receive("m")
-    assert met is Met.HELD
+    assert met is Arrival.HELD
     assert second.started
     assert holder.ledger.all() == []
     assert holder.capacity.held == 0
@@ -204,7 +203,7 @@ def test_two_that_come_back_at_once_may_be_met_in_any_order(holder, redeliveries
     holder.supersede = supersede
     holder.receive("m")
     met, third = nested[1]
-    assert met is Met.HELD
+    assert met is Arrival.HELD
     assert holder.ledger.all() == [third]
     assert first.current is third
     assert third.started
@@ -218,16 +217,14 @@ class ComingBack(RuleBasedStateMachine):
         super().__init__()
         self.clock = FakeClock()
         self.seats = LeaseTable()
-        self.holder = Holder(RedeliveryIndex(TIMEOUT, self.clock), self.clock)
+        self.holder = Holder(RedeliveryIndex(TIMEOUT, self.clock), self.clock, self.seats)
         self.held = {}  # message: the delivery that a task has in hand
         self.newest = {}  # message: the latest delivery of it
         self.finished = set()
         self.expected = []
         self.extending = []
-        self.lease_table, ledgers.lease_table = ledgers.lease_table, lambda: self.seats
 
     def teardown(self):
-        ledgers.lease_table = self.lease_table
         for end in self.seats._pipe:
             os.close(end)
 
@@ -235,13 +232,13 @@ class ComingBack(RuleBasedStateMachine):
     def receive(self, message):
         met, delivery = self.holder.receive(message)
         if message in self.held:
-            assert met is Met.HELD
+            assert met is Arrival.HELD
         elif message in self.finished:
-            assert met is Met.FINISHED
+            assert met is Arrival.FINISHED
             self.expected.append((delivery, Delete()))
             return
         else:
-            assert met is Met.NEW
+            assert met is Arrival.NEW
             self.held[message] = delivery
         self.newest[message] = delivery
 

@@ -9,6 +9,7 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import DeadLetter, Hide, Lapse
 from celery_sqs_visibility.delivery.receive.decoder import (
     LONGEST_POLL,
@@ -37,7 +38,8 @@ class World:
     def __init__(self, on_error=None, visibility_timeout=TIMEOUT):
         self.clock = FakeClock()
         self.settled = []
-        self.decoder = Decoder(open_message, visibility_timeout, on_error, self.clock, self)
+        redeliveries = RedeliveryIndex(visibility_timeout, self.clock)
+        self.decoder = Decoder(open_message, visibility_timeout, on_error, self.clock, self, redeliveries)
 
     def settle(self, delivery, settlement):
         self.settled.append((delivery, settlement))

@@ -8,6 +8,7 @@ from support.clock import FakeClock
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.receive.decoder import Decoder
 from celery_sqs_visibility.delivery.settle.dead_letters import KEPT
@@ -32,8 +33,9 @@ class World:
         if not may_read:
             self.sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
         redrive.get(self.queue, self.clock.monotonic())
-        decoder = Decoder(lambda *_: None, 120, None, self.clock, self)
-        self.failures = Rejection(redrive, decoder, on_exhausted)
+        redeliveries = RedeliveryIndex(120, self.clock)
+        decoder = Decoder(lambda *_: None, 120, None, self.clock, self, redeliveries)
+        self.failures = Rejection(redrive, decoder, on_exhausted, redeliveries)
         self.settled = []
 
     def settle(self, delivery, settlement):
