@@ -230,7 +230,7 @@ from celery_sqs_visibility.delivery.publish import pending as backlog
 from celery_sqs_visibility.delivery.publish import sender as sender
 from support.app import make_app
 
-backlog.WINDOW = sender.WINDOW = 60.0
+backlog.LINGER_SECONDS = sender.LINGER_SECONDS = 60.0
 app = make_app("publisher")
 with publish_batch(app):
     for number in range(13):

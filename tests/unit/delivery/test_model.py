@@ -63,8 +63,8 @@ ENDS = {
 }
 
 
-class AnyRoom:
-    """Room for whatever comes; that it counts right is tested elsewhere."""
+class AnyCapacity:
+    """Capacity for whatever comes; that it counts right is tested elsewhere."""
 
     def __getattr__(self, name):
         return lambda *_, **__: None
@@ -86,7 +86,7 @@ class Receiver:
 
 
 class Flight:
-    """A request of one of the crews, from its beginning to its conclusion."""
+    """A request of batch threads, from its beginning to its conclusion."""
 
     def __init__(self, batch_threads, batch, since):
         self.batch_threads, self.batch, self.since = batch_threads, batch, since
@@ -158,7 +158,7 @@ class Holding(RuleBasedStateMachine):
             Buffer(),
             self.clock,
         )
-        queue_consumer.capacity = AnyRoom()
+        queue_consumer.capacity = AnyCapacity()
         queue_consumer._receivers = {"q": (Receiver(), self.on_message)}
         return queue_consumer
 
@@ -282,7 +282,7 @@ class Holding(RuleBasedStateMachine):
         self.request(self.queue_consumer._settlements.settler, steps, fault, position)
 
     def request(self, work, steps, fault, position):
-        """Of the crew's next request the first so many steps."""
+        """Of the next request the first so many steps."""
         flight = self.take(work) if steps else None
         if flight is not None and steps >= REACHED:
             self.send_through(flight, fault, position)
@@ -382,6 +382,7 @@ class Holding(RuleBasedStateMachine):
     def shut_down(self):
         """SIGTERM."""
         self.queue_consumer.stop_polling()
+        self.queue_consumer._ends = self.now  # nobody settles while it would wait
         self.queue_consumer.give_back_unstarted()
 
     @precondition(lambda self: self.queue_consumer._receivers["q"][0].stopping)
@@ -620,7 +621,7 @@ class TestExamples:
         world.receive()
         assert world.runs == []
 
-    def test_what_takes_the_place_of_another_is_acknowledged_early_too(self, world):
+    def test_what_supersedes_another_is_acknowledged_early_too(self, world):
         world.send(count=4)
         world.send(count=1)
         early = next(run for run in world.runs if run.early)

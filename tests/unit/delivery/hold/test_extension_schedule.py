@@ -1,4 +1,4 @@
-"""Deliveries share extensions by falling due in slots, and by filling up each other's batches."""
+"""Deliveries share extensions by falling due in buckets, and by filling up each other's batches."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.hold.extension_schedule import SLOTS, ExtensionSchedule
+from celery_sqs_visibility.delivery.hold.extension_schedule import BUCKETS, ExtensionSchedule
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 INTERVAL = 40.0
-GRAIN = INTERVAL / SLOTS
+BUCKET_SECONDS = INTERVAL / BUCKETS
 SQS = FakeSQS()
 QUEUES = [Queue(name, SQS.create_queue(name, {}, {}), SQS) for name in "ab"]
 number = itertools.count()
@@ -41,7 +41,7 @@ def all_due(extensions, now):
     return list(iter(lambda: extensions.take_due(now), []))
 
 
-def test_an_empty_wheel_has_nothing_due():
+def test_an_empty_schedule_has_nothing_due():
     extensions = ExtensionSchedule(INTERVAL)
     assert extensions.next_due() is None
     assert extensions.take_due(1e9) == []
@@ -49,9 +49,9 @@ def test_an_empty_wheel_has_nothing_due():
 
 
 @given(st.floats(0, 1e6), st.floats(0.1, 14400))
-def test_a_delivery_is_due_at_its_instant_or_up_to_a_slot_earlier(at, interval):
+def test_a_delivery_is_due_at_its_instant_or_up_to_a_bucket_earlier(at, interval):
     extensions, _ = filled([at], ExtensionSchedule(interval))
-    grain = interval / SLOTS
+    grain = interval / BUCKETS
     due = extensions.next_due()
     assert due <= at or due == pytest.approx(at)
     assert due > at - grain or due == pytest.approx(at - grain)
@@ -135,6 +135,6 @@ def test_removing_twice_or_what_was_never_there_is_harmless():
     assert extensions.next_due() is None
 
 
-def test_the_next_due_is_the_earliest_slot_of_all():
+def test_the_next_due_is_the_earliest_bucket_of_all():
     extensions, _ = filled([1095, 1017, 1050])
-    assert extensions.next_due() == math.floor(1017 / GRAIN) * GRAIN
+    assert extensions.next_due() == math.floor(1017 / BUCKET_SECONDS) * BUCKET_SECONDS

@@ -37,13 +37,13 @@ class SlowSQS(FakeSQS):
 
     def __init__(self, clock):
         super().__init__(clock)
-        self.hands = clock
+        self._test_clock = clock
         self.seconds = 0.0
         self.meanwhile = lambda: None
 
     def change_visibility(self, queue_url, changes):
         result = super().change_visibility(queue_url, changes)
-        self.hands.advance(self.seconds)
+        self._test_clock.advance(self.seconds)
         self.meanwhile()
         return result
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR, Ledger
+from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR_SECONDS, Ledger
 from celery_sqs_visibility.delivery.lease_table import REQUESTED, LeaseTable
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Release
 from celery_sqs_visibility.events import Facts
@@ -33,8 +33,8 @@ def delivery(now=NOW, queue=QUEUES[0], timeout=TIMEOUT):
 
 
 @pytest.fixture
-def ledger(seats):
-    return Ledger(TIMEOUT, INTERVAL, seats)
+def ledger(leases):
+    return Ledger(TIMEOUT, INTERVAL, leases)
 
 
 @pytest.fixture
@@ -45,20 +45,20 @@ def held(ledger):
 
 
 @pytest.fixture
-def seats():
-    """The board that running tasks see."""
-    seats = LeaseTable()
-    yield seats
-    for end in seats._pipe:
+def leases():
+    """The table that running tasks see."""
+    leases = LeaseTable()
+    yield leases
+    for end in leases._pipe:
         os.close(end)
 
 
 @pytest.fixture
-def running(seats):
+def running(leases):
     """`running(interval=40)`: a ledger, and what runs in it."""
 
     def running(interval=INTERVAL):
-        ledger, one = Ledger(TIMEOUT, interval, seats), delivery()
+        ledger, one = Ledger(TIMEOUT, interval, leases), delivery()
         ledger.add([one])
         ledger.start(one, NOW)
         return ledger, one
@@ -66,7 +66,7 @@ def running(seats):
     return running
 
 
-def wish(one, until):
+def request(one, until):
     """As the task writes it down, before anybody passes it on."""
     one.lease._cells[one.lease._first + REQUESTED] = until
 
@@ -211,7 +211,7 @@ def test_a_failed_extension_is_not_tried_again_at_once(elapsed, origin):
     now = origin + 80 + elapsed
     ledger.not_extended(one, now)
     left = one.deadline - now
-    assert ledger.next_extension() >= now + min(RETRY_FLOOR, left) - 1e-6
+    assert ledger.next_extension() >= now + min(RETRY_FLOOR_SECONDS, left) - 1e-6
 
 
 @given(st.integers(1, VISIBILITY_HORIZON), st.floats(0.05, 0.95), st.floats(1, 10_000))
@@ -261,16 +261,16 @@ def test_what_did_not_start_is_told_in_the_order_of_arrival(ledger):
     assert ledger.unstarted() == [deliveries[0], deliveries[3]]
 
 
-class TestWishes:
+class TestRequests:
     """A task asks for its message to stay hidden until some instant."""
 
-    def test_a_wish_is_due_at_once(self, running):
+    def test_a_request_is_due_at_once(self, running):
         ledger, one = running()
         assert ledger.request_extension(one, NOW + 600, NOW + 10)
         assert take(ledger, NOW + 10) == ([one], [])
         assert ledger.extension(one, NOW + 10) == 590
 
-    def test_a_wish_that_is_less_than_the_visibility_timeout_gets_that(self, running):
+    def test_a_request_that_is_less_than_the_visibility_timeout_gets_that(self, running):
         ledger, one = running()
         ledger.request_extension(one, NOW + 125, NOW + 10)
         assert ledger.extension(one, NOW + 10) == TIMEOUT
@@ -283,7 +283,7 @@ class TestWishes:
 
     def test_without_a_heartbeat_what_is_hidden_for_longer_is_left_alone_and_answered(self, running):
         ledger, one = running(interval=0)
-        wish(one, NOW + 60)
+        request(one, NOW + 60)
         ledger.request_extension(one, NOW + 60, NOW + 10)
         take(ledger, NOW + 10)
         assert ledger.extension(one, NOW + 10) == 0
@@ -291,19 +291,19 @@ class TestWishes:
         assert one.lease.requested_deadline == 0
         assert ledger.next_extension() == one.deadline
 
-    def test_a_wish_is_answered_when_it_is_granted(self, running):
+    def test_a_request_is_answered_when_it_is_granted(self, running):
         ledger, one = running()
-        wish(one, NOW + 600)
+        request(one, NOW + 600)
         ledger.request_extension(one, NOW + 600, NOW + 10)
         take(ledger, NOW + 10)
         ledger.extended(one, NOW + 600)
         assert (one.lease.requested_deadline, one.lease.deadline) == (0, NOW + 600)
         assert ledger.next_extension() > NOW + 500
 
-    def test_a_wish_waits_for_the_extension_in_flight_and_is_due_after_it(self, running):
+    def test_a_request_waits_for_the_extension_in_flight_and_is_due_after_it(self, running):
         ledger, one = running()
         take(ledger, NOW + 80)
-        wish(one, NOW + 600)
+        request(one, NOW + 600)
         ledger.request_extension(one, NOW + 600, NOW + 80)
         assert take(ledger, NOW + 81) == ([], [])
         ledger.extended(one, NOW + 200)
@@ -311,7 +311,7 @@ class TestWishes:
         assert take(ledger, NOW + 81) == ([one], [])
         assert ledger.extension(one, NOW + 81) == 519
 
-    def test_a_wish_that_came_while_nothing_was_to_be_extended_is_due_after_all(self, running):
+    def test_a_request_that_came_while_nothing_was_to_be_extended_is_due_after_all(self, running):
         ledger, one = running(interval=0)
         ledger.request_extension(one, NOW + 20, NOW)
         take(ledger, NOW)
@@ -320,9 +320,9 @@ class TestWishes:
         ledger.not_extensible(one, NOW)
         assert take(ledger, NOW) == ([one], [])
 
-    def test_a_wish_is_tried_again_while_it_fails(self, running):
+    def test_a_request_is_tried_again_while_it_fails(self, running):
         ledger, one = running()
-        wish(one, NOW + 600)
+        request(one, NOW + 600)
         ledger.request_extension(one, NOW + 600, NOW + 10)
         take(ledger, NOW + 10)
         ledger.not_extended(one, NOW + 11)
@@ -332,9 +332,9 @@ class TestWishes:
         assert ledger.extension(one, NOW + 50) == 550
 
     @pytest.mark.parametrize("ending", ["refused", "lapsed"])
-    def test_a_wish_is_answered_by_the_loss(self, running, ending):
+    def test_a_request_is_answered_by_the_loss(self, running, ending):
         ledger, one = running()
-        wish(one, NOW + 600)
+        request(one, NOW + 600)
         ledger.request_extension(one, NOW + 600, NOW + 10)
         if ending == "refused":
             take(ledger, NOW + 10)
@@ -345,7 +345,7 @@ class TestWishes:
         assert one.lease.lost
 
     @given(st.floats(0, VISIBILITY_HORIZON - HORIZON_MARGIN - 2), st.floats(0, 2 * VISIBILITY_HORIZON))
-    def test_a_wish_beyond_the_horizon_is_answered_with_what_there_is(self, elapsed, seconds):
+    def test_a_request_beyond_the_horizon_is_answered_with_what_there_is(self, elapsed, seconds):
         ledger, now = Ledger(TIMEOUT, 0), NOW + elapsed
         one = delivery()
         one.deadline = max(one.deadline, now + 1)
@@ -390,11 +390,11 @@ def test_what_is_hidden_up_to_the_horizon_is_not_extended_again(seconds):
 class TestLeases:
     """What a task can see of it."""
 
-    def test_what_does_not_run_has_no_lease(self, seats, ledger, held):
+    def test_what_does_not_run_has_no_lease(self, leases, ledger, held):
         assert held.lease is None
 
     @pytest.mark.parametrize("begin", ["start", "dispatch"])
-    def test_what_begins_to_run_has_one(self, seats, ledger, held, begin):
+    def test_what_begins_to_run_has_one(self, leases, ledger, held, begin):
         assert getattr(ledger, begin)(held, *([NOW] if begin == "start" else []))
         assert held.lease.deadline == held.deadline
         assert held.lease_key == held.lease.key
@@ -405,20 +405,20 @@ class TestLeases:
         ledger.dispatch(one)
         assert one.lease_key == key
 
-    def test_what_was_settled_gets_none(self, seats, ledger, held):
+    def test_what_was_settled_gets_none(self, leases, ledger, held):
         ledger.settle(held, Release())
         assert not ledger.start(held, NOW)
         assert held.lease_key is None
-        assert seats._taken == {}
+        assert leases._taken == {}
 
-    def test_where_no_worker_opened_a_board_there_is_none(self):
+    def test_where_no_worker_opened_a_table_there_is_none(self):
         ledger, held = Ledger(TIMEOUT, INTERVAL), delivery()
         ledger.add([held])
         assert ledger.start(held, NOW)
         assert held.lease_key is None
 
-    def test_on_a_full_board_it_runs_without(self, seats, ledger, held, monkeypatch):
-        monkeypatch.setattr(seats, "take", lambda *_: None)
+    def test_with_a_full_table_it_runs_without(self, leases, ledger, held, monkeypatch):
+        monkeypatch.setattr(leases, "take", lambda *_: None)
         assert ledger.start(held, NOW)
         take(ledger, NOW + 80)
         ledger.extended(held, NOW + 200)
@@ -435,15 +435,15 @@ class TestLeases:
         take(ledger, NOW + TIMEOUT)
         assert one.lease.lost
 
-    def test_it_is_over_when_the_delivery_is_settled(self, running, seats):
+    def test_it_is_over_when_the_delivery_is_settled(self, running, leases):
         ledger, one = running()
         lease = one.lease
         ledger.settle(one, Delete())
         assert lease.over
-        assert seats._taken == {}
+        assert leases._taken == {}
 
     @pytest.mark.parametrize("ending", ["extended", "refused"])
-    def test_an_extension_that_returns_late_tells_the_next_on_the_seat_nothing(self, running, ending):
+    def test_an_extension_that_returns_late_tells_the_next_lease_of_the_row_nothing(self, running, ending):
         ledger, one = running()
         take(ledger, NOW + 80)
         ledger.settle(one, Hide(5))
@@ -455,7 +455,7 @@ class TestLeases:
         assert (next_one.lease.deadline, next_one.lease.lost) == (next_one.deadline, False)
 
 
-class TestGivingWay:
+class TestSuperseding:
     """A message came back: its new delivery takes the place of the old."""
 
     @pytest.fixture
@@ -464,7 +464,9 @@ class TestGivingWay:
         ledger.add([one])
         return one
 
-    def test_the_successor_is_held_and_is_what_the_old_one_was(self, seats, ledger, held, superseded_by):
+    def test_the_newer_delivery_takes_over_what_the_old_one_was(
+        self, leases, ledger, held, superseded_by
+    ):
         ledger.start(held, NOW)
         ledger.dispatch(held)
         lease = held.lease
@@ -487,7 +489,7 @@ class TestGivingWay:
         ledger.supersede(held, superseded_by)
         assert ledger.get(held.handle).current is superseded_by
 
-    def test_what_was_settled_does_not_give_way(self, ledger, held, superseded_by):
+    def test_what_was_settled_is_not_superseded(self, ledger, held, superseded_by):
         ledger.settle(held, Hide(5))
         assert not ledger.supersede(held, superseded_by)
         assert held.current is held
@@ -500,7 +502,7 @@ class TestGivingWay:
 
     @pytest.mark.parametrize("ending", ["extended", "not_extended", "not_extensible", "refused"])
     def test_an_extension_of_the_old_handle_in_flight_changes_nothing(
-        self, seats, ledger, held, superseded_by, ending
+        self, leases, ledger, held, superseded_by, ending
     ):
         ledger.start(held, NOW)
         assert held in take(ledger, NOW + 80)[0]
@@ -512,9 +514,9 @@ class TestGivingWay:
         assert not superseded_by.lost
         assert take(ledger, superseded_by.deadline - 1) == ([superseded_by], [])
 
-    def test_a_wish_is_handed_on(self, seats, ledger, held, superseded_by):
+    def test_a_request_is_handed_on(self, leases, ledger, held, superseded_by):
         ledger.start(held, NOW)
-        wish(held, NOW + 600)
+        request(held, NOW + 600)
         ledger.request_extension(held, NOW + 600, NOW)
         ledger.supersede(held, superseded_by)
         assert (held.requested_deadline, superseded_by.requested_deadline) == (0, NOW + 600)
@@ -582,16 +584,16 @@ class Holding(RuleBasedStateMachine):
         assert self.ledger.settle(one, Delete()) == (False, False)
 
     @invariant()
-    def everything_held_is_in_the_wheel_or_being_extended_or_lost(self):
+    def everything_held_is_scheduled_or_being_extended_or_lost(self):
         for one in self.held:
             assert (one.bucket is not None) + one.extending + (one.lost and not one.extending) == 1
 
     @invariant()
-    def nothing_settled_is_in_the_wheel(self):
+    def nothing_settled_is_scheduled(self):
         assert all(one.bucket is None for one in self.settled)
 
     @invariant()
-    def nobody_forgets_whose_turn_it_is(self):
+    def no_waiting_settlement_is_forgotten(self):
         assert len(self.ledger) == len(self.held)
         assert all(one.extending for one in self.extending)
         assert all(one.extending for one in self.waiting)

@@ -29,7 +29,7 @@ handles = itertools.count()
 
 
 class Holder:
-    """Does as a consumer does, without threads; counts room, and writes down what was settled."""
+    """Does as a consumer does, without threads; counts capacity, and writes down what was settled."""
 
     def __init__(self, redeliveries, clock, leases=None):
         self.ledger = Ledger(TIMEOUT, INTERVAL, leases)
@@ -45,10 +45,10 @@ class Holder:
         delivery = Delivery(queue, f"h{next(handles)}", facts, now, now + TIMEOUT, self)
         self.capacity.received(self.capacity.reserve(queue.name, 0), 1)
         self.ledger.add([delivery])
-        met = self._redeliveries.check(delivery)
-        if met is Arrival.FINISHED:
+        arrival = self._redeliveries.check(delivery)
+        if arrival is Arrival.FINISHED:
             delivery.settle(Delete())
-        return met, delivery
+        return arrival, delivery
 
     def settle(self, delivery, settlement):
         if isinstance(settlement, Delete) and self.ledger.holds(delivery):
@@ -97,10 +97,10 @@ def test_a_message_is_new_the_first_time(holder):
     assert holder.receive("n")[0] is Arrival.NEW
 
 
-def test_what_is_held_gives_way_to_its_newer_delivery(holder):
+def test_what_is_held_is_superseded_by_its_newer_delivery(holder):
     _, first = holder.receive("m")
-    met, second = holder.receive("m")
-    assert met is Arrival.HELD
+    arrival, second = holder.receive("m")
+    assert arrival is Arrival.HELD
     assert first.current is second
     assert holder.ledger.all() == [second]
 
@@ -122,8 +122,8 @@ def test_what_came_back_twice_is_settled_by_its_newest_handle(holder):
 def test_what_was_finished_is_finished_when_it_comes_back(holder):
     _, first = holder.receive("m")
     first.settle(Delete())
-    met, second = holder.receive("m")
-    assert met is Arrival.FINISHED
+    arrival, second = holder.receive("m")
+    assert arrival is Arrival.FINISHED
     assert holder.settled == [(first, Delete()), (second, Delete())]
 
 
@@ -141,11 +141,11 @@ def test_a_deletion_that_came_after_another_settlement_finishes_nothing(holder):
     assert holder.receive("m")[0] is Arrival.NEW
 
 
-def test_a_message_that_comes_back_before_its_settlement_was_noted_is_not_adopted(holder, redeliveries):
+def test_a_message_that_comes_back_before_its_settlement_was_noted_is_not_superseded(holder, redeliveries):
     _, first = holder.receive("m")
     holder.ledger.settle(first, Hide(5))
-    met, second = holder.receive("m")
-    assert met is Arrival.NEW
+    arrival, second = holder.receive("m")
+    assert arrival is Arrival.NEW
     redeliveries.remove(first)  # too late to matter: the second is held
     assert holder.receive("m")[0] is Arrival.HELD
     assert second.superseded_by is not None
@@ -174,12 +174,12 @@ def test_what_was_finished_long_ago_is_forgotten(holder, redeliveries, clock):
     assert len(redeliveries._past[Past.FINISHED]) == 1
 
 
-def test_what_is_held_is_known_across_keepers(holder, redeliveries, clock):
+def test_what_is_held_is_known_across_consumers(holder, redeliveries, clock):
     _, first = holder.receive("m")
     first.start()
     other = Holder(redeliveries, clock)
-    met, second = other.receive("m")
-    assert met is Arrival.HELD
+    arrival, second = other.receive("m")
+    assert arrival is Arrival.HELD
     assert second.started
     assert holder.ledger.all() == []
     assert holder.capacity.held == 0
@@ -188,8 +188,8 @@ def test_what_is_held_is_known_across_keepers(holder, redeliveries, clock):
     assert other.capacity.held == 0
 
 
-def test_two_that_come_back_at_once_may_be_met_in_any_order(holder, redeliveries, clock):
-    """The third is met while the second has not yet taken the place of the first."""
+def test_two_that_come_back_at_once_may_be_checked_in_any_order(holder, redeliveries, clock):
+    """The third is checked while the second has not yet taken the place of the first."""
     _, first = holder.receive("m")
     first.start()
     nested = []
@@ -202,8 +202,8 @@ def test_two_that_come_back_at_once_may_be_met_in_any_order(holder, redeliveries
 
     holder.supersede = supersede
     holder.receive("m")
-    met, third = nested[1]
-    assert met is Arrival.HELD
+    arrival, third = nested[1]
+    assert arrival is Arrival.HELD
     assert holder.ledger.all() == [third]
     assert first.current is third
     assert third.started
@@ -216,29 +216,29 @@ class ComingBack(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.clock = FakeClock()
-        self.seats = LeaseTable()
-        self.holder = Holder(RedeliveryIndex(TIMEOUT, self.clock), self.clock, self.seats)
+        self.leases = LeaseTable()
+        self.holder = Holder(RedeliveryIndex(TIMEOUT, self.clock), self.clock, self.leases)
         self.held = {}  # message: the delivery that a task has in hand
         self.newest = {}  # message: the latest delivery of it
-        self.finished = set()
+        self.finished = {}  # message: until when it is remembered at the least
         self.expected = []
         self.extending = []
 
     def teardown(self):
-        for end in self.seats._pipe:
+        for end in self.leases._pipe:
             os.close(end)
 
     @rule(message=st.sampled_from("abcde"))
     def receive(self, message):
-        met, delivery = self.holder.receive(message)
+        arrival, delivery = self.holder.receive(message)
         if message in self.held:
-            assert met is Arrival.HELD
-        elif message in self.finished:
-            assert met is Arrival.FINISHED
+            assert arrival is Arrival.HELD
+        elif self.clock.monotonic() <= self.finished.get(message, -1.0) or arrival is Arrival.FINISHED:
+            assert (arrival, message in self.finished) == (Arrival.FINISHED, True)
             self.expected.append((delivery, Delete()))
             return
         else:
-            assert met is Arrival.NEW
+            assert arrival is Arrival.NEW
             self.held[message] = delivery
         self.newest[message] = delivery
 
@@ -262,7 +262,7 @@ class ComingBack(RuleBasedStateMachine):
         else:
             self.expected.append((newest, settlement))
         if settlement == Delete():
-            self.finished.add(message)
+            self.finished[message] = self.clock.monotonic() + TIMEOUT + MARGIN_SECONDS
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), seconds=st.integers(1, 600))
@@ -299,13 +299,13 @@ class ComingBack(RuleBasedStateMachine):
         assert self.holder.settled == self.expected
 
     @invariant()
-    def room_counts_each_message_once(self):
+    def capacity_counts_each_message_once(self):
         assert self.holder.capacity.held == len(self.held)
 
     @invariant()
-    def each_run_has_its_seat_and_no_other_has(self):
+    def each_run_has_its_row_and_no_other_has(self):
         ran = [one for one in self.newest.values() if one.started or one.dispatched]
-        assert {one.lease.key for one in ran} == set(self.seats._taken)
+        assert {one.lease.key for one in ran} == set(self.leases._taken)
         for one in ran:
             assert (one.lease.deadline, one.lease.lost) == (one.deadline, one.lost)
         assert all(one.lease is None for one in self.newest.values() if one not in ran)
