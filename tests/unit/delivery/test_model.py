@@ -32,7 +32,7 @@ from celery_sqs_visibility.errors import (
     ThrottledError,
     UnavailableError,
 )
-from celery_sqs_visibility.events import Deleted, Extended, Hidden, Lost, Released, subscribe
+from celery_sqs_visibility.events import Hidden, Lost, Released, subscribe
 from celery_sqs_visibility.policy.options import Options
 
 TIMEOUT = 120
@@ -548,28 +548,6 @@ class TestExamples:
     def of(self, world, kind):
         return [event for event in world.events if isinstance(event, kind)]
 
-    @pytest.mark.parametrize("how", ["success", "failure"])
-    def test_the_end_of_what_was_settled_is_not_asked_for(self, world, how):
-        flight = self.being_extended(world)
-        world.end_run(how=how)
-        world.send_through(flight, "one is refused", 0)
-        world.end_request(flight)
-        assert world.lost == 0
-
-    def test_the_end_of_what_is_held_and_lost_is(self, world):
-        flight = self.being_extended(world)
-        world.send_through(flight, "one is refused", 0)
-        world.end_request(flight)
-        assert world.lost == 1
-
-    def test_a_delete_does_not_wait_for_an_extension_that_hangs(self, world):
-        flight = self.being_extended(world)
-        world.end_run(steps=CONCLUDED)
-        assert len(self.of(world, Deleted)) == 1
-        world.send_through(flight, "none", 0)
-        world.end_request(flight)
-        assert self.of(world, Extended) == []
-
     def test_a_hide_waits_for_it(self, world):
         flight = self.being_extended(world)
         world.end_run(how="failure", steps=CONCLUDED)
@@ -588,17 +566,6 @@ class TestExamples:
         world.end_request(flight)
         world.settle(CONCLUDED)
         assert len(self.of(world, Hidden)) == 1
-
-    def test_what_is_due_in_a_later_batch_waits_for_nobody(self, world):
-        for _ in range(4):
-            world.send(count=4, begun=4)
-        world.wait_for_the_next_beat(steps=1)
-        assert len(world.flights[0].jobs()) == 10
-        later = [run for run in world.runs if not run.delivery.extending]
-        for run in later:
-            world.end(run, Hide(7))
-        assert later
-        assert not any(run.delivery.waiting for run in later)
 
     @pytest.mark.parametrize("how", ["failure", "release"])
     def test_what_another_worker_may_have_is_not_hidden_nor_released(self, world, how):

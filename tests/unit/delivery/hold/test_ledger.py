@@ -7,9 +7,8 @@ import itertools
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
@@ -17,7 +16,7 @@ from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR_SECONDS, Ledg
 from celery_sqs_visibility.delivery.lease_table import REQUESTED, LeaseTable
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Release
 from celery_sqs_visibility.events import Facts
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN, VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN, VISIBILITY_HORIZON
 
 NOW = 1000.0
 TIMEOUT = 120
@@ -66,9 +65,10 @@ def running(leases):
     return running
 
 
-def request(one, until):
-    """As the task writes it down, before anybody passes it on."""
+def request(ledger, one, until, now):
+    """As the task writes it down, and the lease table passes it on."""
     one.lease._cells[one.lease._first + REQUESTED] = until
+    ledger.request_extension(one, until, now)
 
 
 def take(ledger, now):
@@ -84,21 +84,18 @@ def take(ledger, now):
 
 def test_what_is_held_is_known_by_its_handle(ledger, held):
     assert ledger.get(held.handle) is held
+    assert ledger.holds(held)
     assert len(ledger) == 1
     assert ledger.get("another") is None
 
 
-def test_what_is_settled_is_no_longer_held(ledger, held):
-    assert ledger.holds(held)
+def test_what_was_settled_is_known_as_long_as_somebody_refers_to_it_and_does_not_start(ledger, held):
     assert ledger.settle(held, Delete()) == (True, True)
     assert not ledger.holds(held)
     assert len(ledger) == 0
-
-
-def test_what_was_settled_is_known_to_whoever_has_it_in_hand_and_does_not_start(ledger, held):
-    ledger.settle(held, Release())
     assert ledger.get(held.handle) is held
     assert not ledger.start(held, NOW)
+    assert ledger.settle(held, Release()) == (False, False)
 
 
 @pytest.mark.parametrize("end", ["settled", "replaced"])
@@ -110,11 +107,6 @@ def test_handles_are_forgotten_with_their_deliveries(ledger, held, end):
     del one
     gc.collect()
     assert ledger.get(handle) is None
-
-
-def test_a_second_settlement_does_nothing(ledger, held):
-    ledger.settle(held, Delete())
-    assert ledger.settle(held, Release()) == (False, False)
 
 
 def test_an_extension_is_due_a_heartbeat_interval_before_the_deadline(ledger, held):
@@ -170,16 +162,12 @@ def test_a_second_settlement_does_not_take_the_place_of_the_one_that_waits(ledge
     assert ledger.extended(held, NOW + 200) == (False, Hide(5))
 
 
-def test_an_extended_delivery_falls_due_again(ledger, held):
+def test_an_extended_delivery_falls_due_again_and_not_while_it_is_being_extended(ledger, held):
     take(ledger, NOW + 80)
+    assert take(ledger, NOW + 119) == ([], [])
     assert ledger.extended(held, NOW + 200) == (True, None)
     assert held.deadline == NOW + 200
     assert take(ledger, NOW + 160) == ([held], [])
-
-
-def test_what_is_being_extended_is_not_taken_a_second_time(ledger, held):
-    take(ledger, NOW + 80)
-    assert take(ledger, NOW + 119) == ([], [])
 
 
 def test_a_delivery_whose_deadline_passed_is_lost_and_left_alone(ledger, held):
@@ -264,27 +252,20 @@ def test_what_did_not_start_is_told_in_the_order_of_arrival(ledger):
 class TestRequests:
     """A task asks for its message to stay hidden until some instant."""
 
-    def test_a_request_is_due_at_once(self, running):
-        ledger, one = running()
-        assert ledger.request_extension(one, NOW + 600, NOW + 10)
+    @pytest.mark.parametrize(
+        ("interval", "until", "asks_for"),
+        [(INTERVAL, 600, 590), (INTERVAL, 125, TIMEOUT), (0, 125.5, 116)],
+        ids=["longer", "less than the visibility timeout", "without a heartbeat"],
+    )
+    def test_a_request_is_due_at_once(self, running, interval, until, asks_for):
+        ledger, one = running(interval)
+        assert ledger.request_extension(one, NOW + until, NOW + 10)
         assert take(ledger, NOW + 10) == ([one], [])
-        assert ledger.extension(one, NOW + 10) == 590
-
-    def test_a_request_that_is_less_than_the_visibility_timeout_gets_that(self, running):
-        ledger, one = running()
-        ledger.request_extension(one, NOW + 125, NOW + 10)
-        assert ledger.extension(one, NOW + 10) == TIMEOUT
-
-    def test_without_a_heartbeat_it_gets_what_it_asks_for(self, running):
-        ledger, one = running(interval=0)
-        ledger.request_extension(one, NOW + 125.5, NOW + 10)
-        assert take(ledger, NOW + 10) == ([one], [])
-        assert ledger.extension(one, NOW + 10) == 116
+        assert ledger.extension(one, NOW + 10) == asks_for
 
     def test_without_a_heartbeat_what_is_hidden_for_longer_is_left_alone_and_answered(self, running):
         ledger, one = running(interval=0)
-        request(one, NOW + 60)
-        ledger.request_extension(one, NOW + 60, NOW + 10)
+        request(ledger, one, NOW + 60, NOW + 10)
         take(ledger, NOW + 10)
         assert ledger.extension(one, NOW + 10) == 0
         ledger.not_extensible(one, NOW + 10)
@@ -293,8 +274,7 @@ class TestRequests:
 
     def test_a_request_is_answered_when_it_is_granted(self, running):
         ledger, one = running()
-        request(one, NOW + 600)
-        ledger.request_extension(one, NOW + 600, NOW + 10)
+        request(ledger, one, NOW + 600, NOW + 10)
         take(ledger, NOW + 10)
         ledger.extended(one, NOW + 600)
         assert (one.lease.requested_deadline, one.lease.deadline) == (0, NOW + 600)
@@ -303,8 +283,7 @@ class TestRequests:
     def test_a_request_waits_for_the_extension_in_flight_and_is_due_after_it(self, running):
         ledger, one = running()
         take(ledger, NOW + 80)
-        request(one, NOW + 600)
-        ledger.request_extension(one, NOW + 600, NOW + 80)
+        request(ledger, one, NOW + 600, NOW + 80)
         assert take(ledger, NOW + 81) == ([], [])
         ledger.extended(one, NOW + 200)
         assert one.lease.requested_deadline == NOW + 600
@@ -322,8 +301,7 @@ class TestRequests:
 
     def test_a_request_is_tried_again_while_it_fails(self, running):
         ledger, one = running()
-        request(one, NOW + 600)
-        ledger.request_extension(one, NOW + 600, NOW + 10)
+        request(ledger, one, NOW + 600, NOW + 10)
         take(ledger, NOW + 10)
         ledger.not_extended(one, NOW + 11)
         assert one.lease.requested_deadline == NOW + 600
@@ -334,8 +312,7 @@ class TestRequests:
     @pytest.mark.parametrize("ending", ["refused", "lapsed"])
     def test_a_request_is_answered_by_the_loss(self, running, ending):
         ledger, one = running()
-        request(one, NOW + 600)
-        ledger.request_extension(one, NOW + 600, NOW + 10)
+        request(ledger, one, NOW + 600, NOW + 10)
         if ending == "refused":
             take(ledger, NOW + 10)
             ledger.refused(one)
@@ -464,9 +441,7 @@ class TestSuperseding:
         ledger.add([one])
         return one
 
-    def test_the_newer_delivery_takes_over_what_the_old_one_was(
-        self, leases, ledger, held, superseded_by
-    ):
+    def test_the_newer_delivery_takes_over_what_the_old_one_was(self, leases, ledger, held, superseded_by):
         ledger.start(held, NOW)
         ledger.dispatch(held)
         lease = held.lease
@@ -516,88 +491,7 @@ class TestSuperseding:
 
     def test_a_request_is_handed_on(self, leases, ledger, held, superseded_by):
         ledger.start(held, NOW)
-        request(held, NOW + 600)
-        ledger.request_extension(held, NOW + 600, NOW)
+        request(ledger, held, NOW + 600, NOW)
         ledger.supersede(held, superseded_by)
         assert (held.requested_deadline, superseded_by.requested_deadline) == (0, NOW + 600)
         assert superseded_by.lease.requested_deadline == NOW + 600
-
-
-class Holding(RuleBasedStateMachine):
-    """Receiver, heartbeat and tasks at work on one ledger, in any order."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = NOW
-        self.ledger = Ledger(TIMEOUT, INTERVAL)
-        self.held = []
-        self.extending = []
-        self.waiting = {}
-        self.settled = set()
-
-    @rule(queue=st.sampled_from(QUEUES), count=st.integers(1, 12), age=st.floats(0, 1))
-    def receive(self, queue, count, age):
-        received = [delivery(self.now - age, queue) for _ in range(count)]
-        self.ledger.add(received)
-        self.held += received
-
-    @rule(seconds=st.floats(0, 50))
-    def time_passes(self, seconds):
-        self.now += seconds
-
-    @rule()
-    def take_due(self):
-        due = [one for one, _ in self.ledger.take_due(self.now)]
-        assert len({one.queue for one in due}) == bool(due)
-        for one in due:
-            assert one in self.held
-            assert one not in self.extending
-        left = [one for one in self.held if due and one.queue is due[0].queue and one.bucket is not None]
-        assert not left or len(due) == BATCH_ENTRIES
-        self.extending += due
-
-    @precondition(lambda self: self.extending)
-    @rule(data=st.data(), ending=st.sampled_from(["extended", "not_extended", "refused"]))
-    def extension_returns(self, data, ending):
-        one = data.draw(st.sampled_from(self.extending))
-        self.extending.remove(one)
-        arguments = {"extended": [self.now + TIMEOUT], "not_extended": [self.now], "refused": []}
-        found = getattr(self.ledger, ending)(one, *arguments[ending])
-        assert found == (one in self.held, self.waiting.pop(one, None))
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), settlement=st.sampled_from([Delete(), Hide(7), Release()]))
-    def settle(self, data, settlement):
-        one = data.draw(st.sampled_from(self.held))
-        self.held.remove(one)
-        self.settled.add(one)
-        held, now = self.ledger.settle(one, settlement)
-        assert held
-        assert now == (one not in self.extending or settlement == Delete())
-        if not now:
-            self.waiting[one] = settlement
-
-    @precondition(lambda self: self.settled)
-    @rule(data=st.data())
-    def settle_again(self, data):
-        one = data.draw(st.sampled_from(sorted(self.settled, key=lambda one: one.handle)))
-        assert self.ledger.settle(one, Delete()) == (False, False)
-
-    @invariant()
-    def everything_held_is_scheduled_or_being_extended_or_lost(self):
-        for one in self.held:
-            assert (one.bucket is not None) + one.extending + (one.lost and not one.extending) == 1
-
-    @invariant()
-    def nothing_settled_is_scheduled(self):
-        assert all(one.bucket is None for one in self.settled)
-
-    @invariant()
-    def no_waiting_settlement_is_forgotten(self):
-        assert len(self.ledger) == len(self.held)
-        assert all(one.extending for one in self.extending)
-        assert all(one.extending for one in self.waiting)
-
-
-TestHolding = Holding.TestCase
-TestHolding.settings = settings(max_examples=60, stateful_step_count=40)
