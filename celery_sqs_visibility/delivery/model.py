@@ -260,7 +260,7 @@ class Delivery(_WeaklyReferenced):
     @property
     def given_up(self) -> bool:
         """Whether its message was given up before, by this process."""
-        return self.holder.rejection.gave_up(self)
+        return self.holder.rejection.gave_up(self.current)
 
     def reject(self, *, requeue: bool) -> None:
         """Give it back at once, or leave it to the queue's redrive policy; deleted where there is none."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.hold.ledger import ExtensionOutcome, Ledger
 from celery_sqs_visibility.delivery.model import Delivery, Settlement
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
@@ -43,19 +43,8 @@ class ExtensionBatch:
         return len(self.extensions)
 
 
-class Concluded(NamedTuple):
-    """How the extension of one delivery ended, and what is left to be done about it.
-
-    Attributes:
-        held: whether it is still held, neither settled nor superseded meanwhile.
-        waiting: the settlement that waited for the extension.
-        event: what happened, if that is worth telling.
-    """
-
-    delivery: Delivery
-    held: bool
-    waiting: Settlement | None
-    event: Event | None = None
+#: A delivery whose extension ended, what the ledger says of it, and what happened, if that is worth telling.
+Concluded = tuple[Delivery, ExtensionOutcome, Event | None]
 
 
 class Heartbeat:
@@ -122,23 +111,23 @@ class Heartbeat:
         if batch.extensions:
             self._log_outage(batch.queue, since, failed.values())
         for each in concluded:
-            self._tell(each)
+            self._tell(*each)
 
     def _not_extended(self, delivery: Delivery, now: float) -> Concluded:
         if delivery.deadline <= now:
             return self._lose(delivery, self._why_lapsed(delivery))
-        return Concluded(delivery, *self._ledger.not_extensible(delivery, now))
+        return delivery, self._ledger.not_extensible(delivery, now), None
 
     def _note(self, delivery: Delivery, seconds: int, since: float, error: SQSError | None) -> Concluded:
         if error is None:
-            found = self._ledger.extended(delivery, since + seconds)
-            return Concluded(delivery, *found, Extended(delivery.facts, seconds))
+            outcome = self._ledger.extended(delivery, since + seconds)
+            return delivery, outcome, Extended(delivery.facts, seconds)
         if isinstance(error, ReceiptHandleInvalidError):
             return self._lose(delivery, str(error))
-        return Concluded(delivery, *self._ledger.not_extended(delivery, self._clock.monotonic()))
+        return delivery, self._ledger.not_extended(delivery, self._clock.monotonic()), None
 
     def _lose(self, delivery: Delivery, reason: str) -> Concluded:
-        return Concluded(delivery, *self._ledger.refused(delivery), Lost(delivery.facts, reason))
+        return delivery, self._ledger.refused(delivery), Lost(delivery.facts, reason)
 
     def _why_lapsed(self, delivery: Delivery) -> str:
         if delivery.at_horizon:
@@ -160,9 +149,9 @@ class Heartbeat:
         else:
             outage.failed(error)
 
-    def _tell(self, concluded: Concluded) -> None:
+    def _tell(self, delivery: Delivery, outcome: ExtensionOutcome, event: Event | None) -> None:
         """A delivery that was deleted or superseded meanwhile has no event, and no run to be ended."""
-        delivery, held, waiting, event = concluded
+        held, waiting = outcome
         if event is not None and (held or waiting is not None):
             emit(event)
         if held and isinstance(event, Lost) and (on_lost := delivery.on_lost) is not None:

@@ -19,6 +19,7 @@ from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
 TIMEOUT = 120
 INTERVAL = 40.0
@@ -172,6 +173,27 @@ def test_what_was_finished_long_ago_is_forgotten(holder, redeliveries, clock):
     holder.receive("another")[1].settle(Delete())
     assert holder.receive("m0")[0] is Arrival.NEW
     assert len(redeliveries._past[Past.FINISHED]) == 1
+
+
+def test_what_was_given_up_is_remembered_for_as_long_as_it_can_come_back_however_many_finish(
+    redeliveries, clock
+):
+    assert redeliveries.remember(Past.GIVEN_UP, QUEUE, "m")
+    for number in range(20_000):
+        redeliveries.remember(Past.FINISHED, QUEUE, f"m{number}")
+    clock.advance(VISIBILITY_HORIZON - 1)
+    redeliveries.remember(Past.GIVEN_UP, QUEUE, "another")
+    assert redeliveries.remembers(Past.GIVEN_UP, QUEUE, "m")
+    assert not redeliveries.remembers(Past.GIVEN_UP, OTHER, "m")
+    assert not redeliveries.remembers(Past.REJECTED, QUEUE, "m")
+    clock.advance(2)
+    redeliveries.remember(Past.GIVEN_UP, QUEUE, "a third")
+    assert not redeliveries.remembers(Past.GIVEN_UP, QUEUE, "m")
+
+
+def test_what_was_rejected_is_new_once(redeliveries):
+    told = [redeliveries.remember(Past.REJECTED, QUEUE, "m") for _ in range(3)]
+    assert told == [True, False, False]
 
 
 def test_what_is_held_is_known_across_consumers(holder, redeliveries, clock):
