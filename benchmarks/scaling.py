@@ -41,7 +41,7 @@ FIFO_CALLS = 300
 
 #: What the package does: see delivery/receive/decoder.py and delivery/hold/extension_schedule.py.
 LONGEST_TRANSIT_SECONDS = 1.0
-SLOTS_OF_THE_WHEEL = 4
+BUCKETS_OF_THE_SCHEDULE = 4
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,9 @@ def extensions(seconds: float, visibility_timeout: float, heartbeat_interval: fl
     if not interval:
         return 0
     apart = visibility_timeout - interval
-    early = min(interval, apart) / SLOTS_OF_THE_WHEEL + min(LONGEST_TRANSIT_SECONDS, visibility_timeout / 10)
+    early = min(interval, apart) / BUCKETS_OF_THE_SCHEDULE + min(
+        LONGEST_TRANSIT_SECONDS, visibility_timeout / 10
+    )
     return math.floor((seconds + early) / apart)
 
 

@@ -81,7 +81,7 @@ class Visibility:
             return math.inf
         until = SYSTEM_CLOCK.monotonic() + seconds
         if not self.lost and self._lease.deadline < until:
-            self._lease.want(until)
+            self._lease.request(until)
             self._wait_for_extension(self._lease, seconds)
         if self.lost:
             raise VisibilityLostError("the message's visibility has lapsed: another worker may have it")
@@ -89,7 +89,7 @@ class Visibility:
 
     def _wait_for_extension(self, lease: Lease, seconds: float) -> None:
         give_up_at = SYSTEM_CLOCK.monotonic() + EXTEND_TIMEOUT_SECONDS
-        while lease.wanted and not self.lost:
+        while lease.requested_deadline and not self.lost:
             if SYSTEM_CLOCK.monotonic() > give_up_at:
                 raise TimeoutError(
                     f"SQS has not confirmed within {EXTEND_TIMEOUT_SECONDS:g} s that the message is hidden "

@@ -15,7 +15,7 @@ from celery_sqs_visibility.delivery.arrivals import Arrivals, OnMessage
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
-from celery_sqs_visibility.delivery.lease_table import lease_table
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery, Hide, Lapse, Release, Renew
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder
@@ -62,9 +62,10 @@ class QueueConsumer(DeliveryHolder):
         buffer: Buffer,
         clock: Clock = SYSTEM_CLOCK,
         slots: Callable[[], Slots] | None = None,
+        leases: LeaseTable | None = None,
         worker_name: str = "",
     ) -> None:
-        super().__init__(options, redrive, redeliveries, clock, slots, worker_name)
+        super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name)
         self._receive = receive
         self._buffer = buffer
         # Written by the main thread only, each time in one step: signal handlers read them.
@@ -266,7 +267,7 @@ class QueueConsumer(DeliveryHolder):
             batch_threads.stop()
 
     def _supervised(self) -> list[Supervised]:
-        table = lease_table()
+        table = self._leases
         return [*self._all_receivers(), self.capacity, *self._batch_threads, *([table] if table else [])]
 
     def _receiver(self, queue_name: str) -> Receiver | None:

@@ -10,7 +10,8 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.hold.redelivery import Met, RedeliveryIndex
+from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import (
     DeadLetter,
     Delete,
@@ -48,17 +49,19 @@ class DeliveryHolder:
         redeliveries: RedeliveryIndex,
         clock: Clock,
         slots: Callable[[], Slots] | None,
+        leases: LeaseTable | None,
         worker_name: str,
     ) -> None:
         self.options = options
         self.redrive = redrive
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots)
-        self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval)
+        self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval, leases)
         self.parking = Parking(redrive, options.visibility_timeout, clock)
-        self.rejection = Rejection(redrive, options.error_visibility_timeout, options.on_exhausted)
-        self.give_up, self.reject = self.rejection.give_up, self.rejection.reject
-        self.after_an_error, self.may_return = self.rejection.after_an_error, self.rejection.may_return
+        self.rejection = Rejection(
+            redrive, options.error_visibility_timeout, options.on_exhausted, redeliveries
+        )
         self._redeliveries = redeliveries
+        self._leases = leases
         self._clock = clock
         self._dead_letters = DeadLetters(redrive, worker_name)
         self._settler = Settler(options.settle_window, clock, self._settled, self._send_copy)
@@ -78,13 +81,13 @@ class DeliveryHolder:
 
     def is_new(self, delivery: Delivery) -> bool:
         """Whether its message is to be run; `False` if it is held here already, or was finished here."""
-        match self._redeliveries.meet(delivery):
-            case Met.HELD:
+        match self._redeliveries.check(delivery):
+            case Arrival.HELD:
                 emit(events.Superseded(delivery.facts))
-            case Met.FINISHED:
+            case Arrival.FINISHED:
                 emit(events.FinishedBefore(delivery.facts))
                 delivery.settle(Delete())
-            case Met.NEW:
+            case Arrival.NEW:
                 return True
         return False
 
@@ -109,7 +112,7 @@ class DeliveryHolder:
 
     def extend(self, delivery: Delivery, until: float) -> bool:
         """See `model.Holder`."""
-        held = self.ledger.want(delivery, until, self._clock.monotonic())
+        held = self.ledger.request_extension(delivery, until, self._clock.monotonic())
         self._heartbeat.notice()
         return held
 
@@ -119,7 +122,7 @@ class DeliveryHolder:
             return False
         self.capacity.release(fifo=delivery.queue.fifo)
         self._released()
-        if wanted := superseded_by.current.wanted:  # its task still waits for that
+        if wanted := superseded_by.current.requested_deadline:  # its task still waits for that
             superseded_by.extend(wanted)
         return True
 
@@ -128,17 +131,13 @@ class DeliveryHolder:
         if delivery.began is not None:
             self.capacity.end_run(delivery, delivery.began)
 
-    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
-        """See `model.Holder`."""
-        self.rejection.refuse(delivery, reason, body, others_may=others_may)
-
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """See `model.Holder`."""
         if isinstance(settlement, Delete) and self.ledger.holds(delivery):
             self._redeliveries.finish(delivery)
         held, now = self.ledger.settle(delivery, settlement)
         if held:
-            self._redeliveries.let_go(delivery)
+            self._redeliveries.remove(delivery)
             fifo = delivery.queue.fifo
             if delivery.began is not None and delivery.acknowledged_early:
                 self.capacity.start_run(delivery, fifo=fifo)

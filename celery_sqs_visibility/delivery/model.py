@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Protocol
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.lease_table import Key, Lease
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.lease_table import Lease, LeaseKey
 from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN, VISIBILITY_HORIZON
 
 
@@ -20,7 +22,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Hide:
-    """Failed: come back in that many whole seconds, clamped to the horizon."""
+    """Failed: come back in `seconds`, whole ones, clamped to the horizon."""
 
     seconds: int
 
@@ -32,7 +34,7 @@ class Lapse:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Not due yet: come back in that many whole seconds."""
+    """Not due yet: come back in `seconds`, whole ones."""
 
     seconds: int
 
@@ -71,8 +73,53 @@ class DeadLetter:
 Settlement = Delete | Hide | Lapse | Park | Renew | Release | DeadLetter
 
 
+class Rejecter(Protocol):
+    """Decides how to settle failed messages: see `settle.rejection`. Any thread."""
+
+    def give_up(
+        self,
+        delivery: Delivery,
+        reason: str,
+        body: Callable[[], str],
+        on_exhausted: str | None = None,
+        **attributes: str,
+    ) -> None:
+        """See `Delivery.give_up`."""
+
+    def gave_up(self, delivery: Delivery) -> bool:
+        """See `Delivery.given_up`."""
+        ...
+
+    def reject(self, delivery: Delivery, *, requeue: bool) -> None:
+        """See `Delivery.reject`."""
+
+    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
+        """See `Delivery.refuse`; whether this process refuses the message for the first time."""
+        ...
+
+    def after_an_error(self, delivery: Delivery) -> Settlement:
+        """See `Delivery.after_an_error`."""
+        ...
+
+    def may_return(self, delivery: Delivery) -> bool:
+        """See `Delivery.may_return`."""
+        ...
+
+
 class Holder(Protocol):
     """What holds deliveries. Any thread may call it; it does no I/O in that thread."""
+
+    @property
+    def options(self) -> Options:
+        """The transport options."""
+
+    @property
+    def redrive(self) -> RedriveBook:
+        """The queues' redrive policies."""
+
+    @property
+    def rejection(self) -> Rejecter:
+        """Settles failed messages."""
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """Settle it; whether it was still held."""
@@ -91,123 +138,67 @@ class Holder(Protocol):
         ...
 
     def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
-        """Let its successor, held already, take its place; whether it was still held."""
+        """The newer delivery, held already, takes its place; whether it was still held."""
         ...
 
     def ran(self, delivery: Delivery) -> None:
         """A run has ended whose message was acknowledged when it began."""
         ...
 
-    def give_up(
-        self,
-        delivery: Delivery,
-        reason: str,
-        body: Callable[[], str],
-        on_exhausted: str | None = None,
-        **attributes: str,
-    ) -> None:
-        """Its task failed for good: see `settle.rejection`, as for the methods below."""
-        ...
 
-    def reject(self, delivery: Delivery, *, requeue: bool) -> None:
-        """Release it or, without `requeue`, give it up."""
-        ...
-
-    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
-        """No task of this worker can be made of it."""
-        ...
-
-    def after_an_error(self, delivery: Delivery) -> Settlement:
-        """How to settle a failure about which the task says nothing."""
-        ...
-
-    def may_return(self, delivery: Delivery) -> bool:
-        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
-        ...
+class _WeaklyReferenced:
+    __slots__ = ("__weakref__",)  # dataclass(weakref_slot=True) is Python 3.11's
 
 
-class Delivery:
+@dataclass(slots=True, eq=False, repr=False)
+class Delivery(_WeaklyReferenced):
     """One receipt of one message.
 
-    Its mutable fields are guarded by the lock of the ledger that holds it.
+    Its mutable fields are guarded by the lock of the ledger that holds it. Instants are monotonic.
 
-    Where SQS hands out a message again to the process that holds it, the new delivery becomes the successor
-    of the old, and whoever has the old one in hand settles the new.
-
-    Attributes:
-        queue: where it came from.
-        handle: the receipt handle, which is also kombu's delivery tag.
-        facts: which delivery it is, for events.
-        deadline: the monotonic instant at which its visibility lapses.
-        horizon: the monotonic instant beyond which SQS refuses to extend it.
-        keeper: what holds it.
-        began: the monotonic instant at which a pool began to run it, `None` if none has.
-        dispatched: whether it was given to a pool that may run it any moment.
-        acknowledged_early: whether it is settled when its run begins, and not when that ends.
-        lost: whether the deadline passed or the handle was refused.
-        extending: whether a request that extends it is in flight.
-        waiting: the settlement that waits for that request to return.
-        slot: where the extension wheel keeps it.
-        wanted: the monotonic instant until which its task wants it hidden.
-        lease: what its task can see of all this, in whatever process it runs.
-        parks: how many of its message's receives so far only had it wait for its ETA.
-        successor: the newer delivery of the same message that took its place.
-        message_attributes: the sender's, in SQS's own shape.
-        on_lost: called with it when it is lost while it is held, in the heartbeat's thread.
+    SQS may hand out a message again to the process that holds it. The new delivery then supersedes the old
+    one, and whoever settles the old one settles the new.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "acknowledged_early",
-        "began",
-        "deadline",
-        "dispatched",
-        "extending",
-        "facts",
-        "handle",
-        "holder",
-        "horizon",
-        "lease",
-        "lost",
-        "message_attributes",
-        "on_lost",
-        "parks",
-        "queue",
-        "slot",
-        "superseded_by",
-        "waiting",
-        "wanted",
-    )
+    queue: Queue
+    #: The receipt handle, which is also kombu's delivery tag.
+    handle: str
+    facts: Facts
+    #: When the receive that brought it was called: SQS counts its 12 hours from there.
+    asked_at: InitVar[float]
+    #: When its visibility lapses.
+    deadline: float
+    holder: Holder
+    #: The sender's, in SQS's own shape.
+    message_attributes: Mapping[str, Any] = field(default_factory=dict)
+    #: The instant beyond which SQS refuses to extend it.
+    horizon: float = field(init=False)
+    #: When a pool began to run it.
+    began: float | None = field(default=None, init=False)
+    #: Whether it was given to a pool that may run it any moment.
+    dispatched: bool = field(default=False, init=False)
+    #: Whether it is settled when its run begins, and not when that ends.
+    acknowledged_early: bool = field(default=False, init=False)
+    #: Whether the deadline passed or the handle was refused.
+    lost: bool = field(default=False, init=False)
+    #: Whether a request that extends it is in flight, and the settlement that waits for that.
+    extending: bool = field(default=False, init=False)
+    waiting: Settlement | None = field(default=None, init=False)
+    #: Where the extension schedule keeps it.
+    bucket: float | None = field(default=None, init=False)
+    #: The instant until which its task asks to have it hidden; 0 once that is done, or cannot be.
+    requested_deadline: float = field(default=0.0, init=False)
+    #: How many of its message's receives so far only had it wait for its ETA.
+    parks: int = field(default=0, init=False)
+    #: What its task can see of all this, in whatever process it runs.
+    lease: Lease | None = field(default=None, init=False)
+    #: The newer delivery of the same message.
+    superseded_by: Delivery | None = field(default=None, init=False)
+    #: Called with it when it is lost while it is held, in the heartbeat's thread.
+    on_lost: Callable[[Delivery], None] | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        queue: Queue,
-        handle: str,
-        facts: Facts,
-        asked_at: float,
-        deadline: float,
-        holder: Holder,
-        message_attributes: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.queue = queue
-        self.handle = handle
-        self.facts = facts
-        self.deadline = deadline
+    def __post_init__(self, asked_at: float) -> None:
         self.horizon = asked_at + VISIBILITY_HORIZON
-        self.began: float | None = None
-        self.dispatched = False
-        self.acknowledged_early = False
-        self.lost = False
-        self.extending = False
-        self.waiting: Settlement | None = None
-        self.slot: float | None = None
-        self.holder = holder
-        self.wanted = 0.0
-        self.parks = 0
-        self.lease: Lease | None = None
-        self.message_attributes = message_attributes or {}
-        self.superseded_by: Delivery | None = None
-        self.on_lost: Callable[[Delivery], None] | None = None
 
     @property
     def at_horizon(self) -> bool:
@@ -227,8 +218,14 @@ class Delivery:
             delivery = delivery.superseded_by
         return delivery
 
+    @property
+    def lease_key(self) -> LeaseKey | None:
+        """What the task finds its lease with."""
+        lease = self.current.lease
+        return lease.key if lease else None
+
     def settle(self, settlement: Settlement) -> bool:
-        """Do that with it, once and for all; the call returns at once and the threads do the rest.
+        """Settle it, once and for all; returns at once, and threads send the request.
 
         Returns:
             Whether it was still ours to settle; a second settlement does nothing.
@@ -258,38 +255,37 @@ class Delivery:
     def give_up(
         self, reason: str, body: Callable[[], str], on_exhausted: str | None = None, **attributes: str
     ) -> None:
-        """Its task failed for good: to the dead-letter queue with `attributes`, or as `on_exhausted` says."""
-        self.holder.give_up(self.current, reason, body, on_exhausted, **attributes)
+        """Its task failed for good: a dead letter made of `body()`, or deleted, or kept."""
+        self.holder.rejection.give_up(self.current, reason, body, on_exhausted, **attributes)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its message was given up before, by this process."""
+        return self.holder.rejection.gave_up(self.current)
 
     def reject(self, *, requeue: bool) -> None:
-        """Release it or, without `requeue`, give it up."""
-        self.holder.reject(self.current, requeue=requeue)
+        """Give it back at once, or leave it to the queue's redrive policy; deleted where there is none."""
+        self.holder.rejection.reject(self.current, requeue=requeue)
 
     def refuse(self, reason: str, body: str, *, others_may: bool = False) -> None:
-        """No task of this worker can be made of it: a dead letter, or hidden as after an error."""
-        self.holder.refuse(self.current, reason, body, others_may=others_may)
+        """No task of this worker can be made of it: a dead letter, or hidden where others may know it."""
+        self.holder.rejection.refuse(self.current, reason, body, others_may=others_may)
 
     def after_an_error(self) -> Settlement:
-        """How to settle a failure about which the task says nothing."""
-        return self.holder.after_an_error(self.current)
+        """How to settle a failure about which its task says nothing."""
+        return self.holder.rejection.after_an_error(self.current)
 
     @property
     def may_return(self) -> bool:
         """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
-        return self.holder.may_return(self.current)
-
-    @property
-    def lease_key(self) -> Key | None:
-        """What the task finds its lease with."""
-        lease = self.current.lease
-        return lease.key if lease else None
+        return self.holder.rejection.may_return(self.current)
 
     def _do(self, act: Callable[[Delivery], bool]) -> bool:
         delivery = self.current
         while not act(delivery):
             if delivery.superseded_by is None:
                 return False
-            delivery = delivery.current  # it took the place of the other just now
+            delivery = delivery.current  # it was superseded just now
         return True
 
     def __repr__(self) -> str:

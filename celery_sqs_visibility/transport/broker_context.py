@@ -15,6 +15,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.policy.message_attributes import is_asked_for
@@ -76,6 +77,7 @@ class BrokerContext:
             self._redeliveries,
             buffer,
             slots=self.slots if for_worker else None,
+            leases=lease_table(),
             worker_name=self.worker_name,
         )
         self.queue_consumers.add(queue_consumer)

@@ -22,12 +22,10 @@ from celery.worker import state
 from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_sqs_visibility.delivery.model import Delivery, Hide, Lapse
-from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.events import Failed, emit
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
@@ -45,9 +43,6 @@ RELEASES_FORGIVEN = 3
 
 #: The address of Celery's backend that sends results to their callers.
 RPC = "rpc://"
-
-#: Ids of the messages that this process gave up. One that is kept comes back within 12 hours, each time.
-_given_up: RecentKeys[str] = RecentKeys(100_000, VISIBILITY_HORIZON)
 
 
 class VisibilityRequest(DeliveryRequest):
@@ -101,12 +96,6 @@ class VisibilityRequest(DeliveryRequest):
                 self.on_failure(einfo)
             if self._failed_for_good:
                 self._tell_handlers(exc, einfo)
-
-    def give_up(self, reason: str, **attributes: str) -> None:
-        """To the dead letters or deleted; if it comes back all the same, it is not run."""
-        if self.delivery is not None:
-            _given_up.add(self.delivery.facts.message_id)
-        super().give_up(reason, **attributes)
 
     def revoked(self) -> bool:
         """Whether not to run it: as any other, or because it was given up before, or kills its workers."""
@@ -220,7 +209,7 @@ class VisibilityRequest(DeliveryRequest):
         """Settle a message that was given up before, has no attempts left or has to wait; whether it did."""
         if self.delivery is None or self.acknowledged:
             return False
-        given_up = self.delivery.facts.message_id in _given_up
+        given_up = self.delivery.given_up
         stored = self._stored() if given_up or self._may_be_stored() else {}
         if given_up or self._is_failure_of(self.delivery, stored):
             error = stored.get("result")

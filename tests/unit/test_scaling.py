@@ -14,7 +14,7 @@ from support.scaling import ROOT, scaling
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.hold.extension_schedule import SLOTS
+from celery_sqs_visibility.delivery.hold.extension_schedule import BUCKETS
 from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery
@@ -72,7 +72,7 @@ def test_the_json_of_the_page_is_json():
 def test_the_formulae_know_the_defaults_and_the_package():
     options = Options.parse({})
     assert scaling.LONGEST_TRANSIT_SECONDS == LONGEST_TRANSIT_SECONDS
-    assert scaling.SLOTS_OF_THE_WHEEL == SLOTS
+    assert scaling.BUCKETS_OF_THE_SCHEDULE == BUCKETS
     for name in ("visibility_timeout", "settle_window", "prefetch_seconds"):
         assert getattr(WORK, name) == getattr(options, name)
 

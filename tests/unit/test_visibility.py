@@ -51,7 +51,7 @@ def lease(table, clock):
 
     def grant(until):
         lease.deadline = until
-        lease.answered(until)
+        lease.answer(until)
 
     lease = table.take(clock.monotonic() + LEFT, grant)
     return lease
@@ -147,7 +147,7 @@ def test_less_than_what_is_left_is_not_asked_for(table, clock):
 def test_where_the_horizon_is_nearer_it_tells_the_less(table, clock):
     def grant_less(until):
         lease.deadline = until - 500
-        lease.answered(until)
+        lease.answer(until)
 
     lease = table.take(clock.monotonic() + LEFT, grant_less)
     assert Visibility(Context(visibility_lease=lease.key)).extend(600) == 100
@@ -165,13 +165,13 @@ def test_it_is_too_late_for_what_is_lost(seen, lease):
     lease.lost = True
     with pytest.raises(VisibilityLostError):
         seen.extend(600)
-    assert lease.wanted == 0
+    assert lease.requested_deadline == 0
 
 
 def test_what_is_lost_while_it_waits_is_told_lost(table, clock):
     def lose(until):
         lease.lost = True
-        lease.answered(until)
+        lease.answer(until)
 
     lease = table.take(clock.monotonic() + LEFT, lose)
     with pytest.raises(VisibilityLostError):
@@ -194,4 +194,4 @@ def test_an_extension_that_sqs_does_not_confirm_times_out_and_stays_wanted(table
         TimeoutError, match="SQS has not confirmed within 10 s that the message is hidden for 600 s"
     ):
         Visibility(Context(visibility_lease=lease.key)).extend(600)
-    assert lease.wanted
+    assert lease.requested_deadline

@@ -29,7 +29,7 @@ BATCHES = "SendMessageBatch"
 def site(make_site, monkeypatch):
     """One that knows its queue, so that only publications are counted, in batches that wait to be full."""
     for module in (pending, sender):
-        monkeypatch.setattr(module, "WINDOW", 60.0)
+        monkeypatch.setattr(module, "LINGER_SECONDS", 60.0)
     site = make_site(wait_time_seconds=1)
     site.send("quick", "first")
     site.sqs.purge_queue(QueueUrl=site.url)
@@ -223,7 +223,7 @@ from celery_sqs_visibility.delivery.publish import pending as backlog
 from celery_sqs_visibility.delivery.publish import sender as sender
 from support.app import make_app
 
-backlog.WINDOW = sender.WINDOW = 60.0
+backlog.LINGER_SECONDS = sender.LINGER_SECONDS = 60.0
 app = make_app("publisher")
 with publish_batch(app):
     for number in range(13):

@@ -6,86 +6,86 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from typing import Final
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
-#: How many slots the time from one extension to the next is cut into: deliveries of one slot are extended
-#: together.
-SLOTS = 4
+#: The time from one extension to the next has this many buckets.
+BUCKETS: Final = 4
 
-#: An extension that failed is tried again at multiples of this many seconds, so that retries share requests.
-RETRY_GRAIN = 0.25
+#: A failed extension is tried again at multiples of this, so that retries share requests.
+RETRY_BUCKET_SECONDS: Final = 0.25
 
 
 class ExtensionSchedule:
-    """Deliveries by the slot of time in which they are to be extended. Not thread-safe: the ledger locks.
+    """Deliveries in buckets of time. Not thread-safe: the ledger locks.
 
-    A slot falls due as a whole, at its beginning. Where its last batch has room, deliveries of later slots
-    are taken along: their extension then costs nothing, and from there on they share a slot. A delivery stays
+    A bucket falls due as a whole, at its beginning. Where its last batch has room, deliveries of later
+    buckets fill it up: their extension costs nothing, and from then on they share a bucket. A delivery stays
     here until the batch that extends it is taken.
 
     Args:
-        interval: seconds before or after which deliveries are extended again, whichever is less: a slot must
-            be shorter, or what was just extended would be due at once.
+        interval: seconds before or after which deliveries are extended again, whichever is less: a bucket
+            must be shorter, or a delivery that was just extended would be due at once.
     """
 
     def __init__(self, interval: float) -> None:
-        self._grain = interval / SLOTS
+        self._seconds = interval / BUCKETS
         # By the instant at which they fall due, and by queue.
-        self._slots: dict[float, dict[Queue, dict[Delivery, None]]] = {}
+        self._buckets: dict[float, dict[Queue, dict[Delivery, None]]] = {}
 
     def add(self, delivery: Delivery, at: float) -> None:
-        """Extend it at that monotonic instant, or up to a slot earlier."""
-        self._put(delivery, math.floor(at / self._grain) * self._grain)
+        """Extend it at that monotonic instant, or up to a bucket earlier."""
+        self._put(delivery, math.floor(at / self._seconds) * self._seconds)
 
     def add_not_before(self, delivery: Delivery, at: float) -> None:
         """Extend it at that monotonic instant, or a moment later."""
-        self._put(delivery, math.ceil(at / RETRY_GRAIN) * RETRY_GRAIN)
+        self._put(delivery, math.ceil(at / RETRY_BUCKET_SECONDS) * RETRY_BUCKET_SECONDS)
 
     def remove(self, delivery: Delivery) -> None:
         """Do not extend it; harmless if it is not here."""
-        slot, delivery.slot = delivery.slot, None
-        if slot is None:
+        bucket, delivery.bucket = delivery.bucket, None
+        if bucket is None:
             return
         # A signal handler may remove others between any two of these lines.
-        queues = self._slots.get(slot, {})
+        queues = self._buckets.get(bucket, {})
         members = queues.get(delivery.queue, {})
         members.pop(delivery, None)
         if not members:
             queues.pop(delivery.queue, None)
         if not queues:
-            self._slots.pop(slot, None)
+            self._buckets.pop(bucket, None)
 
     def next_due(self) -> float | None:
-        """The instant at which the earliest slot falls due."""
-        return min(self._slots, default=None)
+        """The instant at which the earliest bucket falls due."""
+        return min(self._buckets, default=None)
 
     def batches_due(self, now: float) -> int:
-        """How many requests it takes to extend what is due."""
+        """How many requests it takes to extend everything that is due."""
         due: Counter[Queue] = Counter()
-        for slot, queues in self._slots.items():
-            if slot <= now:
+        for bucket, queues in self._buckets.items():
+            if bucket <= now:
                 due.update({queue: len(members) for queue, members in queues.items()})
         return sum(math.ceil(count / BATCH_ENTRIES) for count in due.values())
 
     def take_due(self, now: float) -> list[Delivery]:
-        """Take out one batch: what is due of one queue, filled up with what falls due there next."""
+        """Take out one batch of one queue: everything due, filled up with what falls due next."""
         first = self.next_due()
         if first is None or first > now:
             return []
-        batch = list(islice(self._of(next(iter(self._slots[first]))), BATCH_ENTRIES))
+        batch = list(islice(self._of(next(iter(self._buckets[first]))), BATCH_ENTRIES))
         for delivery in batch:
             self.remove(delivery)
         return batch
 
     def _of(self, queue: Queue) -> Iterator[Delivery]:
         """The deliveries of a queue, in the order in which they fall due."""
-        for slot in sorted(self._slots):
-            yield from self._slots[slot].get(queue, ())
+        for bucket in sorted(self._buckets):
+            yield from self._buckets[bucket].get(queue, ())
 
-    def _put(self, delivery: Delivery, slot: float) -> None:
+    def _put(self, delivery: Delivery, bucket: float) -> None:
         self.remove(delivery)
-        delivery.slot = slot
-        self._slots.setdefault(slot, {}).setdefault(delivery.queue, {})[delivery] = None
+        delivery.bucket = bucket
+        self._buckets.setdefault(bucket, {}).setdefault(delivery.queue, {})[delivery] = None

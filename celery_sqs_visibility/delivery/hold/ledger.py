@@ -5,30 +5,30 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSchedule
-from celery_sqs_visibility.delivery.lease_table import lease_table
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Settlement
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN
 
-#: A failed extension is tried again after this part of the time that is left.
-RETRY_FRACTION = 4
+#: A failed extension is tried again after this part of the time that is left,
+RETRY_FRACTION: Final = 4
 
-#: But not more often than this, in seconds.
-RETRY_FLOOR = 0.25
+#: but not sooner than this.
+RETRY_FLOOR_SECONDS: Final = 0.25
 
 #: An instant that has passed.
-AT_ONCE = 0.0
+AT_ONCE: Final = 0.0
 
 
-class Returned(NamedTuple):
-    """What an extension that has returned finds.
+class ExtensionOutcome(NamedTuple):
+    """What the ledger says of a delivery whose extension has returned.
 
     Attributes:
-        held: whether the delivery is still held, and neither settled nor replaced meanwhile.
-        waiting: the settlement that waited for it, to be carried out now.
+        held: whether it is still held, neither settled nor superseded meanwhile.
+        waiting: the settlement that waited for the extension, to be carried out now.
     """
 
     held: bool
@@ -38,25 +38,29 @@ class Returned(NamedTuple):
 class Ledger:
     """The deliveries this process holds. Safe to call from any thread; it does no I/O.
 
-    Settling a delivery takes it out, so that no extension of it begins any more. Where one is in flight, a
-    settlement that keeps the message, which that would overwrite if it arrives late at SQS, waits in the
+    Settling a delivery takes it out, so that no extension of it begins any more. An extension in flight may
+    reach SQS late, and overwrite a settlement that keeps the message. So such a settlement waits in the
     delivery until the extension has returned. A deletion does not wait: no extension brings a message back.
 
     Args:
         visibility_timeout: seconds an extension asks for.
-        heartbeat_interval: seconds before the deadline at which a delivery is extended; 0 is only if its
-            task asks for it.
+        heartbeat_interval: seconds before the deadline at which a delivery is extended; with 0 it is extended
+            only if its task asks for it.
+        leases: what running tasks see of their deliveries, if they run in a worker.
     """
 
-    def __init__(self, visibility_timeout: int, heartbeat_interval: float) -> None:
+    def __init__(
+        self, visibility_timeout: int, heartbeat_interval: float, leases: LeaseTable | None = None
+    ) -> None:
         self._visibility_timeout = visibility_timeout
         self._interval = heartbeat_interval
+        self._leases = leases
         # Guards everything below, and the mutable fields of the deliveries. Reentrant, since Celery's cold
         # shutdown settles in a signal handler, on a thread that may be settling just now.
         self._lock = threading.RLock()
-        self._resumed = threading.Condition(self._lock)  # an extension returned, or nothing is held any more
+        self._changed = threading.Condition(self._lock)  # an extension returned, or nothing is held any more
         self._held: dict[str, Delivery] = {}
-        # What was settled or gave way too, for as long as anybody has it in hand.
+        # Settled and superseded deliveries too, as long as anybody refers to them.
         self._known: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
         self._waiting = 0  # settlements that wait for an extension in flight
         # Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
@@ -67,16 +71,16 @@ class Ledger:
         return len(self._held)
 
     def get(self, handle: str) -> Delivery | None:
-        """The delivery of that receipt handle, if anybody has it in hand.
+        """The delivery of that receipt handle, as long as anybody refers to it.
 
-        It may be settled meanwhile, and then cannot be started; or replaced by a newer one, which is then
-        settled in its place. So whoever hands a message over by its handle (kombu's delivery tag) holds on to
-        the delivery until the other side has looked it up.
+        It may be settled meanwhile, and then cannot be started; or superseded, and then the newer one is
+        settled in its place. Whoever hands a message over by its handle (kombu's delivery tag) keeps the
+        delivery until the other side has looked it up.
         """
         return self._known.get(handle)
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether it is held, and neither settled nor replaced."""
+        """Whether it is held, and neither settled nor superseded."""
         return self._held.get(delivery.handle) is delivery
 
     def add(self, deliveries: Iterable[Delivery]) -> None:
@@ -91,19 +95,19 @@ class Ledger:
 
         Returns:
             Whether it was held, and whether the settlement may be carried out now. If it was held and may
-            not, the extension in flight will hand the settlement back: see `postponed`.
+            not, the extension in flight hands the settlement back: see `postponed`.
         """
         with self._lock:
             if not self._remove(delivery):
                 return False, False
             if delivery.lease is not None:
-                # An extension in flight may not write to the seat, which is somebody else's by then.
+                # An extension in flight may not write to the row, which is another lease's by then.
                 delivery.lease.end()
                 delivery.lease = None
             return True, not self.postponed(delivery, settlement)
 
     def postponed(self, delivery: Delivery, settlement: Settlement) -> bool:
-        """Whether this settlement of what is held no more waits for an extension in flight, from now on."""
+        """Whether this settlement, of a delivery no longer held, waits from now on for an extension."""
         with self._lock:
             if not delivery.extending or isinstance(settlement, (Delete, DeadLetter)):
                 return False
@@ -129,59 +133,59 @@ class Ledger:
             return delivery.dispatched
 
     def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
-        """Its successor takes its place, with all that it was to others; `False` if it was settled.
+        """The newer delivery takes its place, and its run and lease; `False` if it was settled.
 
-        The successor is in its ledger already, so that what settles the old one finds it there. An extension
-        of the old one that is in flight has nothing to tell any more, neither to the task nor to others.
+        The newer one is in its ledger already, so that whoever settles the old one finds it there. An
+        extension of the old one in flight has nothing to tell any more, neither to the task nor to others.
         """
         with self._lock:
             if not self._remove(delivery):
                 return False
-            newest = superseded_by.current  # it may have given way itself, if two came back at once
+            newest = superseded_by.current  # it may be superseded itself, if two came back at once
             newest.began, newest.dispatched = delivery.began, delivery.dispatched
             newest.acknowledged_early = delivery.acknowledged_early
             newest.on_lost, delivery.on_lost = delivery.on_lost, None
-            newest.wanted, delivery.wanted = delivery.wanted, 0.0
+            newest.requested_deadline, delivery.requested_deadline = delivery.requested_deadline, 0.0
             newest.lease, delivery.lease = delivery.lease, None
             if newest.lease is not None:
                 newest.lease.deadline, newest.lease.lost = newest.deadline, False
             delivery.superseded_by = superseded_by
             return True
 
-    def want(self, delivery: Delivery, until: float, now: float) -> bool:
-        """Its task wants it hidden until that monotonic instant: the next beat sees to it.
+    def request_extension(self, delivery: Delivery, until: float, now: float) -> bool:
+        """Its task wants it hidden until that monotonic instant: the heartbeat extends it next.
 
         Returns:
-            Whether it is held. What is lost is not extended, which its lease tells.
+            Whether it is held. A lost delivery is not extended, which its lease tells.
         """
         with self._lock:
             if not self.holds(delivery):
                 return False
             if not delivery.lost:
-                delivery.wanted = until
+                delivery.requested_deadline = until
                 if not delivery.extending:
                     self._extensions.add(delivery, now)
             return True
 
     def unstarted(self) -> list[Delivery]:
-        """What is held and not run, in the order of arrival; what was dispatched may be, by now."""
+        """Everything held that is not run, in the order of arrival; a dispatched delivery may be, by now."""
         with self._lock:
             return [d for d in self._held.values() if not d.started and not d.dispatched]
 
     def all(self) -> list[Delivery]:
-        """Everything that is held, in the order of arrival."""
+        """Everything held, in the order of arrival."""
         with self._lock:
             return list(self._held.values())
 
     def wait_until_empty(self, timeout: float) -> bool:
-        """Wait until nothing is held; whether that came true in time."""
+        """Wait until nothing is held, for that many seconds; whether that came true."""
         with self._lock:
-            return self._resumed.wait_for(lambda: not self._held, timeout)
+            return self._changed.wait_for(lambda: not self._held, timeout)
 
     def wait_for_extensions(self, timeout: float) -> bool:
-        """Wait until no settlement waits for an extension in flight; whether that came true in time."""
+        """Wait until no settlement waits for an extension, for that many seconds; whether that came true."""
         with self._lock:
-            return self._resumed.wait_for(lambda: not self._waiting, timeout)
+            return self._changed.wait_for(lambda: not self._waiting, timeout)
 
     def next_extension(self) -> float | None:
         """The monotonic instant at which `take_due` has something to do."""
@@ -194,9 +198,9 @@ class Ledger:
             return self._extensions.batches_due(now)
 
     def take_due(self, now: float) -> list[tuple[Delivery, int]]:
-        """What one request is to extend, and by how many seconds; marked as being extended.
+        """The deliveries that one request extends, and by how many seconds; marked as being extended.
 
-        All are of one queue. With 0 seconds: what lapsed, or need not be extended.
+        All are of one queue. With 0 seconds: those that lapsed, or need no extension.
         """
         with self._lock:
             due = self._extensions.take_due(now)
@@ -205,82 +209,79 @@ class Ledger:
             return [(delivery, self.extension(delivery, now)) for delivery in due]
 
     def extension(self, delivery: Delivery, now: float) -> int:
-        """Seconds to ask for, clamped to the horizon; 0 if it lapsed, or has a longer lease than that."""
+        """Seconds to ask for, clamped to the horizon; 0 if it lapsed, or is hidden for longer already."""
         if delivery.at_horizon or delivery.deadline <= now:
             return 0
-        seconds = max(self._visibility_timeout if self._interval else 0, math.ceil(delivery.wanted - now))
+        requested = math.ceil(delivery.requested_deadline - now)
+        seconds = max(self._visibility_timeout if self._interval else 0, requested)
         seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN - now))
         return seconds if now + seconds > delivery.deadline else 0
 
-    def extended(self, delivery: Delivery, deadline: float) -> Returned:
+    def extended(self, delivery: Delivery, deadline: float) -> ExtensionOutcome:
         """SQS extended it until that instant."""
         with self._lock:
             delivery.deadline = deadline
             if delivery.lease is not None:
                 delivery.lease.deadline = deadline
-            if delivery.wanted <= deadline or delivery.at_horizon:
-                self._answered(delivery)
-            return self._extension_returned(delivery, AT_ONCE if delivery.wanted else None)
+            if delivery.requested_deadline <= deadline or delivery.at_horizon:
+                self._answer(delivery)
+            return self._extension_returned(delivery, AT_ONCE if delivery.requested_deadline else None)
 
-    def not_extended(self, delivery: Delivery, now: float) -> Returned:
+    def not_extended(self, delivery: Delivery, now: float) -> ExtensionOutcome:
         """The extension failed; it is tried again until the deadline."""
         with self._lock:
-            pause = max((delivery.deadline - now) / RETRY_FRACTION, RETRY_FLOOR)
+            pause = max((delivery.deadline - now) / RETRY_FRACTION, RETRY_FLOOR_SECONDS)
             return self._extension_returned(delivery, min(now + pause, delivery.deadline))
 
-    def not_extensible(self, delivery: Delivery, now: float) -> Returned:
-        """Its horizon is reached, or nobody wants more: nothing is done until it is lost, at the deadline."""
+    def not_extensible(self, delivery: Delivery, now: float) -> ExtensionOutcome:
+        """Its horizon is reached, or nobody needs more: nothing is done until it is lost, at the deadline."""
         with self._lock:
             if self.extension(delivery, now) > 0:  # its task has asked just now
                 return self._extension_returned(delivery, AT_ONCE)
-            self._answered(delivery)
+            self._answer(delivery)
             return self._extension_returned(delivery, delivery.deadline)
 
-    def refused(self, delivery: Delivery) -> Returned:
+    def refused(self, delivery: Delivery) -> ExtensionOutcome:
         """SQS refused the handle, or its deadline has passed: it is lost."""
         with self._lock:
-            self._lose(delivery)
+            delivery.lost = True
+            if delivery.lease is not None:
+                delivery.lease.lost = True
+            self._answer(delivery)
             return self._extension_returned(delivery, None)
 
-    def _extension_returned(self, delivery: Delivery, again_at: float | None) -> Returned:
+    def _extension_returned(self, delivery: Delivery, again_at: float | None) -> ExtensionOutcome:
         delivery.extending = False
         waiting, delivery.waiting = delivery.waiting, None
         held = self.holds(delivery)
         if waiting is not None:
             self._waiting -= 1
-            self._resumed.notify_all()
+            self._changed.notify_all()
         elif held and not delivery.lost:
             self._schedule(delivery, again_at)
-        return Returned(held, waiting)
+        return ExtensionOutcome(held, waiting)
 
     def _remove(self, delivery: Delivery) -> bool:
         if not self.holds(delivery):
             return False
         del self._held[delivery.handle]
         if not self._held:
-            self._resumed.notify_all()
+            self._changed.notify_all()
         self._extensions.remove(delivery)
         return True
 
     def _give_lease(self, delivery: Delivery) -> None:
-        seats = lease_table()
-        if seats is not None and delivery.lease is None:
-            delivery.lease = seats.take(delivery.deadline, delivery.extend)
+        if self._leases is not None and delivery.lease is None:
+            delivery.lease = self._leases.take(delivery.deadline, delivery.extend)
             if delivery.lease is not None and delivery.lost:  # just now, or it would not begin
                 delivery.lease.lost = True
 
-    def _lose(self, delivery: Delivery) -> None:
-        delivery.lost = True
-        if delivery.lease is not None:
-            delivery.lease.lost = True
-        self._answered(delivery)
-
     @staticmethod
-    def _answered(delivery: Delivery) -> None:
-        """What its task wanted is done, or cannot be done."""
-        if delivery.wanted and delivery.lease is not None:
-            delivery.lease.answered(delivery.wanted)
-        delivery.wanted = 0.0
+    def _answer(delivery: Delivery) -> None:
+        """The deadline that its task requested is reached, or cannot be."""
+        if delivery.requested_deadline and delivery.lease is not None:
+            delivery.lease.answer(delivery.requested_deadline)
+        delivery.requested_deadline = 0.0
 
     def _schedule(self, delivery: Delivery, not_before: float | None = None) -> None:
         if not_before is None and self._interval:

@@ -1,41 +1,48 @@
-"""Messages that come back to the process that has them, or is done with them."""
+"""The messages this process knows: those it holds, and what became of those it held before."""
 
 from __future__ import annotations
 
 import enum
 import threading
 
+from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
-#: How many finished messages are remembered at the most: those of two minutes at 2,500 a second, in less than
-#: 100 MB.
-REMEMBERED = 300_000
-
-#: Seconds for which a finished message is remembered beyond the time at which it comes back.
-MARGIN = 60
-
-#: A message: its queue's URL and its id.
-Key = tuple[str, str]
+#: A finished message is remembered for this long after it can come back.
+MARGIN_SECONDS = 60
 
 
-class Met(enum.Enum):
+class Arrival(enum.Enum):
     """What a message that arrives is to this process."""
 
-    NEW = "not known"
+    NEW = "neither held nor finished here"
     HELD = "held here under an older handle"
     FINISHED = "finished here before"
 
 
+class Past(enum.Enum):
+    """What became of a message that this process does not hold any more; the value says how many to remember.
+
+    Where memory decides whether a message runs twice, the figure is out of reach: 300,000 finished messages
+    are those of two minutes at 2,500 a second, in less than 100 MB. Memory of rejection only saves log lines.
+    """
+
+    FINISHED = 300_000
+    GIVEN_UP = 100_000
+    REJECTED = 10_000
+
+
 class RedeliveryIndex:
-    """Knows which messages this process holds, and which it finished lately. Any thread; does no I/O.
+    """Messages by queue and id. Any thread; does no I/O.
 
     A message comes back to its holder when its visibility timeout ran out, or because standard queues deliver
-    at least once. The newest handle is the only one that counts.
+    at least once. Only the newest handle counts.
 
     Args:
-        visibility_timeout: seconds; what was finished is remembered for longer than that.
+        visibility_timeout: seconds; finished messages are remembered for longer than that.
         clock: the monotonic clock of the deadlines.
     """
 
@@ -43,34 +50,43 @@ class RedeliveryIndex:
         # Guards _held. Reentrant: Celery's cold shutdown settles in a signal handler, on a thread that may be
         # here just now.
         self._lock = threading.RLock()
-        self._held: dict[Key, Delivery] = {}
-        self._finished: RecentKeys[Key] = RecentKeys(REMEMBERED, visibility_timeout + MARGIN, clock)
+        self._held: dict[tuple[str, str], Delivery] = {}
+        # A message that is given up and kept comes back within 12 hours, each time.
+        seconds = {Past.FINISHED: visibility_timeout + MARGIN_SECONDS, Past.GIVEN_UP: VISIBILITY_HORIZON}
+        self._past: dict[Past, RecentKeys[tuple[str, str]]] = {
+            past: RecentKeys(past.value, seconds.get(past, float("inf")), clock) for past in Past
+        }
 
-    def meet(self, delivery: Delivery) -> Met:
-        """It has arrived, and its ledger holds it: a delivery of what is held here takes that one's place."""
-        key = _key(delivery)
+    def check(self, delivery: Delivery) -> Arrival:
+        """It has arrived, and its ledger holds it: it supersedes an older delivery that is held."""
+        key = delivery.queue.url, delivery.facts.message_id
         with self._lock:
             held = self._held.get(key)
             self._held[key] = delivery
         if held is not None and held.supersede(delivery):
-            return Met.HELD
-        return Met.FINISHED if key in self._finished else Met.NEW
+            return Arrival.HELD
+        return Arrival.FINISHED if key in self._past[Past.FINISHED] else Arrival.NEW
 
-    def finish(self, delivery: Delivery) -> None:
-        """It is done and to be deleted; told before its ledger lets go of it.
-
-        If the deletion fails, it comes back when its visibility lapses, which may be hours away where its
-        task asked for that; an extension in flight may put that off by a visibility timeout.
-        """
-        self._finished.add(_key(delivery), until=delivery.deadline + MARGIN)
-
-    def let_go(self, delivery: Delivery) -> None:
+    def remove(self, delivery: Delivery) -> None:
         """It was settled."""
-        key = _key(delivery)
+        key = delivery.queue.url, delivery.facts.message_id
         with self._lock:
             if self._held.get(key) is delivery:
                 del self._held[key]
 
+    def finish(self, delivery: Delivery) -> None:
+        """It is done and to be deleted; called before its ledger lets go of it.
 
-def _key(delivery: Delivery) -> Key:
-    return delivery.queue.url, delivery.facts.message_id
+        If the deletion fails, it comes back when its visibility lapses, which may be hours away where its
+        task asked for that; an extension in flight may put that off by a visibility timeout.
+        """
+        key = delivery.queue.url, delivery.facts.message_id
+        self._past[Past.FINISHED].add(key, until=delivery.deadline + MARGIN_SECONDS)
+
+    def remember(self, past: Past, queue: Queue, message_id: str) -> bool:
+        """Note what became of a message; whether that is new."""
+        return self._past[past].add((queue.url, message_id))
+
+    def remembers(self, past: Past, queue: Queue, message_id: str) -> bool:
+        """Whether that became of the message before."""
+        return (queue.url, message_id) in self._past[past]

@@ -53,7 +53,7 @@ class Decoder:
         open_message: decodes one message.
         visibility_timeout: what the receives asked for, in seconds.
         clock: wall time.
-        keeper: what the deliveries belong to.
+        holder: what the deliveries belong to.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Decoder:
             deadline = since + self._visibility_timeout
             # SQS counts its 12 hours from the request, however long that waited for a message.
             delivery = Delivery(
-                queue, handle, facts, called, deadline, self._holder, message.get("MessageAttributes")
+                queue, handle, facts, called, deadline, self._holder, message.get("MessageAttributes", {})
             )
             taken.append((delivery, content, message))
             emit(Received(facts))

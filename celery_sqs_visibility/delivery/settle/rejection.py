@@ -10,6 +10,7 @@ from typing import Final
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.event_log import Fields
+from celery_sqs_visibility.delivery.hold.redelivery import Past, RedeliveryIndex
 from celery_sqs_visibility.delivery.model import (
     DeadLetter,
     Delete,
@@ -20,7 +21,6 @@ from celery_sqs_visibility.delivery.model import (
     Settlement,
 )
 from celery_sqs_visibility.delivery.receive.decoder import legible
-from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Unreadable, emit
 from celery_sqs_visibility.policy.attempts import is_no_task_for_good
@@ -34,9 +34,6 @@ DELETE: Final = "delete"
 #: How long a message which may not be deleted stays hidden each time: each return costs two requests.
 KEPT_SECONDS: Final = 3600
 
-#: The most refused messages that are remembered, so that each has one event.
-REFUSALS_REMEMBERED: Final = 10_000
-
 
 class Rejection:
     """Decides how deliveries are settled that will not be done. Any thread; no I/O.
@@ -44,11 +41,17 @@ class Rejection:
     `on_error` and `on_exhausted` are the transport options `error_visibility_timeout` and `on_exhausted`.
     """
 
-    def __init__(self, redrive: RedriveBook, on_error: DelayRule | None, on_exhausted: str) -> None:
+    def __init__(
+        self,
+        redrive: RedriveBook,
+        on_error: DelayRule | None,
+        on_exhausted: str,
+        redeliveries: RedeliveryIndex,
+    ) -> None:
         self._redrive = redrive
         self._on_error = on_error
         self._on_exhausted = on_exhausted
-        self._refused: RecentKeys[str] = RecentKeys(REFUSALS_REMEMBERED)
+        self._redeliveries = redeliveries
 
     def give_up(
         self,
@@ -64,10 +67,15 @@ class Rejection:
         `attributes` are further ones of the dead letter.
         """
         delivery = delivery.current  # whose receive count is SQS's
+        self._redeliveries.remember(Past.GIVEN_UP, delivery.queue, delivery.facts.message_id)
         if self._redrive.has_dead_letter_queue(delivery.queue):
             delivery.settle(DeadLetter(reason, body(), self._not_taken(delivery), attributes))
         else:
             delivery.settle(self._without_dead_letters(delivery.queue, on_exhausted))
+
+    def gave_up(self, delivery: Delivery) -> bool:
+        """Whether its message was given up before."""
+        return self._redeliveries.remembers(Past.GIVEN_UP, delivery.queue, delivery.facts.message_id)
 
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
         """Release it or, without `requeue`, give it up.
@@ -93,7 +101,7 @@ class Rejection:
         """
         delivery = delivery.current
         facts, reason = delivery.facts, legible(reason)
-        first = self._refused.add(facts.message_id)
+        first = self._redeliveries.remember(Past.REJECTED, delivery.queue, facts.message_id)
         if first:
             emit(Unreadable(facts, reason))
         hidden = self.after_an_error(delivery)

@@ -15,7 +15,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import Lapse
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import Opened, UnreadableError
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
 from celery_sqs_visibility.events import subscribe
 
 
@@ -87,11 +87,11 @@ class World:
             case ["bug"]:
                 raise ZeroDivisionError
             case ["later bug"]:
-                return Opened({}, eta="not a number")
+                return DecodedMessage({}, eta="not a number")
             case ["eta", seconds]:
-                return Opened(payload, eta=self.clock.wall() + float(seconds))
+                return DecodedMessage(payload, eta=self.clock.wall() + float(seconds))
             case _:
-                return Opened(payload)
+                return DecodedMessage(payload)
 
     def queue(self, name="q", **settings):
         return factories.queue(self.sqs, name, **settings)
@@ -113,7 +113,7 @@ class World:
         return [self.delivery(payload) for payload in self.handed]
 
     def hand_over(self):
-        return self.buffer.hand_over(self.clock)
+        return self.buffer.dispatch(self.clock)
 
     def bodies(self):
         return [payload["body"] for payload in self.handed]

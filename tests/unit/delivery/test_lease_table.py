@@ -1,4 +1,4 @@
-"""The board on which running tasks see their leases: seats, wishes, and what a forked child sees."""
+"""The table in which running tasks see their leases: rows, requests, and what a forked child sees."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.processes import SOON
 
-from celery_sqs_visibility.delivery import lease_table as leases
+from celery_sqs_visibility.delivery import lease_table as module
 from celery_sqs_visibility.delivery.lease_table import (
+    REQUESTED,
     ROWS,
     LeaseTable,
     open_lease_table,
@@ -27,31 +28,31 @@ NOW = 1000.0
 
 
 @contextmanager
-def new_board():
-    seats = LeaseTable()
-    yield seats
-    for descriptor in (*seats._pipe, seats._fd):
+def new_table():
+    table = LeaseTable()
+    yield table
+    for descriptor in (*table._pipe, table._fd):
         os.close(descriptor)
 
 
 @pytest.fixture
-def seats():
-    with new_board() as seats:
-        yield seats
+def table():
+    with new_table() as table:
+        yield table
 
 
 @pytest.fixture
-def wishes():
+def requests():
     return []
 
 
 @pytest.fixture
-def lease(seats, wishes):
-    return seats.take(NOW, wishes.append)
+def lease(table, requests):
+    return table.take(NOW, requests.append)
 
 
 def ignore(_until):
-    """A wish that nobody hears."""
+    """A request that nobody hears."""
 
 
 def in_child(work):
@@ -75,96 +76,94 @@ def test_a_lease_says_what_it_was_given(lease):
     assert lease.deadline == NOW
     assert not lease.lost
     assert not lease.over
-    assert lease.wanted == 0
+    assert lease.requested_deadline == 0
 
 
-def test_a_lease_is_found_again_by_its_key(seats, lease):
+def test_a_lease_is_found_by_its_key_and_reads_as_lost_when_it_is_over(table, lease):
     lease.deadline = NOW + 5
-    assert seats.lease(lease.key).deadline == NOW + 5
-
-
-def test_a_lease_that_is_over_reads_as_lost(lease):
+    found = table.lease(lease.key)
+    assert found.deadline == NOW + 5
     lease.end()
-    assert lease.over
-    assert lease.lost
+    assert found.over
+    assert found.lost
 
 
-def test_a_seat_is_used_again_under_another_serial(seats, lease):
+def test_a_row_is_used_again_under_another_generation(table, lease):
     lease.lost = True
-    lease.want(NOW + 5)
+    lease.request(NOW + 5)
     lease.end()
-    again = seats.take(NOW + 60, ignore)
+    again = table.take(NOW + 60, ignore)
     assert again.key[0] == lease.key[0]
     assert again.key != lease.key
     assert lease.over
-    assert (again.deadline, again.lost, again.wanted) == (NOW + 60, False, 0)
+    assert (again.deadline, again.lost, again.requested_deadline) == (NOW + 60, False, 0)
 
 
-def test_ending_a_lease_twice_does_not_touch_the_next_one_on_its_seat(seats, lease):
+def test_ending_a_lease_twice_does_not_touch_the_next_one_of_its_row(table, lease):
     lease.end()
-    again = seats.take(NOW, ignore)
+    again = table.take(NOW, ignore)
     lease.end()
     assert not again.over
-    assert seats.take(NOW, ignore).key[0] != again.key[0]
+    assert table.take(NOW, ignore).key[0] != again.key[0]
 
 
-def test_a_full_board_has_no_seat_until_one_is_free(seats, lease):
-    others = [seats.take(NOW, ignore) for _ in range(ROWS - 1)]
+def test_a_full_table_has_no_row_until_one_is_free(table, lease):
+    others = [table.take(NOW, ignore) for _ in range(ROWS - 1)]
     assert None not in others
-    assert seats.take(NOW, ignore) is None
+    assert table.take(NOW, ignore) is None
     lease.end()
-    assert seats.take(NOW, ignore).key[0] == lease.key[0]
-    assert seats.take(NOW, ignore) is None
+    assert table.take(NOW, ignore).key[0] == lease.key[0]
+    assert table.take(NOW, ignore) is None
 
 
-def test_a_wish_is_passed_on_at_once_in_the_boards_own_process(lease, wishes):
-    lease.want(NOW + 30)
-    assert wishes == [NOW + 30]
+def test_a_request_is_passed_on_at_once_in_the_tables_own_process(lease, requests):
+    lease.request(NOW + 30)
+    assert requests == [NOW + 30]
 
 
-def test_what_was_answered_is_not_passed_on_again(seats, lease, wishes):
-    lease.want(NOW + 30)
-    lease.answered(NOW + 30)
-    seats.answer()
-    assert wishes == [NOW + 30]
-    assert lease.wanted == 0
+def test_what_was_answered_is_not_passed_on_again(table, lease, requests):
+    lease.request(NOW + 30)
+    lease.answer(NOW + 30)
+    table.on_readable()  # woken for nothing
+    assert requests == [NOW + 30]
+    assert lease.requested_deadline == 0
 
 
-def test_an_answer_to_the_wish_before_leaves_the_present_one_open(seats, lease, wishes):
-    lease.want(NOW + 30)
-    lease.want(NOW + 60)
-    lease.answered(NOW + 30)
-    assert lease.wanted == NOW + 60
+def test_an_answer_to_the_request_before_leaves_the_present_one_open(table, lease, requests):
+    lease.request(NOW + 30)
+    lease.request(NOW + 60)
+    lease.answer(NOW + 30)
+    assert lease.requested_deadline == NOW + 60
 
 
-def test_each_lease_has_its_own_wishes(seats, lease, wishes):
+def test_each_lease_has_its_own_requests(table, lease, requests):
     others = []
-    other = seats.take(NOW, others.append)
-    other.want(NOW + 7)
-    assert (others, wishes) == ([NOW + 7], [])
+    other = table.take(NOW, others.append)
+    other.request(NOW + 7)
+    assert (others, requests) == ([NOW + 7], [])
 
 
-def test_a_lease_may_end_while_wishes_are_passed_on(seats):
-    taken = [seats.take(NOW, lambda _until: [lease.end() for lease in taken]) for _ in range(3)]
+def test_a_lease_may_end_while_requests_are_passed_on(table):
+    taken = [table.take(NOW, lambda _until: [lease.end() for lease in taken]) for _ in range(3)]
     for lease in taken:
-        lease._cells[lease._first + leases.WANTED] = NOW + 1
-    seats.answer()
+        lease._cells[lease._first + REQUESTED] = NOW + 1
+    table.pass_on_requests()
     assert all(lease.over for lease in taken)
 
 
-def test_a_forked_child_sees_what_its_parent_writes_later(seats, lease):
+def test_a_forked_child_sees_what_its_parent_writes_later(table, lease):
     told, tell = os.pipe()
     seen, see = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.read(told, 1)
-            theirs = seats.lease(lease.key)
-            os.write(see, b"1" if theirs.deadline == NOW + 60 and theirs.lost and seats.stopping else b"0")
+            theirs = table.lease(lease.key)
+            os.write(see, b"1" if theirs.deadline == NOW + 60 and theirs.lost and table.stopping else b"0")
         finally:
             os._exit(0)
     lease.deadline, lease.lost = NOW + 60, True
-    seats.stop()
+    table.stop()
     os.write(tell, b"!")
     assert os.read(seen, 1) == b"1"
     os.waitpid(pid, 0)
@@ -172,66 +171,61 @@ def test_a_forked_child_sees_what_its_parent_writes_later(seats, lease):
         os.close(end)
 
 
-def test_a_childs_wish_makes_the_parents_descriptor_readable_and_is_passed_on(seats, lease, wishes):
+def test_a_childs_request_makes_the_parents_descriptor_readable_and_is_passed_on(table, lease, requests):
     def ask():
-        seats.lease(lease.key).want(NOW + 30)
+        table.lease(lease.key).request(NOW + 30)
         return True
 
-    assert select.select([seats.fileno()], [], [], 0)[0] == []
+    assert select.select([table.fileno()], [], [], 0)[0] == []
     assert in_child(ask)
-    assert wishes == []
-    assert select.select([seats.fileno()], [], [], SOON)[0]
-    seats.on_readable()
-    assert wishes == [NOW + 30]
-    assert select.select([seats.fileno()], [], [], 0)[0] == []
+    assert requests == []
+    assert select.select([table.fileno()], [], [], SOON)[0]
+    table.on_readable()
+    assert requests == [NOW + 30]
+    assert select.select([table.fileno()], [], [], 0)[0] == []
 
 
-def test_a_child_that_asks_is_not_kept_waiting_by_a_full_pipe(seats, lease):
+def test_a_child_that_asks_is_not_kept_waiting_by_a_full_pipe(table, lease):
     with suppress(BlockingIOError):
         while True:
-            os.write(seats._pipe[1], bytes(4096))
+            os.write(table._pipe[1], bytes(4096))
 
     def ask():
-        seats.lease(lease.key).want(NOW + 30)
+        table.lease(lease.key).request(NOW + 30)
         return True
 
     assert in_child(ask)
-    assert lease.wanted == NOW + 30
+    assert lease.requested_deadline == NOW + 30
 
 
-def test_being_woken_for_nothing_is_harmless(seats, wishes):
-    seats.on_readable()
-    assert wishes == []
-
-
-def test_there_is_one_board_a_process_and_it_is_told_anew_that_nothing_stops(monkeypatch):
-    monkeypatch.setattr(leases, "_lease_table", None)
+def test_there_is_one_table_a_process_and_it_is_told_anew_that_nothing_stops(monkeypatch):
+    monkeypatch.setattr(module, "_lease_table", None)
     first = open_lease_table()
     first.stop()
     assert open_lease_table() is first
-    assert leases.lease_table() is first
+    assert module.lease_table() is first
     assert not first.stopping
 
 
-def test_a_process_that_inherited_a_board_and_is_a_worker_itself_makes_its_own(monkeypatch):
-    monkeypatch.setattr(leases, "_lease_table", None)
+def test_a_process_that_inherited_a_table_and_is_a_worker_itself_makes_its_own(monkeypatch):
+    monkeypatch.setattr(module, "_lease_table", None)
     first = open_lease_table()
     assert in_child(lambda: open_lease_table() is not first)
 
 
-def test_a_process_that_inherited_no_board_opens_it_by_its_name(seats, lease):
+def test_a_process_that_inherited_no_table_opens_it_by_its_name(table, lease):
     lease_table = spawned_lease_table(lease.key)
     seen = lease_table.lease(lease.key)
     assert (seen.deadline, seen.lost) == (NOW, False)
-    seen.want(NOW + 30)
-    assert lease.wanted == NOW + 30
-    seats.stop()
+    seen.request(NOW + 30)
+    assert lease.requested_deadline == NOW + 30
+    table.stop()
     assert lease_table.stopping
     lease.end()
     assert seen.lost
 
 
-def test_a_board_whose_worker_is_gone_is_none():
+def test_a_table_whose_worker_is_gone_is_none():
     assert spawned_lease_table((0, 1.0, "/proc/0/fd/none")) is None
 
 
@@ -239,28 +233,28 @@ def test_where_there_is_no_memory_without_a_file_the_file_is_removed_at_exit(mon
     monkeypatch.delattr("os.memfd_create", raising=False)
     told = []
     monkeypatch.setattr("atexit.register", lambda *call: told.append(call))
-    with new_board() as seats:
-        lease = seats.take(NOW, ignore)
+    with new_table() as table:
+        lease = table.take(NOW, ignore)
         assert spawned_lease_table(lease.key).lease(lease.key).deadline == NOW
-        assert Path(seats.name).exists()
+        assert Path(table.name).exists()
         ((remove, *arguments),) = told
         assert in_child(lambda: remove(*arguments) is None)
-        assert Path(seats.name).exists(), "a child's exit is not the worker's"
+        assert Path(table.name).exists(), "a child's exit is not the worker's"
         remove(*arguments)
-        assert not Path(seats.name).exists()
+        assert not Path(table.name).exists()
         remove(*arguments)
 
 
 @given(st.lists(st.integers(0, 5)))
-def test_no_two_leases_share_a_seat_and_none_is_lost_from_use(moves):
+def test_no_two_leases_share_a_row_and_none_is_lost_from_use(moves):
     taken = []
     most = 0
-    with new_board() as seats:
+    with new_table() as table:
         for move in moves:
             if move < len(taken):
                 taken.pop(move).end()
             else:
-                taken.append(seats.take(NOW + len(taken), ignore))
+                taken.append(table.take(NOW + len(taken), ignore))
             most = max(most, len(taken))
             numbers = [lease.key[0] for lease in taken]
             assert len(set(numbers)) == len(numbers)

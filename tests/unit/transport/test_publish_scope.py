@@ -62,7 +62,7 @@ class Site:
 @pytest.fixture(autouse=True)
 def window(monkeypatch):
     """So long that no batch leaves half-full because this process was kept waiting."""
-    monkeypatch.setattr(pending, "WINDOW", 60.0)
+    monkeypatch.setattr(pending, "LINGER_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Deliveries share extensions by falling due in slots, and by filling up each other's batches."""
+"""Deliveries share extensions by falling due in buckets, and by filling up each other's batches."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.hold.extension_schedule import SLOTS, ExtensionSchedule
+from celery_sqs_visibility.delivery.hold.extension_schedule import BUCKETS, ExtensionSchedule
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 INTERVAL = 40.0
-GRAIN = INTERVAL / SLOTS
+BUCKET_SECONDS = INTERVAL / BUCKETS
 SQS = FakeSQS()
 QUEUES = [Queue(name, SQS.create_queue(name, {}, {}), SQS) for name in "ab"]
 number = itertools.count()
@@ -41,7 +41,7 @@ def all_due(extensions, now):
     return list(iter(lambda: extensions.take_due(now), []))
 
 
-def test_an_empty_wheel_has_nothing_due():
+def test_an_empty_schedule_has_nothing_due():
     extensions = ExtensionSchedule(INTERVAL)
     assert extensions.next_due() is None
     assert extensions.take_due(1e9) == []
@@ -49,9 +49,9 @@ def test_an_empty_wheel_has_nothing_due():
 
 
 @given(st.floats(0, 1e6), st.floats(0.1, 14400))
-def test_a_delivery_is_due_at_its_instant_or_up_to_a_slot_earlier(at, interval):
+def test_a_delivery_is_due_at_its_instant_or_up_to_a_bucket_earlier(at, interval):
     extensions, _ = filled([at], ExtensionSchedule(interval))
-    grain = interval / SLOTS
+    grain = interval / BUCKETS
     due = extensions.next_due()
     assert due <= at or due == pytest.approx(at)
     assert due > at - grain or due == pytest.approx(at - grain)
@@ -64,8 +64,8 @@ def test_nothing_is_taken_later_than_it_should(instants, now):
     taken = [one for batch in all_due(extensions, now) for one in batch]
     left = [one for one in deliveries if one not in taken]
     assert all(at > now for one, at in zip(deliveries, instants, strict=True) if one in left)
-    assert all(one.slot is None for one in taken)
-    assert all(one.slot is not None for one in left)
+    assert all(one.bucket is None for one in taken)
+    assert all(one.bucket is not None for one in left)
 
 
 @given(
@@ -81,7 +81,7 @@ def test_batches_are_full_as_long_as_there_is_anything_to_fill_them_with(entries
     assert len(batches) <= expected, "what falls due later may have filled a batch up, and is due no more"
     for batch in batches:
         (queue,) = {one.queue for one in batch}
-        left = [one for one, _ in deliveries if one.queue is queue and one.slot is not None]
+        left = [one for one, _ in deliveries if one.queue is queue and one.bucket is not None]
         last = all(one.queue is not queue for later in batches[batches.index(batch) + 1 :] for one in later)
         assert len(batch) == BATCH_ENTRIES or (last and not left)
 
@@ -96,7 +96,7 @@ def test_only_deliveries_of_the_same_queue_fill_a_batch():
     other = delivery(QUEUES[1])
     extensions.add(other, 1100)
     assert other not in extensions.take_due(1005)
-    assert other.slot is not None
+    assert other.bucket is not None
 
 
 def test_nothing_is_taken_along_where_nothing_is_due():
@@ -108,7 +108,7 @@ def test_what_is_due_stays_until_the_batch_that_extends_it_is_taken():
     extensions, deliveries = filled([1001] * 25)
     assert extensions.batches_due(1005) == 3
     assert len(extensions.take_due(1005)) == BATCH_ENTRIES
-    assert sum(one.slot is not None for one in deliveries) == 15
+    assert sum(one.bucket is not None for one in deliveries) == 15
     for one in deliveries:
         extensions.remove(one)
     assert extensions.take_due(1005) == []
@@ -135,6 +135,6 @@ def test_removing_twice_or_what_was_never_there_is_harmless():
     assert extensions.next_due() is None
 
 
-def test_the_next_due_is_the_earliest_slot_of_all():
+def test_the_next_due_is_the_earliest_bucket_of_all():
     extensions, _ = filled([1095, 1017, 1050])
-    assert extensions.next_due() == math.floor(1017 / GRAIN) * GRAIN
+    assert extensions.next_due() == math.floor(1017 / BUCKET_SECONDS) * BUCKET_SECONDS

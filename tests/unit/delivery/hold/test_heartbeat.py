@@ -37,13 +37,13 @@ class SlowSQS(FakeSQS):
 
     def __init__(self, clock):
         super().__init__(clock)
-        self.hands = clock
+        self._test_clock = clock
         self.seconds = 0.0
         self.meanwhile = lambda: None
 
     def change_visibility(self, queue_url, changes):
         result = super().change_visibility(queue_url, changes)
-        self.hands.advance(self.seconds)
+        self._test_clock.advance(self.seconds)
         self.meanwhile()
         return result
 
@@ -127,38 +127,10 @@ def test_a_held_message_stays_hidden(world, queue, events):
     assert world.visible(queue) == []
 
 
-def test_nothing_is_asked_for_while_nothing_is_due(world, queue):
-    world.hold(queue)
-    world.beat_after(10)
-    assert world.extensions() == []
-
-
-def test_a_settled_delivery_is_never_extended(world, queue):
-    (one,) = world.hold(queue)
-    world.ledger.settle(one, Hide(5))
-    world.beat_after(TIMEOUT - INTERVAL)
-    assert world.extensions() == []
-
-
-def test_batches_are_filled_up_to_ten(world, queue):
-    world.hold(queue, 4)
-    world.clock.advance(TIMEOUT / 4)
-    world.hold(queue, 10)
-    world.beat_after(TIMEOUT - INTERVAL - TIMEOUT / 4)
-    assert [len(batch) for batch in world.extensions()] == [10]
-
-
 def test_more_than_ten_take_several_requests(world, queue):
     world.hold(queue, 20)
     world.beat_after(TIMEOUT - INTERVAL)
     assert [len(batch) for batch in world.extensions()] == [10, 10]
-
-
-def test_queues_do_not_share_requests(world, queue):
-    world.hold(queue)
-    world.hold(world.queue("other"))
-    world.beat_after(TIMEOUT - INTERVAL)
-    assert [len(batch) for batch in world.extensions()] == [1, 1]
 
 
 def test_the_deadline_counts_from_before_the_call(world, queue):
@@ -334,6 +306,7 @@ def test_the_heartbeat_asks_no_more_often_than_it_must(visibility_timeout, part)
 def test_the_thread_sleeps_until_it_is_told_of_something_that_is_due(world, queue):
     extended = threading.Event()
     world.sqs.meanwhile = extended.set
+    world.heartbeat.batch_threads.stop()  # legal before the start
     world.heartbeat.batch_threads.start()
     world.heartbeat.batch_threads.start()
     try:
@@ -345,10 +318,6 @@ def test_the_thread_sleeps_until_it_is_told_of_something_that_is_due(world, queu
     finally:
         world.heartbeat.batch_threads.stop()
         world.heartbeat.batch_threads.stop()
-
-
-def test_stop_before_start_is_legal(world):
-    world.heartbeat.batch_threads.stop()
 
 
 def test_ten_thousand_messages_share_full_batches_and_none_expires():

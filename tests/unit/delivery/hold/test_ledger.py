@@ -7,18 +7,16 @@ import itertools
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.hold import ledger as ledgers
-from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR, Ledger
-from celery_sqs_visibility.delivery.lease_table import WANTED, LeaseTable
+from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR_SECONDS, Ledger
+from celery_sqs_visibility.delivery.lease_table import REQUESTED, LeaseTable
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Release
 from celery_sqs_visibility.events import Facts
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN, VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN, VISIBILITY_HORIZON
 
 NOW = 1000.0
 TIMEOUT = 120
@@ -34,8 +32,8 @@ def delivery(now=NOW, queue=QUEUES[0], timeout=TIMEOUT):
 
 
 @pytest.fixture
-def ledger():
-    return Ledger(TIMEOUT, INTERVAL)
+def ledger(leases):
+    return Ledger(TIMEOUT, INTERVAL, leases)
 
 
 @pytest.fixture
@@ -46,21 +44,20 @@ def held(ledger):
 
 
 @pytest.fixture
-def seats(monkeypatch):
-    """The board that running tasks see."""
-    seats = LeaseTable()
-    monkeypatch.setattr(ledgers, "lease_table", lambda: seats)
-    yield seats
-    for end in seats._pipe:
+def leases():
+    """The table that running tasks see."""
+    leases = LeaseTable()
+    yield leases
+    for end in leases._pipe:
         os.close(end)
 
 
 @pytest.fixture
-def running(seats):
+def running(leases):
     """`running(interval=40)`: a ledger, and what runs in it."""
 
     def running(interval=INTERVAL):
-        ledger, one = Ledger(TIMEOUT, interval), delivery()
+        ledger, one = Ledger(TIMEOUT, interval, leases), delivery()
         ledger.add([one])
         ledger.start(one, NOW)
         return ledger, one
@@ -68,9 +65,10 @@ def running(seats):
     return running
 
 
-def wish(one, until):
-    """As the task writes it down, before anybody passes it on."""
-    one.lease._cells[one.lease._first + WANTED] = until
+def request(ledger, one, until, now):
+    """As the task writes it down, and the lease table passes it on."""
+    one.lease._cells[one.lease._first + REQUESTED] = until
+    ledger.request_extension(one, until, now)
 
 
 def take(ledger, now):
@@ -86,21 +84,18 @@ def take(ledger, now):
 
 def test_what_is_held_is_known_by_its_handle(ledger, held):
     assert ledger.get(held.handle) is held
+    assert ledger.holds(held)
     assert len(ledger) == 1
     assert ledger.get("another") is None
 
 
-def test_what_is_settled_is_no_longer_held(ledger, held):
-    assert ledger.holds(held)
+def test_what_was_settled_is_known_as_long_as_somebody_refers_to_it_and_does_not_start(ledger, held):
     assert ledger.settle(held, Delete()) == (True, True)
     assert not ledger.holds(held)
     assert len(ledger) == 0
-
-
-def test_what_was_settled_is_known_to_whoever_has_it_in_hand_and_does_not_start(ledger, held):
-    ledger.settle(held, Release())
     assert ledger.get(held.handle) is held
     assert not ledger.start(held, NOW)
+    assert ledger.settle(held, Release()) == (False, False)
 
 
 @pytest.mark.parametrize("end", ["settled", "replaced"])
@@ -112,11 +107,6 @@ def test_handles_are_forgotten_with_their_deliveries(ledger, held, end):
     del one
     gc.collect()
     assert ledger.get(handle) is None
-
-
-def test_a_second_settlement_does_nothing(ledger, held):
-    ledger.settle(held, Delete())
-    assert ledger.settle(held, Release()) == (False, False)
 
 
 def test_an_extension_is_due_a_heartbeat_interval_before_the_deadline(ledger, held):
@@ -172,16 +162,12 @@ def test_a_second_settlement_does_not_take_the_place_of_the_one_that_waits(ledge
     assert ledger.extended(held, NOW + 200) == (False, Hide(5))
 
 
-def test_an_extended_delivery_falls_due_again(ledger, held):
+def test_an_extended_delivery_falls_due_again_and_not_while_it_is_being_extended(ledger, held):
     take(ledger, NOW + 80)
+    assert take(ledger, NOW + 119) == ([], [])
     assert ledger.extended(held, NOW + 200) == (True, None)
     assert held.deadline == NOW + 200
     assert take(ledger, NOW + 160) == ([held], [])
-
-
-def test_what_is_being_extended_is_not_taken_a_second_time(ledger, held):
-    take(ledger, NOW + 80)
-    assert take(ledger, NOW + 119) == ([], [])
 
 
 def test_a_delivery_whose_deadline_passed_is_lost_and_left_alone(ledger, held):
@@ -213,7 +199,7 @@ def test_a_failed_extension_is_not_tried_again_at_once(elapsed, origin):
     now = origin + 80 + elapsed
     ledger.not_extended(one, now)
     left = one.deadline - now
-    assert ledger.next_extension() >= now + min(RETRY_FLOOR, left) - 1e-6
+    assert ledger.next_extension() >= now + min(RETRY_FLOOR_SECONDS, left) - 1e-6
 
 
 @given(st.integers(1, VISIBILITY_HORIZON), st.floats(0.05, 0.95), st.floats(1, 10_000))
@@ -263,96 +249,85 @@ def test_what_did_not_start_is_told_in_the_order_of_arrival(ledger):
     assert ledger.unstarted() == [deliveries[0], deliveries[3]]
 
 
-class TestWishes:
+class TestRequests:
     """A task asks for its message to stay hidden until some instant."""
 
-    def test_a_wish_is_due_at_once(self, running):
-        ledger, one = running()
-        assert ledger.want(one, NOW + 600, NOW + 10)
+    @pytest.mark.parametrize(
+        ("interval", "until", "asks_for"),
+        [(INTERVAL, 600, 590), (INTERVAL, 125, TIMEOUT), (0, 125.5, 116)],
+        ids=["longer", "less than the visibility timeout", "without a heartbeat"],
+    )
+    def test_a_request_is_due_at_once(self, running, interval, until, asks_for):
+        ledger, one = running(interval)
+        assert ledger.request_extension(one, NOW + until, NOW + 10)
         assert take(ledger, NOW + 10) == ([one], [])
-        assert ledger.extension(one, NOW + 10) == 590
-
-    def test_a_wish_that_is_less_than_the_visibility_timeout_gets_that(self, running):
-        ledger, one = running()
-        ledger.want(one, NOW + 125, NOW + 10)
-        assert ledger.extension(one, NOW + 10) == TIMEOUT
-
-    def test_without_a_heartbeat_it_gets_what_it_asks_for(self, running):
-        ledger, one = running(interval=0)
-        ledger.want(one, NOW + 125.5, NOW + 10)
-        assert take(ledger, NOW + 10) == ([one], [])
-        assert ledger.extension(one, NOW + 10) == 116
+        assert ledger.extension(one, NOW + 10) == asks_for
 
     def test_without_a_heartbeat_what_is_hidden_for_longer_is_left_alone_and_answered(self, running):
         ledger, one = running(interval=0)
-        wish(one, NOW + 60)
-        ledger.want(one, NOW + 60, NOW + 10)
+        request(ledger, one, NOW + 60, NOW + 10)
         take(ledger, NOW + 10)
         assert ledger.extension(one, NOW + 10) == 0
         ledger.not_extensible(one, NOW + 10)
-        assert one.lease.wanted == 0
+        assert one.lease.requested_deadline == 0
         assert ledger.next_extension() == one.deadline
 
-    def test_a_wish_is_answered_when_it_is_granted(self, running):
+    def test_a_request_is_answered_when_it_is_granted(self, running):
         ledger, one = running()
-        wish(one, NOW + 600)
-        ledger.want(one, NOW + 600, NOW + 10)
+        request(ledger, one, NOW + 600, NOW + 10)
         take(ledger, NOW + 10)
         ledger.extended(one, NOW + 600)
-        assert (one.lease.wanted, one.lease.deadline) == (0, NOW + 600)
+        assert (one.lease.requested_deadline, one.lease.deadline) == (0, NOW + 600)
         assert ledger.next_extension() > NOW + 500
 
-    def test_a_wish_waits_for_the_extension_in_flight_and_is_due_after_it(self, running):
+    def test_a_request_waits_for_the_extension_in_flight_and_is_due_after_it(self, running):
         ledger, one = running()
         take(ledger, NOW + 80)
-        wish(one, NOW + 600)
-        ledger.want(one, NOW + 600, NOW + 80)
+        request(ledger, one, NOW + 600, NOW + 80)
         assert take(ledger, NOW + 81) == ([], [])
         ledger.extended(one, NOW + 200)
-        assert one.lease.wanted == NOW + 600
+        assert one.lease.requested_deadline == NOW + 600
         assert take(ledger, NOW + 81) == ([one], [])
         assert ledger.extension(one, NOW + 81) == 519
 
-    def test_a_wish_that_came_while_nothing_was_to_be_extended_is_due_after_all(self, running):
+    def test_a_request_that_came_while_nothing_was_to_be_extended_is_due_after_all(self, running):
         ledger, one = running(interval=0)
-        ledger.want(one, NOW + 20, NOW)
+        ledger.request_extension(one, NOW + 20, NOW)
         take(ledger, NOW)
         assert ledger.extension(one, NOW) == 0
-        ledger.want(one, NOW + 600, NOW)
+        ledger.request_extension(one, NOW + 600, NOW)
         ledger.not_extensible(one, NOW)
         assert take(ledger, NOW) == ([one], [])
 
-    def test_a_wish_is_tried_again_while_it_fails(self, running):
+    def test_a_request_is_tried_again_while_it_fails(self, running):
         ledger, one = running()
-        wish(one, NOW + 600)
-        ledger.want(one, NOW + 600, NOW + 10)
+        request(ledger, one, NOW + 600, NOW + 10)
         take(ledger, NOW + 10)
         ledger.not_extended(one, NOW + 11)
-        assert one.lease.wanted == NOW + 600
+        assert one.lease.requested_deadline == NOW + 600
         assert NOW + 11 < ledger.next_extension() < one.deadline
         assert take(ledger, ledger.next_extension()) == ([one], [])
         assert ledger.extension(one, NOW + 50) == 550
 
     @pytest.mark.parametrize("ending", ["refused", "lapsed"])
-    def test_a_wish_is_answered_by_the_loss(self, running, ending):
+    def test_a_request_is_answered_by_the_loss(self, running, ending):
         ledger, one = running()
-        wish(one, NOW + 600)
-        ledger.want(one, NOW + 600, NOW + 10)
+        request(ledger, one, NOW + 600, NOW + 10)
         if ending == "refused":
             take(ledger, NOW + 10)
             ledger.refused(one)
         else:
             take(ledger, NOW + TIMEOUT)
-        assert one.lease.wanted == 0
+        assert one.lease.requested_deadline == 0
         assert one.lease.lost
 
     @given(st.floats(0, VISIBILITY_HORIZON - HORIZON_MARGIN - 2), st.floats(0, 2 * VISIBILITY_HORIZON))
-    def test_a_wish_beyond_the_horizon_is_answered_with_what_there_is(self, elapsed, seconds):
+    def test_a_request_beyond_the_horizon_is_answered_with_what_there_is(self, elapsed, seconds):
         ledger, now = Ledger(TIMEOUT, 0), NOW + elapsed
         one = delivery()
         one.deadline = max(one.deadline, now + 1)
         ledger.add([one])
-        ledger.want(one, now + seconds, now)
+        ledger.request_extension(one, now + seconds, now)
         requests = 0
         while one in take(ledger, now)[0]:
             extension = ledger.extension(one, now)
@@ -363,19 +338,19 @@ class TestWishes:
             ledger.extended(one, now + extension)
             now += 0.05
         assert requests <= 1
-        assert one.wanted == 0
+        assert one.requested_deadline == 0
         assert one.deadline <= one.horizon - HORIZON_MARGIN
 
     def test_what_is_lost_is_not_extended(self, running):
         ledger, one = running()
         take(ledger, NOW + TIMEOUT)
-        assert ledger.want(one, NOW + 600, NOW + TIMEOUT)
+        assert ledger.request_extension(one, NOW + 600, NOW + TIMEOUT)
         assert ledger.next_extension() is None
 
     def test_nor_is_what_was_settled(self, running):
         ledger, one = running()
         ledger.settle(one, Delete())
-        assert not ledger.want(one, NOW + 600, NOW)
+        assert not ledger.request_extension(one, NOW + 600, NOW)
 
 
 @given(st.floats(0, 30))
@@ -392,11 +367,11 @@ def test_what_is_hidden_up_to_the_horizon_is_not_extended_again(seconds):
 class TestLeases:
     """What a task can see of it."""
 
-    def test_what_does_not_run_has_no_lease(self, seats, ledger, held):
+    def test_what_does_not_run_has_no_lease(self, leases, ledger, held):
         assert held.lease is None
 
     @pytest.mark.parametrize("begin", ["start", "dispatch"])
-    def test_what_begins_to_run_has_one(self, seats, ledger, held, begin):
+    def test_what_begins_to_run_has_one(self, leases, ledger, held, begin):
         assert getattr(ledger, begin)(held, *([NOW] if begin == "start" else []))
         assert held.lease.deadline == held.deadline
         assert held.lease_key == held.lease.key
@@ -407,19 +382,20 @@ class TestLeases:
         ledger.dispatch(one)
         assert one.lease_key == key
 
-    def test_what_was_settled_gets_none(self, seats, ledger, held):
+    def test_what_was_settled_gets_none(self, leases, ledger, held):
         ledger.settle(held, Release())
         assert not ledger.start(held, NOW)
         assert held.lease_key is None
-        assert seats._taken == {}
+        assert leases._taken == {}
 
-    def test_where_no_worker_opened_a_board_there_is_none(self, ledger, held, monkeypatch):
-        monkeypatch.setattr(ledgers, "lease_table", lambda: None)
+    def test_where_no_worker_opened_a_table_there_is_none(self):
+        ledger, held = Ledger(TIMEOUT, INTERVAL), delivery()
+        ledger.add([held])
         assert ledger.start(held, NOW)
         assert held.lease_key is None
 
-    def test_on_a_full_board_it_runs_without(self, seats, ledger, held, monkeypatch):
-        monkeypatch.setattr(seats, "take", lambda *_: None)
+    def test_with_a_full_table_it_runs_without(self, leases, ledger, held, monkeypatch):
+        monkeypatch.setattr(leases, "take", lambda *_: None)
         assert ledger.start(held, NOW)
         take(ledger, NOW + 80)
         ledger.extended(held, NOW + 200)
@@ -436,15 +412,15 @@ class TestLeases:
         take(ledger, NOW + TIMEOUT)
         assert one.lease.lost
 
-    def test_it_is_over_when_the_delivery_is_settled(self, running, seats):
+    def test_it_is_over_when_the_delivery_is_settled(self, running, leases):
         ledger, one = running()
         lease = one.lease
         ledger.settle(one, Delete())
         assert lease.over
-        assert seats._taken == {}
+        assert leases._taken == {}
 
     @pytest.mark.parametrize("ending", ["extended", "refused"])
-    def test_an_extension_that_returns_late_tells_the_next_on_the_seat_nothing(self, running, ending):
+    def test_an_extension_that_returns_late_tells_the_next_lease_of_the_row_nothing(self, running, ending):
         ledger, one = running()
         take(ledger, NOW + 80)
         ledger.settle(one, Hide(5))
@@ -456,7 +432,7 @@ class TestLeases:
         assert (next_one.lease.deadline, next_one.lease.lost) == (next_one.deadline, False)
 
 
-class TestGivingWay:
+class TestSuperseding:
     """A message came back: its new delivery takes the place of the old."""
 
     @pytest.fixture
@@ -465,7 +441,7 @@ class TestGivingWay:
         ledger.add([one])
         return one
 
-    def test_the_successor_is_held_and_is_what_the_old_one_was(self, seats, ledger, held, superseded_by):
+    def test_the_newer_delivery_takes_over_what_the_old_one_was(self, leases, ledger, held, superseded_by):
         ledger.start(held, NOW)
         ledger.dispatch(held)
         lease = held.lease
@@ -488,7 +464,7 @@ class TestGivingWay:
         ledger.supersede(held, superseded_by)
         assert ledger.get(held.handle).current is superseded_by
 
-    def test_what_was_settled_does_not_give_way(self, ledger, held, superseded_by):
+    def test_what_was_settled_is_not_superseded(self, ledger, held, superseded_by):
         ledger.settle(held, Hide(5))
         assert not ledger.supersede(held, superseded_by)
         assert held.current is held
@@ -501,7 +477,7 @@ class TestGivingWay:
 
     @pytest.mark.parametrize("ending", ["extended", "not_extended", "not_extensible", "refused"])
     def test_an_extension_of_the_old_handle_in_flight_changes_nothing(
-        self, seats, ledger, held, superseded_by, ending
+        self, leases, ledger, held, superseded_by, ending
     ):
         ledger.start(held, NOW)
         assert held in take(ledger, NOW + 80)[0]
@@ -513,90 +489,9 @@ class TestGivingWay:
         assert not superseded_by.lost
         assert take(ledger, superseded_by.deadline - 1) == ([superseded_by], [])
 
-    def test_a_wish_is_handed_on(self, seats, ledger, held, superseded_by):
+    def test_a_request_is_handed_on(self, leases, ledger, held, superseded_by):
         ledger.start(held, NOW)
-        wish(held, NOW + 600)
-        ledger.want(held, NOW + 600, NOW)
+        request(ledger, held, NOW + 600, NOW)
         ledger.supersede(held, superseded_by)
-        assert (held.wanted, superseded_by.wanted) == (0, NOW + 600)
-        assert superseded_by.lease.wanted == NOW + 600
-
-
-class Holding(RuleBasedStateMachine):
-    """Receiver, heartbeat and tasks at work on one ledger, in any order."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = NOW
-        self.ledger = Ledger(TIMEOUT, INTERVAL)
-        self.held = []
-        self.extending = []
-        self.waiting = {}
-        self.settled = set()
-
-    @rule(queue=st.sampled_from(QUEUES), count=st.integers(1, 12), age=st.floats(0, 1))
-    def receive(self, queue, count, age):
-        received = [delivery(self.now - age, queue) for _ in range(count)]
-        self.ledger.add(received)
-        self.held += received
-
-    @rule(seconds=st.floats(0, 50))
-    def time_passes(self, seconds):
-        self.now += seconds
-
-    @rule()
-    def take_due(self):
-        due = [one for one, _ in self.ledger.take_due(self.now)]
-        assert len({one.queue for one in due}) == bool(due)
-        for one in due:
-            assert one in self.held
-            assert one not in self.extending
-        left = [one for one in self.held if due and one.queue is due[0].queue and one.slot is not None]
-        assert not left or len(due) == BATCH_ENTRIES
-        self.extending += due
-
-    @precondition(lambda self: self.extending)
-    @rule(data=st.data(), ending=st.sampled_from(["extended", "not_extended", "refused"]))
-    def extension_returns(self, data, ending):
-        one = data.draw(st.sampled_from(self.extending))
-        self.extending.remove(one)
-        arguments = {"extended": [self.now + TIMEOUT], "not_extended": [self.now], "refused": []}
-        found = getattr(self.ledger, ending)(one, *arguments[ending])
-        assert found == (one in self.held, self.waiting.pop(one, None))
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), settlement=st.sampled_from([Delete(), Hide(7), Release()]))
-    def settle(self, data, settlement):
-        one = data.draw(st.sampled_from(self.held))
-        self.held.remove(one)
-        self.settled.add(one)
-        held, now = self.ledger.settle(one, settlement)
-        assert held
-        assert now == (one not in self.extending or settlement == Delete())
-        if not now:
-            self.waiting[one] = settlement
-
-    @precondition(lambda self: self.settled)
-    @rule(data=st.data())
-    def settle_again(self, data):
-        one = data.draw(st.sampled_from(sorted(self.settled, key=lambda one: one.handle)))
-        assert self.ledger.settle(one, Delete()) == (False, False)
-
-    @invariant()
-    def everything_held_is_in_the_wheel_or_being_extended_or_lost(self):
-        for one in self.held:
-            assert (one.slot is not None) + one.extending + (one.lost and not one.extending) == 1
-
-    @invariant()
-    def nothing_settled_is_in_the_wheel(self):
-        assert all(one.slot is None for one in self.settled)
-
-    @invariant()
-    def nobody_forgets_whose_turn_it_is(self):
-        assert len(self.ledger) == len(self.held)
-        assert all(one.extending for one in self.extending)
-        assert all(one.extending for one in self.waiting)
-
-
-TestHolding = Holding.TestCase
-TestHolding.settings = settings(max_examples=60, stateful_step_count=40)
+        assert (held.requested_deadline, superseded_by.requested_deadline) == (0, NOW + 600)
+        assert superseded_by.lease.requested_deadline == NOW + 600

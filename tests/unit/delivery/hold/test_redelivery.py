@@ -13,13 +13,13 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.hold import ledger as ledgers
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.hold.redelivery import MARGIN, Met, RedeliveryIndex
+from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, Arrival, Past, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
 TIMEOUT = 120
 INTERVAL = 40.0
@@ -30,10 +30,10 @@ handles = itertools.count()
 
 
 class Holder:
-    """Does as a consumer does, without threads; counts room, and writes down what was settled."""
+    """Does as a consumer does, without threads; counts capacity, and writes down what was settled."""
 
-    def __init__(self, redeliveries, clock):
-        self.ledger = Ledger(TIMEOUT, INTERVAL)
+    def __init__(self, redeliveries, clock, leases=None):
+        self.ledger = Ledger(TIMEOUT, INTERVAL, leases)
         self.capacity = ReceiveCapacity(0, clock)
         self.settled = []
         self._redeliveries = redeliveries
@@ -46,17 +46,17 @@ class Holder:
         delivery = Delivery(queue, f"h{next(handles)}", facts, now, now + TIMEOUT, self)
         self.capacity.received(self.capacity.reserve(queue.name, 0), 1)
         self.ledger.add([delivery])
-        met = self._redeliveries.meet(delivery)
-        if met is Met.FINISHED:
+        arrival = self._redeliveries.check(delivery)
+        if arrival is Arrival.FINISHED:
             delivery.settle(Delete())
-        return met, delivery
+        return arrival, delivery
 
     def settle(self, delivery, settlement):
         if isinstance(settlement, Delete) and self.ledger.holds(delivery):
             self._redeliveries.finish(delivery)
         held, now = self.ledger.settle(delivery, settlement)
         if held:
-            self._redeliveries.let_go(delivery)
+            self._redeliveries.remove(delivery)
             self.capacity.release(began=delivery.began)
         if now:
             self.settled.append((delivery, settlement))
@@ -69,7 +69,7 @@ class Holder:
         return self.ledger.dispatch(delivery)
 
     def extend(self, delivery, until):
-        return self.ledger.want(delivery, until, self._clock.monotonic())
+        return self.ledger.request_extension(delivery, until, self._clock.monotonic())
 
     def supersede(self, delivery, superseded_by):
         if not self.ledger.supersede(delivery, superseded_by):
@@ -94,21 +94,21 @@ def holder(redeliveries, clock):
 
 
 def test_a_message_is_new_the_first_time(holder):
-    assert holder.receive("m")[0] is Met.NEW
-    assert holder.receive("n")[0] is Met.NEW
+    assert holder.receive("m")[0] is Arrival.NEW
+    assert holder.receive("n")[0] is Arrival.NEW
 
 
-def test_what_is_held_gives_way_to_its_newer_delivery(holder):
+def test_what_is_held_is_superseded_by_its_newer_delivery(holder):
     _, first = holder.receive("m")
-    met, second = holder.receive("m")
-    assert met is Met.HELD
+    arrival, second = holder.receive("m")
+    assert arrival is Arrival.HELD
     assert first.current is second
     assert holder.ledger.all() == [second]
 
 
 def test_messages_of_other_queues_are_others(holder):
     holder.receive("m")
-    assert holder.receive("m", OTHER)[0] is Met.NEW
+    assert holder.receive("m", OTHER)[0] is Arrival.NEW
 
 
 def test_what_came_back_twice_is_settled_by_its_newest_handle(holder):
@@ -123,8 +123,8 @@ def test_what_came_back_twice_is_settled_by_its_newest_handle(holder):
 def test_what_was_finished_is_finished_when_it_comes_back(holder):
     _, first = holder.receive("m")
     first.settle(Delete())
-    met, second = holder.receive("m")
-    assert met is Met.FINISHED
+    arrival, second = holder.receive("m")
+    assert arrival is Arrival.FINISHED
     assert holder.settled == [(first, Delete()), (second, Delete())]
 
 
@@ -132,23 +132,23 @@ def test_what_was_finished_is_finished_when_it_comes_back(holder):
 def test_what_failed_or_was_given_back_is_new_when_it_comes_back(holder, settlement):
     _, first = holder.receive("m")
     first.settle(settlement)
-    assert holder.receive("m")[0] is Met.NEW
+    assert holder.receive("m")[0] is Arrival.NEW
 
 
 def test_a_deletion_that_came_after_another_settlement_finishes_nothing(holder):
     _, first = holder.receive("m")
     first.settle(Hide(5))
     assert not first.settle(Delete())
-    assert holder.receive("m")[0] is Met.NEW
+    assert holder.receive("m")[0] is Arrival.NEW
 
 
-def test_a_message_that_comes_back_before_its_settlement_was_noted_is_not_adopted(holder, redeliveries):
+def test_a_message_that_comes_back_before_its_settlement_was_noted_is_not_superseded(holder, redeliveries):
     _, first = holder.receive("m")
     holder.ledger.settle(first, Hide(5))
-    met, second = holder.receive("m")
-    assert met is Met.NEW
-    redeliveries.let_go(first)  # too late to matter: the second is held
-    assert holder.receive("m")[0] is Met.HELD
+    arrival, second = holder.receive("m")
+    assert arrival is Arrival.NEW
+    redeliveries.remove(first)  # too late to matter: the second is held
+    assert holder.receive("m")[0] is Arrival.HELD
     assert second.superseded_by is not None
 
 
@@ -161,26 +161,47 @@ def test_what_was_finished_is_remembered_while_it_can_come_back_however_many_fol
     for number in range(20_000):
         holder.receive(f"m{number}")[1].settle(Delete())
     clock.advance(TIMEOUT + 1)
-    assert holder.receive("m")[0] is Met.FINISHED
+    assert holder.receive("m")[0] is Arrival.FINISHED
     clock.advance(2 * TIMEOUT)
-    assert holder.receive("long")[0] is Met.FINISHED
+    assert holder.receive("long")[0] is Arrival.FINISHED
 
 
 def test_what_was_finished_long_ago_is_forgotten(holder, redeliveries, clock):
     for number in range(3):
         holder.receive(f"m{number}")[1].settle(Delete())
-    clock.advance(TIMEOUT + MARGIN + 1)
+    clock.advance(TIMEOUT + MARGIN_SECONDS + 1)
     holder.receive("another")[1].settle(Delete())
-    assert holder.receive("m0")[0] is Met.NEW
-    assert len(redeliveries._finished) == 1
+    assert holder.receive("m0")[0] is Arrival.NEW
+    assert len(redeliveries._past[Past.FINISHED]) == 1
 
 
-def test_what_is_held_is_known_across_keepers(holder, redeliveries, clock):
+def test_what_was_given_up_is_remembered_for_as_long_as_it_can_come_back_however_many_finish(
+    redeliveries, clock
+):
+    assert redeliveries.remember(Past.GIVEN_UP, QUEUE, "m")
+    for number in range(20_000):
+        redeliveries.remember(Past.FINISHED, QUEUE, f"m{number}")
+    clock.advance(VISIBILITY_HORIZON - 1)
+    redeliveries.remember(Past.GIVEN_UP, QUEUE, "another")
+    assert redeliveries.remembers(Past.GIVEN_UP, QUEUE, "m")
+    assert not redeliveries.remembers(Past.GIVEN_UP, OTHER, "m")
+    assert not redeliveries.remembers(Past.REJECTED, QUEUE, "m")
+    clock.advance(2)
+    redeliveries.remember(Past.GIVEN_UP, QUEUE, "a third")
+    assert not redeliveries.remembers(Past.GIVEN_UP, QUEUE, "m")
+
+
+def test_what_was_rejected_is_new_once(redeliveries):
+    told = [redeliveries.remember(Past.REJECTED, QUEUE, "m") for _ in range(3)]
+    assert told == [True, False, False]
+
+
+def test_what_is_held_is_known_across_consumers(holder, redeliveries, clock):
     _, first = holder.receive("m")
     first.start()
     other = Holder(redeliveries, clock)
-    met, second = other.receive("m")
-    assert met is Met.HELD
+    arrival, second = other.receive("m")
+    assert arrival is Arrival.HELD
     assert second.started
     assert holder.ledger.all() == []
     assert holder.capacity.held == 0
@@ -189,8 +210,8 @@ def test_what_is_held_is_known_across_keepers(holder, redeliveries, clock):
     assert other.capacity.held == 0
 
 
-def test_two_that_come_back_at_once_may_be_met_in_any_order(holder, redeliveries, clock):
-    """The third is met while the second has not yet taken the place of the first."""
+def test_two_that_come_back_at_once_may_be_checked_in_any_order(holder, redeliveries, clock):
+    """The third is checked while the second has not yet taken the place of the first."""
     _, first = holder.receive("m")
     first.start()
     nested = []
@@ -203,8 +224,8 @@ def test_two_that_come_back_at_once_may_be_met_in_any_order(holder, redeliveries
 
     holder.supersede = supersede
     holder.receive("m")
-    met, third = nested[1]
-    assert met is Met.HELD
+    arrival, third = nested[1]
+    assert arrival is Arrival.HELD
     assert holder.ledger.all() == [third]
     assert first.current is third
     assert third.started
@@ -217,31 +238,29 @@ class ComingBack(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.clock = FakeClock()
-        self.seats = LeaseTable()
-        self.holder = Holder(RedeliveryIndex(TIMEOUT, self.clock), self.clock)
+        self.leases = LeaseTable()
+        self.holder = Holder(RedeliveryIndex(TIMEOUT, self.clock), self.clock, self.leases)
         self.held = {}  # message: the delivery that a task has in hand
         self.newest = {}  # message: the latest delivery of it
-        self.finished = set()
+        self.finished = {}  # message: until when it is remembered at the least
         self.expected = []
         self.extending = []
-        self.lease_table, ledgers.lease_table = ledgers.lease_table, lambda: self.seats
 
     def teardown(self):
-        ledgers.lease_table = self.lease_table
-        for end in self.seats._pipe:
+        for end in self.leases._pipe:
             os.close(end)
 
     @rule(message=st.sampled_from("abcde"))
     def receive(self, message):
-        met, delivery = self.holder.receive(message)
+        arrival, delivery = self.holder.receive(message)
         if message in self.held:
-            assert met is Met.HELD
-        elif message in self.finished:
-            assert met is Met.FINISHED
+            assert arrival is Arrival.HELD
+        elif self.clock.monotonic() <= self.finished.get(message, -1.0) or arrival is Arrival.FINISHED:
+            assert (arrival, message in self.finished) == (Arrival.FINISHED, True)
             self.expected.append((delivery, Delete()))
             return
         else:
-            assert met is Met.NEW
+            assert arrival is Arrival.NEW
             self.held[message] = delivery
         self.newest[message] = delivery
 
@@ -265,7 +284,7 @@ class ComingBack(RuleBasedStateMachine):
         else:
             self.expected.append((newest, settlement))
         if settlement == Delete():
-            self.finished.add(message)
+            self.finished[message] = self.clock.monotonic() + TIMEOUT + MARGIN_SECONDS
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), seconds=st.integers(1, 600))
@@ -302,13 +321,13 @@ class ComingBack(RuleBasedStateMachine):
         assert self.holder.settled == self.expected
 
     @invariant()
-    def room_counts_each_message_once(self):
+    def capacity_counts_each_message_once(self):
         assert self.holder.capacity.held == len(self.held)
 
     @invariant()
-    def each_run_has_its_seat_and_no_other_has(self):
+    def each_run_has_its_row_and_no_other_has(self):
         ran = [one for one in self.newest.values() if one.started or one.dispatched]
-        assert {one.lease.key for one in ran} == set(self.seats._taken)
+        assert {one.lease.key for one in ran} == set(self.leases._taken)
         for one in ran:
             assert (one.lease.deadline, one.lease.lost) == (one.deadline, one.lost)
         assert all(one.lease is None for one in self.newest.values() if one not in ran)

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.publish.pending import MOST_REFUSALS, PATIENCE, WINDOW, PendingMessages
+from celery_sqs_visibility.delivery.publish.pending import (
+    GIVE_UP_SECONDS,
+    LINGER_SECONDS,
+    MOST_CREDENTIAL_LOOKUPS,
+    PendingMessages,
+)
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     CredentialsRefusedError,
@@ -37,21 +42,21 @@ def ids(batch):
     return [entry.task_id for entry in batch]
 
 
-def test_ten_go_together_and_the_rest_waits_for_company_a_second_long():
+def test_ten_go_together_and_the_rest_lingers_for_a_second():
     pending = PendingMessages()
     assert not fill(pending, *range(9))
     assert pending.take(NOW) == []
     assert fill(pending, *range(9, 13))
     assert len(pending.take(NOW)) == BATCH_ENTRIES
     assert pending.take(NOW) == []
-    assert pending.due() == NOW + WINDOW
-    assert ids(pending.take(NOW + WINDOW)) == ["10", "11", "12"]
+    assert pending.due() == NOW + LINGER_SECONDS
+    assert ids(pending.take(NOW + LINGER_SECONDS)) == ["10", "11", "12"]
 
 
-def test_who_is_in_a_hurry_waits_for_nobody():
+def test_flushing_lingers_for_nothing():
     pending = PendingMessages()
     fill(pending, 1)
-    assert ids(pending.take(NOW, hurried=True)) == ["1"]
+    assert ids(pending.take(NOW, flushing=True)) == ["1"]
 
 
 def test_each_queue_has_batches_of_its_own_and_they_take_turns():
@@ -66,7 +71,7 @@ def test_a_message_that_is_too_large_fails_alone_and_says_how_large_it_is():
     body = "x" * (MESSAGE_BYTES + 1)
     pending.add(PLAIN, OutgoingMessage(body), "large", NOW)
     fill(pending, "small")
-    assert ids(pending.take(NOW, hurried=True)) == ["small"]
+    assert ids(pending.take(NOW, flushing=True)) == ["small"]
     ((task_id, reason),) = pending.failures
     assert task_id == "large"
     assert "1,048,577" in str(reason)
@@ -76,19 +81,19 @@ def test_a_message_that_is_too_large_fails_alone_and_says_how_large_it_is():
 def test_what_failed_comes_back_alone_after_a_pause():
     pending = PendingMessages()
     fill(pending, *range(3))
-    batch = pending.take(NOW, hurried=True)
+    batch = pending.take(NOW, flushing=True)
     pending.conclude(batch, BatchResult({1: ThrottledError("slow down")}), NOW)
     assert pending.count == 1
-    assert pending.take(NOW, hurried=True) == []
+    assert pending.take(NOW, flushing=True) == []
     assert NOW < pending.due() <= NOW + LONGEST_PAUSE_SECONDS
-    assert ids(pending.take(pending.due(), hurried=True)) == ["1"]
+    assert ids(pending.take(pending.due(), flushing=True)) == ["1"]
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("no"), RequestRefusedError("nonsense")])
 def test_what_does_not_pass_is_given_up_at_once(error):
     pending = PendingMessages()
     fill(pending, *range(3))
-    pending.conclude(pending.take(NOW, hurried=True), BatchResult({1: error}), NOW)
+    pending.conclude(pending.take(NOW, flushing=True), BatchResult({1: error}), NOW)
     assert pending.count == 0
     assert pending.failures == [("1", error)]
 
@@ -99,26 +104,30 @@ def test_refused_credentials_are_looked_for_anew_a_few_times():
     refused = CredentialsRefusedError("expired")
     now, tries = NOW, 0
     while pending.count:
-        pending.conclude(pending.take(now, hurried=True), refused, now)
+        pending.conclude(pending.take(now, flushing=True), refused, now)
         now, tries = pending.due() or now, tries + 1
-    assert tries == MOST_REFUSALS
+    assert tries == MOST_CREDENTIAL_LOOKUPS
     assert pending.failures == [("1", refused)]
 
 
-def test_patience_ends_for_all_when_nothing_has_worked_for_so_long():
+def test_an_outage_ends_it_for_all_when_nothing_has_worked_for_so_long():
     pending = PendingMessages()
     now = NOW
     fill(pending, 1)
     while not pending.failures:
-        pending.conclude(pending.take(now, hurried=True), UnavailableError("down"), now)
+        pending.conclude(pending.take(now, flushing=True), UnavailableError("down"), now)
         now = pending.due() or now
-    assert PATIENCE - LONGEST_PAUSE_SECONDS <= now - NOW <= PATIENCE
-    fill(pending, 2, now=NOW + PATIENCE)
-    pending.conclude(pending.take(NOW + PATIENCE, hurried=True), UnavailableError("down"), NOW + PATIENCE)
+    assert GIVE_UP_SECONDS - LONGEST_PAUSE_SECONDS <= now - NOW <= GIVE_UP_SECONDS
+    fill(pending, 2, now=NOW + GIVE_UP_SECONDS)
+    pending.conclude(
+        pending.take(NOW + GIVE_UP_SECONDS, flushing=True), UnavailableError("down"), NOW + GIVE_UP_SECONDS
+    )
     assert [task_id for task_id, _ in pending.failures] == ["1", "2"]  # not another half minute
-    fill(pending, 3, 4, now=NOW + PATIENCE)
-    batch = pending.take(NOW + PATIENCE, hurried=True)
-    pending.conclude(batch, BatchResult({0: UnavailableError("down")}), NOW + PATIENCE)  # something worked
+    fill(pending, 3, 4, now=NOW + GIVE_UP_SECONDS)
+    batch = pending.take(NOW + GIVE_UP_SECONDS, flushing=True)
+    pending.conclude(
+        batch, BatchResult({0: UnavailableError("down")}), NOW + GIVE_UP_SECONDS
+    )  # something worked
     assert pending.count == 1
 
 
@@ -126,7 +135,7 @@ def test_of_a_request_refused_as_a_whole_only_what_is_wrong_fails():
     pending = PendingMessages()
     fill(pending, *range(10))
     sent = []
-    while batch := pending.take(NOW, hurried=True):
+    while batch := pending.take(NOW, flushing=True):
         if "7" in ids(batch):
             pending.conclude(batch, RequestRefusedError("one of them is wrong"), NOW)
         else:
@@ -136,16 +145,16 @@ def test_of_a_request_refused_as_a_whole_only_what_is_wrong_fails():
     assert [task_id for task_id, _ in pending.failures] == ["7"]
 
 
-def test_a_group_sends_one_at_a_time_and_does_not_wait_for_company():
+def test_a_group_sends_one_at_a_time_and_does_not_linger():
     pending = PendingMessages()
     fill(pending, "a1", queue=FIFO, group_id="a")
     assert fill(pending, "a2", queue=FIFO, group_id="a")
     fill(pending, "b1", queue=FIFO, group_id="b")
     first = pending.take(NOW)
     assert ids(first) == ["a1", "b1"]
-    assert pending.take(NOW, hurried=True) == []
+    assert pending.take(NOW, flushing=True) == []
     pending.conclude(first, SENT, NOW)
-    assert ids(pending.take(NOW, hurried=True)) == ["a2"]
+    assert ids(pending.take(NOW, flushing=True)) == ["a2"]
 
 
 def test_a_failed_message_is_not_overtaken_by_its_group():
@@ -153,8 +162,8 @@ def test_a_failed_message_is_not_overtaken_by_its_group():
     fill(pending, "a1", "a2", queue=FIFO, group_id="a")
     fill(pending, "b1", "b2", queue=FIFO, group_id="b")
     pending.conclude(pending.take(NOW), BatchResult({0: ThrottledError("slow down")}), NOW)
-    assert ids(pending.take(NOW, hurried=True)) == ["b2"]
-    assert ids(pending.take(pending.due(), hurried=True)) == ["a1"]
+    assert ids(pending.take(NOW, flushing=True)) == ["b2"]
+    assert ids(pending.take(pending.due(), flushing=True)) == ["a1"]
 
 
 OUTCOMES = st.sampled_from(["sent", "sent", "sent", "throttled", "refused", "down", "too long"])
@@ -176,7 +185,7 @@ def test_whatever_happens_each_is_sent_or_told_of_once_within_the_limits_and_in_
         pending.add(queue, OutgoingMessage("x" * size, group_id=group), str(number), now)
     sent, flying = [], []
     while pending.count:
-        if batch := pending.take(now, hurried=True):
+        if batch := pending.take(now, flushing=True):
             assert len(batch) <= BATCH_ENTRIES
             assert sum(entry.size for entry in batch) <= MESSAGE_BYTES
             assert len({entry.queue for entry in batch}) == 1

@@ -13,7 +13,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.publish import pending
 from celery_sqs_visibility.delivery.publish import sender as module
-from celery_sqs_visibility.delivery.publish.sender import MOST_MESSAGES, THREADS, Sender
+from celery_sqs_visibility.delivery.publish.sender import MOST_PENDING, MOST_SENDERS, Sender
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     QueueDoesNotExistError,
@@ -57,7 +57,7 @@ def bodies(sqs, queue):
 @pytest.fixture(autouse=True)
 def window(monkeypatch):
     """So long that no batch leaves half-full because this process was kept waiting."""
-    monkeypatch.setattr(pending, "WINDOW", 60.0)
+    monkeypatch.setattr(pending, "LINGER_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_what_was_never_used_costs_nothing(sqs):
     assert sqs.calls == []
 
 
-def test_nothing_goes_into_a_closed_outbox(sqs, queue):
+def test_nothing_goes_into_a_closed_sender(sqs, queue):
     sender = Sender()
     sender.close()
     assert put(sender, queue, 1) == [False]
@@ -99,31 +99,31 @@ def test_nothing_goes_into_a_closed_outbox(sqs, queue):
 def test_full_batches_leave_at_once_several_at_a_time():
     sqs = GatedSQS()
     queue, sender = new_queue(sqs), Sender()
-    put(sender, queue, *range(10 * THREADS + 10))
-    for _ in range(THREADS):
+    put(sender, queue, *range(10 * MOST_SENDERS + 10))
+    for _ in range(MOST_SENDERS):
         assert sqs.waiting.acquire(timeout=SOON)
     assert not sqs.waiting.acquire(blocking=False)
     sqs.gate.set()
     sender.close()
-    assert batches(sqs) == [10] * (THREADS + 1)
+    assert batches(sqs) == [10] * (MOST_SENDERS + 1)
 
 
 def test_publishing_waits_where_sqs_takes_less_than_is_published():
     sqs = GatedSQS()
     queue, sender = new_queue(sqs), Sender()
-    put(sender, queue, *range(MOST_MESSAGES))
+    put(sender, queue, *range(MOST_PENDING))
     publisher = threading.Thread(target=put, args=(sender, queue, "one more"))
     publisher.start()
     publisher.join(0.1)
     assert publisher.is_alive()
     sqs.gate.set()
     publisher.join(SOON)
-    assert sender.close() == ([], MOST_MESSAGES + 1)
+    assert sender.close() == ([], MOST_PENDING + 1)
 
 
-def test_publishing_waits_for_room_in_bytes_too(monkeypatch):
-    monkeypatch.setattr(pending, "WINDOW", 0.0)
-    monkeypatch.setattr(module, "MOST_BYTES", 10)
+def test_publishing_waits_for_capacity_in_bytes_too(monkeypatch):
+    monkeypatch.setattr(pending, "LINGER_SECONDS", 0.0)
+    monkeypatch.setattr(module, "MOST_PENDING_BYTES", 10)
     sqs = GatedSQS()
     queue, sender = new_queue(sqs), Sender()
     put(sender, queue, *range(2))  # 9 bytes each

@@ -1,0 +1,96 @@
+"""A delivery acts on the newest delivery of its message, and asks its holder how to reject it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse
+from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN, VISIBILITY_HORIZON
+
+QUEUE = Queue("q", "memory://q", FakeSQS())
+
+
+class Holder:
+    """Its own rejection; writes down what it is asked, and answers from `answers`."""
+
+    def __init__(self, **answers):
+        self.rejection, self.calls, self.answers = self, [], answers
+
+    def __getattr__(self, name):
+        def call(*arguments, **options):
+            self.calls.append((name, *arguments, options))
+            return self.answers.get(name)
+
+        return call
+
+
+def delivery(holder, handle="h1"):
+    return Delivery(QUEUE, handle, Facts("q", "m1", 1, 0), 1000.0, 1120.0, holder)
+
+
+@pytest.fixture
+def holder():
+    return Holder(gave_up=True, may_return=False, after_an_error=Lapse(), settle=True)
+
+
+@pytest.mark.parametrize(
+    ("act", "name", "arguments", "options", "answer"),
+    [
+        (
+            lambda d: d.give_up("failed", str, "keep", attempts="3"),
+            "give_up",
+            ("failed", str, "keep"),
+            {"attempts": "3"},
+            None,
+        ),
+        (lambda d: d.given_up, "gave_up", (), {}, True),
+        (lambda d: d.reject(requeue=True), "reject", (), {"requeue": True}, None),
+        (
+            lambda d: d.refuse("no task", "body", others_may=True),
+            "refuse",
+            ("no task", "body"),
+            {"others_may": True},
+            None,
+        ),
+        (lambda d: d.after_an_error(), "after_an_error", (), {}, Lapse()),
+        (lambda d: d.may_return, "may_return", (), {}, False),
+        (lambda d: d.settle(Delete()), "settle", (Delete(),), {}, True),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_newest_delivery_of_the_message_is_meant(holder, act, name, arguments, options, answer):
+    old, new = delivery(holder), delivery(holder, "h2")
+    old.superseded_by = new
+    assert act(old) == answer
+    assert holder.calls == [(name, new, *arguments, options)]
+
+
+def test_the_horizon_counts_from_the_receive_that_brought_it():
+    one = delivery(None)
+    assert one.horizon == 1000.0 + VISIBILITY_HORIZON
+    assert not one.at_horizon
+    one.deadline = one.horizon - HORIZON_MARGIN - 1
+    assert one.at_horizon
+
+
+def test_it_says_which_message_it_is_and_how_it_is():
+    one = delivery(None)
+    assert repr(one) == "<Delivery m1 of 'q': held>"
+    one.began = 1001.0
+    assert repr(one) == "<Delivery m1 of 'q': started>"
+
+
+def test_deliveries_are_told_apart_by_identity_and_may_be_referred_to_weakly():
+    one = delivery(None)
+    assert one != delivery(None)
+    assert len({one, one}) == 1
+    reference = weakref.ref(one)
+    del one
+    gc.collect()
+    assert reference() is None
