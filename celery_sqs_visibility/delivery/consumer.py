@@ -72,6 +72,7 @@ class QueueConsumer:
         buffer: where what is to be handed to Celery goes.
         clock: time.
         slots: tells the slots of the pool, if there is one.
+        worker_name: Celery's name of this node, for dead letters.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class QueueConsumer:
         buffer: Buffer,
         clock: Clock = SYSTEM_CLOCK,
         slots: Callable[[], Slots] | None = None,
+        worker_name: str = "",
     ) -> None:
         self.options = options
+        self.worker_name = worker_name
         self.redrive = redrive
         self._redeliveries = redeliveries
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots)
@@ -231,6 +234,39 @@ class QueueConsumer:
         """A run has ended whose message was acknowledged when it began. Any thread."""
         if delivery.began is not None:
             self.capacity.ran(delivery, delivery.began)
+
+    def give_up(
+        self,
+        delivery: Delivery,
+        reason: str,
+        body: Callable[[], str],
+        on_exhausted: str | None = None,
+        **attributes: str,
+    ) -> None:
+        """See `Rejection.give_up`."""
+        self.failures.give_up(delivery, reason, body, on_exhausted, **attributes)
+
+    def reject(self, delivery: Delivery, *, requeue: bool) -> None:
+        """See `Rejection.reject`."""
+        self.failures.reject(delivery, requeue=requeue)
+
+    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
+        """See `Rejection.refuse`."""
+        self.failures.refuse(delivery, reason, body, others_may=others_may)
+
+    def after_an_error(self, delivery: Delivery) -> Settlement:
+        """See `Rejection.after_an_error`."""
+        return self.failures.after_an_error(delivery)
+
+    def may_return(self, delivery: Delivery) -> bool:
+        """See `Rejection.may_return`."""
+        return self.failures.may_return(delivery)
+
+    def renewal(
+        self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
+    ) -> Renew | None:
+        """See `Parking.renewal`."""
+        return self.parking.renewal(delivery, eta, body, payload)
 
     def _let_go(self, ended: Delivery) -> None:
         fifo = ended.queue.fifo

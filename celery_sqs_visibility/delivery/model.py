@@ -98,6 +98,39 @@ class Holder(Protocol):
         """A run has ended whose message was acknowledged when it began."""
         ...
 
+    def give_up(
+        self,
+        delivery: Delivery,
+        reason: str,
+        body: Callable[[], str],
+        on_exhausted: str | None = None,
+        **attributes: str,
+    ) -> None:
+        """See `Delivery.give_up`."""
+        ...
+
+    def reject(self, delivery: Delivery, *, requeue: bool) -> None:
+        """See `Delivery.reject`."""
+        ...
+
+    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
+        """See `Delivery.refuse`."""
+        ...
+
+    def after_an_error(self, delivery: Delivery) -> Settlement:
+        """See `Delivery.after_an_error`."""
+        ...
+
+    def may_return(self, delivery: Delivery) -> bool:
+        """See `Delivery.may_return`."""
+        ...
+
+    def renewal(
+        self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
+    ) -> Renew | None:
+        """See `Delivery.renewal`."""
+        ...
+
 
 class Delivery:
     """One receipt of one message.
@@ -227,6 +260,33 @@ class Delivery:
     def ran(self) -> None:
         """Its run has ended, after it was acknowledged when that began."""
         self.current.holder.ran(self.current)
+
+    def give_up(
+        self, reason: str, body: Callable[[], str], on_exhausted: str | None = None, **attributes: str
+    ) -> None:
+        """The task failed for good: see `Rejection.give_up`."""
+        self.holder.give_up(self, reason, body, on_exhausted, **attributes)
+
+    def reject(self, *, requeue: bool) -> None:
+        """Give the message back at once, or give it up: see `Rejection.reject`."""
+        self.holder.reject(self, requeue=requeue)
+
+    def refuse(self, reason: str, body: str, *, others_may: bool = False) -> None:
+        """This worker can make no task of the message: see `Rejection.refuse`."""
+        self.holder.refuse(self, reason, body, others_may=others_may)
+
+    def after_an_error(self) -> Settlement:
+        """How to settle after a failure about which the task says nothing."""
+        return self.holder.after_an_error(self)
+
+    @property
+    def may_return(self) -> bool:
+        """Whether SQS would hand the message out again, instead of moving it to the dead-letter queue."""
+        return self.holder.may_return(self)
+
+    def renewal(self, eta: float, body: Callable[[], str], payload: dict[str, Any]) -> Renew | None:
+        """How the message can wait for another ETA; `None` if it cannot: see `Parking.renewal`."""
+        return self.holder.renewal(self, eta, body, payload)
 
     @property
     def lease_key(self) -> Key | None:
