@@ -41,7 +41,7 @@ def publish_batch(app: Any) -> Iterator[Batch]:
     Raises:
         PublishError: some messages could not be sent; the others were.
     """
-    batch = Batch(lambda: _broker_of(app))
+    batch = Batch(lambda: _context_of(app))
     try:
         with batch.joined():
             yield batch
@@ -57,11 +57,11 @@ def publish_batch(app: Any) -> Iterator[Batch]:
         raise unsent
 
 
-def _broker_of(app: Any) -> BrokerContext | None:
+def _context_of(app: Any) -> BrokerContext | None:
     """What the app publishes to, if it is SQS by this package."""
     with app.connection_for_write() as connection:
         transport = connection.transport
-        return transport.broker if isinstance(transport, Transport) else None
+        return transport.context if isinstance(transport, Transport) else None
 
 
 def _hides_failures(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 SNS_TYPES = ("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation")
 
 
-def what_it_is(body: Any) -> str | None:
+def describe_aws_event(body: Any) -> str | None:
     """The kind of message of another system that a parsed body is, for whoever reads the log, or `None`."""
     if not isinstance(body, dict):
         return None

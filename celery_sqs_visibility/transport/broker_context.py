@@ -20,7 +20,7 @@ from celery_sqs_visibility.delivery.receive.decoder import Opened
 from celery_sqs_visibility.policy.message_attributes import is_asked_for
 from celery_sqs_visibility.policy.options import OTHER_PEOPLES_OPTIONS, Options
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.transport.codec import open_message
+from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
 #: What every receive asks for: how often it was received before, when first, its group, and its age.
@@ -40,8 +40,8 @@ NO_HOST = "localhost"
 #: What we take of the option `predefined_queues`; kombu knows more.
 PREDEFINED_KEYS = ("url", "region", "access_key_id", "secret_access_key", "session_token")
 
-_lock = ProcessLock()  # guards _brokers
-_brokers: dict[tuple[int, str], BrokerContext] = {}
+_lock = ProcessLock()  # guards _contexts
+_contexts: dict[tuple[int, str], BrokerContext] = {}
 
 
 class BrokerContext:
@@ -69,7 +69,7 @@ class BrokerContext:
         queue_consumer = QueueConsumer(
             self.options,
             self.receive_options,
-            self.open_message,
+            self.decode_message,
             self.redrive,
             self._redeliveries,
             buffer,
@@ -80,25 +80,25 @@ class BrokerContext:
             self.worker_queue_consumers.add(queue_consumer)
         return queue_consumer
 
-    def open_message(self, queue: Queue, message: ReceivedMessage) -> Opened:
+    def decode_message(self, queue: Queue, message: ReceivedMessage) -> Opened:
         """Read a received message, of whose attributes the task is given those that the user asked for.
 
         Raises:
             UnreadableError: it is not kombu's.
         """
-        return open_message(queue, _with_attributes(message, self._asked_for))
+        return decode_message(queue, _with_attributes(message, self._asked_for))
 
 
-def shared_broker(client: Any, options: Options) -> BrokerContext:
+def shared_context(client: Any, options: Options) -> BrokerContext:
     """The broker of a kombu Connection, the same for equal settings in the same process. Any thread."""
     settings = (client.hostname, client.port, client.userid, client.password)
     # Without what kombu adds when it publishes with a retry policy: Celery's connections do not all have it.
     ours = {name: v for name, v in client.transport_options.items() if name not in OTHER_PEOPLES_OPTIONS}
     key = os.getpid(), repr((settings, sorted(ours.items(), key=repr)))
     with _lock:
-        if key not in _brokers:
-            _brokers[key] = BrokerContext(client, options)
-        return _brokers[key]
+        if key not in _contexts:
+            _contexts[key] = BrokerContext(client, options)
+        return _contexts[key]
 
 
 def _queues(client: Any, options: Options) -> Queues:

@@ -22,7 +22,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import ILLEGIBLE, Opened, UnreadableError, legible
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, MESSAGE_BYTES
-from celery_sqs_visibility.transport.aws_events import what_it_is
+from celery_sqs_visibility.transport.aws_events import describe_aws_event
 
 #: What we, as kombu, put into `delivery_info` of what was received, and take out of what is sent again.
 OURS = ("sqs_message", "sqs_queue", "redelivered")
@@ -45,7 +45,7 @@ NOT_DECODED = ("binary", "ascii-8bit")
 ATTRIBUTE_BYTES = 4096
 
 
-def seal(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> OutgoingMessage:
+def encode_message(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> OutgoingMessage:
     """Make kombu's message ready to be sent.
 
     The properties `message_attributes`, `MessageGroupId`, `MessageDeduplicationId` and `delay_seconds` (or
@@ -75,7 +75,7 @@ def seal(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> O
     )
 
 
-def open_message(queue: Queue, message: ReceivedMessage) -> Opened:
+def decode_message(queue: Queue, message: ReceivedMessage) -> Opened:
     """Read a received message.
 
     Raises:
@@ -97,8 +97,8 @@ def open_message(queue: Queue, message: ReceivedMessage) -> Opened:
     )
 
 
-def seal_again(payload: Mapping[str, Any]) -> str:
-    """The body of a message as it was before `open_message`, but for details that nobody reads.
+def encode_payload(payload: Mapping[str, Any]) -> str:
+    """The body of a message as it was before `decode_message`, but for details that nobody reads.
 
     In base64, which any character survives, if that fits into a message; else as compact as it may be.
     """
@@ -154,7 +154,7 @@ def _parse(text: str) -> dict[str, Any]:
         payload = json.loads(text) if TYPED not in text else loads(text)
     except Exception as error:  # noqa: BLE001 - kombu's decoders of typed values may raise anything
         raise UnreadableError(f"its body is not JSON: {error!r}") from None
-    if (foreign := what_it_is(payload)) is not None:
+    if (foreign := describe_aws_event(payload)) is not None:
         raise UnreadableError(f"its body is {foreign}, not a Celery message")
     if not isinstance(payload, dict) or not isinstance(payload.get("properties"), dict):
         raise UnreadableError("its body is JSON, but not kombu's: it has no 'properties'")

@@ -77,7 +77,7 @@ class Batch:
         return not self._closed and self._pid == os.getpid()
 
     @functools.cached_property
-    def broker(self) -> BrokerContext | None:
+    def context(self) -> BrokerContext | None:
         """What it is about: looked up when something is published, since most brokers are not ours."""
         return self._find_broker()
 
@@ -129,7 +129,7 @@ class Batch:
             if self._closed:
                 return None
             if new or not self._outboxes:
-                self._outboxes.append(Sender(self.broker.queues.forget) if self.broker else Sender())
+                self._outboxes.append(Sender(self.context.queues.forget) if self.context else Sender())
             return self._outboxes[-1]
 
 
@@ -151,7 +151,7 @@ def batched(
         message: what goes there.
         content: kombu's message, of which it was made.
     """
-    blocks = [batch for batch in blocks_around() if batch.broker is broker]
+    blocks = [batch for batch in blocks_around() if batch.context is broker]
     while blocks:
         batch = blocks.pop()
         if queue.fifo:

@@ -19,7 +19,7 @@ from celery_sqs_visibility.delivery.lease_table import open_lease_table
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.task.base import VisibilityTask
-from celery_sqs_visibility.transport.channel import Message
+from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.worker.rate_limits import RateLimits
@@ -56,7 +56,7 @@ class Deliveries(bootsteps.StartStopStep):
         if c.controller.semaphore is not None:
             release_in_turn(c.controller)
         with c.app.connection_for_read() as connection:
-            connection.transport.broker.slots = partial(slots_of, c)
+            connection.transport.context.slots = partial(slots_of, c)
         DeliveryRequest.pool, DeliveryRequest.pool_has_processes = c.pool, processes
         RateLimits(c)
         c.connect = QueuesFirst(c, c.connect)

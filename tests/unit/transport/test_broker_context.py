@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.transport.broker_context import shared_broker
+from celery_sqs_visibility.transport.broker_context import shared_context
 
 BODY = json.dumps({"body": "", "headers": {"task": "t", "id": "1"}, "properties": {"delivery_info": {}}})
 ATTRIBUTES = {name: {"DataType": "String", "StringValue": "x"} for name in ("trace", "tenant.name")}
@@ -26,13 +26,13 @@ def opened():
         client = SimpleNamespace(
             hostname=None, port=None, userid=None, password=None, transport_options=given
         )
-        broker = shared_broker(client, Options.parse(given))
+        broker = shared_context(client, Options.parse(given))
         sqs = FakeSQS()
         queue = Queue("q", sqs.create_queue("q", {}, {}), sqs)
         sqs.send(queue.url, OutgoingMessage(BODY, ATTRIBUTES))
         (message,) = sqs.receive(queue.url, 1, 0, broker.receive_options)
         assert message["MessageAttributes"] == ATTRIBUTES
-        payload = broker.open_message(queue, message).payload
+        payload = broker.decode_message(queue, message).payload
         return payload["properties"]["delivery_info"]["sqs_message"]
 
     return opened

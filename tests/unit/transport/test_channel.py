@@ -52,7 +52,7 @@ class Site:
             transport="celery_sqs_visibility",
             transport_options={"wait_time_seconds": 1, **options},
         )
-        broker = connection.transport.broker
+        broker = connection.transport.context
         if broker not in self._brokers:  # connections with equal options share it
             self._brokers.append(broker)
             broker.queues = Queues(self.sqs)
@@ -236,7 +236,7 @@ def test_one_get_takes_ten_messages_at_the_most(site, connection, channel):
 
 @pytest.mark.parametrize("slots", [None, lambda: Slots(2, 200)], ids=["alone", "within a worker's task"])
 def test_a_consumer_may_have_any_number_in_hand(site, connection, channel, slots):
-    connection.transport.broker.slots = slots
+    connection.transport.context.slots = slots
     declared(channel)
     publish(channel, *range(35))
     taken = []

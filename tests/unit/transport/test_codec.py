@@ -20,7 +20,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import UnreadableError
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
-from celery_sqs_visibility.transport.codec import eta_of, open_message, seal, seal_again
+from celery_sqs_visibility.transport.codec import decode_message, encode_message, encode_payload, eta_of
 
 stock = pytest.importorskip("kombu.transport.SQS", reason="kombu's own SQS transport", exc_type=ImportError)
 
@@ -133,60 +133,63 @@ BOTH = pytest.mark.parametrize("base64_encoded", [True, False], ids=["base64", "
 @BOTH
 def test_what_we_send_is_what_kombu_sends(base64_encoded):
     channel = StockChannel() if base64_encoded else PlainStockChannel()
-    assert seal(task(), QUEUE, base64_encoded=base64_encoded).body == channel.put(task())["MessageBody"]
+    assert (
+        encode_message(task(), QUEUE, base64_encoded=base64_encoded).body
+        == channel.put(task())["MessageBody"]
+    )
 
 
 @BOTH
 def test_kombu_reads_what_we_send(base64_encoded):
-    body = seal(task(), QUEUE, base64_encoded=base64_encoded).body
+    body = encode_message(task(), QUEUE, base64_encoded=base64_encoded).body
     assert without_sqs(StockChannel().read(body)) == without_sqs(task())
 
 
 @pytest.mark.parametrize("channel", [StockChannel(), PlainStockChannel()], ids=["base64", "plain"])
 def test_we_read_what_kombu_sends(channel):
-    opened = open_message(QUEUE, received(channel.put(task())["MessageBody"]))
+    opened = decode_message(QUEUE, received(channel.put(task())["MessageBody"]))
     assert without_sqs(opened.payload) == without_sqs(task())
     assert (opened.task, opened.task_id, opened.eta) == ("tasks.add", "id-1", None)
 
 
 def test_what_we_read_has_the_shape_that_kombu_gives_it_but_for_the_body():
     body = encoded(task())
-    ours, theirs = open_message(QUEUE, received(body)).payload, StockChannel().read(body)
+    ours, theirs = decode_message(QUEUE, received(body)).payload, StockChannel().read(body)
     theirs["properties"]["delivery_info"]["sqs_message"].pop("Body")
     assert ours == theirs
 
 
 @given(MESSAGES, st.booleans())
 def test_what_was_sent_is_what_is_read(message, base64_encoded):
-    body = seal(message, QUEUE, base64_encoded=base64_encoded).body
-    opened = open_message(QUEUE, received(body))
+    body = encode_message(message, QUEUE, base64_encoded=base64_encoded).body
+    opened = decode_message(QUEUE, received(body))
     assert without_sqs(opened.payload) == without_sqs(message)
     assert opened.payload["properties"]["delivery_tag"] == "handle-1"
 
 
 @given(MESSAGES)
 def test_what_is_sent_to_the_dead_letters_can_be_read_again(message):
-    first = open_message(QUEUE, received(seal(message, QUEUE, base64_encoded=True).body)).payload
-    again = seal_again(first)
+    first = decode_message(QUEUE, received(encode_message(message, QUEUE, base64_encoded=True).body)).payload
+    again = encode_payload(first)
     assert "sqs_message" not in base64.b64decode(again).decode() or "sqs_message" in str(message)
-    assert without_sqs(open_message(QUEUE, received(again)).payload) == without_sqs(first)
+    assert without_sqs(decode_message(QUEUE, received(again)).payload) == without_sqs(first)
     assert without_sqs(StockChannel().read(again)) == without_sqs(first)
 
 
 def test_what_base64_would_make_too_large_for_the_dead_letters_is_left_as_json():
     message = {"body": "x" * (MESSAGE_BYTES * 4 // 5), "properties": {}, "headers": {}}
-    first = open_message(QUEUE, received(json.dumps(message))).payload
-    again = seal_again(first)
+    first = decode_message(QUEUE, received(json.dumps(message))).payload
+    again = encode_payload(first)
     assert len(again) <= MESSAGE_BYTES
-    assert without_sqs(open_message(QUEUE, received(again)).payload) == without_sqs(first)
+    assert without_sqs(decode_message(QUEUE, received(again)).payload) == without_sqs(first)
     assert without_sqs(StockChannel().read(again)) == without_sqs(first)
 
 
 def test_sealing_changes_nothing_of_what_it_was_given():
     message = task(message_attributes={"a": {"DataType": "String", "StringValue": "b"}})
     before = deepcopy(message)
-    seal(message, QUEUE, base64_encoded=True)
-    seal_again(open_message(QUEUE, received(encoded(task()))).payload)
+    encode_message(message, QUEUE, base64_encoded=True)
+    encode_payload(decode_message(QUEUE, received(encoded(task()))).payload)
     assert message == before
 
 
@@ -221,7 +224,7 @@ def request(outgoing: OutgoingMessage):
     ids=repr,
 )
 def test_properties_become_those_of_sqs_as_with_kombu(properties):
-    ours = request(seal(task(**properties), QUEUE, base64_encoded=True))
+    ours = request(encode_message(task(**properties), QUEUE, base64_encoded=True))
     if kombu.VERSION[:2] < (5, 7):
         pytest.skip("kombu knows fair queues and delay_seconds since 5.7")
     theirs = StockChannel().put(task(**properties))
@@ -237,12 +240,12 @@ def test_properties_become_those_of_sqs_as_with_kombu(properties):
 def test_a_fifo_queue_gets_its_group_and_no_delay_as_with_kombu(properties, delay):
     message = task(**properties, delay_seconds=delay)
     theirs = StockChannel().put(message, "q.fifo")
-    ours = request(seal(message, FIFO, base64_encoded=True))
+    ours = request(encode_message(message, FIFO, base64_encoded=True))
     assert ours == {name: value for name, value in theirs.items() if name != "QueueUrl"}
 
 
 def test_a_fifo_message_without_a_deduplication_id_gets_one_of_its_own():
-    first, second = (seal(task(), FIFO, base64_encoded=True) for _ in range(2))
+    first, second = (encode_message(task(), FIFO, base64_encoded=True) for _ in range(2))
     assert uuid.UUID(first.deduplication_id) != uuid.UUID(second.deduplication_id)
     assert first.group_id == "default"
 
@@ -252,13 +255,13 @@ def test_a_fifo_message_without_a_deduplication_id_gets_one_of_its_own():
 def test_space_around_a_body_is_no_obstacle_as_with_kombu(space, base64_encoded):
     if kombu.VERSION[:2] < (5, 7):
         pytest.skip("kombu strips a body since 5.7")
-    body = space + seal(task(), QUEUE, base64_encoded=base64_encoded).body + space
+    body = space + encode_message(task(), QUEUE, base64_encoded=base64_encoded).body + space
     assert without_sqs(StockChannel().read(body)) == without_sqs(task())
-    assert without_sqs(open_message(QUEUE, received(body)).payload) == without_sqs(task())
+    assert without_sqs(decode_message(QUEUE, received(body)).payload) == without_sqs(task())
 
 
 def test_what_users_read_of_the_sqs_message_is_there_but_not_its_body_twice():
-    info = open_message(QUEUE, received(encoded(task()))).payload["properties"]["delivery_info"]
+    info = decode_message(QUEUE, received(encoded(task()))).payload["properties"]["delivery_info"]
     assert info["sqs_message"]["Attributes"] == {"ApproximateReceiveCount": "1"}
     assert "Body" not in info["sqs_message"]
     assert info["sqs_queue"] == QUEUE.url
@@ -291,14 +294,14 @@ UNREADABLE = {
 @pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_what_is_not_kombus_is_unreadable_with_a_reason(body):
     with pytest.raises(UnreadableError) as caught:
-        open_message(QUEUE, received(body))
+        decode_message(QUEUE, received(body))
     assert str(caught.value).startswith("its ")
 
 
 @given(st.text() | st.binary().map(lambda raw: base64.b64encode(raw).decode()) | JSON.map(json.dumps))
 def test_whatever_is_in_a_queue_it_is_read_or_unreadable(body):
     with contextlib.suppress(UnreadableError):
-        open_message(QUEUE, received(body))
+        decode_message(QUEUE, received(body))
 
 
 TYPED = st.builds(
@@ -313,12 +316,12 @@ TYPED = st.builds(
 def test_whatever_kombus_typed_values_hold_it_is_read_or_unreadable(value):
     body = json.dumps({"properties": {}, "headers": {"x": value}})
     with contextlib.suppress(UnreadableError):
-        open_message(QUEUE, received(body))
+        decode_message(QUEUE, received(body))
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"task": 5, "id": []}])
 def test_headers_that_say_nothing_are_fine(headers):
-    opened = open_message(QUEUE, received(encoded({"properties": {}, "headers": headers})))
+    opened = decode_message(QUEUE, received(encoded({"properties": {}, "headers": headers})))
     assert (opened.task, opened.task_id, opened.eta) == (None, None, None)
 
 
@@ -337,7 +340,7 @@ INSTANT = datetime(2030, 1, 1, 12, tzinfo=timezone.utc).timestamp()
 )
 def test_an_eta_is_an_instant(eta):
     assert eta_of({"eta": eta}) == INSTANT
-    opened = open_message(QUEUE, received(encoded({"properties": {}, "headers": {"eta": eta}})))
+    opened = decode_message(QUEUE, received(encoded({"properties": {}, "headers": {"eta": eta}})))
     assert opened.eta == INSTANT
 
 
@@ -360,5 +363,5 @@ def test_whatever_an_eta_says_it_does_no_harm(eta):
 def test_a_group_may_be_a_number_or_a_uuid():
     group, deduplication = uuid.uuid4(), 7
     properties = {"MessageGroupId": group, "MessageDeduplicationId": deduplication}
-    sealed = seal({"body": "", "properties": properties}, FIFO, base64_encoded=True)
+    sealed = encode_message({"body": "", "properties": properties}, FIFO, base64_encoded=True)
     assert (sealed.group_id, sealed.deduplication_id) == (str(group), "7")

@@ -27,7 +27,7 @@ from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.task.base import VisibilityRetry
 from celery_sqs_visibility.transport.publish_scope import batched, blocks_around
 
-broker_of = celery_sqs_visibility.publish._broker_of
+broker_of = celery_sqs_visibility.publish._context_of
 
 
 class Site:
@@ -68,7 +68,7 @@ def window(monkeypatch):
 @pytest.fixture
 def site(monkeypatch):
     site = Site()
-    monkeypatch.setattr(celery_sqs_visibility.publish, "_broker_of", site.broker)
+    monkeypatch.setattr(celery_sqs_visibility.publish, "_context_of", site.broker)
     return site
 
 
@@ -512,7 +512,7 @@ def test_a_retry_policy_makes_no_other_broker():
     app = make_app("app", {"broker_url": "sqs://k:s@127.0.0.1:9"}, set_as_current=False)
     with app.connection_for_write() as one, app.connection_for_write() as another:
         one.transport_options.update(app.conf.task_publish_retry_policy, retry_errors=(OSError,))
-        assert one.transport.broker is another.transport.broker is broker_of(app)
+        assert one.transport.context is another.transport.context is broker_of(app)
     close_app(app)
 
 
