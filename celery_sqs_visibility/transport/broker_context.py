@@ -1,10 +1,10 @@
-"""One broker as a process sees it: where it is, its credentials, its queues."""
+"""What the connections of a process to one broker share."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 from weakref import WeakSet
 
 from celery_sqs_visibility.aws.client_factory import ClientSettings, frozen_config
@@ -23,49 +23,53 @@ from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
-#: What every receive asks for: how often it was received before, when first, its group, and its age.
-SYSTEM_ATTRIBUTES = (
+#: The system attributes that every receive asks for.
+SYSTEM_ATTRIBUTES: Final = {
     "ApproximateFirstReceiveTimestamp",
     "ApproximateReceiveCount",
     "MessageGroupId",
     "SentTimestamp",
-)
+}
 
-#: What a message attribute adds to an answer of SQS's.
-ATTRIBUTES_OF_A_MESSAGE = ("MessageAttributes", "MD5OfMessageAttributes")
+#: What kombu fills in where the URL names no host.
+NO_HOST: Final = "localhost"
 
-#: What kombu fills in where the URL names no host: nobody's endpoint.
-NO_HOST = "localhost"
-
-#: What we take of the option `predefined_queues`; kombu knows more.
-PREDEFINED_KEYS = ("url", "region", "access_key_id", "secret_access_key", "session_token")
+#: The keys of the option `predefined_queues` that count here; kombu has more.
+PREDEFINED_KEYS: Final = ("url", "region", "access_key_id", "secret_access_key", "session_token")
 
 _lock = ProcessLock()  # guards _contexts
 _contexts: dict[tuple[int, str], BrokerContext] = {}
 
 
 class BrokerContext:
-    """What the connections of one process to one broker share: its queues and what is known of them."""
+    """The queues of one broker, as one process sees them, and what is known of them.
+
+    Attributes:
+        slots: tells the slots of the worker's pool; its bootstep sets it before it consumes.
+        worker_name: Celery's name of this node, which its bootstep sets as well; empty in a client.
+        queue_consumers: those in use, of closed channels too while a task of theirs runs.
+        worker_queue_consumers: those of the worker itself; the others belong to consumers inside its tasks.
+    """
 
     def __init__(self, client: Any, options: Options) -> None:
         self.pid = os.getpid()
         self.options = options
         self.queues = _queues(client, options)
         self.temporary_queues = TemporaryQueues(self.queues)
-        self.receive_options = receive_options(options)
-        _, self._asked_for = _wanted_attributes(options.fetch_message_attributes)
+        system, self._attribute_names = _wanted_attributes(options.fetch_message_attributes)
+        system = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
+        # All message attributes: a dead letter keeps those of its sender, and they cost no request.
+        self.receive_options = ReceiveOptions(options.visibility_timeout, system, ("All",))
         self._redeliveries = RedeliveryIndex(options.visibility_timeout)
         letters = options.dead_letter_queue
         self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
-        #: Tells the slots of the worker's pool; set by its bootstep, before it consumes.
         self.slots: Callable[[], Slots] | None = None
-        #: Those in use, of channels that were closed too, as long as something of theirs still runs.
+        self.worker_name = ""
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
-        #: Of these, the worker's own: the others are of consumers inside its tasks.
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
 
     def new_queue_consumer(self, buffer: Buffer, *, for_worker: bool) -> QueueConsumer:
-        """A place to hold what is received from it, by a worker or by a consumer that has no slots."""
+        """A consumer of the worker, or one without slots."""
         queue_consumer = QueueConsumer(
             self.options,
             self.receive_options,
@@ -74,6 +78,7 @@ class BrokerContext:
             self._redeliveries,
             buffer,
             slots=self.slots if for_worker else None,
+            worker_name=self.worker_name,
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:
@@ -81,16 +86,16 @@ class BrokerContext:
         return queue_consumer
 
     def decode_message(self, queue: Queue, message: ReceivedMessage) -> Opened:
-        """Read a received message, of whose attributes the task is given those that the user asked for.
+        """Read a received message. The task sees those of its attributes that the user asked for.
 
         Raises:
             UnreadableError: it is not kombu's.
         """
-        return decode_message(queue, _with_attributes(message, self._asked_for))
+        return decode_message(queue, _with_attributes(message, self._attribute_names))
 
 
 def shared_context(client: Any, options: Options) -> BrokerContext:
-    """The broker of a kombu Connection, the same for equal settings in the same process. Any thread."""
+    """The context of a kombu Connection, the same for equal settings in the same process. Any thread."""
     settings = (client.hostname, client.port, client.userid, client.password)
     # Without what kombu adds when it publishes with a retry policy: Celery's connections do not all have it.
     ours = {name: v for name, v in client.transport_options.items() if name not in OTHER_PEOPLES_OPTIONS}
@@ -134,41 +139,32 @@ def _settings(client: Any, options: Options, predefined: PredefinedQueue | None 
 
 
 def _endpoint(hostname: str | None, port: int | None, *, secure: bool) -> str | None:
-    """The endpoint that the broker URL names; `None` leaves it to botocore, as for any boto3 program."""
+    """The endpoint that the broker URL names; `None` leaves it to botocore, as in any boto3 program."""
     if not hostname or (hostname == NO_HOST and port is None):
         return None
     return f"{'https' if secure else 'http'}://{hostname}{f':{port}' if port else ''}"
 
 
-def receive_options(options: Options) -> ReceiveOptions:
-    """What every receive asks for, the user's wishes included.
-
-    That is all message attributes: a dead letter keeps those of its sender, and they cost no request.
-    """
-    system, _ = _wanted_attributes(options.fetch_message_attributes)
-    names = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
-    return ReceiveOptions(options.visibility_timeout, names, ("All",))
-
-
 def _with_attributes(message: ReceivedMessage, names: tuple[str, ...]) -> ReceivedMessage:
-    """The message with these of its attributes, as if no others had been received."""
+    """The message with the named attributes, as if no others had been received."""
     attributes = message.get("MessageAttributes")
     if not attributes or "All" in names:
         return message
-    others = {key: value for key, value in message.items() if key not in ATTRIBUTES_OF_A_MESSAGE}
     kept = {name: value for name, value in attributes.items() if is_asked_for(name, names)}
+    # The digest covers all attributes.
+    others = {k: v for k, v in message.items() if k not in ("MessageAttributes", "MD5OfMessageAttributes")}
     return cast("ReceivedMessage", {**others, "MessageAttributes": kept} if kept else others)
 
 
 def _wanted_attributes(wanted: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The system and the custom attributes of `fetch_message_attributes`, in kombu's several forms."""
     if isinstance(wanted, Mapping):
-        system = wanted.get("MessageSystemAttributeNames") or ()
-        custom = wanted.get("MessageAttributeNames") or ()
+        names = wanted.get("MessageSystemAttributeNames"), wanted.get("MessageAttributeNames")
     else:
-        system, custom = ((wanted,) if isinstance(wanted, str) else wanted or ()), ()
+        names = ((wanted,) if isinstance(wanted, str) else wanted), None
+    system, custom = (tuple(each or ()) for each in names)
     return _all_or_these(system), _all_or_these(custom)
 
 
-def _all_or_these(names: Any) -> tuple[str, ...]:
+def _all_or_these(names: tuple[Any, ...]) -> tuple[str, ...]:
     return ("All",) if any(str(name).lower() == "all" for name in names) else tuple(sorted(set(names)))

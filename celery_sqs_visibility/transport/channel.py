@@ -6,6 +6,7 @@ matters differs. Settling does no I/O here: the settler's threads make the reque
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -21,13 +22,15 @@ from celery_sqs_visibility.delivery.model import Delete, Delivery
 from celery_sqs_visibility.delivery.receive.decoder import UnreadableError
 from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.transport import publish_deadline, publish_scope
+from celery_sqs_visibility.transport import publish_retries, publish_scope
 from celery_sqs_visibility.transport.administration import AdministrativeChannel
 from celery_sqs_visibility.transport.basic_get import FetchedMessages
 from celery_sqs_visibility.transport.codec import encode_message
 from celery_sqs_visibility.transport.exchanges import refuse_unbound
 from celery_sqs_visibility.transport.message import Message, QoS
-from celery_sqs_visibility.transport.temporary_queues import is_reply, log_dropped_reply
+from celery_sqs_visibility.transport.temporary_queues import is_reply
+
+logger = logging.getLogger(__name__)
 
 #: The module of Celery's own `on_decode_error`, which deletes the message.
 CELERYS_CONSUMER: Final = "celery.worker.consumer.consumer"
@@ -163,11 +166,11 @@ class Channel(AdministrativeChannel):
         """Send the message, or leave it to the block of `publish_batch` around. The publishing thread."""
         context = self.context
         with self._transport.attempts.counted():
-            target = publish_deadline.send(partial(self._target, queue, message))
+            target = publish_retries.until_deadline(partial(self._target, queue, message))
             if target is not None:
                 encoded = encode_message(message, target, base64_encoded=context.options.sqs_base64_encoding)
                 if not publish_scope.batched(context, target, encoded, message):
-                    publish_deadline.send(partial(self._send, target, encoded, message))
+                    publish_retries.until_deadline(partial(self._send, target, encoded, message))
         self._transport.attempts.failed = 0
 
     def _send(self, queue: Queue, encoded: OutgoingMessage, message: dict[str, Any]) -> None:
@@ -189,7 +192,10 @@ class Channel(AdministrativeChannel):
         try:
             return self.context.queues.find(queue)
         except QueueDoesNotExistError:
-            log_dropped_reply(queue)
+            # Created anew, the queue would stay for ever.
+            logger.info(
+                "dropped a result, since the client that asked for it has gone with its queue %r", queue
+            )
             return None
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:  # noqa: ARG002 - virtual's

@@ -1,7 +1,7 @@
 """Exchanges, which SQS does not have: direct ones are a table in each process, others are refused.
 
-A message for a fanout or topic exchange would reach the queues that its publisher has declared, and no other
-process's: nobody would get it, and nobody would be told.
+A message for a fanout or topic exchange would reach only the queues that its publisher has declared. Queues
+of other processes would get nothing, and nobody would be told.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class UnroutableError(KombuError):
 
 
 def refuse_type(exchange: str, kind: str) -> None:
-    """Refuse exchanges that are not direct. Celery's own are let through: Celery publishes to them unasked.
+    """Refuse exchanges that are not direct, but for Celery's own: Celery publishes to them unasked.
 
     Raises:
         UnroutableError: a sentence that says what to do instead.
@@ -37,7 +37,7 @@ def refuse_type(exchange: str, kind: str) -> None:
 
 
 def refuse_unbound(exchange: str, routing_key: str) -> None:
-    """Refuse to drop a message in silence. Celery's own exchanges have nobody who listens, and that is known.
+    """Refuse to drop a message in silence, but on Celery's own exchanges, to which nobody listens.
 
     Raises:
         UnroutableError: a sentence that says what to do instead.
@@ -51,12 +51,9 @@ def refuse_unbound(exchange: str, routing_key: str) -> None:
 
 
 def is_celerys_own(exchange: str) -> bool:
-    """Whether it is for remote control or events: of this process's apps, whatever they call them."""
-    return exchange.endswith(CONTROL_SUFFIX) or exchange == EVENT_EXCHANGE or exchange in _event_exchanges()
-
-
-def _event_exchanges() -> set[str]:
-    """What the apps of this process call their event exchange; those whose settings are read."""
+    """Whether the exchange is for remote control, or for the events of an app of this process."""
+    if exchange.endswith(CONTROL_SUFFIX) or exchange == EVENT_EXCHANGE:
+        return True
     state: Any = sys.modules.get("celery._state")
     apps = list(state._get_active_apps()) if state is not None else []  # noqa: SLF001 - see docs/architecture.md
-    return {str(app.conf.event_exchange) for app in apps if app.configured}
+    return any(app.configured and str(app.conf.event_exchange) == exchange for app in apps)

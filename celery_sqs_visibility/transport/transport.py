@@ -16,7 +16,7 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext, shared_context
 from celery_sqs_visibility.transport.channel import Channel
-from celery_sqs_visibility.transport.publish_attempts import RETRIED_ERRORS, attempts_of
+from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS, attempts_of
 
 
 class Transport(virtual.Transport):
