@@ -1,10 +1,10 @@
 """Which block of `publish_batch` a publication belongs to: the innermost around it, of the same broker.
 
 "Around" is what Python's context variables say. asyncio's tasks and `asyncio.to_thread` inherit them. Threads
-and greenlets do not: one that serves another request has to find its messages sent when `delay()` returns, so
-it takes part only where it joins (`Batch.joined`, `contextvars.copy_context().run`).
+and greenlets do not: `delay()` in a thread that serves another request means sent, so a thread takes part only
+where it joins (`Batch.joined`, `contextvars.copy_context().run`).
 
-A generator runs in its caller's context. So a block that a generator holds takes only what is published while
+A generator runs in its caller's context. A block that a generator holds takes only what is published while
 the generator runs, and not what its caller publishes before the next `next()`.
 """
 
@@ -39,7 +39,7 @@ class Joined:
 
     Attributes:
         batch: the block.
-        generator: the frame of the generator that the statement is in, if it is in one.
+        generator: the frame of the generator that holds the statement, if one does.
     """
 
     batch: Batch
@@ -47,8 +47,13 @@ class Joined:
 
     @property
     def takes_part(self) -> bool:
-        """Whether the caller publishes into the block."""
-        return self.batch.open and (self.generator is None or _is_running(self.generator))
+        """Whether the caller publishes into the block: a generator's has to be among its callers."""
+        if self.batch.open and self.generator is not None:
+            frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented for CPython and PyPy
+            while frame is not None and frame is not self.generator:
+                frame = frame.f_back
+            return frame is not None
+        return self.batch.open
 
 
 #: What this context has joined, the innermost last.
@@ -61,25 +66,25 @@ class Batch:
     """An open block. Usable from any thread.
 
     Args:
-        find_broker: gives the broker that the block is about; `None`: one that is not ours.
+        find_context: gives what the connections to the block's broker share; `None`: the broker is not SQS.
     """
 
-    def __init__(self, find_broker: Callable[[], BrokerContext | None]) -> None:
-        self._find_broker = find_broker
+    def __init__(self, find_context: Callable[[], BrokerContext | None]) -> None:
+        self._find_context = find_context
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards everything below
         self._closed = False
-        self._outboxes: list[Sender] = []  # the last is in use
+        self._senders: list[Sender] = []  # the last is in use
 
     @property
     def open(self) -> bool:
-        """Whether it takes messages: a forked child's are its own, whatever block it was forked in."""
+        """Whether it takes messages. A forked child is not in its parent's blocks."""
         return not self._closed and self._pid == os.getpid()
 
     @functools.cached_property
     def context(self) -> BrokerContext | None:
-        """What it is about: looked up when something is published, since most brokers are not ours."""
-        return self._find_broker()
+        """The broker's. Looked up at the first publication: most brokers are not ours."""
+        return self._find_context()
 
     @contextmanager
     def joined(self) -> Iterator[Batch]:
@@ -100,27 +105,26 @@ class Batch:
         sender = self._sender()
         return sender is not None and sender.put(queue, message, task_id)
 
-    def send_so_far(self) -> None:
-        """Wait until what was published before is sent."""
+    def flush(self) -> None:
+        """Wait until all published so far is sent."""
         before = self._sender()
         if before is not None and not before.empty:
             self._sender(new=True)
             before.close()
 
     def close(self) -> PublishError | None:
-        """Wait until everything is sent; what was not. From then on, nothing goes into the block."""
+        """Take no more, and wait until everything is sent. Returns what was not."""
         if not self.open:
             return None
         with self._lock:
             self._closed = True
-            outboxes = list(self._outboxes)
-        for sender in outboxes:
+        for sender in self._senders:
             sender.close()
         return self.unsent()
 
     def unsent(self) -> PublishError | None:
         """What is not known to have been sent by now."""
-        results = [sender.unsent() for sender in self._outboxes]
+        results = [sender.unsent() for sender in self._senders]
         failures = [failure for failed, _ in results for failure in failed]
         return PublishError(failures, sum(count for _, count in results)) if failures else None
 
@@ -128,9 +132,9 @@ class Batch:
         with self._lock:
             if self._closed:
                 return None
-            if new or not self._outboxes:
-                self._outboxes.append(Sender(self.context.queues.forget) if self.context else Sender())
-            return self._outboxes[-1]
+            if new or not self._senders:
+                self._senders.append(Sender(self.context.queues.forget) if self.context else Sender())
+            return self._senders[-1]
 
 
 def blocks_around() -> list[Batch]:
@@ -139,36 +143,29 @@ def blocks_around() -> list[Batch]:
 
 
 def batched(
-    broker: BrokerContext, queue: Queue, message: OutgoingMessage, content: Mapping[str, Any]
+    context: BrokerContext, queue: Queue, message: OutgoingMessage, content: Mapping[str, Any]
 ) -> bool:
-    """Leave the message to the block around that is about the broker; `False`: there is none.
+    """Leave the message to the innermost block of the broker around the caller; `False`: there is none.
 
-    Blocks while too much waits to be sent.
-
-    Args:
-        broker: the publishing connection's.
-        queue: where it goes.
-        message: what goes there.
-        content: kombu's message, of which it was made.
+    Blocks while too much waits to be sent. `content` is kombu's message, of which `message` was made.
     """
-    blocks = [batch for batch in blocks_around() if batch.context is broker]
+    blocks = [batch for batch in blocks_around() if batch.context is context]
     while blocks:
         batch = blocks.pop()
         if queue.fifo:
             for outer in blocks:  # what was published before, around this block, comes before what is in it
-                outer.send_so_far()
+                outer.flush()
         if batch.put(queue, message, _task_id(content)):
             return True
     return False
 
 
 def _generator_that_enters() -> FrameType | None:
-    """The generator whose `with` statement is being entered, if it is one's.
+    """The generator that holds the `with` statement being entered, if one does.
 
-    A generator that contextlib makes a context manager of, and any context manager's `__enter__`, enter for
-    the caller, whose `with` statement it is.
+    contextlib's generators and any context manager's `__enter__` enter for their caller.
     """
-    frame = sys._getframe(1)  # noqa: SLF001 - CPython's and PyPy's documented way
+    frame = sys._getframe(1)  # noqa: SLF001 - documented for CPython and PyPy
     while frame.f_back is not None and (_enters_for_another(frame) or _enters_for_another(frame.f_back)):
         frame = frame.f_back
     return frame if frame.f_code.co_flags & GENERATORS else None
@@ -178,15 +175,6 @@ def _enters_for_another(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == "contextlib" or frame.f_code.co_name in ENTER
 
 
-def _is_running(generator: FrameType) -> bool:
-    """Whether the caller was called by that generator."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - see _generator_that_enters
-    while frame is not None and frame is not generator:
-        frame = frame.f_back
-    return frame is not None
-
-
 def _task_id(content: Mapping[str, Any]) -> str | None:
-    headers = content.get("headers") or {}
-    task_id: str | None = headers.get("id") or content.get("properties", {}).get("correlation_id")
-    return task_id
+    task_id: str | None = (content.get("headers") or {}).get("id")
+    return task_id or content.get("properties", {}).get("correlation_id")
