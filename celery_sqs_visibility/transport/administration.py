@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined] # as in kombu's docs
@@ -16,21 +16,16 @@ from celery_sqs_visibility.transport.temporary_queues import temporary
 
 
 class AdministrativeChannel(virtual.Channel):
-    """Looks after queues. Its methods belong to the thread that has the channel.
-
-    SQS is asked where the caller asks. What Celery does unasked costs neither a request nor a permission.
-    """
+    """Methods belong to the thread that has the channel. What Celery does unasked costs no request."""
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self._transport = connection  # virtual.Channel forgets it when it closes
-        self._temporary: set[str] = set()  # queues that were declared here as temporary
 
     @property
     def context(self) -> BrokerContext:
         """What the connections of this process share."""
-        context: BrokerContext = self._transport.context
-        return context
+        return cast("BrokerContext", self._transport.context)
 
     def exchange_declare(
         self,
@@ -39,11 +34,7 @@ class AdministrativeChannel(virtual.Channel):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Note a direct exchange, or one that Celery declares unasked.
-
-        Raises:
-            UnroutableError: it is of another type.
-        """
+        """Note a direct exchange, or one that Celery declares unasked. See `refuse_type`."""
         kind = type or "direct"
         refuse_type(exchange or "", kind)
         super().exchange_declare(exchange, kind, *args, **kwargs)
@@ -58,10 +49,9 @@ class AdministrativeChannel(virtual.Channel):
             state.binding_delete(queue, exchange, routing_key)
         state.exchanges.pop(exchange, None)
 
-    def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **kwargs: Any) -> dict[str, Any]:
+    def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **kwargs: Any) -> Any:
         """Give `queue_declare` the queue's expiry by its AMQP name, `x-expires`."""
-        prepared: dict[str, Any] = to_rabbitmq_queue_arguments(arguments, **kwargs)
-        return prepared
+        return to_rabbitmq_queue_arguments(arguments, **kwargs)
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
         """Create the queue if it is missing; `passive` asks instead how many messages are visible in it.
@@ -88,10 +78,6 @@ class AdministrativeChannel(virtual.Channel):
         self._delete(queue)
         self.state.queue_bindings_delete(queue)
 
-    def is_temporary(self, queue: str) -> bool:
-        """Whether the queue was declared here as temporary, and this process created it."""
-        return queue in self._temporary and self.context.temporary_queues.created(queue)
-
     def _count(self, queue: str, *kinds: str) -> int:
         try:
             return count(self.context.queues.find(queue), *kinds)
@@ -108,7 +94,6 @@ class AdministrativeChannel(virtual.Channel):
                 self.context.queues.find_or_create(queue)
             else:
                 self.context.temporary_queues.find_or_create(queue, attributes)
-                self._temporary.add(queue)
 
     def _has_queue(self, queue: str, **_: Any) -> bool:
         try:

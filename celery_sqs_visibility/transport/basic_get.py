@@ -17,11 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class FetchedMessages:
-    """Receipt handles of one channel, until they are settled or their visibility timeout is over. Any thread.
+    """Receipt handles of one channel, until they are settled or `visibility_timeout` is over. Any thread.
 
-    Args:
-        visibility_timeout: seconds that a fetched message is hidden.
-        clock: time.
+    `acknowledge` and `reject` make a request, and return `False` for a message that was not fetched here.
+    They raise the `SQSError` with which SQS did not do it.
     """
 
     def __init__(self, visibility_timeout: float, clock: Clock) -> None:
@@ -41,11 +40,7 @@ class FetchedMessages:
             self._fetched[handle] = queue, called + self._visibility_timeout
 
     def acknowledge(self, handle: str) -> bool:
-        """Delete the message; `False` if it was not fetched here. A request.
-
-        Raises:
-            SQSError: it was not deleted, and comes back.
-        """
+        """Delete the message."""
         if (queue := self._take(handle)) is not None:
             _raise_failure(queue.sqs.delete(queue.url, [handle]))
         return queue is not None
@@ -53,11 +48,7 @@ class FetchedMessages:
     def reject(self, handle: str, redrive: RedriveBook, *, requeue: bool) -> bool:
         """Make the message visible again or, without `requeue`, give it up, as `Rejection.reject` does.
 
-        Given up, it is left to the redrive policy, or deleted where there is none. `False` if it was not
-        fetched here. A request.
-
-        Raises:
-            SQSError: SQS did not do it.
+        Given up, it is left to the redrive policy, or deleted where there is none.
         """
         if (queue := self._take(handle)) is None:
             return False
@@ -70,7 +61,7 @@ class FetchedMessages:
         return True
 
     def release_all(self) -> None:
-        """Make visible again what nobody settled. A request for ten messages; errors are logged."""
+        """Make visible again what nobody settled. Errors are logged."""
         with self._lock:
             self._forget_lapsed()
             left, self._fetched = self._fetched, {}

@@ -91,11 +91,7 @@ class Channel(AdministrativeChannel):
         consumer_tag: str | None,
         **kwargs: Any,
     ) -> Any:
-        """Receive from the queue from now on.
-
-        Raises:
-            RuntimeError: it is for a Celery worker without our bootsteps, which would lose messages.
-        """
+        """Receive from the queue. Raises `RuntimeError` for a Celery worker that would lose messages."""
         if _loses_messages(callback):
             raise RuntimeError(LOSES_MESSAGES)
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
@@ -115,9 +111,10 @@ class Channel(AdministrativeChannel):
         super().basic_cancel(consumer_tag)
         if queue is not None and queue not in self._active_queues:
             self.queue_consumer.cancel(queue)
-            if self.is_temporary(queue) and not self._transport.for_worker:
+            temporary_queues = self.context.temporary_queues
+            if temporary_queues.created(queue) and not self._transport.for_worker:
                 self.queue_consumer.abandon(queue)
-                self.context.temporary_queues.delete(queue)
+                temporary_queues.delete(queue)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
         """Done: delete the message. Any thread; makes a request only if `basic_get` fetched the message."""
@@ -152,11 +149,7 @@ class Channel(AdministrativeChannel):
         return message  # type: ignore[no-any-return]
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str] | set[str]:
-        """The queues that are bound to the exchange, on this connection.
-
-        Raises:
-            UnroutableError: there are none, and the exchange is not Celery's own.
-        """
+        """The queues that are bound to the exchange, on this connection. See `refuse_unbound`."""
         queues = super()._lookup(exchange, routing_key, default)
         if not queues:
             refuse_unbound(exchange, routing_key)

@@ -11,7 +11,7 @@ import binascii
 import codecs
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from kombu.utils.json import dumps, loads
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import ILLEGIBLE, Opened, UnreadableError, legible
+from celery_sqs_visibility.policy.message_attributes import is_asked_for
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
 
@@ -73,8 +74,10 @@ def encode_message(message: Mapping[str, Any], queue: Queue, *, base64_encoded: 
     )
 
 
-def decode_message(queue: Queue, message: ReceivedMessage) -> Opened:
-    """Read a received message.
+def decode_message(
+    queue: Queue, message: ReceivedMessage, attribute_names: Sequence[str] = ("All",)
+) -> Opened:
+    """Read a received message. The task sees the message attributes of the given names.
 
     Raises:
         UnreadableError: it is not kombu's.
@@ -84,8 +87,7 @@ def decode_message(queue: Queue, message: ReceivedMessage) -> Opened:
     properties = payload["properties"]
     properties["delivery_tag"] = message["ReceiptHandle"]
     info = properties["delivery_info"]
-    # Users read these. Without the body: prefork pickles everything once more for the child.
-    info["sqs_message"] = {key: value for key, value in message.items() if key != "Body"}
+    info["sqs_message"] = _metadata(message, attribute_names)
     info["sqs_queue"] = queue.url
     return Opened(
         payload,
@@ -134,6 +136,16 @@ def with_eta(headers: Mapping[str, Any], eta: float, retries: int) -> dict[str, 
     """The headers of a task that is to wait for another ETA, in seconds since the epoch."""
     instant = datetime.fromtimestamp(eta, timezone.utc).isoformat()
     return {**headers, "eta": instant, "retries": retries}
+
+
+def _metadata(message: ReceivedMessage, attribute_names: Sequence[str]) -> dict[str, Any]:
+    """What users read of the message. Without the body: prefork pickles it once more for the child."""
+    metadata: dict[str, Any] = {key: value for key, value in message.items() if key != "Body"}
+    attributes = metadata.pop("MessageAttributes", None)
+    if attributes and "All" not in attribute_names:
+        metadata.pop("MD5OfMessageAttributes", None)  # of all attributes
+        attributes = {k: v for k, v in attributes.items() if is_asked_for(k, attribute_names)}
+    return {**metadata, "MessageAttributes": attributes} if attributes else metadata
 
 
 def _text(body: str) -> str:

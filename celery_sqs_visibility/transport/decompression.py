@@ -1,8 +1,7 @@
 """Decompression with a bound: a message of a megabyte may hold gigabytes.
 
-kombu decompresses by the header `compression`, without a bound (kombu/compression.py). This module bounds
-kombu's own codecs. What cannot be bounded is left to kombu: brotli before 1.2, and codecs that users have
-registered.
+kombu decompresses by the header `compression`, without a bound (kombu/compression.py). This bounds its own
+codecs. What cannot be bounded is left to kombu: brotli before 1.2, and codecs that users have registered.
 """
 
 from __future__ import annotations
@@ -37,12 +36,7 @@ class TooLargeError(ValueError):
 
 
 def inflate(body: bytes, method: str, largest: int = LARGEST_BODY) -> bytes:
-    """Decompress a body as kombu would, keeping at most `largest` bytes and one more in memory.
-
-    Args:
-        body: compressed, as one stream: nobody sends several in a row.
-        method: the header `compression`: a content type or an alias that kombu knows.
-        largest: bytes.
+    """Decompress one stream by the header `compression`, with at most `largest` + 1 bytes in memory.
 
     Raises:
         TooLargeError: the body is larger than `largest` bytes.

@@ -23,11 +23,7 @@ class UnroutableError(KombuError):
 
 
 def refuse_type(exchange: str, kind: str) -> None:
-    """Refuse exchanges that are not direct, but for Celery's own: Celery publishes to them unasked.
-
-    Raises:
-        UnroutableError: a sentence that says what to do instead.
-    """
+    """Raise `UnroutableError` if it is not direct, nor Celery's own, to which Celery publishes unasked."""
     if kind != "direct" and not is_celerys_own(exchange):
         raise UnroutableError(
             f"exchange {exchange!r} is of type {kind!r}, and on SQS there are only direct exchanges: other "
@@ -37,11 +33,7 @@ def refuse_type(exchange: str, kind: str) -> None:
 
 
 def refuse_unbound(exchange: str, routing_key: str) -> None:
-    """Refuse to drop a message in silence, but on Celery's own exchanges, to which nobody listens.
-
-    Raises:
-        UnroutableError: a sentence that says what to do instead.
-    """
+    """Raise `UnroutableError` instead of dropping a message, but on Celery's own: nobody listens there."""
     if not is_celerys_own(exchange):
         raise UnroutableError(
             f"no queue is bound to exchange {exchange!r} with routing key {routing_key!r} here. On SQS there "

@@ -73,12 +73,7 @@ class Message(virtual.Message):
             self.delivery.give_up(reason, lambda: encode_payload(self._raw), on_exhausted, **attributes)
 
     def renewal(self, eta: float, retries: int) -> Renew | None:
-        """How the task can wait in SQS for another ETA; `None` if it cannot. Any thread.
-
-        Args:
-            eta: seconds since the epoch.
-            retries: how many runs have failed.
-        """
+        """How the task can wait in SQS until `eta`, in seconds since the epoch; `None` if it cannot."""
         # A message of protocol 1 has its ETA in the body.
         if self.delivery is None or "task" not in self.headers:
             return None
@@ -93,10 +88,10 @@ class Message(virtual.Message):
 
 
 class QoS(virtual.QoS):
-    """The prefetch count of a channel. The consumer's ledger, which outlives the channel, tracks the rest.
+    """The prefetch count. The consumer's ledger, which outlives the channel, tracks the messages.
 
-    A consumer that sets no prefetch count may have ten messages more than it has not settled yet: kombu's own
-    SQS transport receives ten for each `drain_events`. The thread that drains.
+    Where the consumer sets none, it is ten more than its unsettled messages: kombu's own SQS transport
+    receives ten for each `drain_events`. The thread that drains.
     """
 
     restore_at_shutdown = False

@@ -54,12 +54,9 @@ def until_deadline(attempt: Callable[[], T]) -> T:
 
 
 class PublishAttempts:
-    """The attempts of one kombu Connection to publish; one thread at a time uses it.
+    """The attempts of one kombu Connection to publish; one thread at a time uses it."""
 
-    Attributes:
-        failed: how many in a row failed with one of `RETRIED_ERRORS`.
-    """
-
+    #: How many in a row failed with one of `RETRIED_ERRORS`.
     failed = 0
 
     @contextmanager

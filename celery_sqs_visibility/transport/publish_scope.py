@@ -1,8 +1,8 @@
 """Which block of `publish_batch` a publication belongs to: the innermost around it, of the same broker.
 
 "Around" is what Python's context variables say. asyncio's tasks and `asyncio.to_thread` inherit them. Threads
-and greenlets do not: `delay()` in a thread that serves another request means sent, so a thread takes part only
-where it joins (`Batch.joined`, `contextvars.copy_context().run`).
+and greenlets do not: one that serves another request finds its messages sent when `delay()` returns. It takes
+part only where it joins (`Batch.joined`, `contextvars.copy_context().run`).
 
 A generator runs in its caller's context. A block that a generator holds takes only what is published while
 the generator runs, and not what its caller publishes before the next `next()`.
@@ -27,7 +27,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.publish.sender import PublishError, Sender
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
-GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 #: The context managers' methods that run between a `with` statement and what it opens.
 ENTER: Final = ("__enter__", "__aenter__")
@@ -35,15 +35,10 @@ ENTER: Final = ("__enter__", "__aenter__")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
-    """One `with` statement whose body publishes into a block.
-
-    Attributes:
-        batch: the block.
-        generator: the frame of the generator that holds the statement, if one does.
-    """
+    """One `with` statement whose body publishes into a block."""
 
     batch: Batch
-    generator: FrameType | None
+    generator: FrameType | None  # the frame of the generator that holds the statement, if one does
 
     @property
     def takes_part(self) -> bool:
@@ -63,11 +58,7 @@ _joined: ContextVar[tuple[Joined, ...]] = ContextVar(
 
 
 class Batch:
-    """An open block. Usable from any thread.
-
-    Args:
-        find_context: gives what the connections to the block's broker share; `None`: the broker is not SQS.
-    """
+    """An open block, of the broker whose context `find_context` gives, if that is SQS. Any thread."""
 
     def __init__(self, find_context: Callable[[], BrokerContext | None]) -> None:
         self._find_context = find_context
@@ -168,7 +159,7 @@ def _generator_that_enters() -> FrameType | None:
     frame = sys._getframe(1)  # noqa: SLF001 - documented for CPython and PyPy
     while frame.f_back is not None and (_enters_for_another(frame) or _enters_for_another(frame.f_back)):
         frame = frame.f_back
-    return frame if frame.f_code.co_flags & GENERATORS else None
+    return frame if frame.f_code.co_flags & _GENERATORS else None
 
 
 def _enters_for_another(frame: FrameType) -> bool:

@@ -16,15 +16,18 @@ from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, SHORTEST_RETE
 
 logger = logging.getLogger(__name__)
 
+STAYS: Final = (
+    "created the temporary queue %r, and SQS has no queues that expire: it is deleted when its consumer in "
+    "this process ends, but stays if it has none, or if the process is killed. result_backend='rpc://' makes "
+    "such a queue for each thread that publishes: use another result backend, or delete the queues that "
+    "stay. (Said once.)"
+)
+
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class TemporaryQueues:
-    """The temporary queues that this process has created. Usable from any thread.
-
-    Args:
-        queues: the directory that creates and forgets them.
-    """
+    """The temporary queues that this process has created. Usable from any thread."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
@@ -40,13 +43,7 @@ class TemporaryQueues:
         self._created.add(name)
         if not self._logged:
             self._logged = True
-            logger.warning(
-                "created the temporary queue %r, and SQS has no queues that expire: it is deleted when its "
-                "consumer in this process ends, but stays if it has none, or if the process is killed. "
-                "result_backend='rpc://' makes such a queue for each thread that publishes: use another "
-                "result backend, or delete the queues that stay. (Said once.)",
-                name,
-            )
+            logger.warning(STAYS, name)
         return queue
 
     def created(self, name: str) -> bool:
@@ -70,11 +67,11 @@ def temporary(name: str, *, auto_delete: bool, arguments: Mapping[str, Any] | No
     A temporary queue is auto_delete, and has a time to expire or a client's UUID for a name. Other consumers
     may use a queue that is only auto_delete: AMQP would not delete it before the last of them ends.
     """
-    milliseconds = (arguments or {}).get("x-expires")
-    if not auto_delete or (milliseconds is None and _UUID.fullmatch(name) is None):
+    if not auto_delete:
         return None
+    milliseconds = (arguments or {}).get("x-expires")
     if milliseconds is None:
-        return {}
+        return {} if _UUID.fullmatch(name) else None
     seconds = min(max(milliseconds // 1000, SHORTEST_RETENTION_SECONDS), RETENTION_SECONDS)
     return {"MessageRetentionPeriod": str(seconds)}
 

@@ -32,9 +32,9 @@ class Transport(virtual.Transport):
     default_port = None
     #: No "localhost" where the URL names no host: it would be taken for an endpoint, and warned of.
     default_connection_params: ClassVar[dict[str, Any]] = {}
-    #: Whether a Celery worker consumes here: it logs its consumer's exceptions. kombu's own consumers stop by
-    #: raising.
-    for_worker = False
+    for_worker = (
+        False  # a Celery worker logs its callbacks' exceptions; kombu's own consumers stop by raising
+    )
     polling_interval = None
     #: Errors that pass. Consuming never raises them.
     connection_errors = (*virtual.Transport.connection_errors, *PASSING_ERRORS, OSError)
@@ -42,10 +42,7 @@ class Transport(virtual.Transport):
     #: kombu publishes again after these, as often as the retry policy says. A refusal raises at once.
     recoverable_connection_errors = (*virtual.Transport.connection_errors, *RETRIED_ERRORS, OSError)
     recoverable_channel_errors = ()
-    implements = virtual.Transport.implements.extend(
-        asynchronous=True,
-        exchange_type=frozenset(["direct"]),
-    )
+    implements = virtual.Transport.implements.extend(asynchronous=True, exchange_type=frozenset(["direct"]))
     client: Any
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
@@ -68,10 +65,10 @@ class Transport(virtual.Transport):
         return self._context
 
     def establish_connection(self) -> Any:
-        """Connect, which takes no request; before a retry of a publication, after its policy's interval.
+        """Connect, without a request; before a retry of a publication, after its policy's interval.
 
-        kombu connects anew before each retry, and applies the intervals to attempts to connect
-        (kombu/connection.py: `Connection.ensure`). Those always work here, so the wait is here.
+        kombu connects anew before each retry, and waits only between attempts to connect
+        (kombu/connection.py: `Connection.ensure`), which always work here.
         """
         if self.attempts.failed:
             threading.Event().wait(retry_interval(self.client.transport_options, self.attempts.failed))
