@@ -32,9 +32,8 @@ class Transport(virtual.Transport):
     default_port = None
     #: No "localhost" where the URL names no host: it would be taken for an endpoint, and warned of.
     default_connection_params: ClassVar[dict[str, Any]] = {}
-    for_worker = (
-        False  # a Celery worker logs its callbacks' exceptions; kombu's own consumers stop by raising
-    )
+    #: A Celery worker logs its callbacks' exceptions; kombu's own consumers stop by raising.
+    for_worker = False
     polling_interval = None
     #: Errors that pass. Consuming never raises them.
     connection_errors = (*virtual.Transport.connection_errors, *PASSING_ERRORS, OSError)
