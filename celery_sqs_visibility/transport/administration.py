@@ -12,6 +12,7 @@ from celery_sqs_visibility.aws.queue_counts import DELAYED, HIDDEN, VISIBLE, cou
 from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import refuse_type
+from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import temporary
 
 
@@ -26,6 +27,10 @@ class AdministrativeChannel(virtual.Channel):
     def context(self) -> BrokerContext:
         """What the connections of this process share."""
         return cast("BrokerContext", self._transport.context)
+
+    @property
+    def _publish_attempts(self) -> PublishAttempts:
+        return self.context.publish_attempts(self._transport.client)
 
     def exchange_declare(
         self,
@@ -89,7 +94,7 @@ class AdministrativeChannel(virtual.Channel):
         self, queue: str, *, auto_delete: bool = False, arguments: dict[str, Any] | None = None, **_: Any
     ) -> None:
         attributes = temporary(queue, auto_delete=auto_delete, arguments=arguments)
-        with self._transport.attempts.counted():
+        with self._publish_attempts.counted():
             if attributes is None:
                 self.context.queues.find_or_create(queue)
             else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from celery_sqs_visibility.aws.client_factory import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.port import SQS, ReceiveOptions
@@ -21,6 +21,7 @@ from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.policy.options import OTHER_PEOPLES_OPTIONS, Options
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.transport.codec import decode_message
+from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
 #: The system attributes that every receive asks for.
@@ -63,6 +64,7 @@ class BrokerContext:
         # All message attributes: a dead letter keeps those of its sender, and they cost no request.
         self.receive_options = ReceiveOptions(options.visibility_timeout, system, ("All",))
         self.decode_message = partial(decode_message, attribute_names=custom)
+        self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self._redeliveries = RedeliveryIndex(options.visibility_timeout)
         letters = options.dead_letter_queue
         self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
@@ -87,6 +89,10 @@ class BrokerContext:
         if for_worker:
             self.worker_queue_consumers.add(queue_consumer)
         return queue_consumer
+
+    def publish_attempts(self, connection: Any) -> PublishAttempts:
+        """The attempts of a kombu Connection so far."""
+        return self._publish_attempts.setdefault(connection, PublishAttempts())
 
 
 def shared_context(client: Any, options: Options) -> BrokerContext:

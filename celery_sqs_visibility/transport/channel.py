@@ -13,8 +13,6 @@ from functools import partial
 from queue import Empty
 from typing import Any, Final
 
-from kombu.transport import virtual
-
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
@@ -112,7 +110,7 @@ class Channel(AdministrativeChannel):
         if queue is not None and queue not in self._active_queues:
             self.queue_consumer.cancel(queue)
             temporary_queues = self.context.temporary_queues
-            if temporary_queues.created(queue) and not self._transport.for_worker:
+            if not self._transport.for_worker and temporary_queues.created(queue):
                 self.queue_consumer.abandon(queue)
                 temporary_queues.delete(queue)
 
@@ -141,12 +139,12 @@ class Channel(AdministrativeChannel):
             self._queue_consumer.close()
         self._fetched.release_all()
 
-    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> virtual.Message | None:  # noqa: FBT001, FBT002
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
         """Fetch a message, if there is one. With `no_ack` it is deleted, unless it cannot be read."""
-        message: Any = super().basic_get(queue, no_ack, **kwargs)
+        message = super().basic_get(queue, no_ack, **kwargs)
         if no_ack and message is not None and not message.errors:
-            self.basic_ack(message.delivery_tag)
-        return message  # type: ignore[no-any-return]
+            self.basic_ack(str(message.delivery_tag))
+        return message
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str] | set[str]:
         """The queues that are bound to the exchange, on this connection. See `refuse_unbound`."""
@@ -158,13 +156,14 @@ class Channel(AdministrativeChannel):
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
         """Send the message, or leave it to the block of `publish_batch` around. The publishing thread."""
         context = self.context
-        with self._transport.attempts.counted():
+        attempts = self._publish_attempts
+        with attempts.counted():
             target = publish_retries.until_deadline(partial(self._target, queue, message))
             if target is not None:
                 encoded = encode_message(message, target, base64_encoded=context.options.sqs_base64_encoding)
                 if not publish_scope.batched(context, target, encoded, message):
                     publish_retries.until_deadline(partial(self._send, target, encoded, message))
-        self._transport.attempts.failed = 0
+        attempts.failed = 0
 
     def _send(self, queue: Queue, encoded: OutgoingMessage, message: dict[str, Any]) -> None:
         try:

@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Final, TypeVar
 
 from celery_sqs_visibility.errors import PASSING_ERRORS, CredentialsRefusedError
 from celery_sqs_visibility.policy.backoff import pause
@@ -54,7 +53,10 @@ def until_deadline(attempt: Callable[[], T]) -> T:
 
 
 class PublishAttempts:
-    """The attempts of one kombu Connection to publish; one thread at a time uses it."""
+    """The attempts of one kombu Connection to publish; one thread at a time uses it.
+
+    Not the Transport's: kombu makes a new one, with new channels, before each retry.
+    """
 
     #: How many in a row failed with one of `RETRIED_ERRORS`.
     failed = 0
@@ -67,12 +69,3 @@ class PublishAttempts:
         except RETRIED_ERRORS:
             self.failed += 1
             raise
-
-
-#: By kombu's Connection, which makes a new Transport and a new Channel before each retry.
-_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
-
-
-def attempts_of(connection: Any) -> PublishAttempts:
-    """The attempts of a kombu Connection so far."""
-    return _attempts.setdefault(connection, PublishAttempts())

@@ -16,7 +16,7 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext, shared_context
 from celery_sqs_visibility.transport.channel import Channel
-from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS, attempts_of
+from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS
 
 
 class Transport(virtual.Transport):
@@ -50,7 +50,6 @@ class Transport(virtual.Transport):
         self._loop: Any = None
         self._context: BrokerContext | None = None
         self.buffer = Buffer()
-        self.attempts = attempts_of(client)
 
     def driver_version(self) -> str:
         """The package's version, for `celery report`."""
@@ -69,8 +68,9 @@ class Transport(virtual.Transport):
         kombu connects anew before each retry, and waits only between attempts to connect
         (kombu/connection.py: `Connection.ensure`), which always work here.
         """
-        if self.attempts.failed:
-            threading.Event().wait(retry_interval(self.client.transport_options, self.attempts.failed))
+        failed = self.context.publish_attempts(self.client).failed
+        if failed:
+            threading.Event().wait(retry_interval(self.client.transport_options, failed))
         return super().establish_connection()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:  # noqa: ARG002 - kombu's

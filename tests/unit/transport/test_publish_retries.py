@@ -68,11 +68,11 @@ def test_kombu_waits_longer_before_each_retry_of_a_publication(site, connection,
     assert site.counts() == (2, 0, 0)
 
 
-def test_a_declaration_that_fails_counts_as_an_attempt(site, channel, intervals):
+def test_a_declaration_that_fails_counts_as_an_attempt(site, connection, channel):
     site.sqs.fail_next("GetQueueUrl", SLOW_DOWN)
     with pytest.raises(ThrottledError):
         declared_queue(channel)
-    assert channel.connection.attempts.failed == 1
+    assert channel.context.publish_attempts(connection).failed == 1
 
 
 def test_a_refusal_is_not_published_again(site, connection, intervals):
