@@ -29,10 +29,10 @@ def publish_batch(app: Any) -> Iterator[Batch]:
     another thread or a greenlet takes part with `with batch.joined():`. On any other broker the block changes
     nothing. What fails for a reason that may pass is tried again for up to 30 seconds.
 
-    An exception in the block goes on after what was published before it has been sent. What could not be sent
-    is logged, and told in a note of the exception; it raises `PublishError` instead if the exception is no
-    failure (see `_hides_failures`). An exception while leaving the block waits, such as a second Ctrl-C's,
-    goes on at once, and tells how much was not sent.
+    An exception in the block goes on after what was published before it has been sent. Unsent messages are
+    logged, and added to the exception as a note; if the exception is no failure (see `_hides_failures`),
+    `PublishError` is raised in its place. An exception that comes while leaving the block waits, such as a
+    second Ctrl-C's, goes on at once, with a note of how much was not sent.
 
     Args:
         app: the Celery app whose broker it is about.
@@ -45,14 +45,12 @@ def publish_batch(app: Any) -> Iterator[Batch]:
         with batch.joined():
             yield batch
     except BaseException as error:
-        unsent = _close(batch)
-        if unsent is not None:
+        if (unsent := _close(batch)) is not None:
             if _hides_failures(error):
                 raise unsent from error
-            _tell(error, "messages published before an exception in publish_batch were not sent", str(unsent))
+            _note(error, "messages published before an exception in publish_batch were not sent", str(unsent))
         raise
-    unsent = _close(batch)
-    if unsent is not None:
+    if (unsent := _close(batch)) is not None:
         raise unsent
 
 
@@ -76,15 +74,14 @@ def _hides_failures(error: BaseException) -> bool:
 
 
 def _close(batch: Batch) -> PublishError | None:
-    """Wait until everything is sent; an exception that ends the wait tells what was not."""
+    """Wait until everything is sent. An exception that ends the wait gets a note of what was not."""
     try:
         return batch.close()
     except BaseException as interruption:
-        unsent = batch.unsent()
-        if unsent is not None:
+        if (unsent := batch.unsent()) is not None:
             ids = ", ".join(str(task_id) for task_id, _ in unsent.failures[:LOGGED_IDS])
             more = len(unsent.failures) - LOGGED_IDS
-            _tell(
+            _note(
                 interruption,
                 "publish_batch was interrupted while it was sending",
                 f"{len(unsent.failures)} of {unsent.published} messages were not sent yet: {ids}"
@@ -93,7 +90,7 @@ def _close(batch: Batch) -> PublishError | None:
         raise
 
 
-def _tell(error: BaseException, event: str, unsent: str) -> None:
+def _note(error: BaseException, event: str, unsent: str) -> None:
     """Log what was not sent, and add a note of it to the exception."""
     logger.error("%s: %s", event, unsent)
     # As add_note(), which Python has from 3.11 on.

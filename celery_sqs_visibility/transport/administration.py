@@ -71,10 +71,8 @@ class AdministrativeChannel(virtual.Channel):
 
         It is in use if it is consumed on this connection, or if messages of it are hidden: somebody processes
         them or waits for them. It is empty if it has no message, hidden and delayed ones included. The counts
-        of SQS are approximate: a message may be missing from them for a minute.
-
-        Raises:
-            SQSError: SQS did not tell the counts; then nothing is deleted.
+        of SQS are approximate: a message may be missing from them for a minute. Without them nothing is
+        deleted, and `SQSError` is raised.
         """
         if if_unused and (queue in self._transport._callbacks or self._count(queue, HIDDEN)):  # noqa: SLF001
             return

@@ -47,8 +47,8 @@ class BrokerContext:
     """The queues of one broker, as one process sees them, and what is known of them.
 
     Attributes:
-        slots: tells the slots of the worker's pool; its bootstep sets it before it consumes.
-        worker_name: Celery's name of this node, which its bootstep sets as well; empty in a client.
+        slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
+        worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
         decode_message: see `codec.decode_message`.
         queue_consumers: those in use, of closed channels too while a task of theirs runs.
         worker_queue_consumers: those of the worker itself; the others belong to consumers inside its tasks.

@@ -1,7 +1,7 @@
 """Exchanges, which SQS does not have: direct ones are a table in each process, others are refused.
 
-A message for a fanout or topic exchange would reach only the queues that its publisher has declared. Queues
-of other processes would get nothing, and nobody would be told.
+A message for a fanout or topic exchange would reach only the queues that its publisher has declared: other
+processes would get nothing, and no error would say so.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -133,12 +133,10 @@ def blocks_around() -> list[Batch]:
     return [joined.batch for joined in _joined.get() if joined.takes_part]
 
 
-def batched(
-    context: BrokerContext, queue: Queue, message: OutgoingMessage, content: Mapping[str, Any]
-) -> bool:
+def batched(context: BrokerContext, queue: Queue, message: OutgoingMessage, raw: dict[str, Any]) -> bool:
     """Leave the message to the innermost block of the broker around the caller; `False`: there is none.
 
-    Blocks while too much waits to be sent. `content` is kombu's message, of which `message` was made.
+    Blocks while too much waits to be sent. `raw` is kombu's message, of which `message` was made.
     """
     blocks = [batch for batch in blocks_around() if batch.context is context]
     while blocks:
@@ -146,7 +144,7 @@ def batched(
         if queue.fifo:
             for outer in blocks:  # what was published before, around this block, comes before what is in it
                 outer.flush()
-        if batch.put(queue, message, _task_id(content)):
+        if batch.put(queue, message, _task_id(raw)):
             return True
     return False
 
@@ -166,6 +164,6 @@ def _enters_for_another(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == "contextlib" or frame.f_code.co_name in ENTER
 
 
-def _task_id(content: Mapping[str, Any]) -> str | None:
-    task_id: str | None = (content.get("headers") or {}).get("id")
-    return task_id or content.get("properties", {}).get("correlation_id")
+def _task_id(raw: dict[str, Any]) -> str | None:
+    task_id: str | None = (raw.get("headers") or {}).get("id")
+    return task_id or raw.get("properties", {}).get("correlation_id")

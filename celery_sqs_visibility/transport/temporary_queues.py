@@ -27,7 +27,7 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class TemporaryQueues:
-    """The temporary queues that this process has created. Usable from any thread."""
+    """The temporary queues that this process has created. Any thread."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues

@@ -51,7 +51,7 @@ def test_all_system_attributes_are_received_where_all_are_asked_for(wanted):
     assert asked == ("All",)
 
 
-def test_a_system_attribute_is_received_beside_those_that_are_needed():
+def test_a_system_attribute_is_received_with_those_that_are_needed():
     asked = broker_context(fetch_message_attributes="SenderId").receive_options.system_attributes
     assert {"SenderId", "ApproximateReceiveCount", "MessageGroupId", "SentTimestamp"} < set(asked)
 

@@ -151,9 +151,9 @@ def test_kombu_reads_what_we_send(base64_encoded):
 
 @pytest.mark.parametrize("channel", [StockChannel(), PlainStockChannel()], ids=["base64", "plain"])
 def test_we_read_what_kombu_sends(channel):
-    opened = read(channel.put(task())["MessageBody"])
-    assert without_sqs(opened.payload) == without_sqs(task())
-    assert (opened.task, opened.task_id, opened.eta) == ("tasks.add", "id-1", None)
+    decoded = read(channel.put(task())["MessageBody"])
+    assert without_sqs(decoded.payload) == without_sqs(task())
+    assert (decoded.task, decoded.task_id, decoded.eta) == ("tasks.add", "id-1", None)
 
 
 def test_what_we_read_has_the_shape_that_kombu_gives_it_but_for_the_body():
@@ -167,9 +167,9 @@ def test_what_we_read_has_the_shape_that_kombu_gives_it_but_for_the_body():
 @given(MESSAGES, st.booleans())
 def test_what_was_sent_is_what_is_read(message, base64_encoded):
     body = encode_message(message, QUEUE, base64_encoded=base64_encoded).body
-    opened = read(body)
-    assert without_sqs(opened.payload) == without_sqs(message)
-    assert opened.payload["properties"]["delivery_tag"] == "handle-1"
+    decoded = read(body)
+    assert without_sqs(decoded.payload) == without_sqs(message)
+    assert decoded.payload["properties"]["delivery_tag"] == "handle-1"
 
 
 def sent_again(payload):
@@ -273,7 +273,7 @@ UNREADABLE = {
     "nothing": "",
     "prose": "please run the import",
     "half of a JSON": '{"body": ',
-    "foreign JSON": '{"Records": [{"s3": {}}]}',
+    "an AWS event": '{"Records": [{"s3": {}}]}',
     "a list": base64.b64encode(b"[1, 2]").decode(),
     "a number": base64.b64encode(b"5").decode(),
     "bytes in base64": base64.b64encode(b"\xff\xfe").decode(),
@@ -324,8 +324,8 @@ def test_whatever_is_in_a_queue_it_is_read_or_unreadable(body):
 
 @pytest.mark.parametrize("headers", [None, {}, {"task": 5, "id": []}])
 def test_headers_that_say_nothing_are_fine(headers):
-    opened = read(encoded({"properties": {}, "headers": headers}))
-    assert (opened.task, opened.task_id, opened.eta) == (None, None, None)
+    decoded = read(encoded({"properties": {}, "headers": headers}))
+    assert (decoded.task, decoded.task_id, decoded.eta) == (None, None, None)
 
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
@@ -343,8 +343,8 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
     ],
 )
 def test_an_eta_is_an_instant(eta):
-    opened = read(encoded({"properties": {}, "headers": {"eta": eta}}))
-    assert opened.eta == eta_of({"eta": eta}) == NOON.timestamp()
+    decoded = read(encoded({"properties": {}, "headers": {"eta": eta}}))
+    assert decoded.eta == eta_of({"eta": eta}) == NOON.timestamp()
 
 
 def test_an_eta_that_is_written_is_the_one_that_is_read():
