@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
@@ -125,6 +125,12 @@ class DeliveryHolder:
         if wanted := superseded_by.current.requested_deadline:  # its task still waits for that
             superseded_by.extend(wanted)
         return True
+
+    def renewal(
+        self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
+    ) -> Renew | None:
+        """See `model.Holder`."""
+        return self.parking.renewal(delivery, eta, body, payload)
 
     def ran(self, delivery: Delivery) -> None:
         """See `model.Holder`."""

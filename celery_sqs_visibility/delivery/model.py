@@ -145,6 +145,12 @@ class Holder(Protocol):
         """A run has ended whose message was acknowledged when it began."""
         ...
 
+    def renewal(
+        self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
+    ) -> Renew | None:
+        """See `Delivery.renewal`."""
+        ...
+
 
 class _WeaklyReferenced:
     __slots__ = ("__weakref__",)  # dataclass(weakref_slot=True) is Python 3.11's
@@ -217,6 +223,10 @@ class Delivery(_WeaklyReferenced):
         while delivery.superseded_by is not None:
             delivery = delivery.superseded_by
         return delivery
+
+    def renewal(self, eta: float, body: Callable[[], str], payload: dict[str, Any]) -> Renew | None:
+        """How the message can wait for another ETA; `None` if it cannot: see `settle.parking`."""
+        return self.holder.renewal(self, eta, body, payload)
 
     @property
     def lease_key(self) -> LeaseKey | None:

@@ -21,7 +21,7 @@ from celery.app.trace import TraceInfo, build_tracer, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_sqs_visibility.task.context import DeliveryContext, is_delivery
-from celery_sqs_visibility.transport import publish_deadline
+from celery_sqs_visibility.transport import publish_retries
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
             logger.exception("Celery could not record how task %s[%s] ended; it comes back", task.name, uuid)
             return trace_ok_t(_raised(retry, ExceptionInfo), DeliveryTrace(states.RETRY, retry), 0.0, None)
         finally:
-            publish_deadline.end()
+            publish_retries.clear_deadline()
         _store_release(task, request, info)
         # Where Celery itself failed, `result` is that error, whatever was made of it.
         return trace_ok_t(getattr(info, "einfo", result), info, seconds, shown)
@@ -127,7 +127,7 @@ def decide_failures(task: Any, function: Callable[..., Any], *, ends: bool = Tru
         finally:
             request.visibility_in_run = False
         if ends:
-            publish_deadline.begin()
+            publish_retries.set_deadline()
         return result
 
     return run
@@ -176,7 +176,7 @@ def _retry_after(exc: Exception, task: Any, request: DeliveryContext) -> Retry |
 def _prepare(task: Any, request: dict[str, Any]) -> None:
     """Record what must be known of a run before it begins, should its worker die."""
     if task.name == CHORD_UNLOCK:
-        publish_deadline.begin()
+        publish_retries.set_deadline()
     if request.get("chord") and task.app.conf.worker_deduplicate_successful_tasks:
         # Celery would skip a run whose result is stored; but its chord may not have been told of that.
         request["delivery_info"] = {**(request.get("delivery_info") or {}), "redelivered": False}

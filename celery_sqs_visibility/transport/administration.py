@@ -1,36 +1,36 @@
-"""Declaring, counting and deleting queues: what kombu's Channel does besides sending and receiving."""
+"""The half of kombu's Channel that declares, counts and deletes queues."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from kombu.transport import virtual
-from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined] # as in kombu's docs
 
 from celery_sqs_visibility.aws.queue_counts import DELAYED, HIDDEN, VISIBLE, count
 from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import refuse_type
+from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import temporary
 
 
 class AdministrativeChannel(virtual.Channel):
-    """The half of a channel that looks after queues. Its methods belong to the thread that has the channel.
-
-    An explicit question is put to SQS. What Celery does unasked costs neither a request nor a permission.
-    """
+    """Methods belong to the thread that has the channel. What Celery does unasked costs no request."""
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self._transport = connection  # virtual.Channel forgets it when it closes
-        self._temporary: set[str] = set()  # declared here as temporary
 
     @property
-    def broker(self) -> BrokerContext:
+    def context(self) -> BrokerContext:
         """What the connections of this process share."""
-        broker: BrokerContext = self._transport.broker
-        return broker
+        return cast("BrokerContext", self._transport.context)
+
+    @property
+    def _publish_attempts(self) -> PublishAttempts:
+        return self.context.publish_attempts(self._transport.client)
 
     def exchange_declare(
         self,
@@ -39,16 +39,13 @@ class AdministrativeChannel(virtual.Channel):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Note a direct exchange, or one that Celery declares unasked.
-
-        Raises:
-            UnroutableError: it is of another type.
-        """
-        refuse_type(exchange or "", type or "direct")
-        super().exchange_declare(exchange, type, *args, **kwargs)
+        """Note a direct exchange, or one that Celery declares unasked. See `refuse_type`."""
+        kind = type or "direct"
+        refuse_type(exchange or "", kind)
+        super().exchange_declare(exchange, kind, *args, **kwargs)
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
-        """Forget the exchange and who is bound to it. No queue is deleted, as in AMQP."""
+        """Forget the exchange and its bindings. No queue is deleted, as in AMQP."""
         state: Any = self.state
         bound = [key for key in state.bindings if key.exchange == exchange]
         if if_unused and bound:
@@ -57,10 +54,9 @@ class AdministrativeChannel(virtual.Channel):
             state.binding_delete(queue, exchange, routing_key)
         state.exchanges.pop(exchange, None)
 
-    def prepare_queue_arguments(self, arguments: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Have what is said of expiry arrive at `queue_declare`, by AMQP's names."""
-        prepared: dict[str, Any] = to_rabbitmq_queue_arguments(arguments, **kwargs)
-        return prepared
+    def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **kwargs: Any) -> Any:
+        """Give `queue_declare` the queue's expiry by its AMQP name, `x-expires`."""
+        return to_rabbitmq_queue_arguments(arguments, **kwargs)
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
         """Create the queue if it is missing; `passive` asks instead how many messages are visible in it.
@@ -70,21 +66,13 @@ class AdministrativeChannel(virtual.Channel):
         declared = super().queue_declare(queue, passive, **kwargs)
         return declared._replace(message_count=self._count(declared.queue, VISIBLE)) if passive else declared
 
-    def queue_delete(
-        self,
-        queue: str,
-        if_unused: bool = False,  # noqa: FBT001, FBT002
-        if_empty: bool = False,  # noqa: FBT001, FBT002
-        **_: Any,
-    ) -> None:
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any) -> None:  # noqa: FBT001, FBT002
         """Delete the queue with what is in it, unless it is in use or not empty.
 
-        It is in use if it is consumed on this connection, or if messages of it are hidden, since somebody has
+        It is in use if it is consumed on this connection, or if messages of it are hidden: somebody processes
         them or waits for them. It is empty if it has no message, hidden and delayed ones included. The counts
-        of SQS are approximate: a message may be missing from them for a minute.
-
-        Raises:
-            SQSError: SQS was asked for the counts, and did not tell; then nothing is deleted.
+        of SQS are approximate: a message may be missing from them for a minute. Without them nothing is
+        deleted, and `SQSError` is raised.
         """
         if if_unused and (queue in self._transport._callbacks or self._count(queue, HIDDEN)):  # noqa: SLF001
             return
@@ -95,45 +83,41 @@ class AdministrativeChannel(virtual.Channel):
 
     def _count(self, queue: str, *kinds: str) -> int:
         try:
-            return count(self.broker.queues.find(queue), *kinds)
+            return count(self.context.queues.find(queue), *kinds)
         except QueueDoesNotExistError:
-            self.broker.queues.forget(queue)
+            self.context.queues.forget(queue)
             raise
-
-    def is_temporary(self, queue: str) -> bool:
-        """Whether it was declared here as temporary, and this process created it."""
-        return queue in self._temporary and self.broker.temporary_queues.created(queue)
 
     def _new_queue(
         self, queue: str, *, auto_delete: bool = False, arguments: dict[str, Any] | None = None, **_: Any
     ) -> None:
         attributes = temporary(queue, auto_delete=auto_delete, arguments=arguments)
-        if attributes is None:
-            self.broker.queues.find_or_create(queue)
-        else:
-            self.broker.temporary_queues.find_or_create(queue, attributes)
-            self._temporary.add(queue)
+        with self._publish_attempts.counted():
+            if attributes is None:
+                self.context.queues.find_or_create(queue)
+            else:
+                self.context.temporary_queues.find_or_create(queue, attributes)
 
     def _has_queue(self, queue: str, **_: Any) -> bool:
         try:
-            self.broker.queues.find(queue)
+            self.context.queues.find(queue)
         except QueueDoesNotExistError:
             return False
         return True
 
     def _size(self, queue: str) -> int:  # noqa: ARG002 - virtual's
-        """0, unasked: virtual counts at each declaration, and that is a request and a permission."""
+        """0: virtual counts at each declaration, which would be a request and a permission."""
         return 0
 
     def _purge(self, queue: str) -> int:
-        target = self.broker.queues.find_or_create(queue)
-        attributes = target.sqs.queue_attributes(target.url, ["ApproximateNumberOfMessages"])
+        target = self.context.queues.find_or_create(queue)
+        purged = int(target.sqs.queue_attributes(target.url, [VISIBLE]).get(VISIBLE, 0))
         target.sqs.purge(target.url)
-        return int(attributes.get("ApproximateNumberOfMessages", 0))
+        return purged
 
     def _delete(self, queue: str, *_: Any, **__: Any) -> None:
-        if not self.broker.options.predefined_queues:
+        if not self.context.options.predefined_queues:
             with suppress(QueueDoesNotExistError):
-                target = self.broker.queues.find(queue)
+                target = self.context.queues.find(queue)
                 target.sqs.delete_queue(target.url)
-            self.broker.queues.forget(queue)
+            self.context.queues.forget(queue)

@@ -1,4 +1,4 @@
-"""What else ends up in a queue: notifications of other AWS services, by the shapes that Amazon documents."""
+"""Messages that other AWS services put into a queue, by the shapes that Amazon documents."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 SNS_TYPES = ("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation")
 
 
-def what_it_is(body: Any) -> str | None:
-    """The kind of message of another system that a parsed body is, for whoever reads the log, or `None`."""
+def describe_aws_event(body: Any) -> str | None:
+    """Name the kind of AWS event that a parsed body is, for a log line; `None` if it is none."""
     if not isinstance(body, dict):
         return None
     if body.get("Type") in SNS_TYPES and "TopicArn" in body:
@@ -18,16 +18,10 @@ def what_it_is(body: Any) -> str | None:
         return "an S3 test event"
     if "detail-type" in body and "source" in body and "detail" in body:
         return "an EventBridge event"
-    source = _source_of_records(body.get("Records"))
-    if source == "aws:s3":
-        return "an S3 event notification"
-    return f"an event of {source}" if source else None
-
-
-def _source_of_records(records: Any) -> str | None:
-    """Whose records they are, as S3 and what Lambda is fed by name themselves: `aws:s3`, `aws:sqs`, ..."""
+    records = body.get("Records")
     first = records[0] if isinstance(records, list) and records else None
-    if not isinstance(first, dict):
-        return None
-    source = first.get("eventSource") or first.get("EventSource")
-    return source if isinstance(source, str) and source.startswith("aws:") else None
+    # S3 and what feeds Lambda name themselves: `aws:s3`, `aws:sqs`, ...
+    source = (first.get("eventSource") or first.get("EventSource")) if isinstance(first, dict) else None
+    if isinstance(source, str) and source.startswith("aws:"):
+        return "an S3 event notification" if source == "aws:s3" else f"an event of {source}"
+    return None

@@ -1,78 +1,85 @@
-"""One broker as a process sees it: where it is, its credentials, its queues."""
+"""What the connections of a process to one broker share."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, cast
-from weakref import WeakSet
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
-from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
+from celery_sqs_visibility.aws.port import SQS, ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-from celery_sqs_visibility.aws.queues import PredefinedQueue, Queue, Queues
+from celery_sqs_visibility.aws.queues import PredefinedQueue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
-from celery_sqs_visibility.policy.message_attributes import is_asked_for
 from celery_sqs_visibility.policy.options import OTHER_PEOPLES_OPTIONS, Options
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.transport.codec import open_message
+from celery_sqs_visibility.transport.codec import decode_message
+from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
-#: What every receive asks for: how often it was received before, when first, its group, and its age.
-SYSTEM_ATTRIBUTES = (
+#: The system attributes that every receive asks for.
+SYSTEM_ATTRIBUTES: Final = {
     "ApproximateFirstReceiveTimestamp",
     "ApproximateReceiveCount",
     "MessageGroupId",
     "SentTimestamp",
-)
+}
 
-#: What a message attribute adds to an answer of SQS's.
-ATTRIBUTES_OF_A_MESSAGE = ("MessageAttributes", "MD5OfMessageAttributes")
+#: What kombu fills in where the URL names no host.
+NO_HOST: Final = "localhost"
 
-#: What kombu fills in where the URL names no host: nobody's endpoint.
-NO_HOST = "localhost"
+#: The keys of the option `predefined_queues` that count here; kombu has more.
+CREDENTIALS: Final = ("access_key_id", "secret_access_key", "session_token")
+PREDEFINED_KEYS: Final = ("url", "region", *CREDENTIALS)
 
-#: What we take of the option `predefined_queues`; kombu knows more.
-PREDEFINED_KEYS = ("url", "region", "access_key_id", "secret_access_key", "session_token")
-
-_lock = ProcessLock()  # guards _brokers
-_brokers: dict[tuple[int, str], BrokerContext] = {}
+_lock = ProcessLock()  # guards _contexts
+_contexts: dict[tuple[int, str], BrokerContext] = {}
 
 
 class BrokerContext:
-    """What the connections of one process to one broker share: its queues and what is known of them."""
+    """The queues of one broker, as one process sees them, and what is known of them.
+
+    Attributes:
+        slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
+        worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
+        decode_message: see `codec.decode_message`.
+        queue_consumers: those in use, of closed channels too while a task of theirs runs.
+        worker_queue_consumers: those of the worker itself; the others belong to consumers inside its tasks.
+    """
 
     def __init__(self, client: Any, options: Options) -> None:
         self.pid = os.getpid()
         self.options = options
         self.queues = _queues(client, options)
         self.temporary_queues = TemporaryQueues(self.queues)
-        self.receive_options = receive_options(options)
-        _, self._asked_for = _wanted_attributes(options.fetch_message_attributes)
+        system, custom = _wanted_attributes(options.fetch_message_attributes)
+        system = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
+        # All message attributes: a dead letter keeps those of its sender, and they cost no request.
+        self.receive_options = ReceiveOptions(options.visibility_timeout, system, ("All",))
+        self.decode_message = partial(decode_message, attribute_names=custom)
+        self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self._redeliveries = RedeliveryIndex(options.visibility_timeout)
         letters = options.dead_letter_queue
         self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
-        #: Tells the slots of the worker's pool; set by its bootstep, before it consumes.
         self.slots: Callable[[], Slots] | None = None
-        #: The worker's node name, for dead letters; set by its bootstep, before it consumes.
         self.worker_name = ""
-        #: Those in use, of channels that were closed too, as long as something of theirs still runs.
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
-        #: Of these, the worker's own: the others are of consumers inside its tasks.
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
 
     def new_queue_consumer(self, buffer: Buffer, *, for_worker: bool) -> QueueConsumer:
-        """A place to hold what is received from it, by a worker or by a consumer that has no slots."""
+        """A consumer of the worker, or one without slots."""
         queue_consumer = QueueConsumer(
             self.options,
             self.receive_options,
-            self.open_message,
+            self.decode_message,
             self.redrive,
             self._redeliveries,
             buffer,
@@ -85,36 +92,47 @@ class BrokerContext:
             self.worker_queue_consumers.add(queue_consumer)
         return queue_consumer
 
-    def open_message(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage:
-        """Read a received message, of whose attributes the task is given those that the user asked for.
-
-        Raises:
-            UnreadableError: it is not kombu's.
-        """
-        return open_message(queue, _with_attributes(message, self._asked_for))
+    def publish_attempts(self, connection: Any) -> PublishAttempts:
+        """The attempts of a kombu Connection so far."""
+        return self._publish_attempts.setdefault(connection, PublishAttempts())
 
 
-def shared_broker(client: Any, options: Options) -> BrokerContext:
-    """The broker of a kombu Connection, the same for equal settings in the same process. Any thread."""
+def shared_context(client: Any, options: Options) -> BrokerContext:
+    """The context of a kombu Connection, the same for equal settings in the same process. Any thread."""
     settings = (client.hostname, client.port, client.userid, client.password)
     # Without what kombu adds when it publishes with a retry policy: Celery's connections do not all have it.
     ours = {name: v for name, v in client.transport_options.items() if name not in OTHER_PEOPLES_OPTIONS}
     key = os.getpid(), repr((settings, sorted(ours.items(), key=repr)))
     with _lock:
-        if key not in _brokers:
-            _brokers[key] = BrokerContext(client, options)
-        return _brokers[key]
+        if key not in _contexts:
+            _contexts[key] = BrokerContext(client, options)
+        return _contexts[key]
 
 
 def _queues(client: Any, options: Options) -> Queues:
+    settings = ClientSettings(
+        region=options.region,
+        endpoint_url=_endpoint(client.hostname, client.port, secure=options.is_secure),
+        access_key_id=client.userid or None,
+        secret_access_key=client.password or None,
+        role_arn=options.sts_role_arn,
+        role_seconds=options.sts_token_timeout,
+        role_buffer_seconds=options.sts_token_buffer_time,
+        config=frozen_config(options.client_config),
+    )
+
+    def sqs_for(predefined: PredefinedQueue) -> SQS:
+        own = {name: getattr(predefined, name) for name in CREDENTIALS} if predefined.access_key_id else {}
+        return shared_sqs(replace(settings, region=predefined.region or options.region, **own))
+
     return Queues(
-        shared_sqs(_settings(client, options)),
+        shared_sqs(settings),
         prefix=options.queue_name_prefix,
         predefined={
             name: PredefinedQueue(**{key: queue[key] for key in PREDEFINED_KEYS if key in queue})
             for name, queue in options.predefined_queues.items()
         },
-        sqs_for=lambda predefined: shared_sqs(_settings(client, options, predefined)),
+        sqs_for=sqs_for,
         attributes={
             "VisibilityTimeout": str(options.visibility_timeout),
             **{name: str(value) for name, value in options.sqs_creation_attributes.items()},
@@ -123,57 +141,22 @@ def _queues(client: Any, options: Options) -> Queues:
     )
 
 
-def _settings(client: Any, options: Options, predefined: PredefinedQueue | None = None) -> ClientSettings:
-    own = predefined if predefined and predefined.access_key_id else None
-    return ClientSettings(
-        region=(predefined.region if predefined else None) or options.region,
-        endpoint_url=_endpoint(client.hostname, client.port, secure=options.is_secure),
-        access_key_id=own.access_key_id if own else client.userid or None,
-        secret_access_key=own.secret_access_key if own else client.password or None,
-        session_token=own.session_token if own else None,
-        role_arn=options.sts_role_arn,
-        role_seconds=options.sts_token_timeout,
-        role_buffer_seconds=options.sts_token_buffer_time,
-        config=frozen_config(options.client_config),
-    )
-
-
 def _endpoint(hostname: str | None, port: int | None, *, secure: bool) -> str | None:
-    """The endpoint that the broker URL names; `None` leaves it to botocore, as for any boto3 program."""
+    """The endpoint that the broker URL names; `None` leaves it to botocore, as in any boto3 program."""
     if not hostname or (hostname == NO_HOST and port is None):
         return None
     return f"{'https' if secure else 'http'}://{hostname}{f':{port}' if port else ''}"
 
 
-def receive_options(options: Options) -> ReceiveOptions:
-    """What every receive asks for, the user's wishes included.
-
-    That is all message attributes: a dead letter keeps those of its sender, and they cost no request.
-    """
-    system, _ = _wanted_attributes(options.fetch_message_attributes)
-    names = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
-    return ReceiveOptions(options.visibility_timeout, names, ("All",))
-
-
-def _with_attributes(message: ReceivedMessage, names: tuple[str, ...]) -> ReceivedMessage:
-    """The message with these of its attributes, as if no others had been received."""
-    attributes = message.get("MessageAttributes")
-    if not attributes or "All" in names:
-        return message
-    others = {key: value for key, value in message.items() if key not in ATTRIBUTES_OF_A_MESSAGE}
-    kept = {name: value for name, value in attributes.items() if is_asked_for(name, names)}
-    return cast("ReceivedMessage", {**others, "MessageAttributes": kept} if kept else others)
-
-
 def _wanted_attributes(wanted: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The system and the custom attributes of `fetch_message_attributes`, in kombu's several forms."""
     if isinstance(wanted, Mapping):
-        system = wanted.get("MessageSystemAttributeNames") or ()
-        custom = wanted.get("MessageAttributeNames") or ()
+        names = wanted.get("MessageSystemAttributeNames"), wanted.get("MessageAttributeNames")
     else:
-        system, custom = ((wanted,) if isinstance(wanted, str) else wanted or ()), ()
+        names = ((wanted,) if isinstance(wanted, str) else wanted), None
+    system, custom = (tuple(each or ()) for each in names)
     return _all_or_these(system), _all_or_these(custom)
 
 
-def _all_or_these(names: Any) -> tuple[str, ...]:
+def _all_or_these(names: tuple[Any, ...]) -> tuple[str, ...]:
     return ("All",) if any(str(name).lower() == "all" for name in names) else tuple(sorted(set(names)))

@@ -11,9 +11,9 @@ import binascii
 import codecs
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Final
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.json import dumps, loads
@@ -22,42 +22,41 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import ILLEGIBLE, DecodedMessage, legible
 from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.policy.message_attributes import is_asked_for
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, MESSAGE_BYTES
-from celery_sqs_visibility.transport.aws_events import what_it_is
+from celery_sqs_visibility.transport.aws_events import describe_aws_event
 
-#: What we, as kombu, put into `delivery_info` of what was received, and take out of what is sent again.
-OURS = ("sqs_message", "sqs_queue", "redelivered")
+#: Keys of `delivery_info` that receiving adds, as kombu's SQS transport does, and that are not sent again.
+RECEIVED_KEYS: Final = ("sqs_message", "sqs_queue", "redelivered")
 
-#: Where kombu's JSON has typed values; without, the plain way to read it is three times as quick.
-TYPED = "__type__"
+#: Marks a typed value in kombu's JSON. JSON without one is read by `json.loads`, three times as fast.
+TYPED: Final = "__type__"
 
 #: The group of a FIFO queue's messages that name none, as in kombu.
-DEFAULT_GROUP = "default"
+DEFAULT_GROUP: Final = "default"
 
-#: Levels of lists and objects in an envelope: kombu's has four, and some hundreds cannot be copied.
-DEEPEST = 100
+#: Most levels of lists and objects in a payload: kombu's has four; some hundreds cannot be copied.
+DEEPEST: Final = 100
 
-#: Encodings of bodies that are no text, or that take forever to decode what somebody meant to.
-NO_ENCODINGS = ("idna", "punycode")
-#: What kombu does not decode (kombu/serialization.py: `SKIP_DECODE`).
-NOT_DECODED = ("binary", "ascii-8bit")
+#: Text encodings that take forever to decode a hostile body.
+SLOW_ENCODINGS: Final = ("idna", "punycode")
+#: Encodings that kombu does not decode (kombu/serialization.py: `SKIP_DECODE`).
+NOT_DECODED: Final = ("binary", "ascii-8bit")
 
 #: Bytes left to a dead letter's attributes.
-ATTRIBUTE_BYTES = 4096
+ATTRIBUTE_BYTES: Final = 4096
 
 
-def seal(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> OutgoingMessage:
-    """Make kombu's message ready to be sent.
+def encode_message(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> OutgoingMessage:
+    """Make of kombu's message one to send.
 
     The properties `message_attributes`, `MessageGroupId`, `MessageDeduplicationId` and `delay_seconds` (or
-    `DelaySeconds`) become those of SQS. The id that a message to a FIFO queue is given, if it has none, stays
-    among them: where sending fails, kombu has this very message sealed again, and SQS may have it already.
+    `DelaySeconds`) become SQS's. A message to a FIFO queue without a deduplication id gets one, which is kept
+    in `message`: after an error kombu has the same message encoded again, and SQS may have it already.
     """
     properties = dict(message.get("properties", {}))
     attributes = properties.pop("message_attributes", None) or {}
-    group = properties.get("MessageGroupId")
-    deduplication = None
-    delay = None
+    group, deduplication, delay = properties.get("MessageGroupId"), None, None
     if queue.fifo:
         group = group or DEFAULT_GROUP
         deduplication = properties.get("MessageDeduplicationId")
@@ -70,25 +69,26 @@ def seal(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> O
         body=base64.b64encode(text.encode()).decode() if base64_encoded else text,
         attributes=attributes,
         delay=delay,
-        # A number or a UUID would be refused, and all that shares its request with it.
+        # SQS would refuse a number or a UUID, and with it all messages of its batch.
         group_id=None if group is None else str(group),
         deduplication_id=None if deduplication is None else str(deduplication),
     )
 
 
-def open_message(queue: Queue, message: ReceivedMessage) -> DecodedMessage:
-    """Read a received message.
+def decode_message(
+    queue: Queue, message: ReceivedMessage, attribute_names: Sequence[str] = ("All",)
+) -> DecodedMessage:
+    """Read a received message. The task sees the message attributes of the given names.
 
     Raises:
         UnreadableError: it is not kombu's.
     """
     payload = _parse(_text(message["Body"]))
-    headers = _checked(payload)
+    headers = _checked_headers(payload)
     properties = payload["properties"]
     properties["delivery_tag"] = message["ReceiptHandle"]
     info = properties["delivery_info"]
-    # Users read these; the body is left out, since prefork pickles all of it once more for the child.
-    info["sqs_message"] = {key: value for key, value in message.items() if key != "Body"}
+    info["sqs_message"] = _metadata(message, attribute_names)
     info["sqs_queue"] = queue.url
     return DecodedMessage(
         payload,
@@ -98,31 +98,30 @@ def open_message(queue: Queue, message: ReceivedMessage) -> DecodedMessage:
     )
 
 
-def seal_again(payload: Mapping[str, Any]) -> str:
-    """The body of a message as it was before `open_message`, but for details that nobody reads.
+def encode_payload(payload: Mapping[str, Any]) -> str:
+    """The body that `decode_message` made the payload of, to send again or to the dead letters.
 
-    In base64, which any character survives, if that fits into a message; else as compact as it may be.
+    In base64, which any character survives, if that fits into a message; else as compact as possible.
     """
-    properties = dict(payload["properties"])
-    info = properties.get("delivery_info", {})
-    properties["delivery_info"] = {key: value for key, value in info.items() if key not in OURS}
-    message = {**payload, "properties": properties}
+    info = payload["properties"].get("delivery_info", {})
+    info = {key: value for key, value in info.items() if key not in RECEIVED_KEYS}
+    message = {**payload, "properties": {**payload["properties"], "delivery_info": info}}
     text = dumps(message)
-    capacity = MESSAGE_BYTES - ATTRIBUTE_BYTES
-    if 4 * len(text) // 3 + 4 <= capacity:
+    most = MESSAGE_BYTES - ATTRIBUTE_BYTES
+    if 4 * len(text) // 3 + 4 <= most:
         return base64.b64encode(text.encode()).decode()
     text = dumps(message, separators=(",", ":"))
-    if len(text) <= capacity:
+    if len(text) <= most:
         return text
     plain = dumps(message, separators=(",", ":"), ensure_ascii=False)
     return text if ILLEGIBLE.search(plain) else plain
 
 
 def eta_of(headers: Mapping[str, Any]) -> float | None:
-    """The ETA in seconds since the epoch; `None` where there is none, or none that Celery understands.
+    """The ETA in seconds since the epoch; `None` where there is none that Celery understands.
 
-    The only place that says which instant an ETA is, and it asks Celery's own functions: to them a naive ETA
-    is UTC, whatever `timezone` and `enable_utc` say (celery/worker/request.py: `Request.__init__`).
+    To Celery's own functions, which are used here, a naive ETA is UTC, whatever `timezone` and `enable_utc`
+    say (celery/worker/request.py: `Request.__init__`).
     """
     eta = headers.get("eta")
     if not eta or not isinstance(eta, (str, datetime)):
@@ -130,7 +129,7 @@ def eta_of(headers: Mapping[str, Any]) -> float | None:
     try:
         instant = maybe_iso8601(eta)
         return None if instant is None else maybe_make_aware(instant).timestamp()
-    except Exception:  # noqa: BLE001 - whatever it is that the parser cannot bear; `vetting` refuses it
+    except Exception:  # noqa: BLE001 - the parser may raise anything; `worker.validation` refuses the message
         return None
 
 
@@ -138,6 +137,16 @@ def with_eta(headers: Mapping[str, Any], eta: float, retries: int) -> dict[str, 
     """The headers of a task that is to wait for another ETA, in seconds since the epoch."""
     instant = datetime.fromtimestamp(eta, timezone.utc).isoformat()
     return {**headers, "eta": instant, "retries": retries}
+
+
+def _metadata(message: ReceivedMessage, attribute_names: Sequence[str]) -> dict[str, Any]:
+    """What users read of the message. Without the body: prefork pickles it once more for the child."""
+    metadata: dict[str, Any] = {key: value for key, value in message.items() if key != "Body"}
+    attributes = metadata.pop("MessageAttributes", None)
+    if attributes and "All" not in attribute_names:
+        metadata.pop("MD5OfMessageAttributes", None)  # of all attributes
+        attributes = {k: v for k, v in attributes.items() if is_asked_for(k, attribute_names)}
+    return {**metadata, "MessageAttributes": attributes} if attributes else metadata
 
 
 def _text(body: str) -> str:
@@ -155,8 +164,8 @@ def _parse(text: str) -> dict[str, Any]:
         payload = json.loads(text) if TYPED not in text else loads(text)
     except Exception as error:  # noqa: BLE001 - kombu's decoders of typed values may raise anything
         raise UnreadableError(f"its body is not JSON: {error!r}") from None
-    if (foreign := what_it_is(payload)) is not None:
-        raise UnreadableError(f"its body is {foreign}, not a Celery message")
+    if (event := describe_aws_event(payload)) is not None:
+        raise UnreadableError(f"its body is {event}, not a Celery message")
     if not isinstance(payload, dict) or not isinstance(payload.get("properties"), dict):
         raise UnreadableError("its body is JSON, but not kombu's: it has no 'properties'")
     if text.count("{") + text.count("[") > DEEPEST and _deeper_than(DEEPEST, payload):
@@ -164,66 +173,64 @@ def _parse(text: str) -> dict[str, Any]:
     return payload
 
 
-def _checked(payload: dict[str, Any]) -> dict[str, Any]:
-    """The headers, if what kombu takes for text and objects is."""
+def _checked_headers(payload: dict[str, Any]) -> dict[str, Any]:
+    """The headers; first checks the types of what kombu reads.
+
+    Raises:
+        UnreadableError: something is of a wrong type, or in an encoding that is not of text.
+    """
+    properties = payload["properties"]
+    properties.setdefault("delivery_info", {})
+    if not isinstance(properties["delivery_info"], dict):
+        raise UnreadableError("its properties.delivery_info should be a JSON object")
+    encoding = payload.get("content-encoding")
     for name, value, kind in (
         ("headers", payload.get("headers"), dict),
-        ("properties.body_encoding", payload["properties"].get("body_encoding"), str),
+        ("properties.body_encoding", properties.get("body_encoding"), str),
         ("content-type", payload.get("content-type"), str),
-        ("content-encoding", payload.get("content-encoding"), str),
+        ("content-encoding", encoding, str),
         ("body", payload.get("body"), str),
     ):
         if value is not None and not isinstance(value, kind):
-            what = "a JSON object" if kind is dict else "text"
-            raise UnreadableError(f"its {name} should be {what}, and is of type {type(value).__name__}")
-    if not isinstance(payload["properties"].setdefault("delivery_info", {}), dict):
-        raise UnreadableError("its properties.delivery_info should be a JSON object")
-    encoding = payload.get("content-encoding")
+            wanted = "a JSON object" if kind is dict else "text"
+            raise UnreadableError(f"its {name} should be {wanted}, and is of type {type(value).__name__}")
     if encoding and not _is_of_text(encoding):
         raise UnreadableError(f"its content-encoding {encoding[:50]!r} is not one of text")
     return payload.get("headers") or {}
 
 
 def _is_of_text(encoding: str) -> bool:
-    """Whether decoding makes text of bytes: Python's "zlib" and "bz2" would inflate a bomb."""
+    """Whether decoding gives text, not bytes: Python's "zlib" and "bz2" would inflate a bomb."""
     encoding = encoding.lower()
     if encoding in NOT_DECODED:
         return True
     try:
         codec = codecs.lookup(encoding)
-    except (LookupError, ValueError):  # ValueError: it holds a NUL
+    except (LookupError, ValueError):  # ValueError: the name holds a NUL
         return False
-    return codec._is_text_encoding and codec.name not in NO_ENCODINGS  # noqa: SLF001 - as bytes.decode() does
+    return codec._is_text_encoding and codec.name not in SLOW_ENCODINGS  # noqa: SLF001 - as bytes.decode() does
 
 
-def _deeper_than(levels: int, value: Any) -> bool:
-    """Whether lists and objects are nested that deep."""
-    level = [value]
+def _deeper_than(levels: int, payload: Any) -> bool:
+    """Whether lists and objects are nested deeper. Not recursive: the payload may be too deep for that."""
+    level = [payload]
     for _ in range(levels):
-        level = [inner for outer in level for inner in _inner(outer)]
+        values = (outer.values() if isinstance(outer, dict) else outer for outer in level)
+        level = [inner for each in values for inner in each if isinstance(inner, (dict, list))]
         if not level:
             return False
     return True
 
 
-def _inner(value: Any) -> list[Any]:
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [inner for inner in values if isinstance(inner, (dict, list))]
-
-
 def _delay_seconds(properties: Mapping[str, Any]) -> int | None:
-    for name in ("delay_seconds", "DelaySeconds"):
-        value = properties.get(name)
-        if value is None:
-            continue
-        try:
-            delay = int(value)
-        except (TypeError, ValueError, OverflowError):
-            return None
-        return min(delay, DELAY_SECONDS) if delay >= 0 else None
-    return None
+    delays = (properties.get(name) for name in ("delay_seconds", "DelaySeconds"))
+    try:
+        delay = int(next(delay for delay in delays if delay is not None))
+    except (StopIteration, TypeError, ValueError, OverflowError):
+        return None
+    return min(delay, DELAY_SECONDS) if delay >= 0 else None
 
 
 def _name_or_none(value: Any) -> str | None:
-    """A name as it may be logged, and sent along with a dead letter."""
+    """A name that may be logged, and sent with a dead letter."""
     return legible(value) if isinstance(value, str) else None

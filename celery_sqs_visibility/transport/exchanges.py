@@ -1,7 +1,7 @@
 """Exchanges, which SQS does not have: direct ones are a table in each process, others are refused.
 
-A message for a fanout or topic exchange would reach the queues that its publisher has declared, and no other
-process's: nobody would get it, and nobody would be told.
+A message for a fanout or topic exchange would reach only the queues that its publisher has declared: other
+processes would get nothing, and no error would say so.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ EVENT_EXCHANGE: Final = "celeryev"
 
 
 def refuse_type(exchange: str, kind: str) -> None:
-    """Refuse exchanges that are not direct. Celery's own are let through: Celery publishes to them unasked.
-
-    Raises:
-        UnroutableError: a sentence that says what to do instead.
-    """
+    """Raise `UnroutableError` if it is not direct, nor Celery's own, to which Celery publishes unasked."""
     if kind != "direct" and not is_celerys_own(exchange):
         raise UnroutableError(
             f"exchange {exchange!r} is of type {kind!r}, and on SQS there are only direct exchanges: other "
@@ -33,11 +29,7 @@ def refuse_type(exchange: str, kind: str) -> None:
 
 
 def refuse_unbound(exchange: str, routing_key: str) -> None:
-    """Refuse to drop a message in silence. Celery's own exchanges have nobody who listens, and that is known.
-
-    Raises:
-        UnroutableError: a sentence that says what to do instead.
-    """
+    """Raise `UnroutableError` instead of dropping a message, but on Celery's own: nobody listens there."""
     if not is_celerys_own(exchange):
         raise UnroutableError(
             f"no queue is bound to exchange {exchange!r} with routing key {routing_key!r} here. On SQS there "
@@ -47,12 +39,9 @@ def refuse_unbound(exchange: str, routing_key: str) -> None:
 
 
 def is_celerys_own(exchange: str) -> bool:
-    """Whether it is for remote control or events: of this process's apps, whatever they call them."""
-    return exchange.endswith(CONTROL_SUFFIX) or exchange == EVENT_EXCHANGE or exchange in _event_exchanges()
-
-
-def _event_exchanges() -> set[str]:
-    """What the apps of this process call their event exchange; those whose settings are read."""
+    """Whether the exchange is for remote control, or for the events of an app of this process."""
+    if exchange.endswith(CONTROL_SUFFIX) or exchange == EVENT_EXCHANGE:
+        return True
     state: Any = sys.modules.get("celery._state")
     apps = list(state._get_active_apps()) if state is not None else []  # noqa: SLF001 - see docs/architecture.md
-    return {str(app.conf.event_exchange) for app in apps if app.configured}
+    return any(app.configured and str(app.conf.event_exchange) == exchange for app in apps)

@@ -1,10 +1,10 @@
 """Which block of `publish_batch` a publication belongs to: the innermost around it, of the same broker.
 
 "Around" is what Python's context variables say. asyncio's tasks and `asyncio.to_thread` inherit them. Threads
-and greenlets do not: one that serves another request has to find its messages sent when `delay()` returns, so
-it takes part only where it joins (`Batch.joined`, `contextvars.copy_context().run`).
+and greenlets do not: one that serves another request finds its messages sent when `delay()` returns. It takes
+part only where it joins (`Batch.joined`, `contextvars.copy_context().run`).
 
-A generator runs in its caller's context. So a block that a generator holds takes only what is published while
+A generator runs in its caller's context. A block that a generator holds takes only what is published while
 the generator runs, and not what its caller publishes before the next `next()`.
 """
 
@@ -15,7 +15,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.errors import PublishError
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
-GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 #: The context managers' methods that run between a `with` statement and what it opens.
 ENTER: Final = ("__enter__", "__aenter__")
@@ -36,20 +36,20 @@ ENTER: Final = ("__enter__", "__aenter__")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
-    """One `with` statement whose body publishes into a block.
-
-    Attributes:
-        batch: the block.
-        generator: the frame of the generator that the statement is in, if it is in one.
-    """
+    """One `with` statement whose body publishes into a block."""
 
     batch: Batch
-    generator: FrameType | None
+    generator: FrameType | None  # the frame of the generator that holds the statement, if one does
 
     @property
     def takes_part(self) -> bool:
-        """Whether the caller publishes into the block."""
-        return self.batch.open and (self.generator is None or _is_running(self.generator))
+        """Whether the caller publishes into the block: a generator's has to be among its callers."""
+        if self.batch.open and self.generator is not None:
+            frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented for CPython and PyPy
+            while frame is not None and frame is not self.generator:
+                frame = frame.f_back
+            return frame is not None
+        return self.batch.open
 
 
 #: What this context has joined, the innermost last.
@@ -59,28 +59,24 @@ _joined: ContextVar[tuple[Joined, ...]] = ContextVar(
 
 
 class Batch:
-    """An open block. Usable from any thread.
+    """An open block, of the broker whose context `find_context` gives, if that is SQS. Any thread."""
 
-    Args:
-        find_broker: gives the broker that the block is about; `None`: one that is not ours.
-    """
-
-    def __init__(self, find_broker: Callable[[], BrokerContext | None]) -> None:
-        self._find_broker = find_broker
+    def __init__(self, find_context: Callable[[], BrokerContext | None]) -> None:
+        self._find_context = find_context
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards everything below
         self._closed = False
-        self._outboxes: list[Sender] = []  # the last is in use
+        self._senders: list[Sender] = []  # the last is in use
 
     @property
     def open(self) -> bool:
-        """Whether it takes messages: a forked child's are its own, whatever block it was forked in."""
+        """Whether it takes messages. A forked child is not in its parent's blocks."""
         return not self._closed and self._pid == os.getpid()
 
     @functools.cached_property
-    def broker(self) -> BrokerContext | None:
-        """What it is about: looked up when something is published, since most brokers are not ours."""
-        return self._find_broker()
+    def context(self) -> BrokerContext | None:
+        """The broker's. Looked up at the first publication: most brokers are not ours."""
+        return self._find_context()
 
     @contextmanager
     def joined(self) -> Iterator[Batch]:
@@ -101,27 +97,26 @@ class Batch:
         sender = self._sender()
         return sender is not None and sender.put(queue, message, task_id)
 
-    def send_so_far(self) -> None:
-        """Wait until what was published before is sent."""
+    def flush(self) -> None:
+        """Wait until all published so far is sent."""
         before = self._sender()
         if before is not None and not before.empty:
             self._sender(new=True)
             before.close()
 
     def close(self) -> PublishError | None:
-        """Wait until everything is sent; what was not. From then on, nothing goes into the block."""
+        """Take no more, and wait until everything is sent. Returns what was not."""
         if not self.open:
             return None
         with self._lock:
             self._closed = True
-            outboxes = list(self._outboxes)
-        for sender in outboxes:
+        for sender in self._senders:
             sender.close()
         return self.unsent()
 
     def unsent(self) -> PublishError | None:
         """What is not known to have been sent by now."""
-        results = [sender.unsent() for sender in self._outboxes]
+        results = [sender.unsent() for sender in self._senders]
         failures = [failure for failed, _ in results for failure in failed]
         return PublishError(failures, sum(count for _, count in results)) if failures else None
 
@@ -129,9 +124,9 @@ class Batch:
         with self._lock:
             if self._closed:
                 return None
-            if new or not self._outboxes:
-                self._outboxes.append(Sender(self.broker.queues.forget) if self.broker else Sender())
-            return self._outboxes[-1]
+            if new or not self._senders:
+                self._senders.append(Sender(self.context.queues.forget) if self.context else Sender())
+            return self._senders[-1]
 
 
 def blocks_around() -> list[Batch]:
@@ -139,55 +134,37 @@ def blocks_around() -> list[Batch]:
     return [joined.batch for joined in _joined.get() if joined.takes_part]
 
 
-def batched(
-    broker: BrokerContext, queue: Queue, message: OutgoingMessage, content: Mapping[str, Any]
-) -> bool:
-    """Leave the message to the block around that is about the broker; `False`: there is none.
+def batched(context: BrokerContext, queue: Queue, message: OutgoingMessage, raw: dict[str, Any]) -> bool:
+    """Leave the message to the innermost block of the broker around the caller; `False`: there is none.
 
-    Blocks while too much waits to be sent.
-
-    Args:
-        broker: the publishing connection's.
-        queue: where it goes.
-        message: what goes there.
-        content: kombu's message, of which it was made.
+    Blocks while too much waits to be sent. `raw` is kombu's message, of which `message` was made.
     """
-    blocks = [batch for batch in blocks_around() if batch.broker is broker]
+    blocks = [batch for batch in blocks_around() if batch.context is context]
     while blocks:
         batch = blocks.pop()
         if queue.fifo:
             for outer in blocks:  # what was published before, around this block, comes before what is in it
-                outer.send_so_far()
-        if batch.put(queue, message, _task_id(content)):
+                outer.flush()
+        if batch.put(queue, message, _task_id(raw)):
             return True
     return False
 
 
 def _generator_that_enters() -> FrameType | None:
-    """The generator whose `with` statement is being entered, if it is one's.
+    """The generator that holds the `with` statement being entered, if one does.
 
-    A generator that contextlib makes a context manager of, and any context manager's `__enter__`, enter for
-    the caller, whose `with` statement it is.
+    contextlib's generators and any context manager's `__enter__` enter for their caller.
     """
-    frame = sys._getframe(1)  # noqa: SLF001 - CPython's and PyPy's documented way
+    frame = sys._getframe(1)  # noqa: SLF001 - documented for CPython and PyPy
     while frame.f_back is not None and (_enters_for_another(frame) or _enters_for_another(frame.f_back)):
         frame = frame.f_back
-    return frame if frame.f_code.co_flags & GENERATORS else None
+    return frame if frame.f_code.co_flags & _GENERATORS else None
 
 
 def _enters_for_another(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == "contextlib" or frame.f_code.co_name in ENTER
 
 
-def _is_running(generator: FrameType) -> bool:
-    """Whether the caller was called by that generator."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - see _generator_that_enters
-    while frame is not None and frame is not generator:
-        frame = frame.f_back
-    return frame is not None
-
-
-def _task_id(content: Mapping[str, Any]) -> str | None:
-    headers = content.get("headers") or {}
-    task_id: str | None = headers.get("id") or content.get("properties", {}).get("correlation_id")
-    return task_id
+def _task_id(raw: dict[str, Any]) -> str | None:
+    task_id: str | None = (raw.get("headers") or {}).get("id")
+    return task_id or raw.get("properties", {}).get("correlation_id")

@@ -1,6 +1,6 @@
 """Queues that AMQP would delete by itself: of result_backend="rpc://", of remote control's replies.
 
-SQS has no queues that expire. So messages in them do, and a queue is deleted where its consumer ends.
+SQS has no queues that expire. Their messages expire instead, and a queue is deleted where its consumer ends.
 """
 
 from __future__ import annotations
@@ -16,29 +16,34 @@ from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, SHORTEST_RETE
 
 logger = logging.getLogger(__name__)
 
+STAYS: Final = (
+    "created the temporary queue %r, and SQS has no queues that expire: it is deleted when its consumer in "
+    "this process ends, but stays if it has none, or if the process is killed. result_backend='rpc://' makes "
+    "such a queue for each thread that publishes: use another result backend, or delete the queues that "
+    "stay. (Said once.)"
+)
+
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class TemporaryQueues:
-    """The temporary queues that this process has created. Usable from any thread.
-
-    Args:
-        queues: the directory that creates and forgets them.
-    """
+    """The temporary queues that this process has created. Any thread."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
         self._created: set[str] = set()
-        self._told = False
+        self._logged = False
 
     def find_or_create(self, name: str, attributes: Mapping[str, str]) -> Queue:
-        """As `Queues.find_or_create`, and remember and tell what is created."""
+        """As `Queues.find_or_create`; log and remember that the queue was created."""
         try:
             return self._queues.find(name)
         except QueueDoesNotExistError:
             queue = self._queues.find_or_create(name, attributes)
         self._created.add(name)
-        self._tell(name)
+        if not self._logged:
+            self._logged = True
+            logger.warning(STAYS, name)
         return queue
 
     def created(self, name: str) -> bool:
@@ -46,7 +51,7 @@ class TemporaryQueues:
         return name in self._created
 
     def delete(self, name: str) -> None:
-        """The consumer of a queue that this process created has ended. Errors are logged."""
+        """Delete a queue that this process created: its consumer has ended. Errors are logged."""
         self._created.discard(name)
         try:
             queue = self._queues.find(name)
@@ -55,41 +60,24 @@ class TemporaryQueues:
             logger.warning("cannot delete the temporary queue %r, which stays: %s", name, error)
         self._queues.forget(name)
 
-    def _tell(self, name: str) -> None:
-        if self._told:
-            return
-        self._told = True
-        logger.warning(
-            "created the temporary queue %r, and SQS has no queues that expire: it is deleted when its "
-            "consumer in this process ends, but stays if it has none, or if the process is killed. "
-            "result_backend='rpc://' makes such a queue for each thread that publishes: use another result "
-            "backend, or delete the queues that stay. (Said once.)",
-            name,
-        )
-
 
 def temporary(name: str, *, auto_delete: bool, arguments: Mapping[str, Any] | None) -> dict[str, str] | None:
     """CreateQueue's attributes for a queue that is declared as temporary; `None` for any other.
 
-    It is auto_delete, and has a time to expire or a name that a client made up for itself. One that is only
-    auto_delete is not temporary: others may consume it, and AMQP would not delete it before the last ends.
+    A temporary queue is auto_delete, and has a time to expire or a client's UUID for a name. Other consumers
+    may use a queue that is only auto_delete: AMQP would not delete it before the last of them ends.
     """
-    milliseconds = (arguments or {}).get("x-expires")
-    if not auto_delete or (milliseconds is None and _UUID.fullmatch(name) is None):
+    if not auto_delete:
         return None
+    milliseconds = (arguments or {}).get("x-expires")
     if milliseconds is None:
-        return {}
+        return {} if _UUID.fullmatch(name) else None
     seconds = min(max(milliseconds // 1000, SHORTEST_RETENTION_SECONDS), RETENTION_SECONDS)
     return {"MessageRetentionPeriod": str(seconds)}
 
 
-def log_dropped_reply(queue: str) -> None:
-    """A result has nobody to go to: to create the queue anew would leave it there for ever."""
-    logger.info("dropped a result, since the client that asked for it has gone with its queue %r", queue)
-
-
 def is_reply(message: Mapping[str, Any], exchange: str, queue: str) -> bool:
-    """Whether it is a result for a client that asked for it, by a queue of its own. A task is none."""
+    """Whether the message is a result, for a client that waits at a queue of its own. A task is none."""
     return (
         not exchange
         and "task" not in (message.get("headers") or {})

@@ -18,7 +18,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.task.base import VisibilityTask
-from celery_sqs_visibility.transport.channel import Message
+from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.worker.rate_limits import RateLimits

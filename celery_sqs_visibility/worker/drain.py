@@ -57,7 +57,7 @@ class Drain:
 
     def __init__(self, consumer: Any) -> None:
         self.consumer = consumer
-        self._broker: BrokerContext = consumer.connection.transport.broker
+        self._broker: BrokerContext = consumer.connection.transport.context
         self._timeout = self._broker.options.shutdown_timeout
         # A signal handler may put something in while it is being put in: this kind of queue bears it.
         self._wakes: SimpleQueue[bool] = SimpleQueue()  # whether there is something to do

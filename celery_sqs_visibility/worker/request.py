@@ -27,7 +27,7 @@ from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Releas
 from celery_sqs_visibility.events import Finished, emit, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.task.tracing import is_raised_in
-from celery_sqs_visibility.transport.channel import Message
+from celery_sqs_visibility.transport.message import Message
 
 logger = get_logger(__name__)
 
@@ -291,7 +291,7 @@ class DeliveryRequest(Request):
         Args:
             eta: seconds since the epoch.
         """
-        renew = self.message.put_off(eta, self._request_dict.get("retries") or 0)
+        renew = self.message.renewal(eta, self._request_dict.get("retries") or 0)
         if renew is None:
             return False
         self.settle(renew)

@@ -75,7 +75,7 @@ class QueuesFirst:
         """
         self._refuse_exchanges()
         with self._app.connection_for_read() as connection:
-            broker: BrokerContext = connection.transport.broker
+            broker: BrokerContext = connection.transport.context
             for name in self._app.amqp.queues.consume_from:
                 self._await("queue", name, partial(broker.queues.ensure, name))
                 self._await("dead-letter queue of", name, partial(_find_dead_letter_queue, broker, name))

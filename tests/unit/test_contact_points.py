@@ -234,6 +234,13 @@ def test_the_virtual_channel_keeps_its_consumers_where_we_look(name):
     calls(kombu.transport.virtual.Channel.__init__, name)
 
 
+def test_the_virtual_channel_tells_its_qos_of_a_message_before_its_consumer():
+    source = inspect.getsource(kombu.transport.virtual.Channel.basic_consume)
+    assert source.index("self.qos.append(message, message.delivery_tag)") < source.index(
+        "return callback(message)"
+    )
+
+
 def test_a_consumer_connects_before_it_consumes_and_an_exit_code_ends_the_worker():
     calls(celery.worker.consumer.connection.Connection.start, "c.connection = c.connect()")
     calls(celery.worker.worker.WorkController.start, "except SystemExit as exc", "exitcode=exc.code")

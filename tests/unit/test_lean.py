@@ -27,8 +27,8 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.transport.channel import Message
-from celery_sqs_visibility.transport.codec import open_message
+from celery_sqs_visibility.transport.codec import decode_message
+from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.request import DeliveryRequest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +74,7 @@ class World:
     def received(self, count, **message):
         """Messages, opened beforehand: what they weigh, stock has too."""
         messages = [received(**message) for _ in range(count)]
-        self.opened.update((m["ReceiptHandle"], open_message(self.queue, m)) for m in messages)
+        self.opened.update((m["ReceiptHandle"], decode_message(self.queue, m)) for m in messages)
         return messages
 
     def arrive(self, messages):

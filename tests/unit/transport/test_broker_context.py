@@ -1,4 +1,4 @@
-"""What is received beyond what the user asked for stays with the delivery, and is not the task's."""
+"""The system attributes are asked for, and a task sees those message attributes that the user asked for."""
 
 from __future__ import annotations
 
@@ -11,44 +11,51 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.transport.broker_context import shared_broker
+from celery_sqs_visibility.transport.broker_context import shared_context
 
 BODY = json.dumps({"body": "", "headers": {"task": "t", "id": "1"}, "properties": {"delivery_info": {}}})
 ATTRIBUTES = {name: {"DataType": "String", "StringValue": "x"} for name in ("trace", "tenant.name")}
 
 
-@pytest.fixture
-def opened():
-    """`opened(fetch_message_attributes)`: what a task sees of a message with two attributes, as received."""
-
-    def opened(wanted):
-        given = {"region": "eu-west-1", "fetch_message_attributes": wanted}
-        client = SimpleNamespace(
-            hostname=None, port=None, userid=None, password=None, transport_options=given
-        )
-        broker = shared_broker(client, Options.parse(given))
-        sqs = FakeSQS()
-        queue = Queue("q", sqs.create_queue("q", {}, {}), sqs)
-        sqs.send(queue.url, OutgoingMessage(BODY, ATTRIBUTES))
-        (message,) = sqs.receive(queue.url, 1, 0, broker.receive_options)
-        assert message["MessageAttributes"] == ATTRIBUTES
-        payload = broker.open_message(queue, message).payload
-        return payload["properties"]["delivery_info"]["sqs_message"]
-
-    return opened
+def broker_context(**given):
+    given["region"] = "eu-west-1"
+    client = SimpleNamespace(hostname=None, port=None, userid=None, password=None, transport_options=given)
+    return shared_context(client, Options.parse(given))
 
 
 @pytest.mark.parametrize(
     ("wanted", "names"),
     [
-        (None, None),
-        (["SentTimestamp"], None),
+        (None, []),
+        (["SentTimestamp"], []),
         ({"MessageAttributeNames": ["trace"]}, ["trace"]),
         ({"MessageAttributeNames": ["tenant.*"]}, ["tenant.name"]),
         ({"MessageAttributeNames": ["All"]}, ["trace", "tenant.name"]),
     ],
 )
-def test_a_task_sees_the_message_attributes_that_were_asked_for(opened, wanted, names):
-    message = opened(wanted)
-    assert (list(message["MessageAttributes"]) if names else message.get("MessageAttributes")) == names
-    assert message["MessageId"]
+def test_a_task_sees_the_message_attributes_that_were_asked_for(wanted, names):
+    context, sqs = broker_context(fetch_message_attributes=wanted), FakeSQS()
+    queue = Queue("q", sqs.create_queue("q", {}, {}), sqs)
+    sqs.send(queue.url, OutgoingMessage(BODY, ATTRIBUTES))
+    (message,) = sqs.receive(queue.url, 1, 0, context.receive_options)
+    assert message["MessageAttributes"] == ATTRIBUTES
+    payload = context.decode_message(queue, message).payload
+    seen = payload["properties"]["delivery_info"]["sqs_message"]
+    assert list(seen.get("MessageAttributes", {})) == names
+    assert seen["MessageId"]
+
+
+@pytest.mark.parametrize("wanted", ["ALL", ["all"], {"MessageSystemAttributeNames": ["All"]}], ids=repr)
+def test_all_system_attributes_are_received_where_all_are_asked_for(wanted):
+    asked = broker_context(fetch_message_attributes=wanted).receive_options.system_attributes
+    assert asked == ("All",)
+
+
+def test_a_system_attribute_is_received_with_those_that_are_needed():
+    asked = broker_context(fetch_message_attributes="SenderId").receive_options.system_attributes
+    assert {"SenderId", "ApproximateReceiveCount", "MessageGroupId", "SentTimestamp"} < set(asked)
+
+
+def test_connections_with_equal_settings_share_a_context():
+    assert broker_context(polling_interval=7) is broker_context(polling_interval=7)
+    assert broker_context(polling_interval=7) is not broker_context(polling_interval=8)

@@ -27,26 +27,26 @@ from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.task.base import VisibilityRetry
 from celery_sqs_visibility.transport.publish_scope import batched, blocks_around
 
-broker_of = celery_sqs_visibility.publish._broker_of
+context_of = celery_sqs_visibility.publish._context_of
 
 
 class Site:
-    """Brokers of which each app has one, and what reached them."""
+    """Brokers, one for each app, and what reached them."""
 
     def __init__(self):
         self.sqs = FakeSQS()
-        self.brokers = {}
+        self.contexts = {}
 
-    def broker(self, app):
-        return self.brokers.setdefault(app, SimpleNamespace(queues=Queues(self.sqs, prefix=f"{app}-")))
+    def context(self, app):
+        return self.contexts.setdefault(app, SimpleNamespace(queues=Queues(self.sqs, prefix=f"{app}-")))
 
     def publish(self, name, app="app", queue="q"):
         """As `Channel._put` does; whether it went into a block."""
-        broker = self.broker(app)
-        target = broker.queues.find_or_create(queue)
+        context = self.context(app)
+        target = context.queues.find_or_create(queue)
         group = {"group_id": "g", "deduplication_id": name} if target.fifo else {}
         message = OutgoingMessage(name, **group)
-        if batched(broker, target, message, {"headers": {"id": name}}):
+        if batched(context, target, message, {"headers": {"id": name}}):
             return True
         target.sqs.send(target.url, message)
         return False
@@ -61,28 +61,23 @@ class Site:
 
 @pytest.fixture(autouse=True)
 def window(monkeypatch):
-    """So long that no batch leaves half-full because this process was kept waiting."""
-    monkeypatch.setattr(pending, "LINGER_SECONDS", 60.0)
+    """So long that no batch is sent half-full because this process had to wait."""
+    monkeypatch.setattr(pending, "WINDOW", 60.0)
 
 
 @pytest.fixture
 def site(monkeypatch):
     site = Site()
-    monkeypatch.setattr(celery_sqs_visibility.publish, "_broker_of", site.broker)
+    monkeypatch.setattr(celery_sqs_visibility.publish, "_context_of", site.context)
     return site
 
 
-def test_outside_of_a_block_nothing_is_held(site):
-    assert not site.publish("a")
-    with publish_batch("app"):
-        pass
-    assert not site.publish("b")
-
-
-def test_leaving_the_block_means_sent(site):
+def test_leaving_the_block_means_sent_and_outside_of_it_publishing_does(site):
+    assert not site.publish("x")
     with publish_batch("app"):
         assert all([site.publish("a"), site.publish("b")])
-    assert site.requests() == [["a", "b"]]
+    assert not site.publish("y")
+    assert site.requests() == [["x"], ["a", "b"], ["y"]]
 
 
 def test_another_apps_broker_is_left_alone(site):
@@ -101,29 +96,19 @@ def test_a_block_for_another_app_leaves_the_outer_one_its_own(site):
     assert site.requests() == [["b"], ["a"]]
 
 
-def test_leaving_an_inner_block_means_sent_too(site):
+@pytest.mark.parametrize(
+    ("queue", "first", "second"), [("q", [["b"]], [["a", "c"]]), ("q.fifo", [["a"], ["b"]], [["c"]])]
+)
+def test_leaving_an_inner_block_means_sent_too_and_overtakes_nothing_in_a_fifo_queue(
+    site, queue, first, second
+):
     with publish_batch("app"):
-        site.publish("a")
+        site.publish("a", queue=queue)
         with publish_batch("app"):
-            site.publish("b")
-        assert site.requests() == [["b"]]
-        site.publish("c")
-    assert site.requests() == [["b"], ["a", "c"]]
-
-
-def test_what_an_inner_block_sends_to_a_fifo_queue_does_not_overtake(site):
-    with publish_batch("app"):
-        site.publish("a", queue="q.fifo")
-        with publish_batch("app"):
-            site.publish("b", queue="q.fifo")
-        site.publish("c", queue="q.fifo")
-    assert site.requests() == [["a"], ["b"], ["c"]]
-
-
-def test_a_thread_that_is_started_inside_means_sent(site):
-    with publish_batch("app"):
-        in_a_thread(site.publish, "a")
-        assert site.requests() == [["a"]]
+            site.publish("b", queue=queue)
+        assert site.requests() == first
+        site.publish("c", queue=queue)
+    assert site.requests() == first + second
 
 
 def test_a_pool_whose_threads_start_inside_serves_others_later(site):
@@ -141,44 +126,26 @@ def test_a_call_in_a_copy_of_the_context_takes_part_in_any_thread(site):
     assert [sorted(names) for names in site.requests()] == [["a", "b", "c", "d"]]
 
 
-def test_starting_threads_is_left_to_python(site):
-    start = threading.Thread.start
-    with publish_batch("app"):
-        site.publish("a")
-    assert threading.Thread.start is start
-    assert start.__module__ == "threading"
-
-
-def test_asyncios_tasks_take_part_and_its_executor_where_the_context_is_copied(site):
-    async def publish_all():
-        with publish_batch("app"):
-            await asyncio.gather(publish("a"), asyncio.to_thread(site.publish, "b"))
-            loop = asyncio.get_running_loop()
-            assert not await loop.run_in_executor(None, site.publish, "another request's")
-
-    async def publish(name):
-        await asyncio.sleep(0)
-        return site.publish(name)
-
-    asyncio.run(publish_all())
-    assert [sorted(names) for names in site.requests()] == [["another request's"], ["a", "b"]]
-
-
-def test_a_task_that_outlives_the_block_sends_by_itself(site):
-    async def publish_late(closed):
-        await closed.wait()
-        return site.publish("late")
-
+def test_asyncios_tasks_take_part_in_an_open_block_and_its_executor_where_the_context_is_copied(site):
     async def main():
         closed = asyncio.Event()
+        closed.set()
         with publish_batch("app"):
-            task = asyncio.create_task(publish_late(closed))
+            await asyncio.gather(publish("a", closed), asyncio.to_thread(site.publish, "b"))
+            loop = asyncio.get_running_loop()
+            assert not await loop.run_in_executor(None, site.publish, "another request's")
+            closed.clear()
+            late = asyncio.create_task(publish("late", closed))
             await asyncio.sleep(0)
         closed.set()
-        assert not await task
+        assert not await late
+
+    async def publish(name, go_on):
+        await go_on.wait()
+        return site.publish(name)
 
     asyncio.run(main())
-    assert site.requests() == [["late"]]
+    assert [sorted(names) for names in site.requests()] == [["another request's"], ["a", "b"], ["late"]]
 
 
 def publish_one_by_one(site, names):
@@ -331,7 +298,7 @@ def test_a_generator_that_is_forgotten_sends_what_it_has_published(site):
     assert not site.publish("b")
 
 
-def test_a_thread_that_was_there_before_means_sent_unless_it_joins(site):
+def test_a_thread_means_sent_unless_it_joins_a_block_that_is_open(site):
     def publish_joining(batch, name):
         with batch.joined():
             return site.publish(name)
@@ -342,54 +309,27 @@ def test_a_thread_that_was_there_before_means_sent_unless_it_joins(site):
             assert not pool.submit(site.publish, "plain").result(SOON)
             assert pool.submit(publish_joining, batch, "joined").result(SOON)
             assert not pool.submit(site.publish, "plain again").result(SOON)
-    assert site.requests()[-1] == ["joined"]
-
-
-def test_a_thread_that_outlives_the_block_sends_by_itself(site):
-    go_on = threading.Event()
-    results = []
-
-    def publish_later():
-        go_on.wait(SOON)
-        results.append(site.publish("late"))
-
-    with publish_batch("app"):
-        thread = threading.Thread(target=publish_later)
-        thread.start()
-    go_on.set()
-    thread.join(SOON)
-    assert results == [False]
-    assert site.requests() == [["late"]]
+        assert site.requests()[-1] == ["joined"]
+        assert not pool.submit(publish_joining, batch, "late").result(SOON)
 
 
 def test_blocks_in_two_threads_have_nothing_to_do_with_each_other(site):
-    inside, done = threading.Barrier(2), []
+    inside = threading.Barrier(2)
 
     def block(name):
         with publish_batch("app"):
             site.publish(name)
             inside.wait(SOON)
-        done.append(name)
 
-    threads = [threading.Thread(target=block, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SOON)
-    assert sorted(done) == ["a", "b"]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(block, "ab"))
     assert sorted(site.requests()) == [["a"], ["b"]]
 
 
-def test_another_context_is_another_matter(site):
-    empty = contextvars.Context()
-    with publish_batch("app"):
-        assert not empty.run(site.publish, "a")
-        assert contextvars.copy_context().run(site.publish, "b")
-
-
-def test_an_exception_goes_on_after_what_was_published_is_sent(site):
-    with pytest.raises(ZeroDivisionError):
-        publish_and_raise(site)
+@pytest.mark.parametrize("error", [ZeroDivisionError(), Ignore()], ids=repr)
+def test_an_exception_goes_on_after_what_was_published_is_sent(site, error):
+    with pytest.raises(type(error)):
+        publish_and_raise(site, error)
     assert site.requests() == [["a"]]
     assert blocks_around() == []
 
@@ -403,14 +343,6 @@ def test_what_could_not_be_sent_raises_one_error(site):
     assert caught.value.published == 3
 
 
-def test_of_two_errors_the_blocks_goes_on_and_tells_of_the_other(site, caplog):
-    site.sqs.fail_next("SendMessageBatch", AccessDeniedError("no"))
-    with pytest.raises(ZeroDivisionError) as caught:
-        publish_and_raise(site)
-    assert caught.value.__notes__ == ["1 of 1 messages could not be sent: a: no"]
-    assert "1 of 1 messages could not be sent" in caplog.text
-
-
 @pytest.mark.parametrize(
     "predicate", [Ignore(), Retry("published anew"), Reject("of no use", requeue=False)], ids=repr
 )
@@ -421,20 +353,18 @@ def test_a_predicate_of_celerys_does_not_carry_away_what_could_not_be_sent(site,
     assert caught.value.__cause__ is predicate
 
 
-@pytest.mark.parametrize("predicate", [VisibilityRetry(when=5), Reject("later", requeue=True)], ids=repr)
-def test_a_message_that_comes_back_by_itself_does_so_when_the_task_said(site, predicate, caplog):
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError(), VisibilityRetry(when=5), Reject("later", requeue=True)], ids=repr
+)
+def test_an_error_or_a_message_that_comes_back_by_itself_goes_on_and_tells_what_was_not_sent(
+    site, error, caplog
+):
     site.sqs.fail_next("SendMessageBatch", AccessDeniedError("no"))
-    with pytest.raises(type(predicate)) as caught:
-        publish_and_raise(site, predicate)
-    assert caught.value is predicate
+    with pytest.raises(type(error)) as caught:
+        publish_and_raise(site, error)
+    assert caught.value is error
     assert caught.value.__notes__ == ["1 of 1 messages could not be sent: a: no"]
     assert "1 of 1 messages could not be sent" in caplog.text
-
-
-def test_a_predicate_goes_on_after_all_is_sent(site):
-    with pytest.raises(Ignore):
-        publish_and_raise(site, Ignore())
-    assert site.requests() == [["a"]]
 
 
 def test_a_generator_that_is_closed_early_tells_what_could_not_be_sent(site):
@@ -507,22 +437,16 @@ def test_elsewhere_a_block_changes_nothing(settings):
     close_app(app)
 
 
-def test_a_retry_policy_makes_no_other_broker():
+def test_a_retry_policy_makes_no_other_context():
     """kombu notes the policy of a publication among the connection's transport options."""
     app = make_app("app", {"broker_url": "sqs://k:s@127.0.0.1:9"}, set_as_current=False)
     with app.connection_for_write() as one, app.connection_for_write() as another:
         one.transport_options.update(app.conf.task_publish_retry_policy, retry_errors=(OSError,))
-        assert one.transport.broker is another.transport.broker is broker_of(app)
+        assert one.transport.context is another.transport.context is context_of(app)
     close_app(app)
 
 
-def in_a_thread(function, *arguments):
-    thread = threading.Thread(target=function, args=arguments)
-    thread.start()
-    thread.join(SOON)
-
-
-def publish_and_raise(site, error=ZeroDivisionError):
+def publish_and_raise(site, error):
     with publish_batch("app"):
         site.publish("a")
         raise error

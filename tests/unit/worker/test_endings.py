@@ -39,7 +39,7 @@ def consumer():
     broker = SimpleNamespace(
         options=SimpleNamespace(shutdown_timeout=20), queue_consumers=[], worker_queue_consumers=[]
     )
-    connection = SimpleNamespace(transport=SimpleNamespace(broker=broker))
+    connection = SimpleNamespace(transport=SimpleNamespace(context=broker))
     return SimpleNamespace(connection=connection, hub=None)
 
 
@@ -71,7 +71,7 @@ def test_a_warm_shutdown_drains(asked):
 @pytest.mark.usefixtures("ending")
 def test_a_cold_shutdown_does_not_but_celery_gets_no_more_messages(asked, consumer):
     stopped = []
-    consumer.connection.transport.broker.worker_queue_consumers.append(
+    consumer.connection.transport.context.worker_queue_consumers.append(
         SimpleNamespace(stop_polling=lambda: stopped.append(1))
     )
     tell("Cold")

@@ -36,9 +36,8 @@ from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT, legible
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.events import Facts, Hidden, Unreadable
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
-from celery_sqs_visibility.transport.aws_events import what_it_is
 from celery_sqs_visibility.transport.channel import Message
-from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, DEEPEST, open_message, seal_again
+from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, DEEPEST
 from celery_sqs_visibility.transport.decompression import LARGEST_BODY, inflate
 from celery_sqs_visibility.worker.validation import CHECKS, vet
 
@@ -70,7 +69,7 @@ def received(body):
 
 
 def message_of(body):
-    message = Message(open_message(QUEUE, received(body)).payload, channel=Channel())
+    message = Message(decode_message(QUEUE, received(body)).payload, channel=Channel())
     message.accept = {"application/json"}
     return message
 
@@ -167,10 +166,10 @@ def test_whatever_the_body_holds_celery_can_make_a_request_of_it_or_is_not_given
 @given(badmessages.ENVELOPES)
 def test_what_can_be_read_can_be_sealed_again(message):
     try:
-        payload = open_message(QUEUE, received(encoded(message))).payload
+        payload = decode_message(QUEUE, received(encoded(message))).payload
     except UnreadableError:
         return
-    again = open_message(QUEUE, received(seal_again(payload))).payload
+    again = decode_message(QUEUE, received(encode_payload(payload))).payload
     assert repr(again.get("body")) == repr(payload.get("body"))
     assert repr(again.get("headers")) == repr(payload.get("headers"))
 
@@ -237,13 +236,13 @@ def test_the_task_of_another_worker_is_left_to_celery_whatever_is_in_it():
     ],
 )
 def test_messages_of_other_systems_are_called_what_they_are(event, named):
-    assert what_it_is(event) == named
+    assert describe_aws_event(event) == named
     assert fate(json.dumps(event)) == fate(encoded(event)) == f"its body is {named}, not a Celery message"
 
 
 @given(badmessages.JSON | st.fixed_dictionaries({"Records": badmessages.JSON}))
 def test_whatever_a_body_is_it_is_recognised_or_not(body):
-    assert what_it_is(body) is None
+    assert describe_aws_event(body) is None
 
 
 CODECS = {"gzip": zlib, "zlib": zlib, "bzip2": bz2, "lzma": lzma, "xz": lzma, "application/x-gzip": zlib}
@@ -365,7 +364,7 @@ def test_a_compressed_body_is_decompressed_once_and_its_header_stays():
     message = message_of(encoded(envelope(body, headers={"compression": "gzip"})))
     assert message.payload == body_of()
     assert message.headers["compression"] == "gzip"
-    again = open_message(QUEUE, received(seal_again(message._raw))).payload
+    again = decode_message(QUEUE, received(encode_payload(message._raw))).payload
     assert base64.b64decode(again["body"]) == body
 
 
@@ -400,20 +399,20 @@ def test_an_envelope_may_hold_much_that_is_not_deep():
 def test_a_dead_letter_of_a_body_at_the_size_limit_is_not_larger_than_sqs_takes(plain):
     body = '{"body":"' + plain + '","properties":{"delivery_info":{}},"headers":{}}'
     assert len(body.encode()) < MESSAGE_BYTES
-    payload = open_message(QUEUE, received(body)).payload
-    letter = seal_again(payload)
+    payload = decode_message(QUEUE, received(body)).payload
+    letter = encode_payload(payload)
     assert len(letter.encode()) <= MESSAGE_BYTES - ATTRIBUTE_BYTES
-    assert open_message(QUEUE, received(letter)).payload["body"] == payload["body"]
+    assert decode_message(QUEUE, received(letter)).payload["body"] == payload["body"]
 
 
 def test_what_fits_in_base64_stays_in_base64():
-    payload = open_message(QUEUE, received(encoded(envelope(body_of())))).payload
-    assert base64.b64decode(seal_again(payload), validate=True)
+    payload = decode_message(QUEUE, received(encoded(envelope(body_of())))).payload
+    assert base64.b64decode(encode_payload(payload), validate=True)
 
 
 def test_names_are_told_as_far_as_they_can_be_printed():
     headers = {"task": "a\0b\ud800" + "c" * 10_000, "id": 5}
-    opened = open_message(QUEUE, received(json.dumps(envelope(body_of(), headers=headers))))
+    opened = decode_message(QUEUE, received(json.dumps(envelope(body_of(), headers=headers))))
     assert opened.task.startswith("a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}ccc")
     assert len(opened.task) <= LONGEST_TEXT + 3
     assert opened.task_id is None

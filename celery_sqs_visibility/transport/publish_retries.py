@@ -1,0 +1,71 @@
+"""Retries of publications: kombu's, as the retry policy says, and ours at the end of a task's run.
+
+After the task's own code Celery publishes the next step of a chain, a link or the body of a chord. To give up
+on it costs more than to wait: the run is repeated, and a chord is lost, since Celery's backends then fail its
+body and forget the results of its members (celery/backends/base.py: `on_chord_part_return`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, TypeVar
+
+from celery_sqs_visibility.errors import PASSING_ERRORS, CredentialsRefusedError
+from celery_sqs_visibility.policy.backoff import pause
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+
+#: kombu publishes again after these: errors that pass, and refused credentials, which rotation may replace.
+RETRIED_ERRORS: Final = (*PASSING_ERRORS, CredentialsRefusedError)
+
+#: Well within the time for which Celery keeps others from publishing the body of a chord.
+END_OF_RUN_SECONDS: Final = 10.0
+
+#: The monotonic instant until which this thread or greenlet sends a publication again.
+_deadline: ContextVar[float] = ContextVar("celery_sqs_visibility.transport.publish_retries", default=0.0)
+
+T = TypeVar("T")
+
+
+def set_deadline() -> None:
+    """The task's own code has ended: what is published from now on belongs to the end of its run."""
+    _deadline.set(SYSTEM_CLOCK.monotonic() + END_OF_RUN_SECONDS)
+
+
+def clear_deadline() -> None:
+    """The run has ended."""
+    _deadline.set(0.0)
+
+
+def until_deadline(attempt: Callable[[], T]) -> T:
+    """Call `attempt`, again until the deadline while its error passes by itself. The publishing thread."""
+    failures = 0
+    while True:
+        try:
+            return attempt()
+        except PASSING_ERRORS:
+            if SYSTEM_CLOCK.monotonic() >= _deadline.get():
+                raise
+            failures += 1
+            threading.Event().wait(pause(failures))
+
+
+class PublishAttempts:
+    """The attempts of one kombu Connection to publish; one thread at a time uses it.
+
+    Not the Transport's: kombu makes a new one, with new channels, before each retry.
+    """
+
+    #: How many in a row failed with one of `RETRIED_ERRORS`.
+    failed = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count an attempt, or a part of one, that fails inside."""
+        try:
+            yield
+        except RETRIED_ERRORS:
+            self.failed += 1
+            raise

@@ -1,0 +1,101 @@
+"""Messages that are fetched one by one, by nobody who would extend them."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from support.clock import FakeClock
+from support.kombu_site import declared_queue, publish
+
+from celery_sqs_visibility.errors import ThrottledError
+from celery_sqs_visibility.transport import channel as channel_module
+
+
+def test_what_is_fetched_without_acknowledgement_is_deleted(site, channel):
+    queue = declared_queue(channel)
+    publish(channel, "a", "b")
+    assert [queue.get(no_ack=True).payload, queue.get(no_ack=True).payload] == ["a", "b"]
+    assert queue.get(no_ack=True) is None
+    assert site.counts() == (0, 0, 0)
+    assert len(channel._fetched) == 0
+
+
+def test_what_is_fetched_is_deleted_when_it_is_acknowledged(site, channel):
+    queue = declared_queue(channel)
+    publish(channel, "a")
+    message = queue.get()
+    assert site.counts() == (0, 1, 0)
+    message.ack()
+    assert site.counts() == (0, 0, 0)
+
+
+def test_what_is_requeued_is_visible_at_once(site, channel):
+    queue = declared_queue(channel)
+    publish(channel, "a")
+    queue.get().requeue()
+    assert site.counts() == (1, 0, 0)
+
+
+@pytest.mark.parametrize("redrive", [True, False])
+def test_a_rejected_message_is_left_to_the_redrive_policy_or_deleted_without_one(site, channel, redrive):
+    if redrive:
+        site.sqs.create_queue("dead", {}, {})
+        arn = site.attributes("dead")["QueueArn"]
+        policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
+        site.sqs.create_queue("q", {"RedrivePolicy": policy}, {})
+    queue = declared_queue(channel)
+    publish(channel, "a")
+    queue.get().reject()
+    assert site.counts() == (0, int(redrive), 0)
+
+
+def test_a_deletion_that_fails_is_an_error(site, channel):
+    queue = declared_queue(channel)
+    publish(channel, "a")
+    message = queue.get()
+    site.sqs.fail_next("DeleteMessageBatch", ThrottledError("slow down"), position=0)
+    with pytest.raises(ThrottledError):
+        message.ack()
+
+
+def test_what_was_fetched_and_not_settled_is_given_back_when_the_channel_closes(site, channel):
+    queue = declared_queue(channel)
+    publish(channel, *range(12))
+    for _ in range(12):
+        queue.get()
+    channel.close()
+    assert site.counts() == (12, 0, 0)
+    assert site.actions().count("ChangeMessageVisibilityBatch") == 2
+
+
+def test_what_cannot_be_given_back_is_logged(site, channel, caplog):
+    queue = declared_queue(channel)
+    publish(channel, "a")
+    queue.get()
+    site.sqs.fail_next("ChangeMessageVisibilityBatch", ThrottledError("slow down"))
+    channel.close()
+    assert "messages fetched from queue 'q' stay hidden" in caplog.text
+
+
+def test_a_fork_gives_nothing_back_that_its_parent_has(site, channel):
+    queue = declared_queue(channel)
+    publish(channel, "a")
+    queue.get()
+    channel._pid = os.getpid() + 1  # as seen by a child
+    channel.close()
+    assert site.counts() == (0, 1, 0)
+
+
+def test_handles_whose_time_is_up_do_not_pile_up(site, channel, monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(channel_module, "SYSTEM_CLOCK", clock)
+    channel = channel.connection.client.channel()
+    queue = declared_queue(channel)
+    publish(channel, *range(3))
+    queue.get()
+    queue.get()
+    clock.advance(200)
+    queue.get()
+    assert len(channel._fetched) == 1

@@ -1,0 +1,59 @@
+"""Exchanges that SQS cannot have are refused, with a sentence."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+from kombu import Consumer, Exchange, Producer, Queue
+from kombu.common import Broadcast
+
+from celery_sqs_visibility.transport.exchanges import UnroutableError
+
+
+def test_a_broadcast_queue_is_neither_declared_nor_consumed(site, channel):
+    sentence = r"exchange 'news' is of type 'fanout'.*direct exchange in place"
+    with pytest.raises(UnroutableError, match=sentence):
+        Broadcast("news")(channel).declare()
+    with pytest.raises(UnroutableError, match=sentence):
+        Consumer(channel, [Broadcast("news")])
+    assert "CreateQueue" not in site.actions()
+
+
+@pytest.mark.parametrize("kind", ["fanout", "topic", "headers", "x-delayed-message"])
+def test_to_publish_to_another_exchange_than_a_direct_one_is_refused(site, channel, kind):
+    exchange = Exchange("logs", type=kind)
+    sentence = f"exchange 'logs' is of type '{kind}'"
+    with pytest.raises(UnroutableError, match=sentence):
+        Producer(channel, exchange).publish("a", routing_key="a.b", declare=[exchange])
+    with pytest.raises(UnroutableError, match=sentence):
+        Producer(channel).publish("a", exchange=exchange, routing_key="a.b", declare=[exchange])
+    assert "SendMessage" not in site.actions()
+
+
+def test_a_message_that_no_queue_would_get_is_refused(site, channel):
+    sentence = "no queue is bound to exchange 'media' with routing key 'video'"
+    with pytest.raises(UnroutableError, match=sentence):
+        Producer(channel).publish("a", exchange="media", routing_key="video")
+    Queue("q", Exchange("media"), "video")(channel).declare()
+    Producer(channel).publish("a", exchange="media", routing_key="video")
+    assert site.counts() == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("celery.pidbox", "fanout"),
+        ("mine.pidbox", "fanout"),
+        ("reply.celery.pidbox", "direct"),
+        ("celeryev", "topic"),
+        ("our-events", "topic"),
+    ],
+)
+def test_celerys_own_exchanges_are_let_through(site, channel, name, kind):
+    app = Celery("events", set_as_current=False)
+    app.conf.event_exchange = "our-events"
+    assert app.conf.event_exchange
+    exchange = Exchange(name, type=kind)
+    Producer(channel).publish({}, exchange=exchange, routing_key="worker.online", declare=[exchange])
+    assert "SendMessage" not in site.actions()
+    app.close()

@@ -1,0 +1,91 @@
+"""What a message asks of its delivery."""
+
+from __future__ import annotations
+
+import base64
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.transport.codec import decode_message
+from celery_sqs_visibility.transport.message import Message, QoS
+
+QUEUE = Queue("q", "https://sqs.example/1/q", FakeSQS())
+
+
+class RecordingDelivery:
+    """Keeps what it is asked; says that the task may wait."""
+
+    def __init__(self):
+        self.asked = []
+
+    def give_up(self, reason, body, on_exhausted=None, **attributes):
+        self.asked.append(("give up", reason, decoded(body())["body"], on_exhausted, attributes))
+
+    def refuse(self, reason, body, *, others_may=False):
+        self.asked.append(("refuse", reason, decoded(body)["body"], others_may))
+
+    def renewal(self, eta, body, payload):
+        self.asked.append(("renewal", eta, decoded(body())["headers"], payload["headers"]))
+        return "a renewal"
+
+
+def decoded(body):
+    return decode_message(QUEUE, {"ReceiptHandle": "tag", "Body": body}).payload
+
+
+def message_of(delivery, **headers):
+    payload = {"body": "[]", "headers": headers, "properties": {}}
+    channel = SimpleNamespace(delivery=lambda _tag: delivery, decode_body=lambda body, _encoding: body)
+    return Message(decoded(base64.b64encode(json.dumps(payload).encode()).decode()), channel)
+
+
+def test_a_delivery_is_given_up_and_refused_with_the_body_as_it_was_sent():
+    delivery = RecordingDelivery()
+    message = message_of(delivery, task="t")
+    message.give_up("it failed", "keep", exception="E")
+    assert not message.acknowledged
+    message.refuse("no task", others_may=True)
+    assert message.acknowledged
+    assert delivery.asked == [
+        ("give up", "it failed", "[]", "keep", {"exception": "E"}),
+        ("refuse", "no task", "[]", True),
+    ]
+
+
+def test_a_renewed_message_has_the_eta_and_the_retries_in_its_headers():
+    delivery = RecordingDelivery()
+    assert message_of(delivery, task="t").renewal(0.0, 2) == "a renewal"
+    headers = {"task": "t", "eta": "1970-01-01T00:00:00+00:00", "retries": 2}
+    assert delivery.asked == [("renewal", 0.0, headers, {"task": "t"})]
+
+
+def test_a_message_that_has_its_eta_in_the_body_is_not_renewed():
+    assert message_of(RecordingDelivery()).renewal(0.0, 2) is None
+
+
+def test_a_fetched_message_has_no_delivery_and_nothing_is_asked():
+    message = message_of(None)
+    message.give_up("it failed")
+    message.refuse("no task")
+    assert message.renewal(0.0, 0) is None
+    assert not message.acknowledged
+
+
+@pytest.mark.parametrize("set_by_consumer", [False, True])
+def test_a_prefetch_count_is_ten_more_than_the_unsettled_messages_of_a_consumer_that_sets_none(
+    set_by_consumer,
+):
+    held = {"a": 1, "b": 2}
+    qos = QoS(SimpleNamespace(delivery=held.get))
+    qos.set_by_consumer = set_by_consumer
+    assert qos.raised_prefetch_count() == 10
+    for tag in "ab":
+        qos.append(message_of(RecordingDelivery()), tag)
+    qos.append(message_of(None), "fetched")
+    assert qos.raised_prefetch_count() == (10 if set_by_consumer else 12)
+    del held["a"]
+    assert qos.raised_prefetch_count() == (10 if set_by_consumer else 11)

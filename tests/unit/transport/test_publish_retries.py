@@ -1,0 +1,82 @@
+"""Which publications are sent again, by kombu and at the end of a run."""
+
+from __future__ import annotations
+
+import contextvars
+
+import pytest
+from kombu.exceptions import OperationalError
+from support.kombu_site import declared_queue
+
+from celery_sqs_visibility.errors import AccessDeniedError, CredentialsRefusedError, ThrottledError
+from celery_sqs_visibility.transport import publish_retries, transport
+
+SLOW_DOWN = ThrottledError("slow down")
+
+
+@pytest.fixture(autouse=True)
+def intervals(monkeypatch):
+    """The failures in a row before each of kombu's retries, of which none waits."""
+    intervals = []
+    monkeypatch.setattr(transport, "retry_interval", lambda _, failures: intervals.append(failures) or 0)
+    monkeypatch.setattr(publish_retries, "pause", lambda _failures: 0)
+    return intervals
+
+
+def fails(*errors):
+    """An attempt that fails with each of the errors, then succeeds."""
+    left = list(errors)
+
+    def attempt():
+        if left:
+            raise left.pop(0)
+        return "sent"
+
+    return attempt
+
+
+def test_at_the_end_of_a_run_an_attempt_is_made_again_until_the_error_has_passed():
+    def end_of_run():
+        publish_retries.set_deadline()
+        assert publish_retries.until_deadline(fails(SLOW_DOWN, SLOW_DOWN)) == "sent"
+        with pytest.raises(AccessDeniedError):
+            publish_retries.until_deadline(fails(AccessDeniedError("no")))
+        publish_retries.clear_deadline()
+        with pytest.raises(ThrottledError):
+            publish_retries.until_deadline(fails(SLOW_DOWN))
+
+    contextvars.copy_context().run(end_of_run)
+
+
+def test_an_attempt_goes_on_failing_only_until_the_deadline(monkeypatch):
+    def end_of_run():
+        monkeypatch.setattr(publish_retries, "END_OF_RUN_SECONDS", 0.01)
+        publish_retries.set_deadline()
+        with pytest.raises(ThrottledError):
+            publish_retries.until_deadline(fails(*[SLOW_DOWN] * 10_000_000))
+
+    contextvars.copy_context().run(end_of_run)
+
+
+@pytest.mark.parametrize("error", [SLOW_DOWN, CredentialsRefusedError("rotated")], ids=repr)
+def test_kombu_waits_longer_before_each_retry_of_a_publication(site, connection, intervals, error):
+    for _ in range(2):
+        for _ in range(2):
+            site.sqs.fail_next("SendMessage", error)
+        connection.Producer().publish("a", routing_key="q", retry=True, retry_policy={"max_retries": 3})
+    assert intervals == [1, 2, 1, 2]
+    assert site.counts() == (2, 0, 0)
+
+
+def test_a_declaration_that_fails_counts_as_an_attempt(site, connection, channel):
+    site.sqs.fail_next("GetQueueUrl", SLOW_DOWN)
+    with pytest.raises(ThrottledError):
+        declared_queue(channel)
+    assert channel.context.publish_attempts(connection).failed == 1
+
+
+def test_a_refusal_is_not_published_again(site, connection, intervals):
+    site.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    with pytest.raises(OperationalError):
+        connection.Producer().publish("a", routing_key="q", retry=True, retry_policy={"max_retries": 3})
+    assert intervals == []
