@@ -72,6 +72,7 @@ class QueueConsumer:
         buffer: where what is to be handed to Celery goes.
         clock: time.
         slots: tells the slots of the pool, if there is one.
+        worker_name: Celery's name of this node, for dead letters.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class QueueConsumer:
         buffer: Buffer,
         clock: Clock = SYSTEM_CLOCK,
         slots: Callable[[], Slots] | None = None,
+        worker_name: str = "",
     ) -> None:
         self.options = options
         self.redrive = redrive
@@ -104,13 +106,14 @@ class QueueConsumer:
             self.ledger.postponed,
             self.parking,
             self._take_back,
+            worker_name,
         )
         self._heartbeat = Heartbeat(self.ledger, clock, self._settlements.carry_out)
         self._supervisor = Supervisor(self._supervised, clock)
         self._decoder = Decoder(
             open_message, options.visibility_timeout, options.error_visibility_timeout, clock, self
         )
-        self.failures = Rejection(redrive, self._decoder, options.on_exhausted)
+        self.rejection = self.failures = Rejection(redrive, self._decoder, options.on_exhausted)
         # Guards changes of _receivers, _running. Reentrant: Celery's cold shutdown settles in a signal
         # handler, on a thread that may be here just now.
         self._lock = threading.RLock()

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.lease_table import Key, Lease
 from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN, VISIBILITY_HORIZON
 
 
@@ -71,8 +73,52 @@ class DeadLetter:
 Settlement = Delete | Hide | Lapse | Park | Renew | Release | DeadLetter
 
 
+class Rejecter(Protocol):
+    """Decides how to settle failed messages: see `settle.rejection`. Any thread."""
+
+    def give_up(
+        self,
+        delivery: Delivery,
+        reason: str,
+        body: Callable[[], str],
+        on_exhausted: str | None = None,
+        **attributes: str,
+    ) -> None:
+        """See `Delivery.give_up`."""
+
+    def gave_up(self, delivery: Delivery) -> bool:
+        """See `Delivery.given_up`."""
+        ...
+
+    def reject(self, delivery: Delivery, *, requeue: bool) -> None:
+        """See `Delivery.reject`."""
+
+    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> None:
+        """See `Delivery.refuse`."""
+
+    def after_an_error(self, delivery: Delivery) -> Settlement:
+        """See `Delivery.after_an_error`."""
+        ...
+
+    def may_return(self, delivery: Delivery) -> bool:
+        """See `Delivery.may_return`."""
+        ...
+
+
 class Holder(Protocol):
     """What holds deliveries. Any thread may call it; it does no I/O in that thread."""
+
+    @property
+    def options(self) -> Options:
+        """The transport options."""
+
+    @property
+    def redrive(self) -> RedriveBook:
+        """The queues' redrive policies."""
+
+    @property
+    def rejection(self) -> Rejecter:
+        """Settles failed messages."""
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """Settle it; whether it was still held."""
@@ -233,6 +279,34 @@ class Delivery:
         """What the task finds its lease with."""
         lease = self.current.lease
         return lease.key if lease else None
+
+    def give_up(
+        self, reason: str, body: Callable[[], str], on_exhausted: str | None = None, **attributes: str
+    ) -> None:
+        """Its task failed for good: a dead letter made of `body()`, or deleted, or kept."""
+        self.holder.rejection.give_up(self.current, reason, body, on_exhausted, **attributes)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its message was given up before, by this process."""
+        return self.holder.rejection.gave_up(self)
+
+    def reject(self, *, requeue: bool) -> None:
+        """Give it back at once, or leave it to the queue's redrive policy; deleted where there is none."""
+        self.holder.rejection.reject(self.current, requeue=requeue)
+
+    def refuse(self, reason: str, body: str, *, others_may: bool = False) -> None:
+        """No task of this worker can be made of it: a dead letter, or hidden where others may know it."""
+        self.holder.rejection.refuse(self.current, reason, body, others_may=others_may)
+
+    def after_an_error(self) -> Settlement:
+        """How to settle a failure about which its task says nothing."""
+        return self.holder.rejection.after_an_error(self.current)
+
+    @property
+    def may_return(self) -> bool:
+        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
+        return self.holder.rejection.may_return(self.current)
 
     def _do(self, act: Callable[[Delivery], bool]) -> bool:
         delivery = self.current

@@ -59,6 +59,8 @@ class BrokerContext:
         self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
         #: Tells the slots of the worker's pool; set by its bootstep, before it consumes.
         self.slots: Callable[[], Slots] | None = None
+        #: Celery's name of this node, for dead letters; set by the worker's bootstep, before it consumes.
+        self.worker_name = ""
         #: Those in use, of channels that were closed too, as long as something of theirs still runs.
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
         #: Of these, the worker's own: the others are of consumers inside its tasks.
@@ -74,6 +76,7 @@ class BrokerContext:
             self._redeliveries,
             buffer,
             slots=self.slots if for_worker else None,
+            worker_name=self.worker_name,
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:

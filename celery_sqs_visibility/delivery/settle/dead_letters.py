@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Any, ClassVar
+from typing import Any
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -66,11 +66,9 @@ FIFO_GROUP = "dead-letters"
 class DeadLetters:
     """Sends copies to the queues' dead-letter queues."""
 
-    #: Celery's name of this node; told by the worker's bootstep.
-    worker: ClassVar[str | None] = None
-
-    def __init__(self, redrive: RedriveBook) -> None:
+    def __init__(self, redrive: RedriveBook, worker_name: str = "") -> None:
         self._redrive = redrive
+        self._worker_name = worker_name
         self._lock = threading.Lock()  # guards _refused
         self._refused: set[str] = set()  # the queues whose trouble was told
 
@@ -125,7 +123,7 @@ class DeadLetters:
             "reason": letter.reason,
             "task": facts.task,
             "task_id": facts.task_id,
-            "worker": self.worker,
+            "worker": self._worker_name,
             "first_received": _iso(facts.first_received),
             "last_received": _iso(facts.received),
             "source_queue": facts.queue,

@@ -18,10 +18,15 @@ from celery_sqs_visibility.delivery.model import (
     Settlement,
 )
 from celery_sqs_visibility.delivery.receive.decoder import Decoder, legible
+from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.delivery.settle.dead_letters import not_taken, without_dead_letters
 from celery_sqs_visibility.policy.attempts import is_no_task_for_good
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
 
 logger = logging.getLogger(__name__)
+
+#: Queues and ids of messages given up. A message that is kept comes back within 12 hours, each time.
+_given_up: RecentKeys[tuple[str, str]] = RecentKeys(100_000, VISIBILITY_HORIZON)
 
 
 class Rejection:
@@ -56,11 +61,16 @@ class Rejection:
             attributes: what else to tell.
         """
         delivery = delivery.current  # whose receive count is SQS's
+        _given_up.add((delivery.queue.url, delivery.facts.message_id))
         if self._redrive.has_dead_letter_queue(delivery.queue):
             otherwise = not_taken(self._redrive, delivery)
             delivery.settle(DeadLetter(reason, body(), otherwise, attributes))
         else:
             delivery.settle(self._without_dead_letters(delivery.queue, on_exhausted))
+
+    def gave_up(self, delivery: Delivery) -> bool:
+        """Whether its message was given up before."""
+        return (delivery.queue.url, delivery.facts.message_id) in _given_up
 
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
         """Give it back at once, or give it up.

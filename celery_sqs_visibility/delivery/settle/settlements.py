@@ -52,6 +52,7 @@ class Settlements:
         postponed: the ledger's, for what is done where a dead letter was not taken.
         parking: sends the copies of messages that wait for their ETA.
         take_back: is told of those whose copy was refused, and that may not come back.
+        worker_name: see `DeadLetters`.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class Settlements:
         postponed: Callable[[Delivery, Settlement], bool],
         parking: Parking,
         take_back: Callable[[Delivery, Renew], None],
+        worker_name: str = "",
     ) -> None:
         self._visibility_timeout = visibility_timeout
         self.settler = Settler(window, clock, self._settled, self._send_copy)
         self._clock = clock
         self._finish = finish
-        self._dead_letters = DeadLetters(redrive)
+        self._dead_letters = DeadLetters(redrive, worker_name)
         self._expect_at = expect
         self._postponed = postponed
         self._parking = parking

@@ -34,7 +34,7 @@ class World:
         self.sqs = FakeSQS(self.clock)
         self.graves = self.queue("graves")
         self.redrive = RedriveBook(lambda: self.graves)
-        self.letters = DeadLetters(self.redrive)
+        self.letters = DeadLetters(self.redrive, "worker@host")
 
     def queue(self, name, **attributes):
         fifo = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
@@ -68,11 +68,6 @@ class World:
 @pytest.fixture
 def world():
     return World()
-
-
-@pytest.fixture(autouse=True)
-def name_of_the_worker(monkeypatch):
-    monkeypatch.setattr(DeadLetters, "worker", "worker@host")
 
 
 def texts(message):
