@@ -154,7 +154,7 @@ def test_a_lost_run_that_comes_back_is_reported_as_its_child_would_have(make, ap
 
 @pytest.mark.parametrize(("processes", "kind"), [(True, WorkerLostError), (False, SystemExit)])
 def test_the_exit_of_a_process_is_a_lost_run(make, processes, kind):
-    one = make(processes=processes)
+    one = make(processes=processes, ignore_result=True)
     one.on_failure(exc_info(SystemExit(3)))
     assert one.holder.settled == [Hide(9)]
     assert one.handled == [("on_retry", kind)]
