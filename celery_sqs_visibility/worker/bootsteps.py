@@ -1,132 +1,177 @@
-"""A worker's first bootstep: what of Celery has to know that it consumes from SQS.
+"""The bootsteps of workers that consume from SQS: one for their messages, one for their end.
 
-Imported in workers of our transport only, see `worker`.
+Celery imports them, by name, in workers of our transport only: see `install`.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 from collections.abc import Callable
-from functools import partial, wraps
-from typing import Any
+from functools import partial
+from typing import Any, Final, cast
 
 from celery import bootsteps, signals
-from celery.app.task import Task
-from celery.exceptions import InvalidTaskError
-from kombu.exceptions import ContentDisallowed
+from celery.platforms import EX_FAILURE
+from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
-from celery_sqs_visibility.delivery.lease_table import open_lease_table
+from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.task.base import VisibilityTask
-from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.transport.transport import Transport
+from celery_sqs_visibility.worker.bad_messages import BadMessages
+from celery_sqs_visibility.worker.drain import Drain
 from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.worker.rate_limits import RateLimits
 from celery_sqs_visibility.worker.request import DeliveryRequest
 from celery_sqs_visibility.worker.startup import QueuesFirst
-from celery_sqs_visibility.worker.validation import vet
 from celery_sqs_visibility.worker.visibility_request import VisibilityRequest
+from celery_sqs_visibility.worker.worker_context import WorkerContext
+
+#: Celery's name of its handlers for a cold shutdown (celery/apps/worker.py: `_shutdown_handler`).
+COLD_HANDLER: Final = "worker_Cold"
+
+STDIN: Final = 0
 
 
-class Deliveries(bootsteps.StartStopStep):
-    """Ties the fate of tasks to the fate of their deliveries, before the consumer starts.
-
-    Tasks with Celery's own Request class get one that settles straight (`request.DeliveryRequest`), with the
-    same behaviour. Messages that Celery's consumer cannot make a task of are kept, where Celery deletes them
-    (celery/worker/consumer/consumer.py: `on_unknown_message`, `on_unknown_task`, `on_invalid_task`,
-    `on_decode_error`); and those that would harm it are not given to it (`create_task_handler`).
-    """
-
+class _SQSStep(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def include_if(self, parent: Any) -> bool:
         """Whether the consumer is on our transport."""
         return isinstance(parent.conninfo.transport, Transport)
 
-    def create(self, c: Any) -> None:
-        """Prepare the worker, which is being made and has not forked yet: children inherit the board."""
+
+class Deliveries(_SQSStep):
+    """Has requests settle their deliveries, and stands before what Celery would do with bad messages."""
+
+    def create(self, parent: Any) -> None:
+        """Prepare the worker, which has not forked yet: children inherit the lease table."""
         open_lease_table()
         send_signals()
-        for task in c.app.tasks.values():
-            _give_request_class(task)
-        # Prefork alone has a semaphore, and processes.
-        processes = bool(c.pool.uses_semaphore)
-        c.pool.apply_async = watched(c.pool, processes=processes)
-        if c.controller.semaphore is not None:
-            release_in_turn(c.controller)
-        with c.app.connection_for_read() as connection:
-            connection.transport.broker.slots = partial(slots_of, c)
-            connection.transport.broker.worker_name = c.hostname
-        DeliveryRequest.pool, DeliveryRequest.pool_has_processes = c.pool, processes
-        RateLimits(c)
-        c.connect = QueuesFirst(c, c.connect)
-        self._consumer = c
-        c.on_unknown_message = self._on_unknown_message
-        c.on_unknown_task = self._on_unknown_task
-        c.on_invalid_task = self._on_invalid_task
-        c.on_decode_error = self._on_decode_error
-        c.create_task_handler = self._vetting(c.create_task_handler)
+        pool = parent.pool
+        self._worker = WorkerContext(pool, has_processes=bool(pool.uses_semaphore))
+        for task in parent.app.tasks.values():
+            _set_request_class(task, self._worker)
+        pool.apply_async = watched(pool, processes=self._worker.has_processes)
+        if parent.controller.semaphore is not None:
+            release_in_turn(parent.controller)
+        with parent.app.connection_for_read() as connection:
+            context = connection.transport.context
+            context.slots = partial(slots_of, parent)
+            context.worker_name = parent.hostname
+        parent.connect = QueuesFirst(parent, parent.connect)
+        RateLimits(parent)
+        BadMessages(parent)
 
-    def start(self, c: Any) -> None:
-        """Be ready for children that want more time, and for what they say late."""
-        DeliveryRequest.hub = None
-        if c.pool.uses_semaphore:
-            keep_what_was_sent(c.pool)
-            DeliveryRequest.hub = c.hub
-        if c.hub is not None:
-            seats = open_lease_table()
-            c.hub.add_reader(seats.fileno(), seats.on_readable)
+    def start(self, parent: Any) -> None:
+        """Listen to the event loop's pipes; again, whenever the consumer has connected anew."""
+        if self._worker.has_processes:
+            keep_what_was_sent(parent.pool)
+            self._worker.hub = parent.hub
+        if parent.hub is not None:
+            leases = open_lease_table()
+            parent.hub.add_reader(leases.fileno(), leases.on_readable)
 
-    def _vetting(self, create_task_handler: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(create_task_handler)
-        def create_vetting(*args: Any, **kwargs: Any) -> Callable[[Message], object]:
-            handle = create_task_handler(*args, **kwargs)
 
-            def on_task_received(message: Message) -> object:
-                return handle(message) if self._is_fit(message) else None
+class Endings(_SQSStep):
+    """Begins the drain of a worker that ends, with a signal or without.
 
-            return on_task_received
+    A warm shutdown goes on as Celery's. A cold one (SIGQUIT, SIGTERM under REMAP_SIGTERM=SIGQUIT, a second
+    SIGINT) is a drain in which runs have `worker_soft_shutdown_timeout` seconds. Celery does it inside the
+    signal's handler (celery/apps/worker.py: `on_cold_shutdown`), where its main thread may have sent half of
+    a run to a pool process, for which it then waits for ever; and where the pool cannot end runs (threads,
+    solo) it waits for their own end, beyond any SIGKILL.
+    """
 
-        return create_vetting
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self._pid = os.getpid()
+        self._hostname: str = parent.hostname
+        self._soft_timeout: float = parent.app.conf.worker_soft_shutdown_timeout
+        self._at_terminal = os.isatty(STDIN)
+        self._drain: Drain | None = None
+        self._signalled = self._cold = False
 
-    def _is_fit(self, message: Message) -> bool:
-        """Whether Celery may have it; otherwise it is refused. Main thread."""
-        try:
-            vet(message, self._consumer.strategies)
-        except (InvalidTaskError, ContentDisallowed) as exc:
-            self._on_invalid_task(None, message, exc)
-        except Exception as exc:  # noqa: BLE001 - decoders may raise anything
-            self._on_decode_error(message, exc)
-        else:
-            return True
-        return False
-
-    def _on_unknown_message(self, body: Any, message: Message) -> None:  # noqa: ARG002 - Celery's signature
-        message.refuse("its headers name no task")
-        signals.task_rejected.send(sender=self._consumer, message=message, exc=None)
-
-    def _on_unknown_task(self, body: Any, message: Message, exc: Exception) -> None:  # noqa: ARG002
-        # No FAILURE is stored: in a rolling deploy another worker knows the task, or this one soon will.
-        headers = message.headers
-        name = headers.get("task")
-        message.refuse(f"task {name!r} is not registered", others_may=True)
-        signals.task_unknown.send(
-            sender=self._consumer, message=message, exc=exc, name=name, id=headers.get("id")
+    def create(self, parent: Any) -> None:
+        """Hear of every end (celery/worker/worker.py: `signal_consumer_close`)."""
+        parent.close = self._on_close
+        # Before Celery installs its signal handlers: connecting takes the lock that sending takes. The uid
+        # is for Celery 5.5, which takes the methods of two workers for one.
+        signals.worker_shutting_down.connect(
+            self._on_signal, sender=self._hostname, dispatch_uid=str(id(self))
         )
 
-    def _on_invalid_task(self, body: Any, message: Message, exc: Exception) -> None:  # noqa: ARG002
-        message.refuse(f"its task is invalid: {exc}")
-        signals.task_rejected.send(sender=self._consumer, message=message, exc=exc)
+    def start(self, parent: Any) -> None:
+        """Be ready to end; again, whenever the consumer has connected anew. Main thread."""
+        if self._drain is None:
+            self._drain = Drain(parent)
+            self._drain.start()
+        self._replace_cold_handlers()
 
-    def _on_decode_error(self, message: Message, exc: Exception) -> None:
-        message.refuse(f"its content cannot be decoded: {exc!r}")
+    def shutdown(self, parent: Any) -> None:  # noqa: ARG002 - Celery's signature
+        """The worker has stopped, but for its polls in flight. Main thread, before the channel is closed."""
+        if (drain := self._drain) is not None:
+            drain.finish()  # another signal shortens it
+            self._drain = None
+            drain.cancel()
+
+    def _on_signal(self, how: str = "", sig: str = "", **_: Any) -> None:
+        """The worker was told to end. In a signal handler: no I/O, and no lock."""
+        drain = self._drain
+        if drain is None:
+            return
+        _tell_tasks()
+        if self._signalled or how == "Cold" or (sig == "SIGINT" and self._at_terminal):
+            drain.shorten_polls()
+        self._signalled = True
+        if how == "Warm":
+            drain.begin()
+        else:
+            drain.begin(0 if self._cold else self._soft_timeout, cold=True)
+            self._cold = True
+        self._replace_cold_handlers()  # Celery has a new one now for a second SIGINT
+
+    def _on_close(self) -> None:
+        """The worker stops, perhaps without a signal of Celery's: at SIGHUP, for one. Main thread.
+
+        Running tasks have all their time: the worker may go on as another.
+        """
+        if self._drain is not None and not state.should_terminate:
+            _tell_tasks()
+            self._drain.begin(math.inf)
+
+    def _replace_cold_handlers(self) -> None:
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            if callable(handler) and getattr(handler, "__name__", None) == COLD_HANDLER:
+                signal.signal(number, partial(self._on_cold_signal, handler))
+
+    def _on_cold_signal(self, handler: Callable[[int, Any], object], number: int, frame: Any) -> None:
+        if self._drain is None or os.getpid() != self._pid:
+            handler(number, frame)
+            return
+        cast("Any", state).should_stop = EX_FAILURE
+        signals.worker_shutting_down.send(
+            sender=self._hostname, sig=signal.Signals(number).name, how="Cold", exitcode=EX_FAILURE
+        )
 
 
-def _give_request_class(task: Task) -> None:
-    """Have its requests settle their deliveries; a Request class of the user's is mixed with ours."""
+def _tell_tasks() -> None:
+    if (leases := lease_table()) is not None:
+        leases.stop()
+
+
+def _set_request_class(task: Any, worker: WorkerContext) -> None:
+    """Have a task's requests settle their deliveries; a Request class of the user's is mixed with ours."""
     ours = VisibilityRequest if isinstance(task, VisibilityTask) else DeliveryRequest
     theirs = symbol_by_name(task.Request)
+    if isinstance(vars(theirs).get("worker"), WorkerContext):  # made here, for a worker before this one
+        theirs = theirs.__bases__[0]
     if issubclass(ours, theirs):
-        task.Request = ours
-    elif not issubclass(theirs, ours):
-        task.Request = type(theirs.__name__, (theirs, ours), {})
+        bases: tuple[type, ...] = (ours,)
+    else:
+        bases = (theirs,) if issubclass(theirs, ours) else (theirs, ours)
+    task.Request = type(bases[0].__name__, bases, {"worker": worker})

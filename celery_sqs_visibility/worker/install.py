@@ -1,12 +1,12 @@
-"""What a Celery worker on this transport gets without being asked: the transport, and two bootsteps.
+"""Gives Celery workers on this transport their two bootsteps. Imported with the transport.
 
-kombu's alias leads here (`celery_sqs_visibility.Transport`), so this module is imported with the transport.
-Producers import it, too, and nothing of what only workers need.
+kombu's alias leads here (`celery_sqs_visibility.Transport`). Producers import this module too, so it imports
+nothing that only workers need.
 
 Celery looks at a worker's transport before it sends `worker_init` (celery/worker/worker.py:
-`WorkController.setup_instance`), but not under gevent and eventlet. Every consumer does, in its constructor,
-before it reads its app's steps (celery/worker/consumer/consumer.py: `Consumer.__init__`). So the apps that
-exist when this module is imported get the bootsteps at once, and later workers when they are made.
+`WorkController.setup_instance`), but not under gevent and eventlet. Every consumer does, before it reads its
+app's steps (celery/worker/consumer/consumer.py: `Consumer.__init__`). So apps that exist when this module is
+imported get the bootsteps at once, and later workers when they are made.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 from celery import Celery, signals
-from celery._state import _get_active_apps
+from celery._state import _get_active_apps  # type: ignore[attr-defined]  # in no stub
 
 from celery_sqs_visibility.transport.transport import Transport
 
 __all__ = ["Transport"]
 
-#: By name: Celery imports them when it builds the consumer's blueprint. They are for our transport alone, and
-#: say so (`bootsteps.Step.include_if`).
+#: Names, which Celery imports when it builds a consumer's blueprint. They include themselves on our transport
+#: only (`bootsteps.Step.include_if`).
 BOOTSTEPS: Final = (
     "celery_sqs_visibility.worker.bootsteps:Deliveries",
-    "celery_sqs_visibility.worker.endings:Endings",
+    "celery_sqs_visibility.worker.bootsteps:Endings",
 )
 
 
@@ -39,6 +39,6 @@ def on_worker_init(sender: Any, **_: Any) -> None:
     add_bootsteps(sender.app)
 
 
-# After the signal is connected: an app that is made meanwhile has its workers later.
+# After the signal is connected: workers of apps made meanwhile send it.
 for _app in list(_get_active_apps()):
     add_bootsteps(_app)

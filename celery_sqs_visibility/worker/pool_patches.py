@@ -1,4 +1,4 @@
-"""What Celery's pools do not say, or forget, of the runs that they were given."""
+"""What Celery's pools forget, or do not report, of the runs that they were given."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from celery_sqs_visibility.delivery.model import Release
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError
 
+# ruff: noqa: SLF001 - Celery and billiard have no public names for these
+
 
 def slots_of(consumer: Any) -> Slots:
     """How much a consumer's worker runs at once. Any thread.
 
-    Where Celery scales its pool by itself, as much as it may: it looks at what waits, and adds processes for
-    that (celery/worker/autoscale.py: `Autoscaler._maybe_scale`).
+    The most it may run, where Celery scales its pool: Celery adds processes for reserved messages
+    (celery/worker/autoscale.py: `Autoscaler._maybe_scale`).
     """
     pool, autoscaler = consumer.pool, getattr(consumer.controller, "autoscaler", None)
-    # Of greenlets Celery counted those that run, until 5.7.
+    # `num_processes` of greenlets was, until 5.7, the number that run.
     number = pool.num_processes if pool.uses_semaphore else pool.limit
     if autoscaler is not None:
         number = max(number, autoscaler.max_concurrency)
@@ -30,91 +32,96 @@ def slots_of(consumer: Any) -> Slots:
 
 
 def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
-    """A pool's `apply_async` that keeps a run from beginning too late, and from ending unheard of.
-
-    Pools without processes lose a run that raises out of Celery's tracer, and hand one that ended with a
-    BaseException to the callback for successes, which cannot take it (celery/concurrency/base.py:
-    `apply_target`): the message would never be settled, and be extended for 12 hours. A pool with processes
-    loses a slot by a run that it cannot send to them.
-    """
+    """A pool's `apply_async`, by which no run begins too late, or ends unreported."""
     apply_async = pool.apply_async
 
     @wraps(apply_async)
     def apply(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
-        on_success = options.get("callback")
-        on_error = options.get("error_callback")
         request = getattr(options.get("accept_callback"), "__self__", None)
-        request = request if isinstance(request, DeliveryRequest) else None
-        if processes and request is not None and not request.dispatch():
-            raise TaskRevokedError(request.id)
-
-        if request is not None and not request.task.acks_late:
-            on_success, on_error = _told(request, on_success), _told(request, on_error)
-            options |= {"callback": on_success, "error_callback": on_error}
-
-        def on_result(result: Any, *more: Any, **named: Any) -> Any:
-            if isinstance(result, ExceptionInfo) and on_error is not None:
-                return on_error(result)
-            return on_success(result, *more, **named) if on_success is not None else None
-
+        if not isinstance(request, DeliveryRequest):
+            request = None
+        elif not request.task.acks_late:
+            for callback in ("callback", "error_callback"):
+                options[callback] = _reporting_end(request, options.get(callback))
         if not processes:
-            options["callback"] = on_result
-            if request is not None:
-                target, options = _unless_given_back(target, options)
-            return apply_async(_heard(target), args, kwargs or {}, **options)
+            run = _Run(target, **options)
+            options |= {"accept_callback": run.accept, "callback": run.end}
+            return apply_async(run, args, kwargs or {}, **options)
+        if request is not None and not request.dispatch():
+            raise TaskRevokedError(request.id)
         try:
             return apply_async(target, args, kwargs or {}, **options)
         except Exception as exc:
             if request is None:
                 raise
-            _not_sent(pool, request, exc)
-            raise TaskRevokedError(request.id) from exc  # has Celery free the slot
+            _refuse_unsent(pool, request, exc)
+            raise TaskRevokedError(request.id) from exc  # or the slot would be lost
 
     return apply
 
 
-def _unless_given_back(
-    target: Callable[..., Any], options: dict[str, Any]
-) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """What a pool without processes runs, but nothing where the message was given back while it waited there.
+class _Run:
+    """A run in a pool without processes, which reports each of its ends to the right callback.
 
-    That is heard of where the pool says that the run begins. What is raised there green pools print.
+    The pool would lose a run that raises out of Celery's tracer, and pass one that ended with a BaseException
+    to the callback for successes, which cannot take it (celery/concurrency/base.py: `apply_target`). Its
+    message would never be settled, and be extended for 12 hours. Nothing runs if the message was given back
+    while it waited in the pool; green pools would print what the request raises then.
     """
-    accept, on_result = options["accept_callback"], options["callback"]
-    given_back = False
 
-    def accepted(*args: Any, **kwargs: Any) -> None:
-        nonlocal given_back
+    def __init__(
+        self,
+        target: Any,
+        accept_callback: Any = None,
+        callback: Any = None,
+        error_callback: Any = None,
+        **_: Any,
+    ) -> None:
+        self._target = target
+        self._accept = accept_callback
+        self._on_success = callback
+        self._on_error = error_callback
+        self._given_back = False
+
+    def accept(self, *args: Any, **kwargs: Any) -> None:
         try:
-            accept(*args, **kwargs)
+            if self._accept is not None:
+                self._accept(*args, **kwargs)
         except GivenBackError:
-            given_back = True
+            self._given_back = True
 
-    @wraps(target)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return None if given_back else target(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._given_back:
+            return None
+        try:
+            return self._target(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - the request gets it, as from a process pool
+            return ExceptionInfo()
 
-    def ended(*args: Any, **kwargs: Any) -> Any:
-        return None if given_back else on_result(*args, **kwargs)
+    def end(self, result: Any, *args: Any, **kwargs: Any) -> None:
+        if self._given_back:
+            return
+        if isinstance(result, ExceptionInfo) and self._on_error is not None:
+            self._on_error(result)
+        elif self._on_success is not None:
+            self._on_success(result, *args, **kwargs)
 
-    return run, {**options, "accept_callback": accepted, "callback": ended}
 
-
-def _told(request: DeliveryRequest, callback: Callable[..., Any] | None) -> Callable[..., Any]:
+def _reporting_end(request: DeliveryRequest, callback: Callable[..., Any] | None) -> Callable[..., Any]:
     """A callback for the end of a run that tells the request first."""
 
     @wraps(callback or request.ended)
-    def tell(*args: Any, **kwargs: Any) -> Any:
+    def report(*args: Any, **kwargs: Any) -> Any:
         request.ended()
         return callback(*args, **kwargs) if callback is not None else None
 
-    return tell
+    return report
 
 
-def _not_sent(pool: Any, request: Any, exc: Exception) -> None:
-    """A run could not be sent to the pool's processes: arguments nested too deep to be pickled, for one."""
-    for job in list(pool._pool._cache.values()):  # noqa: SLF001 - billiard would wait for it at the end
-        if getattr(job, "_accept_callback", None) == request.on_accepted and not job._accepted:  # noqa: SLF001
+def _refuse_unsent(pool: Any, request: Any, exc: Exception) -> None:
+    """A run cannot be sent to processes: its arguments are nested too deep to be pickled, for one."""
+    for job in list(pool._pool._cache.values()):  # billiard would wait for it at the end
+        if getattr(job, "_accept_callback", None) == request.on_accepted and not job._accepted:
             job.discard()
     state.task_ready(request)
     # Another worker's pool may be of another kind.
@@ -122,14 +129,14 @@ def _not_sent(pool: Any, request: Any, exc: Exception) -> None:
 
 
 def release_in_turn(worker: Any) -> None:
-    """Have runs that may not begin free their slots one after the other, and not each within the next.
+    """Have runs that may not begin free their slots one after the other. Main thread.
 
-    A slot that is freed goes to the next run that waits for one, within the call that frees it; one that was
-    revoked or given back meanwhile frees it again, within that (celery/worker/worker.py:
+    A freed slot goes to the next run that waits for one, within the call that frees it. A run that was
+    revoked or given back meanwhile frees it again, within that call (celery/worker/worker.py:
     `WorkController._process_task`). Some hundred in a row would exceed the recursion limit, which ends the
-    worker. Main thread.
+    worker.
     """
-    release = worker._quick_release  # noqa: SLF001
+    release = worker._quick_release
     owed = 0
     releasing = False
 
@@ -147,26 +154,28 @@ def release_in_turn(worker: Any) -> None:
         finally:
             releasing = False
 
-    worker._quick_release = release_one  # noqa: SLF001
+    worker._quick_release = release_one
 
 
 def keep_what_was_sent(pool: Any) -> None:
-    """Have a pool with processes forget no run that one of them has.
+    """Have a pool with processes forget no run that one of them has. Main thread.
 
-    When a consumer ends, also to connect anew, Celery forgets runs for the broker to hand out again, and
-    never reads how they ended: those that no process has accepted yet and, in 5.5, all of them
-    (celery/concurrency/asynpool.py: `AsynPool.flush`). But what was sent runs, and its message is held.
-    Main thread.
+    When a consumer ends, also to connect anew, Celery forgets runs, for the broker to hand them out again:
+    those that no process has accepted yet and, in 5.5, all of them (celery/concurrency/asynpool.py:
+    `AsynPool.flush`). At a shutdown it also leaves a half-sent run half-sent, because it closes its pool
+    first. But a process runs what it was sent, and its message is held.
     """
     flush = pool.flush
-    if flush is None or hasattr(flush, "__wrapped__"):  # without an event loop there is none
+    if flush is None or hasattr(flush, "__wrapped__"):  # there is none without an event loop
         return
-    processes = pool._pool  # noqa: SLF001 - billiard's pool
-    cache = processes._cache  # noqa: SLF001 - has the runs that billiard waits for
+    processes = pool._pool  # billiard's pool
+    cache = processes._cache  # the runs that billiard waits for
 
     @wraps(flush)
     def flush_the_rest() -> None:
         runs = dict(cache)
+        for job in runs.values():
+            _finish_sending(processes, job)
         flush()
         for number, job in runs.items():
             if number not in cache and not job.ready():
@@ -175,29 +184,22 @@ def keep_what_was_sent(pool: Any) -> None:
     pool.flush = flush_the_rest
 
 
+def _finish_sending(processes: Any, job: Any) -> None:
+    writer = getattr(job, "_writer", lambda: None)()
+    if writer is not None and writer in processes._active_writers:
+        processes._flush_writer(job._write_to, writer)
+
+
 def _keep_or_settle(processes: Any, number: int, job: Any) -> None:
     """Keep a run that a process has, for billiard to hear of its end; settle any other."""
-    if job._accepted:  # noqa: SLF001 - billiard's job
-        if any(process.pid == job._worker_pid for process in processes._pool):  # noqa: SLF001
-            processes._cache[number] = job  # noqa: SLF001
-        else:  # billiard has looked for jobs of this process, when this one was forgotten
-            processes.on_job_process_lost(job, job._worker_pid, 0)  # noqa: SLF001
-    elif job._write_to is not None and job._write_to._is_alive():  # noqa: SLF001
-        processes._cache[number] = job  # noqa: SLF001
+    if job._accepted:
+        if any(process.pid == job._worker_pid for process in processes._pool):
+            processes._cache[number] = job
+        else:  # billiard looked for jobs of this process while this one was forgotten
+            processes.on_job_process_lost(job, job._worker_pid, 0)
+    elif job._write_to is not None and job._write_to._is_alive():
+        processes._cache[number] = job
     else:
-        request = getattr(job._accept_callback, "__self__", None)  # noqa: SLF001
+        request = getattr(job._accept_callback, "__self__", None)
         if isinstance(request, DeliveryRequest):
             request.settle(Release())
-
-
-def _heard(target: Callable[..., Any]) -> Callable[..., Any]:
-    """What a pool runs, but an exception out of it is a result."""
-
-    @wraps(target)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return target(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - told to the request, as a process pool would
-            return ExceptionInfo()
-
-    return run

@@ -1,13 +1,13 @@
 """Tasks that wait for their rate limit: without a slot, and where the wait is long, in SQS.
 
-Celery holds what exceeds a task's `rate_limit` in a token bucket of the worker, and counts it against the
+Celery holds tasks beyond their `rate_limit` in a token bucket of the worker, and counts them against the
 prefetch count (celery/worker/consumer/consumer.py: `_limit_task`, `_limit_post_eta`,
-`_schedule_bucket_request`, `_limit_move_to_pool`). Here it is counted as what Celery holds for its ETA.
+`_schedule_bucket_request`, `_limit_move_to_pool`). Here they are counted as tasks that wait for an ETA.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from celery.worker import state
@@ -16,19 +16,18 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.parking import park_for
 from celery_sqs_visibility.worker.request import DeliveryRequest
 
-#: Tasks that wait in a worker's memory for their rate, beyond its prefetch count. With more, the worker asks
-#: for fewer messages.
-MOST_HELD = 1000
+#: Tasks that wait in a worker's memory beyond its prefetch count. With more, it asks for fewer messages.
+MOST_HELD: Final = 1000
 
 #: Tasks of one kind that wait in SQS, as far as this worker knows. SQS hides 120,000 of a queue, in all.
-MOST_AWAY = 10_000
+MOST_AWAY: Final = 10_000
 
 
 class RateLimits:
-    """Stands before Celery's token buckets.
+    """Stands before Celery's token buckets, by replacing the methods of a consumer that fill them.
 
-    Celery's main thread; where it has no event loop its timer's thread, too. So nothing is read and then
-    written here but what only one of them touches, a moment's error being harmless.
+    Runs on Celery's main thread; without an event loop on its timer's thread, too. Each field is read and
+    then written by one of them only, or a moment's error in it does no harm.
 
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`.
@@ -39,21 +38,21 @@ class RateLimits:
         self._limit_task = consumer._limit_task  # noqa: SLF001
         self._limit_post_eta = consumer._limit_post_eta  # noqa: SLF001
         self._move_to_pool = consumer._limit_move_to_pool  # noqa: SLF001
-        #: Who waits in memory, and the QoS whose prefetch count was raised for that.
+        #: Requests that wait in memory, and the QoS whose prefetch count was raised for each.
         self._waiting: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        #: By bucket, the monotonic instant of the last turn that was given to a message that waits in SQS.
+        #: By bucket, the monotonic instant of the last turn that a message in SQS was given.
         self._last_turn: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         consumer._limit_task = self.limit_task  # noqa: SLF001
         consumer._limit_post_eta = self.limit_post_eta  # noqa: SLF001
         consumer._limit_move_to_pool = self.move_to_pool  # noqa: SLF001
 
     def limit_task(self, request: Any, bucket: Any, tokens: int) -> Any:
-        """A task has arrived. Its turn is after those that were sent to wait in SQS."""
+        """A task has arrived. Its turn is after those of tasks that wait in SQS."""
         now = SYSTEM_CLOCK.monotonic()
         turn = max(_turn(bucket, now), self._last_turn.get(bucket, 0.0) + 1 / bucket.fill_rate)
         if self._put_off(request, bucket, turn, now):
             return None
-        self._note(request, _turn(bucket, now) - now)
+        self._raise_prefetch(request, _turn(bucket, now) - now)
         return self._limit_task(request, bucket, tokens)
 
     def limit_post_eta(self, request: Any, bucket: Any, tokens: int) -> Any:
@@ -61,9 +60,9 @@ class RateLimits:
         now = SYSTEM_CLOCK.monotonic()
         if self._put_off(request, bucket, _turn(bucket, now), now):
             self._consumer.qos.decrement_eventually()
-            state.task_ready(request)  # Celery has it among those that are scheduled
+            state.task_ready(request)  # Celery has it among its scheduled requests
             return None
-        self._note(request, _turn(bucket, now) - now)
+        self._raise_prefetch(request, _turn(bucket, now) - now)
         return self._limit_post_eta(request, bucket, tokens)
 
     def move_to_pool(self, request: Any) -> None:
@@ -73,11 +72,11 @@ class RateLimits:
             qos.decrement_eventually()
         self._move_to_pool(request)
 
-    def _note(self, request: Any, wait: float) -> None:
-        """It needs no slot until its turn: Celery's prefetch count is raised, as for an ETA.
+    def _raise_prefetch(self, request: Any, wait: float) -> None:
+        """Celery's prefetch count is raised, as for an ETA: the task needs no slot before its turn.
 
-        But for one whose turn is far away and that cannot wait in SQS (of a FIFO queue, or where the worker
-        may not send): one worker would take a whole queue of them.
+        Not for a task whose turn is far away and that cannot wait in SQS (in a FIFO queue, or without the
+        right to send): one worker would take a whole queue of them.
         """
         qos = self._consumer.qos
         timeout = getattr(request, "visibility_timeout", None)
@@ -85,14 +84,14 @@ class RateLimits:
             return
         if len(self._waiting) < MOST_HELD:
             before = qos.value
-            # It is not where there is no limit, or where `worker_eta_task_limit` is reached.
+            # Without a limit, or at `worker_eta_task_limit`, it does not rise.
             if qos.increment_eventually() > before:
                 self._waiting[request] = qos
 
     def _put_off(self, request: Any, bucket: Any, turn: float, now: float) -> bool:
         """Have it wait in SQS, if its turn is far away; whether it does."""
         wait = turn - now
-        if not isinstance(request, DeliveryRequest) or request.delivery is None:
+        if not isinstance(request, DeliveryRequest) or request.visibility_timeout is None:
             return False
         if park_for(wait, request.visibility_timeout) is None or wait * bucket.fill_rate > MOST_AWAY:
             return False

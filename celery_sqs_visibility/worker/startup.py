@@ -1,7 +1,7 @@
 """A worker's start: it waits for SQS where that may help, and ends with one clear sentence where it cannot.
 
-Celery would begin anew at once for an error that passes, some hundred times a minute, each with a traceback
-(celery/worker/consumer/consumer.py: `Consumer.start`), and end with another for those that do not.
+Celery would begin anew at once after a passing error, some hundred times a minute, each with a traceback
+(celery/worker/consumer/consumer.py: `Consumer.start`), and end with a traceback after any other.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from celery.exceptions import WorkerShutdown
 from celery.utils.log import get_logger
@@ -34,12 +34,12 @@ from celery_sqs_visibility.transport.exchanges import refuse_type
 
 logger = get_logger(__name__)
 
-#: What passes without a change of settings or of rights.
-PASSING_ERRORS = (UnavailableError, ThrottledError, OverLimitError, ClockSkewError)
+#: Errors that pass without a change of settings or of rights.
+WAITED_FOR: Final = (UnavailableError, ThrottledError, OverLimitError, ClockSkewError)
 
-#: What to do where it is not waited for; the first that fits.
-REMEDIES: tuple[tuple[type[SQSError] | tuple[type[SQSError], ...], str], ...] = (
-    (PASSING_ERRORS, "With broker_connection_retry_on_startup it would be waited for."),
+#: What to do about an error that ends the worker: the first that fits.
+REMEDIES: Final[tuple[tuple[type[SQSError] | tuple[type[SQSError], ...], str], ...]] = (
+    (WAITED_FOR, "With broker_connection_retry_on_startup it would be waited for."),
     (
         CredentialsRefusedError,
         "Give the worker valid AWS credentials: environment variables, a profile, a role, or the broker_url.",
@@ -49,16 +49,16 @@ REMEDIES: tuple[tuple[type[SQSError] | tuple[type[SQSError], ...], str], ...] = 
     (SQSError, "Correct the region, the endpoint or the option that it is about."),
 )
 
-#: While it waits, the worker looks that often, in seconds, whether it is told to stop.
-GLANCE = 0.2
+#: A waiting worker looks this often for a signal to stop.
+STOP_CHECK_SECONDS: Final = 0.2
 
 
 class QueuesFirst:
-    """Connects a consumer once its queues are there. Main thread.
+    """Takes the place of `Consumer.connect`: connects once the queues are there. Main thread.
 
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`.
-        connect: how it connects.
+        connect: its own method.
     """
 
     def __init__(self, consumer: Any, connect: Callable[[], Any]) -> None:
@@ -67,18 +67,18 @@ class QueuesFirst:
         self._started = False
 
     def __call__(self) -> Any:
-        """Stand in for `Consumer.connect`.
+        """Wait for the queues and connect.
 
         Raises:
-            WorkerShutdown: the worker was told to stop or, at its start, a queue cannot be had; or a queue is
-                bound to an exchange that SQS cannot have.
+            WorkerShutdown: the worker was told to stop; or a queue is bound to an exchange that SQS cannot
+                have; or, at the worker's start, a queue cannot be used.
         """
         self._refuse_exchanges()
         with self._app.connection_for_read() as connection:
-            broker: BrokerContext = connection.transport.context
+            context: BrokerContext = connection.transport.context
             for name in self._app.amqp.queues.consume_from:
-                self._await("queue", name, partial(broker.queues.ensure, name))
-                self._await("dead-letter queue of", name, partial(_find_dead_letter_queue, broker, name))
+                self._await("queue", name, partial(context.queues.ensure, name))
+                self._await("dead-letter queue of", name, partial(_find_dead_letter_queue, context, name))
         self._started = True
         connection = self._connect()
         connection.transport.for_worker = True
@@ -93,50 +93,48 @@ class QueuesFirst:
                     logger.critical("cannot start, since queue %r cannot be consumed: %s.", queue.name, error)
                     raise WorkerShutdown(1) from error
 
-    def _await(self, what: str, name: str, find: Callable[[], object]) -> None:
-        outage = Outage(logger, f"find the {what}", name, SYSTEM_CLOCK)
+    def _await(self, kind: str, name: str, find: Callable[[], object]) -> None:
+        outage = Outage(logger, f"find the {kind}", name, SYSTEM_CLOCK)
         failures = 0
         while True:
             since = SYSTEM_CLOCK.monotonic()
             try:
                 find()
             except SQSError as error:
-                if not self._may_pass(error):
-                    self._end(what, name, error)
+                if not self._is_waited_for(error):
+                    _end_worker(kind, name, error)
                 outage.failure(error)
                 failures += 1
-                self._rest(pause(failures))
+                _sleep(pause(failures))
             else:
                 outage.success(since)
                 return
 
-    def _may_pass(self, error: SQSError) -> bool:
-        # What has worked may be repaired; a worker that has never worked is better noticed at once.
+    def _is_waited_for(self, error: SQSError) -> bool:
+        # Queues that were usable may be repaired; a worker that never worked is better noticed at once.
         if self._started:
             return True
-        return (
-            isinstance(error, PASSING_ERRORS)
-            and self._app.conf.broker_connection_retry_on_startup is not False
-        )
+        retry = self._app.conf.broker_connection_retry_on_startup is not False
+        return retry and isinstance(error, WAITED_FOR)
 
-    @staticmethod
-    def _end(what: str, name: str, error: SQSError) -> NoReturn:
-        remedy = next(text for kind, text in REMEDIES if isinstance(error, kind))
-        reason = str(error).rstrip(".")
-        logger.critical("cannot start, since %s %r cannot be used: %s. %s", what, name, reason, remedy)
-        raise WorkerShutdown(1)
 
-    @staticmethod
-    def _rest(seconds: float) -> None:
-        until = SYSTEM_CLOCK.monotonic() + seconds
-        while (left := until - SYSTEM_CLOCK.monotonic()) > 0:
-            maybe_shutdown()
-            threading.Event().wait(min(left, GLANCE))
+def _end_worker(kind: str, name: str, error: SQSError) -> NoReturn:
+    remedy = next(text for errors, text in REMEDIES if isinstance(error, errors))
+    reason = str(error).rstrip(".")
+    logger.critical("cannot start, since %s %r cannot be used: %s. %s", kind, name, reason, remedy)
+    raise WorkerShutdown(1)
+
+
+def _sleep(seconds: float) -> None:
+    until = SYSTEM_CLOCK.monotonic() + seconds
+    while (left := until - SYSTEM_CLOCK.monotonic()) > 0:
         maybe_shutdown()
+        threading.Event().wait(min(left, STOP_CHECK_SECONDS))
+    maybe_shutdown()
 
 
-def _find_dead_letter_queue(broker: BrokerContext, name: str) -> None:
+def _find_dead_letter_queue(context: BrokerContext, name: str) -> None:
     """Make sure that a queue's plain dead-letter queue, if it needs one, exists."""
-    queue = broker.queues.find(name)
-    broker.redrive.get(queue, SYSTEM_CLOCK.monotonic())
-    broker.redrive.find_dead_letter_queue(queue)
+    queue = context.queues.find(name)
+    context.redrive.get(queue, SYSTEM_CLOCK.monotonic())
+    context.redrive.find_dead_letter_queue(queue)

@@ -1,9 +1,9 @@
-"""Whether a message is a Celery task in every part that Celery, its pools or we will rely on.
+"""Whether a message is a Celery task in every part that Celery, its pools or we rely on.
 
 Celery finds out late, and badly: a time limit that is text costs the pool a slot, a header of the wrong type
-an exception in the event loop, a callback that is none a second run of a task that had succeeded. So all of
-it is looked at before Celery is given the message (protocols 1 and 2: celery/worker/strategy.py,
-celery/worker/request.py, celery/app/trace.py, celery/app/task.py: `Context`).
+an exception in the event loop, an invalid callback a second run of a task that had succeeded. So the message
+is checked before Celery gets it (protocols 1 and 2: celery/worker/strategy.py, celery/worker/request.py,
+celery/app/trace.py, celery/app/task.py: `Context`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import MAXYEAR, MINYEAR, datetime
 from math import isfinite
-from typing import Any
+from typing import Any, Final
 
 from celery.app.task import Context
 from celery.exceptions import InvalidTaskError
@@ -21,35 +21,33 @@ from celery.utils.time import maybe_iso8601
 from celery_sqs_visibility.task.tracing import LIMIT_HEADER
 
 #: What a name or id cannot hold: control characters, and halves of characters that no encoding takes.
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
-#: More retries than anybody makes; a backoff is computed of them.
-MOST_RETRIES = 1_000_000
+#: More retries than anybody makes; backoffs are computed from them.
+MOST_RETRIES: Final = 1_000_000
 
-#: Seconds, some thirty years: no timer takes infinity.
-LONGEST_LIMIT = 1e9
+#: Some thirty years: no timer takes infinity.
+LONGEST_LIMIT_SECONDS: Final = 1e9
 
-#: What the body of a protocol 2 message may tell beyond arguments.
-EMBEDDED = ("callbacks", "errbacks", "chain", "chord")
+#: Arguments, keyword arguments and `embed`; and what `embed` may hold.
+PROTOCOL_2_PARTS: Final = 3
+EMBEDDED: Final = ("callbacks", "errbacks", "chain", "chord")
 
-#: Headers become attributes of a task's request: those that would hide its methods.
-HIDING = frozenset(
+#: Headers become attributes of a task's request: these would hide its methods.
+HIDING: Final = frozenset(
     {name for name in dir(Context) if callable(getattr(Context, name))} | {"_children", "_protected"}
 )
 
 #: Characters of a wrong value that a reason quotes.
-SHORT = 60
+QUOTED_CHARACTERS: Final = 60
 
-#: Arguments, keyword arguments, and what is embedded.
-PROTOCOL_2_PARTS = 3
-
-#: What only headers, Celery or we may say of a task's request.
-OURS = ("sqs", "visibility_lease", "visibility_final", "visibility_in_run")
-TAKEN = frozenset({*dir(Context), *OURS})
+#: Attributes of a task's request that are ours to set; and all that a message's body must not set.
+OURS: Final = ("sqs", "visibility_lease", "visibility_final", "visibility_in_run")
+RESERVED: Final = frozenset({*dir(Context), *OURS})
 
 
-def vet(message: Any, tasks: Mapping[str, Any]) -> None:
-    """Check a message before Celery is given it; what names no task, or none of `tasks`, is left to Celery.
+def validate(message: Any, tasks: Mapping[str, Any]) -> None:
+    """Check a message before Celery gets it. A message that names no task, or none of `tasks`, is Celery's.
 
     Raises:
         InvalidTaskError: the text says what is wrong.
@@ -63,23 +61,18 @@ def vet(message: Any, tasks: Mapping[str, Any]) -> None:
         _check(name, message.properties.get(name))
     in_headers = "task" in headers
     if in_headers:
-        vet_headers(headers)
+        _check_headers(headers)
         if headers["task"] not in tasks:
             return
     body = message.payload
     if isinstance(body, dict) and ("args" in body if in_headers else "task" in body):
-        vet_headers({**body, **headers} if in_headers else body)
-        vet_arguments(body.get("args", ()), body.get("kwargs", {}))
+        _check_headers({**body, **headers} if in_headers else body)  # protocol 1
+        _check_arguments(body.get("args", ()), body.get("kwargs", {}))
     elif in_headers:
-        vet_body(body)
+        _check_body(body)
 
 
-def vet_headers(headers: Mapping[str, Any]) -> None:
-    """Check what a message says about its task: its headers, or in protocol 1 its body.
-
-    Raises:
-        InvalidTaskError: the text says what is wrong.
-    """
+def _check_headers(headers: Mapping[str, Any]) -> None:
     for name in ("task", "id"):
         if headers.get(name) is None or headers[name] == "":
             raise InvalidTaskError(f"{name!r} is missing")
@@ -90,33 +83,23 @@ def vet_headers(headers: Mapping[str, Any]) -> None:
         raise InvalidTaskError(f"{min(hidden)!r} cannot be a header: it is a method of a task's request")
 
 
-def vet_body(body: Any) -> None:
-    """Check the decoded body of a protocol 2 message.
-
-    Raises:
-        InvalidTaskError: the text says what is wrong.
-    """
+def _check_body(body: Any) -> None:
     if not isinstance(body, (list, tuple)) or len(body) != PROTOCOL_2_PARTS:
         raise InvalidTaskError(f"its body should be [args, kwargs, embed], and is {_shown(body)}")
     args, kwargs, embedded = body
-    vet_arguments(args, kwargs)
+    _check_arguments(args, kwargs)
     if embedded is None:
         return
     if not isinstance(embedded, dict):
         raise InvalidTaskError(f"'embed' should be an object, and is {_shown(embedded)}")
     for name, value in embedded.items():
-        if name not in EMBEDDED and (not isinstance(name, str) or name in TAKEN or name in CHECKS):
-            raise InvalidTaskError(f"{_shown(name)} cannot be embedded in its body")
         if name in EMBEDDED:
             _check(name, value)
+        elif not isinstance(name, str) or name in RESERVED or name in CHECKS:
+            raise InvalidTaskError(f"{_shown(name)} cannot be embedded in its body")
 
 
-def vet_arguments(args: Any, kwargs: Any) -> None:
-    """Check a task's arguments.
-
-    Raises:
-        InvalidTaskError: they cannot be passed to a function.
-    """
+def _check_arguments(args: Any, kwargs: Any) -> None:
     if not isinstance(args, (list, tuple)):
         raise InvalidTaskError(f"'args' should be a list, and is {_shown(args)}")
     if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
@@ -140,12 +123,7 @@ def _is_count(value: Any) -> bool:
 def _is_limit(value: Any) -> bool:
     if value is None:
         return True
-    return type(value) in (int, float) and 0 <= value <= LONGEST_LIMIT and isfinite(value)
-
-
-def _are_limits(value: Any) -> bool:
-    hard_and_soft = isinstance(value, (list, tuple)) and len(value) in (0, 2)
-    return hard_and_soft and all(map(_is_limit, value))
+    return type(value) in (int, float) and 0 <= value <= LONGEST_LIMIT_SECONDS and isfinite(value)
 
 
 def _is_instant(value: Any) -> bool:
@@ -154,7 +132,7 @@ def _is_instant(value: Any) -> bool:
         return False
     try:
         instant = maybe_iso8601(value)
-    except Exception:  # noqa: BLE001 - whatever it is that its parser cannot bear
+    except Exception:  # noqa: BLE001 - whatever its parser cannot bear
         return False
     return instant is not None and MINYEAR < instant.year < MAXYEAR
 
@@ -170,45 +148,45 @@ def _is_signature(value: Any) -> bool:
     )
 
 
-def _are_signatures(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(map(_is_signature, value))
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(map(_is_name, value))
-
-
 def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _list_of(is_right: Callable[[Any], bool], lengths: tuple[int, ...] = ()) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, (list, tuple))
+        and (not lengths or len(value) in lengths)
+        and all(map(is_right, value))
+    )
+
+
 def _shown(value: Any) -> str:
-    """A wrong value as a reason may tell it: its type and, where it is short, itself."""
-    if isinstance(value, str) and len(value) <= SHORT:
+    """A wrong value in a reason: itself where it is short, otherwise its type."""
+    if isinstance(value, str) and len(value) <= QUOTED_CHARACTERS:
         return repr(value)
-    if isinstance(value, (bool, int, float)) and abs(value) <= LONGEST_LIMIT:
+    if isinstance(value, (bool, int, float)) and abs(value) <= LONGEST_LIMIT_SECONDS:
         return repr(value)
     return f"of type {type(value).__name__}"
 
 
+def _checked(names: str, is_right: Callable[[Any], bool], should_be: str) -> dict[str, Check]:
+    return dict.fromkeys(names.split(), (is_right, should_be))
+
+
 Check = tuple[Callable[[Any], bool], str]
 
-NAME: Check = (_is_name, "text")
-COUNT: Check = (_is_count, f"a number from 0 to {MOST_RETRIES}")
-INSTANT: Check = (_is_instant, "a time as in ISO 8601")
-SIGNATURES: Check = (_are_signatures, "a list of signatures")
-OBJECT: Check = (_is_object, "an object")
-
-#: What is checked of a message, `None` and absence being right. What is not here does no harm, of any type.
-CHECKS: dict[str, Check] = {
-    **dict.fromkeys(("task", "id", "root_id", "parent_id", "group", "taskset", "shadow"), NAME),
-    **dict.fromkeys(("reply_to", "correlation_id"), NAME),
-    **dict.fromkeys(("retries", "group_index", "replaced_task_nesting", LIMIT_HEADER), COUNT),
-    **dict.fromkeys(("eta", "expires"), INSTANT),
-    "timelimit": (_are_limits, "a list of two numbers of seconds, or null"),
-    "stamped_headers": (_are_names, "a list of names"),
-    "stamps": OBJECT,
-    "headers": OBJECT,
-    **dict.fromkeys(("callbacks", "errbacks", "chain"), SIGNATURES),
-    "chord": (_is_signature, "a signature"),
+#: The parts of a message that are checked; `None` and absence are right. Others do no harm, of any type.
+CHECKS: Final[dict[str, Check]] = {
+    **_checked("task id root_id parent_id group taskset shadow reply_to correlation_id", _is_name, "text"),
+    **_checked(
+        f"retries group_index replaced_task_nesting {LIMIT_HEADER}",
+        _is_count,
+        f"a number from 0 to {MOST_RETRIES}",
+    ),
+    **_checked("eta expires", _is_instant, "a time as in ISO 8601"),
+    **_checked("timelimit", _list_of(_is_limit, (0, 2)), "a list of two numbers of seconds, or null"),
+    **_checked("stamped_headers", _list_of(_is_name), "a list of names"),
+    **_checked("stamps headers", _is_object, "an object"),
+    **_checked("callbacks errbacks chain", _list_of(_is_signature), "a list of signatures"),
+    **_checked("chord", _is_signature, "a signature"),
 }

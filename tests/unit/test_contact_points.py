@@ -183,7 +183,8 @@ def test_a_retry_that_cannot_be_published_is_rejected_in_celerys_own_file():
 def test_a_shutdown_tells_how_and_prefork_alone_has_a_semaphore():
     calls(celery.apps.worker._shutdown_handler, "worker_shutting_down.send", "how=how", "sig=sig")
     calls(celery.apps.worker._shutdown_handler, "_handle_request.__name__ = str(f'worker_{how}')")
-    calls(celery.apps.worker.on_cold_shutdown, "worker.consumer.pool.stop()")
+    calls(celery.worker.worker.WorkController.__init__, "self.setup_instance(")
+    calls(celery.apps.worker.Worker.on_start, "self.install_platform_tweaks(self)")
     calls(celery.worker.worker.WorkController.signal_consumer_close, "self.consumer.close()")
     calls(celery.worker.worker.WorkController.on_stopped, "self.consumer.shutdown()")
     calls(celery.bootsteps.Blueprint.send_all, "reverse=True")
@@ -195,12 +196,13 @@ def test_a_shutdown_tells_how_and_prefork_alone_has_a_semaphore():
 
 def test_at_a_consumers_end_the_pool_forgets_what_no_child_has_accepted():
     calls(celery.worker.consumer.consumer.Consumer.on_close, "self.pool.flush()")
-    calls(celery.concurrency.asynpool.AsynPool.flush, "self._cache", "job._accepted")
+    calls(celery.concurrency.asynpool.AsynPool.flush, "self._cache", "job._accepted", "_state == RUN:")
+    calls(celery.concurrency.asynpool.AsynPool._flush_writer, "self._active_writers.discard(writer)")
+    calls(celery.concurrency.asynpool._get_job_writer, "writer = job._writer", "return writer()")
     calls(celery.concurrency.asynpool.AsynPool.on_job_process_lost, "self.mark_as_worker_lost(job, exitcode)")
     calls(billiard.pool.ApplyResult._ack, "self._worker_pid = pid")
     calls(billiard.pool.Pool._join_exited_workers, "self._cache.values()", "job.worker_pids()")
     calls(celery.concurrency.asynpool.AsynPool._create_write_handlers, "job._write_to = proc")
-    calls(celery.concurrency.asynpool.ResultHandler.on_stop_not_started, "while cache and")
 
 
 def test_autoretry_lets_a_retry_pass():

@@ -8,7 +8,7 @@ import time
 import pytest
 from support.faults import black_hole, error
 
-from celery_sqs_visibility.worker.drain import _warn_if_too_long as warn_if_too_long
+from celery_sqs_visibility.worker.grace_period import warn_if_too_long
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 
@@ -232,14 +232,24 @@ def test_ctrl_c_is_a_warm_shutdown(make_site, pool, reliability):
     reliability("SIGINT", "1 task runs, 3 wait", ["a", 0, 1, 2], kept=site.kept)
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGQUIT], [signal.SIGTERM, signal.SIGQUIT], [signal.SIGINT] * 2])
-def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, signals, reliability):
+REMAPPED = {"REMAP_SIGTERM": "SIGQUIT"}
+
+
+@pytest.mark.parametrize(
+    ("signals", "env"),
+    [
+        ([signal.SIGQUIT], {}),
+        ([signal.SIGTERM, signal.SIGQUIT], {}),
+        ([signal.SIGINT] * 2, {}),
+        ([signal.SIGTERM], REMAPPED),
+    ],
+)
+def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, signals, env, reliability):
     site = make_site(visibility_timeout=60, wait_time_seconds=1)
     for key in range(4):
         site.send("slow", key, 60)
-    worker = site.start(pool="prefork", concurrency=2, prefetch_multiplier=2)
+    worker = site.start(pool="prefork", concurrency=2, prefetch_multiplier=2, env=env)
     site.diary.wait_for("started", 2)
-    time.sleep(0.5)  # Celery ends what it knows to run, and hears of a start a moment later
     asked = time.monotonic()
     for number in signals:
         worker.process.signal_main(number)
@@ -268,6 +278,19 @@ def test_a_soft_shutdown_lets_what_runs_end_in_time(make_site, reliability):
     reliability("soft shutdown", "SIGQUIT; a task of 3 s", ["short"])
 
 
+def test_a_cold_shutdown_ends_a_run_that_was_acknowledged_when_it_began(make_site):
+    site = make_site({"worker_soft_shutdown_timeout": 2}, wait_time_seconds=1)
+    site.send("stock_slow", "a", 60)
+    worker = site.start(pool="prefork")
+    site.diary.wait_for("started")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    asked = time.monotonic()
+    worker.process.signal_main(signal.SIGQUIT)
+    assert worker.wait_exit() == 1
+    assert 2 <= time.monotonic() - asked < 30
+    assert worker.children() == []
+
+
 @pytest.mark.parametrize("size", [1, 100_000], ids=["small", "more than a pipe takes"])
 def test_a_soft_shutdown_waits_for_what_begins_just_then(make_site, size):
     site = make_site({"worker_soft_shutdown_timeout": 6}, visibility_timeout=60, wait_time_seconds=1)
@@ -292,15 +315,15 @@ def test_a_second_sigterm_while_the_last_polls_are_waited_for_gives_no_more_time
     assert time.monotonic() - asked < 13.5, "it would be 14 if the timeout began anew"
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo"])
-def test_a_cold_shutdown_of_what_cannot_be_ended_hands_it_back(make_site, pool):
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_cold_shutdown_hands_back_what_runs_after_the_soft_timeout(make_site, pool):
     site = make_site({"worker_soft_shutdown_timeout": 3}, visibility_timeout=60, wait_time_seconds=1)
     for key in range(2):
         site.send("slow", key, 60)
-    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=3)
+    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=3, env=REMAPPED)
     site.diary.wait_for("started")
     asked = time.monotonic()
-    worker.process.signal_main(signal.SIGQUIT)
+    worker.terminate()
     assert worker.wait_exit() == 1
     seconds = time.monotonic() - asked
     assert 3 <= seconds < 30, "the runs take 60"
@@ -330,5 +353,5 @@ def test_a_cold_shutdown_of_green_pools_loses_nothing(make_site, pool, reliabili
     worker.process.signal_main(signal.SIGQUIT)
     worker.wait_exit(30)
     assert site.diary.count("done") == 0
-    assert sum(site.counts()) == 3
+    site.proxy.wait_for(lambda _: site.counts() == (3, 0), timeout=5)
     reliability("cold shutdown of green pools", "SIGQUIT; 1 task runs, 2 wait", range(3), kept=site.kept)

@@ -58,7 +58,7 @@ NAMED = {
     ),
 }
 
-OURS = {"celery_sqs_visibility.worker.bootsteps.Deliveries", "celery_sqs_visibility.worker.endings.Endings"}
+OURS = {f"celery_sqs_visibility.worker.bootsteps.{step}" for step in ("Deliveries", "Endings")}
 
 
 def steps(first="", settings=THE_ONE, *, eventloop=False):

@@ -80,6 +80,19 @@ def test_what_was_sent_to_a_child_is_waited_for(times, forgets_all):
     assert pool.lost == []
 
 
+def test_a_run_that_is_half_sent_is_sent_to_its_end_before_celery_forgets_it():
+    writer, calls = object(), []
+    half_sent = job(ALIVE)
+    half_sent._writer = lambda: writer  # a weak reference
+    pool = Pool(half_sent, job(ALIVE))
+    pool._pool._active_writers = {writer}
+    pool._pool._flush_writer = lambda *args: calls.append((args, sorted(pool.cache)))
+    keep_what_was_sent(pool)
+    pool.flush()
+    assert calls == [((ALIVE, writer), [0, 1])]
+    assert sorted(pool.cache) == [0, 1]
+
+
 def test_what_ran_in_a_child_that_is_gone_is_lost_with_it():
     lost = job(DEAD, accepted_by=PID + 1)
     pool = Pool(lost, forgets_all=True)

@@ -1,4 +1,4 @@
-"""A request ends its own run and no other, and comes back when it was killed for nothing."""
+"""A request settles its delivery once, ends its own run alone, and comes back when killed for nothing."""
 
 from __future__ import annotations
 
@@ -6,54 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 from billiard.einfo import ExceptionInfo
-from celery import Celery
-from celery.exceptions import Terminated, WorkerLostError
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.exceptions import Reject, Retry, Terminated, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
-from kombu.message import Message
-from kombu.utils.json import dumps
+from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
 
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Release
-from celery_sqs_visibility.events import Facts
-from celery_sqs_visibility.worker import request as requests
-from celery_sqs_visibility.worker.request import DeliveryRequest
+from celery_sqs_visibility.delivery.model import Delete, Lapse, Release
+from celery_sqs_visibility.events import Finished, subscribe
+from celery_sqs_visibility.worker import worker_context
+from celery_sqs_visibility.worker.request import GivenBackError
 
-SQS = FakeSQS()
-QUEUE = Queue("q", SQS.create_queue("q", {}, {}), SQS)
-
-
-class Pool:
-    """Has a way to end a run; notes what was settled by then, and whether the request knew."""
-
-    def __init__(self, world):
-        self.world = world
-        self.killed = []
-
-    def terminate_job(self, pid, signal):
-        self.killed.append((pid, list(self.world.settled), self.world.request._already_cancelled))
-
-
-class World:
-    """A request that runs, and what holds its delivery."""
-
-    def __init__(self):
-        self.settled = []
-        self.pool = Pool(self)
-        self.delivery = Delivery(QUEUE, "handle", Facts("q", "id", 1, 0), 1000, 1120, self)
-        self.request = None
-
-    def settle(self, delivery, settlement):
-        self.settled.append(settlement)
-        return len(self.settled) == 1
-
-    def run(self):
-        """The pool begins to run it."""
-        self.request.time_start, self.request.worker_pid = 1.0, 4711
-        state.active_requests.add(self.request)
-        return self
+PID = 4711
+GIVEN_UP = [("rejected by the task", {})]
 
 
 def noop():
@@ -61,38 +27,156 @@ def noop():
 
 
 @pytest.fixture
-def world(monkeypatch):
-    world = World()
-    with Celery("test", set_as_current=False, broker="memory://") as app:
-        task = app.task(noop, name="task", shared=False, acks_late=True)
-        message = app.amqp.as_task_v2("id-1", "task")
-        received = Message(
-            dumps(message.body),
-            headers=message.headers,
-            properties={**message.properties, "delivery_tag": "tag"},
-            content_type="application/json",
-            content_encoding="utf-8",
-        )
-        world.request = DeliveryRequest(received, app=app, task=task)
-    world.request.delivery = world.delivery
-    world.request.pool = world.pool
-    monkeypatch.setattr(DeliveryRequest, "hub", None)
-    monkeypatch.setattr(DeliveryRequest, "pool_has_processes", True)
-    for flag in ("should_stop", "should_terminate"):
-        monkeypatch.setattr(state, flag, None)
-    yield world
-    state.active_requests.discard(world.request)
+def holder():
+    return FakeHolder()
 
 
-def failure(exc):
-    try:
+@pytest.fixture
+def make(app, holder):
+    """`make(receive_count=2, acks_late=False, ...)`: a request, and `running=True` one that runs."""
+
+    def make(*, running=False, processes=True, facts=None, held_by=holder, **options):
+        task = app.task(noop, name="task", shared=False, **{"acks_late": True, **options})
+        made = request(task, held_delivery(held_by, **(facts or {})), processes=processes)
+        if running:
+            made.time_start, made.worker_pid = 1.0, PID
+            state.active_requests.add(made)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def running(make):
+    return make(running=True)
+
+
+def raising(exc):
+    def fail(*_args, **_options):
         raise exc
-    except type(exc):
-        return ExceptionInfo()
+
+    return fail
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_an_acknowledged_message_is_deleted_once_and_its_run_has_finished_if_there_was_one(
+    make, holder, started
+):
+    finished = []
+    forget = subscribe(lambda event: finished.append(event) if isinstance(event, Finished) else None)
+    one = make()
+    if started:
+        one.on_accepted(PID, 0.0)
+    one.acknowledge()
+    one.acknowledge()
+    forget()
+    assert holder.settled == [Delete()]
+    assert len(finished) == started
+
+
+@pytest.mark.parametrize(
+    ("exc", "settled"),
+    [
+        (Reject("no", requeue=True), [Release()]),
+        (Reject("no"), GIVEN_UP),
+        (Reject(ValueError("no")), GIVEN_UP),
+        (WorkerLostError("gone"), [AFTER_AN_ERROR]),
+    ],
+)
+def test_a_task_may_reject_its_message_and_celerys_own_rejection_comes_back_later(make, holder, exc, settled):
+    one = make(running=True, reject_on_worker_lost=True)
+    one.on_failure(exc_info(exc))
+    assert holder.settled == settled
+
+
+def unpublished_retry(task, monkeypatch):
+    """What a run ends with whose `retry` could not be published: a Reject of Celery's."""
+    publishing = SimpleNamespace(apply_async=raising(ConnectionError("no broker")))
+    monkeypatch.setattr(task, "signature_from_request", lambda *_, **__: publishing)
+    task.push_request(called_directly=False, retries=0)
+    with pytest.raises(Reject) as caught:
+        task.retry(countdown=1)
+    task.pop_request()
+    return ExceptionInfo((caught.type, caught.value, caught.tb))
+
+
+@pytest.mark.parametrize(
+    ("max_retries", "receive_count", "comes_back"),
+    [(3, 3, True), (3, 4, False), (None, 99, True)],
+)
+def test_a_run_whose_retry_could_not_be_published_comes_back_while_it_has_attempts(
+    make, holder, monkeypatch, max_retries, receive_count, comes_back
+):
+    one = make(running=True, max_retries=max_retries, facts={"receive_count": receive_count})
+    one.on_failure(unpublished_retry(one.task, monkeypatch))
+    assert holder.settled == ([AFTER_AN_ERROR] if comes_back else GIVEN_UP)
+    assert one not in state.active_requests
+
+
+@pytest.mark.parametrize("end", ["on_failure", "on_retry", "on_timeout"])
+def test_a_message_comes_back_when_celery_fails_to_end_its_run(running, holder, monkeypatch, end):
+    monkeypatch.setattr(Request, end, raising(ConnectionError("the result backend is down")))
+    arguments = {"on_failure": [exc_info(ValueError())], "on_retry": [exc_info(Retry())]}
+    with pytest.raises(ConnectionError):
+        getattr(running, end)(*arguments.get(end, [False, 1.0]))
+    assert holder.settled == [AFTER_AN_ERROR]
+
+
+def test_a_revocation_that_cannot_be_looked_up_has_it_come_back_and_raises_nothing(
+    running, holder, monkeypatch
+):
+    monkeypatch.setattr(Request, "revoked", raising(ConnectionError("the result backend is down")))
+    assert running.revoked()
+    assert holder.settled == [AFTER_AN_ERROR]
+    assert running not in state.active_requests
+
+
+@pytest.mark.parametrize("processes", [True, False])
+def test_what_was_given_back_in_the_pool_does_not_begin_where_that_can_be_kept(make, holder, processes):
+    one = make(processes=processes)
+    holder.may_run = False
+    if processes:
+        one.on_accepted(PID, 0.0)
+        assert not one.dispatch()
+    else:
+        with pytest.raises(GivenBackError):
+            one.on_accepted(PID, 0.0)
+    holder.may_run = True
+    assert one.dispatch()
+
+
+@pytest.mark.parametrize(("acks_late", "calls"), [(True, []), (False, ["ran"])])
+def test_the_end_of_a_run_matters_to_its_holder_where_it_was_acknowledged_before(
+    make, holder, acks_late, calls
+):
+    one = make(acks_late=acks_late)
+    one.ended()
+    assert holder.calls == calls
+    assert one.delivery.acknowledged_early is not acks_late
+
+
+@pytest.mark.parametrize(
+    ("receive_count", "parks", "redelivered"), [(1, 0, False), (2, 0, True), (2, 1, False)]
+)
+def test_a_task_knows_its_delivery(app, receive_count, parks, redelivered):
+    task = app.task(noop, name="task", shared=False)
+    delivery = held_delivery(FakeHolder(max_receive_count=5), receive_count=receive_count, first_received=9.0)
+    delivery.parks = parks
+    one = request(task, delivery)
+    assert one.request_dict["delivery_info"]["redelivered"] is redelivered
+    assert one.request_dict["sqs"] == {
+        "queue": "q",
+        "message_id": "id",
+        "receive_count": receive_count,
+        "first_receive_time": 9.0,
+        "horizon": delivery.horizon,
+        "max_receive_count": 5,
+    }
 
 
 def of_celery_5_5(self, pool, signal=None):
     """A result backend that does not answer raises from Celery's own, after the kill and before its flag."""
+    assert self._already_cancelled
     pool.terminate_job(self.worker_pid, signal)
     raise ConnectionError("the result backend is down")
 
@@ -103,122 +187,119 @@ def of_newer_ones(self, pool, signal=None, emit_retry=True):
 
 @pytest.mark.parametrize("cancel", [of_celery_5_5, of_newer_ones])
 @pytest.mark.parametrize("processes", [True, False])
-def test_a_run_knows_that_it_is_cancelled_before_it_is_killed(world, monkeypatch, cancel, processes):
+def test_a_run_knows_that_it_is_cancelled_before_it_is_killed(make, holder, monkeypatch, cancel, processes):
     monkeypatch.setattr(Request, "cancel", cancel)
-    monkeypatch.setattr(DeliveryRequest, "pool_has_processes", processes)
-    monkeypatch.setattr(world.request, "come_back_later", lambda: world.request.settle(Lapse()))
-    world.run()
+    one = make(running=True, processes=processes)
     with pytest.raises(ConnectionError):
-        world.request.cancel(world.pool, "TERM")
-    assert world.pool.killed == [(4711, [] if processes else [Lapse()], True)]
+        one.cancel(one.worker.pool, "TERM")
+    assert one.worker.pool.killed == [PID]
+    assert holder.settled == ([] if processes else [AFTER_AN_ERROR])
 
 
 @pytest.mark.parametrize(
     ("options", "passed_on"), [({}, ("TERM",)), ({"emit_retry": False}, ("TERM", False))]
 )
-def test_celerys_own_cancelling_gets_what_it_was_called_with(world, monkeypatch, options, passed_on):
+def test_celerys_own_cancelling_gets_what_it_was_called_with(running, monkeypatch, options, passed_on):
     asked = []
     monkeypatch.setattr(
         Request, "cancel", lambda self, pool, signal, **more: asked.append((signal, *more.values()))
     )
-    world.request.cancel(world.pool, "TERM", **options)
+    running.cancel(running.worker.pool, "TERM", **options)
     assert asked == [passed_on]
 
 
-def test_what_was_acknowledged_before_is_cancelled_all_the_same(world, monkeypatch):
-    world.run().request.acknowledged = True
-    world.request.cancel(world.pool)
-    assert len(world.pool.killed) == 1
-    assert world.settled == []
+def test_a_pool_that_cannot_end_runs_is_not_asked_to(running, holder, caplog):
+    running.worker.pool = SoloPool(1)
+    running.cancel(running.worker.pool)
+    running.end_lost_run(running.delivery)
+    assert holder.settled == []
+    assert caplog.text.count("cannot be ended: its pool has no way to") == 2
+
+
+def test_what_was_acknowledged_before_is_cancelled_all_the_same(running, holder):
+    running.acknowledged = True
+    running.cancel(running.worker.pool)
+    assert running.worker.pool.killed == [PID]
+    assert holder.settled == []
 
 
 @pytest.mark.parametrize("exc", [Terminated(15), WorkerLostError("gone"), SystemExit(1)])
-def test_what_comes_of_a_process_that_was_killed_is_not_its_runs_end(world, monkeypatch, exc):
+def test_what_comes_of_a_process_that_was_killed_is_not_its_runs_end(running, holder, monkeypatch, exc):
     monkeypatch.setattr(Request, "on_failure", lambda *_: pytest.fail("Celery would delete it"))
-    world.run().request.cancel(world.pool)
-    world.request.on_failure(failure(exc))
-    assert world.settled == [Release()]
-    assert world.request not in state.active_requests
+    running.cancel(running.worker.pool)
+    running.on_failure(exc_info(exc))
+    assert holder.settled == [Release()]
+    assert running not in state.active_requests
 
 
-def test_what_had_ended_before_it_was_cancelled_has_ended(world, monkeypatch):
-    world.run().request.cancel(world.pool)
-    world.request.on_failure(failure(ValueError("its own")), return_ok=True)
-    assert world.settled == [Delete()]
+def test_what_had_ended_before_it_was_cancelled_has_ended(running, holder):
+    running.cancel(running.worker.pool)
+    running.on_failure(exc_info(ValueError("its own")), return_ok=True)
+    assert holder.settled == [Delete()]
 
 
-def test_a_run_whose_message_is_lost_is_settled_first_and_then_ended(world):
-    world.run().request.end_lost_run(world.delivery)
-    assert world.pool.killed == [(4711, [Lapse()], True)]
-    world.request.on_failure(failure(Terminated(15)))
-    assert world.settled == [Lapse()]
+def test_a_run_whose_message_is_lost_is_settled_first_and_then_ended(running, holder):
+    running.worker.pool.terminate_job = lambda *_: holder.settled.append("killed")
+    running.end_lost_run(running.delivery)
+    running.on_failure(exc_info(Terminated(15)))
+    assert holder.settled == [Lapse(), "killed"]
 
 
-def test_a_run_that_ended_first_is_not_ended(world):
-    world.run().settle(world.delivery, Delete())
-    world.request.end_lost_run(world.delivery)
-    assert world.pool.killed == []
+def test_a_run_that_ended_first_or_whose_message_came_back_here_is_not_ended(running, holder):
+    holder.settled.append(Delete())  # the ledger does not hold it any more
+    running.end_lost_run(running.delivery)
+    assert running.worker.pool.killed == []
+    assert not running.acknowledged
 
 
-def test_a_run_whose_message_came_back_here_is_not_ended(world):
-    superseded_by = Delivery(QUEUE, "newer", world.delivery.facts, 1120, 1240, world)
-    world.delivery.superseded_by = superseded_by
-    world.run()
-    world.settle = lambda delivery, settlement: delivery is superseded_by  # as its ledger does
-    world.request.end_lost_run(world.delivery)
-    assert world.pool.killed == []
-    assert not world.request.acknowledged
+def test_what_does_not_run_is_not_ended(make, holder):
+    one = make()
+    one.end_lost_run(one.delivery)
+    assert one.worker.pool.killed == []
+    assert holder.settled == []
 
 
-def test_what_does_not_run_is_not_ended(world):
-    world.request.end_lost_run(world.delivery)
-    assert world.pool.killed == []
-    assert world.settled == []
+@pytest.mark.parametrize("own", ["terminate", "continue", None])
+@pytest.mark.parametrize("option", ["terminate", "continue"])
+def test_the_tasks_own_on_lost_goes_before_the_transports(make, own, option):
+    one = make(on_lost=own, held_by=FakeHolder(on_lost=option))
+    assert (one.delivery.on_lost is not None) is ((own or option) == "terminate")
 
 
-def test_in_processes_it_is_ended_where_results_are_read_unless_its_result_was_read(world, monkeypatch):
-    seats = LeaseTable()
-    monkeypatch.setattr(requests, "lease_table", lambda: seats)
+def test_in_processes_it_is_ended_where_results_are_read_unless_its_result_was_read(
+    running, holder, monkeypatch
+):
+    leases = LeaseTable()
+    monkeypatch.setattr(worker_context, "lease_table", lambda: leases)
     called = []
-    monkeypatch.setattr(DeliveryRequest, "hub", SimpleNamespace(call_soon=called.append))
-    world.run().request.end_lost_run(world.delivery)
-    assert world.settled == [Lapse()]
-    assert world.pool.killed == []
-    state.task_ready(world.request)  # its result is read, and its process has another's run by now
+    running.worker.hub = SimpleNamespace(call_soon=called.append)
+    running.end_lost_run(running.delivery)
+    assert holder.settled == [Lapse()]
+    assert running.worker.pool.killed == []
+    state.task_ready(running)  # its result is read, and its process has another's run by now
     called[0]()
-    assert world.pool.killed == []
+    assert running.worker.pool.killed == []
 
 
-def test_in_a_shutdown_which_the_loop_has_left_it_is_ended_at_once(world, monkeypatch):
-    monkeypatch.setattr(DeliveryRequest, "hub", SimpleNamespace(call_soon=pytest.fail))
+def test_in_a_shutdown_which_the_loop_has_left_it_is_ended_at_once(running, monkeypatch):
+    running.worker.hub = SimpleNamespace(call_soon=pytest.fail)
     monkeypatch.setattr(state, "should_stop", 0)
-    world.run().request.end_lost_run(world.delivery)
-    assert len(world.pool.killed) == 1
+    running.end_lost_run(running.delivery)
+    assert running.worker.pool.killed == [PID]
 
 
-def test_a_run_that_was_killed_and_not_meant_comes_back(world, monkeypatch, caplog):
+def test_a_run_that_was_killed_and_not_meant_comes_back(running, holder, monkeypatch, caplog):
     monkeypatch.setattr(Request, "on_failure", lambda *_: pytest.fail("Celery would delete it"))
-    world.run().request.on_failure(failure(Terminated(15)))
-    assert world.settled == [Release()]
+    running.on_failure(exc_info(Terminated(15)))
+    assert holder.settled == [Release()]
     assert "comes back: its process was killed" in caplog.text
 
 
-def test_a_run_that_was_revoked_stays_revoked(world, monkeypatch):
+def test_a_run_that_was_revoked_stays_revoked(running, holder, monkeypatch):
     told = []
     monkeypatch.setattr(Request, "on_failure", lambda self, exc_info, *_: told.append(exc_info))
     monkeypatch.setattr(Request, "terminate", lambda *_: None)
-    world.run().request.terminate(world.pool)
-    world.request.on_failure(failure(Terminated(15)))
+    running.terminate(running.worker.pool)
+    running.on_failure(exc_info(Terminated(15)))
     assert len(told) == 1
-    assert world.settled == []
-
-
-def test_what_cannot_be_called_revoked_comes_back_and_raises_nothing(world, monkeypatch):
-    def fail(self):
-        raise ConnectionError("the result backend is down")
-
-    came_back = []
-    monkeypatch.setattr(world.request, "come_back_later", lambda: came_back.append(True))
-    monkeypatch.setattr(Request, "revoked", fail)
-    assert world.request.revoked()
-    assert came_back
+    assert holder.settled == []

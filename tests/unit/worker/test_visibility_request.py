@@ -1,79 +1,314 @@
-"""What a request tells of a failure, and what it believes of one that is stored."""
+"""What a request of a `VisibilityTask` decides: come back, fail for good, or not run at all."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from types import SimpleNamespace
 
 import pytest
-from celery.utils.serialization import UnpickleableExceptionWrapper
+from celery import signals
+from celery.exceptions import Ignore, Reject, TimeLimitExceeded, WorkerLostError
+from celery.worker import state
+from celery.worker.request import Request
+from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
 
-from celery_sqs_visibility.worker.visibility_request import VisibilityRequest, _described, _done_at
+from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.events import Failed, subscribe
+from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.task.tracing import VisibilityRetry
+from celery_sqs_visibility.worker.visibility_request import RELEASES_FORGIVEN
 
+LOST = WorkerLostError("its process is gone")
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+LAST, NOT_RETRIED, BEFORE = (
+    "failed at its last attempt",
+    "failed, and is not to be retried",
+    "was given up before",
+)
 
 
-class Trouble(Exception):
-    """A user's own."""
+@pytest.fixture
+def failures():
+    seen = []
+    forget = subscribe(lambda event: seen.append(event) if isinstance(event, Failed) else None)
+    yield seen
+    forget()
 
 
-class MuteError(Exception):
-    """Cannot say what it is."""
+@pytest.fixture
+def make(app):
+    """`make(max_retries=3, facts={"receive_count": 2})`: a request of a task with these options."""
 
-    def __str__(self):
-        raise RuntimeError("no words")
+    def make(*, facts=None, processes=True, given_up=False, max_receive_count=None, chord=None, **options):
+        handled = []
+
+        class Task(VisibilityTask):
+            def on_retry(self, exc, *_):
+                handled.append(("on_retry", type(exc)))
+
+            def on_failure(self, exc, *_):
+                handled.append(("on_failure", type(exc)))
+
+        task = app.task(
+            noop, base=Task, name="task", shared=False, **{"error_visibility_timeout": 9, **options}
+        )
+        holder = FakeHolder(max_receive_count=max_receive_count, given_up=given_up)
+        made = request(
+            app.tasks[task.name], held_delivery(holder, **(facts or {})), processes=processes, chord=chord
+        )
+        made.holder, made.handled = holder, handled
+        made.time_start, made.worker_pid = 1.0, 4711
+        state.active_requests.add(made)
+        return made
+
+    return make
+
+
+def noop():
+    """A task."""
+
+
+def reason(one):
+    """Why it was given up; the only settlement."""
+    [(text, _)] = one.holder.settled
+    return text
+
+
+@pytest.mark.parametrize(("delay", "settled"), [(2.4, Hide(3)), (0, Hide(0)), (None, Lapse())])
+def test_it_comes_back_when_its_child_says(make, failures, delay, settled):
+    one = make(facts={"receive_count": 2})
+    one.on_retry(exc_info(VisibilityRetry(None, ValueError("no"), delay)))
+    assert one.holder.settled == [settled]
+    [failed] = failures
+    assert (failed.attempt, failed.delay, failed.last) == (2, delay, False)
+    assert "ValueError('no')" in failed.error
+
+
+def test_a_failure_that_its_child_decided_is_stored_and_then_given_up(make, failures, monkeypatch):
+    one = make(facts={"receive_count": 4}, max_retries=3)
+    exc = ValueError("no")
+
+    def on_failure(self, *_):
+        assert self.acknowledged, "Celery must not delete it before it is given up"
+        assert self.holder.settled == []
+
+    monkeypatch.setattr(Request, "on_failure", on_failure)
+    one.on_failure(exc_info(exc), return_ok=True)
+    [(text, attributes)] = one.holder.settled
+    assert text == LAST
+    assert attributes["exception"] == "ValueError: no"
+    assert attributes["attempts"] == "4"
+    assert attributes["traceback"].startswith("Traceback")
+    assert failures[0].last
+
+
+def test_a_failure_that_cannot_be_stored_comes_back(make, monkeypatch):
+    def fail(*_):
+        raise ConnectionError("the result backend is down")
+
+    monkeypatch.setattr(Request, "on_failure", fail)
+    one = make(facts={"receive_count": 4}, max_retries=3)
+    with pytest.raises(ConnectionError):
+        one.on_failure(exc_info(ValueError("no")), return_ok=True)
+    assert one.holder.settled == [AFTER_AN_ERROR]
+
+
+@pytest.mark.parametrize("exc", [Ignore(), Reject("no", requeue=True)])
+def test_celerys_own_ways_to_end_keep_their_meaning(make, failures, exc):
+    one = make()
+    one.on_failure(exc_info(exc), return_ok=True)
+    assert one.holder.settled == [Delete() if isinstance(exc, Ignore) else Release()]
+    assert failures == []
 
 
 @pytest.mark.parametrize(
-    ("exc", "described"),
+    ("options", "settled"),
     [
-        (ValueError("no"), "ValueError: no"),
-        (KeyError("a"), "KeyError: 'a'"),
-        (Trouble("in vain"), f"{__name__}.Trouble: in vain"),
-        (UnpickleableExceptionWrapper("proj.errors", "Locked", ("a", 2)), "proj.errors.Locked: a, 2"),
+        ({"max_retries": 3, "facts": {"receive_count": 3}}, Hide(9)),
+        ({"max_retries": 3, "facts": {"receive_count": 4}}, LAST),
+        ({"max_retries": None, "facts": {"receive_count": 99}}, Hide(9)),
+        ({"max_retries": None, "facts": {"receive_count": 5}, "max_receive_count": 5}, LAST),
+        ({"dont_autoretry_for": (WorkerLostError,)}, NOT_RETRIED),
+        ({"autoretry_for": (OSError,)}, Hide(9)),  # a lost run says nothing of the task's own errors
     ],
 )
-def test_an_exception_is_told_by_type_and_message(exc, described):
-    assert _described(exc) == described
+def test_a_lost_run_comes_back_while_it_has_attempts(make, options, settled):
+    one = make(**options)
+    one.on_failure(exc_info(LOST))
+    assert (reason(one) if isinstance(settled, str) else one.holder.settled) in (settled, [settled])
+    assert one not in state.active_requests
 
 
-def test_an_exception_that_cannot_say_what_it_is_is_told_all_the_same():
-    assert _described(MuteError()).startswith(f"{__name__}.MuteError: ")
+def test_a_lost_run_that_comes_back_is_reported_as_its_child_would_have(make, app, failures):
+    sent, seen = [], []
+    receiver = signals.task_retry.connect(lambda **facts: seen.append(facts["reason"]), weak=False)
+    one = make()
+    one.send_event = lambda name, **_: sent.append(name)
+    one.on_failure(exc_info(LOST))
+    signals.task_retry.disconnect(receiver)
+    assert app.AsyncResult(one.id).status == "RETRY"
+    assert sent == ["task-retried"]
+    assert one.handled == [("on_retry", WorkerLostError)]
+    assert [str(each) for each in seen] == [str(VisibilityRetry(None, LOST, 9))]
+    assert [(failed.attempt, failed.delay, failed.last) for failed in failures] == [(1, 9, False)]
+
+
+@pytest.mark.parametrize(("processes", "kind"), [(True, WorkerLostError), (False, SystemExit)])
+def test_the_exit_of_a_process_is_a_lost_run(make, processes, kind):
+    one = make(processes=processes, ignore_result=True)
+    one.on_failure(exc_info(SystemExit(3)))
+    assert one.holder.settled == [Hide(9)]
+    assert one.handled == [("on_retry", kind)]
+
+
+@pytest.mark.parametrize(("delay", "hidden"), [(0, Hide(1)), (9, Hide(9)), (None, Hide(30))])
+def test_a_run_past_its_hard_time_limit_is_hidden_until_its_process_is_killed(make, app, delay, hidden):
+    app.conf.broker_transport_options = {"error_visibility_timeout": 30}
+    one = make(error_visibility_timeout=delay)
+    one.on_failure(exc_info(TimeLimitExceeded(5)))
+    one.on_timeout(soft=False, timeout=5)
+    assert one.holder.settled == [hidden]
+
+
+def test_where_a_pool_reports_a_hard_time_limit_once_the_run_fails_and_its_handlers_are_called(make):
+    one = make(processes=False, max_retries=0)
+    one.on_timeout(soft=False, timeout=5)
+    assert reason(one) == LAST
+    assert one.handled == [("on_failure", TimeLimitExceeded)]
+
+
+def test_a_soft_time_limit_is_the_childs_business(make):
+    one = make()
+    one.on_timeout(soft=True, timeout=5)
+    assert one.holder.settled == []
 
 
 @pytest.mark.parametrize(
-    "done",
+    ("receive_count", "parks", "published", "retries"),
+    [(1, 0, 0, 0), (3, 0, 0, 2), (3, 1, 0, 1), (2, 0, 4, 5)],
+)
+def test_its_retries_are_its_receives_and_what_messages_before_it_used_up(
+    app, receive_count, parks, published, retries
+):
+    task = app.task(noop, base=VisibilityTask, name="task", shared=False)
+    delivery = held_delivery(FakeHolder(), receive_count=receive_count)
+    delivery.parks = parks
+    assert request(app.tasks["task"], delivery, retries=published).request_dict["retries"] == retries
+    assert task.acks_late
+
+
+def test_what_was_given_up_before_is_not_run(make):
+    one = make(given_up=True)
+    assert one.revoked()
+    assert reason(one) == BEFORE
+    assert one not in state.active_requests
+
+
+def stored(app, status, result=None, *, done=None, traceback=None):
+    """Have the result backend know that of the task."""
+    meta = {"status": status, "result": result, "traceback": traceback}
+    meta["date_done"] = None if done is None else done.isoformat()
+    app.backend.get_task_meta = lambda _id, cache=True: meta
+
+
+@pytest.mark.parametrize(
+    ("received", "status", "runs"),
     [
-        NOON,
-        NOON.isoformat(),
-        NOON.isoformat().replace("+00:00", "Z"),
-        NOON.replace(tzinfo=None),  # SQL and MongoDB
-        NOON.replace(tzinfo=None).isoformat(),
-        NOON.astimezone(timezone(timedelta(hours=5))).isoformat(),
+        (NOON - timedelta(minutes=1), "FAILURE", False),
+        (NOON + timedelta(minutes=1), "FAILURE", True),  # an older message's with that task id
+        (NOON - timedelta(minutes=1), "SUCCESS", True),
+        (None, "FAILURE", True),
     ],
 )
-def test_the_time_of_an_outcome_without_a_zone_is_utc(done):
-    assert _done_at({"date_done": done}) == NOON.timestamp()
+def test_a_message_whose_failure_is_stored_is_given_up_and_told_why(make, app, received, status, runs):
+    first = received.timestamp() if received else 0.0
+    one = make(facts={"receive_count": 3, "first_received": first}, max_retries=1)
+    stored(app, status, ValueError("no"), done=NOON, traceback="Traceback: no")
+    assert one.revoked() is not runs
+    if runs:
+        assert one.holder.settled == []
+    else:
+        assert one.holder.settled == [(BEFORE, {"exception": "ValueError: no", "traceback": "Traceback: no"})]
 
 
-@pytest.mark.parametrize("done", [None, 7, "yesterday"])
-def test_a_time_that_cannot_be_read_is_not_known(done):
-    assert _done_at({"date_done": done}) is None
-    assert _done_at({}) is None
+@pytest.mark.parametrize(
+    ("beyond", "status", "runs"),
+    [
+        (RELEASES_FORGIVEN + 1, "STARTED", False),
+        (RELEASES_FORGIVEN, "STARTED", True),  # it may have been released only
+        (RELEASES_FORGIVEN + 1, "PENDING", True),
+    ],
+)
+def test_what_has_no_attempts_left_and_began_its_last_fails_without_a_run(make, app, beyond, status, runs):
+    one = make(facts={"receive_count": 2 + beyond}, max_retries=1)
+    stored(app, status)
+    assert one.revoked() is not runs
+    assert one.holder.settled == [] if runs else reason(one) == LAST
 
 
-def delivery(first_received):
-    return SimpleNamespace(facts=SimpleNamespace(first_received=first_received))
+@pytest.mark.parametrize(
+    ("options", "asks"),
+    [
+        ({"facts": {"receive_count": 1}, "max_retries": 0}, False),
+        ({"facts": {"receive_count": 2}, "max_retries": 3}, False),
+        ({"facts": {"receive_count": 5}, "max_retries": 3}, True),
+        ({"facts": {"receive_count": 2}, "max_retries": None}, True),
+        ({"facts": {"receive_count": 2}, "autoretry_for": (OSError,)}, True),
+        ({"facts": {"receive_count": 5}, "max_retries": 3, "ignore_result": True}, False),
+    ],
+)
+def test_the_result_backend_is_asked_only_where_it_may_know_more(make, app, options, asks):
+    asked = []
+    one = make(**options)
+    app.backend.get_task_meta = lambda task_id, cache: asked.append(task_id) or {}
+    assert not one.revoked()
+    assert bool(asked) is asks
 
 
-def test_a_failure_older_than_the_first_receive_is_another_messages():
-    stored = {"status": "FAILURE", "date_done": NOON.replace(tzinfo=None)}
-    is_failure_of = VisibilityRequest._is_failure_of
-    assert is_failure_of(delivery(NOON.timestamp() - 60), stored)
-    assert not is_failure_of(delivery(NOON.timestamp() + 1), stored)
+def test_what_cannot_be_failed_unrun_comes_back_and_raises_nothing(make, app, monkeypatch, caplog):
+    one = make(facts={"receive_count": 9}, max_retries=1)
+    stored(app, "STARTED")
+
+    def fail(*_):
+        raise ConnectionError("the result backend is down")
+
+    monkeypatch.setattr(Request, "on_failure", fail)
+    assert one.revoked()
+    assert one.holder.settled == [AFTER_AN_ERROR]
+    assert "could not be failed, and comes back" in caplog.text
 
 
-def test_a_time_that_is_not_known_decides_nothing():
-    is_failure_of = VisibilityRequest._is_failure_of
-    assert not is_failure_of(delivery(NOON.timestamp()), {"status": "FAILURE", "date_done": None})
-    assert not is_failure_of(delivery(0), {"status": "FAILURE", "date_done": NOON})
+CHORD = {"task": "body", "args": [], "kwargs": {}, "options": {}}
+
+
+@pytest.mark.parametrize(
+    ("chord", "beyond", "settled"),
+    [
+        (None, 0, Delete()),  # Celery 5.7 deletes it: its success is stored
+        (CHORD, 0, Hide(40)),
+        (CHORD, RELEASES_FORGIVEN + 1, Delete()),
+    ],
+)
+def test_a_run_lost_after_its_success_comes_back_for_its_chord_once_the_claim_on_that_is_over(
+    make, app, monkeypatch, chord, beyond, settled
+):
+    monkeypatch.setattr(app.backend, "_chord_publish_claim_expires", lambda join, _chord: 30, raising=False)
+    app.conf.result_chord_join_timeout = 5
+    one = make(chord=chord, facts={"receive_count": 2 + beyond}, max_retries=1)
+    one._success_was_stored = lambda: True
+    monkeypatch.setattr(Request, "on_failure", lambda self, *_: self.acknowledge())
+    one.on_failure(exc_info(LOST))
+    assert one.holder.settled == [settled]
+
+
+@pytest.mark.parametrize(("ago", "runs"), [(0, False), (45, True)])
+def test_while_a_lost_run_may_keep_others_from_its_chord_the_message_is_hidden(
+    make, app, monkeypatch, ago, runs
+):
+    monkeypatch.setattr(app.backend, "_chord_publish_claim_expires", lambda join, _chord: 30, raising=False)
+    app.conf.result_chord_join_timeout = 5
+    one = make(chord=CHORD, facts={"receive_count": 2})
+    stored(app, "SUCCESS", done=datetime.now(timezone.utc) - timedelta(seconds=ago))
+    assert one.revoked() is not runs
+    if not runs:
+        [hidden] = one.holder.settled
+        assert 30 < hidden.seconds <= 40

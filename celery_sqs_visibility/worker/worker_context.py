@@ -1,0 +1,44 @@
+"""What requests know of the worker they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery.concurrency.base import BasePool
+from celery.worker import state
+
+from celery_sqs_visibility.delivery.lease_table import lease_table
+
+
+class WorkerContext:
+    """One worker's pool and event loop, which its bootstep knows.
+
+    Attributes:
+        pool: Celery's pool; `None` for a request outside a worker.
+        has_processes: whether the pool runs tasks in processes.
+        hub: the event loop that hears how runs in processes end, once the worker has started.
+    """
+
+    def __init__(self, pool: BasePool | None = None, *, has_processes: bool = False) -> None:
+        self.pool = pool
+        self.has_processes = has_processes
+        self.hub: Any = None
+
+    @property
+    def can_end_runs(self) -> bool:
+        """Whether the pool has a way to end a run: threads have none, and the solo pool."""
+        terminate_job = getattr(self.pool, "terminate_job", None)
+        return getattr(terminate_job, "__func__", terminate_job) not in {None, BasePool.terminate_job}
+
+    def call_in_loop(self, act: Callable[[], object]) -> None:
+        """Call `act` on the thread that sends runs to processes and hears how they end. Any thread.
+
+        Here, where there are no processes, or once a shutdown has begun: no more runs are sent then.
+        """
+        leases = lease_table()
+        if self.hub is None or leases is None or state.should_stop is not None or state.should_terminate:
+            act()
+        else:
+            self.hub.call_soon(act)
+            leases.wake()  # the loop of Celery 5.5 and 5.6 does not wake for `call_soon`
