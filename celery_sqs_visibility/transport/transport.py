@@ -103,7 +103,7 @@ class Transport(virtual.Transport):
 
     def _on_arrival(self) -> None:
         self.buffer.woken()
-        self.buffer.hand_over(SYSTEM_CLOCK, raising=not self.for_worker)
+        self.buffer.dispatch(SYSTEM_CLOCK, raising=not self.for_worker)
         self._raise_prefetch_counts()
 
     def _raise_prefetch_counts(self) -> None:

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionInfo
-from celery.app.task import Context
 from celery.exceptions import Reject, TaskRevokedError, Terminated, WorkerLostError
 from celery.platforms import signals
 from celery.utils.log import get_logger
@@ -24,7 +23,8 @@ from celery.worker.request import Request
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Release, Settlement
 from celery_sqs_visibility.events import Finished, emit, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
-from celery_sqs_visibility.transport.channel import Message
+from celery_sqs_visibility.task.context import DeliveryContext
+from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.exceptions import could_not_publish_retry, exception_of
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
@@ -52,7 +52,7 @@ class DeliveryRequest(Request):
     acknowledged: bool
     _already_cancelled: bool
     _already_revoked: bool
-    _context: Context
+    _context: DeliveryContext
     _delivery_info: dict[str, Any]
     _request_dict: dict[str, Any]
 

@@ -24,7 +24,8 @@ from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
-from celery_sqs_visibility.task.base import EVERY_EXCEPTION, VisibilityTask
+from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
 from celery_sqs_visibility.worker.request import DeliveryRequest

@@ -258,7 +258,9 @@ class TestComingBack:
 
     def test_a_wish_is_heard_although_its_message_comes_back(self, world, queue, one):
         one.start()
-        world.consumer.ledger.want(one, world.clock.monotonic() + TIMEOUT + 300, world.clock.monotonic())
+        world.consumer.ledger.request_extension(
+            one, world.clock.monotonic() + TIMEOUT + 300, world.clock.monotonic()
+        )
         (back,) = world.come_back(queue)
         world.beat()
         assert world.entries(CHANGES) == [(back.handle, 300)]
@@ -303,13 +305,13 @@ class TestComingBack:
     @pytest.mark.parametrize("settlement", [Delete(), Hide(30)])
     def test_it_may_be_settled_while_it_comes_back(self, world, queue, one, events, settlement):
         one.start()
-        meet = world.redeliveries.meet
+        check = world.redeliveries.check
 
         def settle_first(delivery):
             one.settle(settlement)
-            return meet(delivery)
+            return check(delivery)
 
-        world.redeliveries.meet = settle_first
+        world.redeliveries.check = settle_first
         (back,) = world.come_back(queue)
         if settlement == Delete():
             events.wait(Deleted, 2)

@@ -126,8 +126,8 @@ def test_another_thread_extends_what_a_heartbeat_was_sending(make, first, caplog
     what = "hangs" if first is Stubborn.hang else "died"
     assert caplog.messages == [
         f"a thread that extends messages {what}; another takes its place",
-        "cannot extend messages and will try again: no answer (queue=q)",
-        "extends messages again, after 1 failures (queue=q)",
+        "cannot extend messages: no answer; trying again (queue=q)",
+        "can extend messages again after 10 s (queue=q failures=1)",
     ]
     extended = [delivery.deadline for delivery in deliveries]
     world.sqs.let_go.set()  # the late answer of the first thread counts for nothing

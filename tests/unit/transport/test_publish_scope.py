@@ -62,7 +62,7 @@ class Site:
 @pytest.fixture(autouse=True)
 def window(monkeypatch):
     """So long that no batch is sent half-full because this process had to wait."""
-    monkeypatch.setattr(pending, "WINDOW", 60.0)
+    monkeypatch.setattr(pending, "LINGER_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -107,9 +107,9 @@ def test_an_outage_is_logged_once_for_each_kind_and_so_is_its_end(world, caplog)
     world.poll()
     world.poll()
     assert [record.getMessage() for record in caplog.records] == [
-        "cannot receive from SQS and will try again: slow (queue=q)",
-        "cannot receive from SQS and will try again: network (queue=q)",
-        "receives from SQS again, after 3 failures (queue=q)",
+        "cannot receive from SQS: slow; trying again (queue=q)",
+        "cannot receive from SQS: network; trying again (queue=q)",
+        "can receive from SQS again after 0 s (queue=q failures=3)",
     ]
 
 
@@ -208,7 +208,7 @@ def test_a_late_answer_gives_the_capacity_back_and_its_messages_still_count(worl
     assert world.capacity.held == 2
     assert world.discarded == 1
     assert caplog.messages[0] == (
-        "cannot receive from SQS and will try again: ReceiveMessage gets no answer (queue=q)"
+        "cannot receive from SQS: ReceiveMessage gets no answer; trying again (queue=q)"
     )
 
 

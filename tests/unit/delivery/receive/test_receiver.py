@@ -274,7 +274,7 @@ def test_where_an_answer_came_at_once_fewer_than_ten_have_a_helper(receiving, me
 
 def test_a_fifo_queue_is_asked_for_one_message_a_receive(receiving):
     world = receiving(prefetch_count=1000, suffix=".fifo")
-    send(world.queue, *map(str, range(20)))
+    send(world.queue, *map(str, range(20)), group="g")
     world.receiver.start()
     assert world.bodies() == ["0"]
     wait_until(lambda: len(receives(world)) >= 2, SOON, "a look for another group")
@@ -345,8 +345,8 @@ def test_a_thread_that_hangs_is_replaced_again_and_again_until_there_is_an_answe
     wait_for_threads(world, 1)
     assert world.capacity.held == 2
     assert [record.getMessage() for record in caplog.records] == [
-        f"cannot receive from SQS and will try again: ReceiveMessage gets no answer (queue={world.name})",
-        f"receives from SQS again, after 3 failures (queue={world.name})",
+        f"cannot receive from SQS: ReceiveMessage gets no answer; trying again (queue={world.name})",
+        f"can receive from SQS again after 60 s (queue={world.name} failures=3)",
     ]
 
 

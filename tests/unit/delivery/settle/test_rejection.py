@@ -8,6 +8,7 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS, Rejection
 from celery_sqs_visibility.errors import AccessDeniedError
@@ -36,7 +37,7 @@ class Rejecting:
         if redrive == "hidden":
             sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
         book.get(self.queue, clock.monotonic())
-        self.rejection = Rejection(book, on_error, on_exhausted)
+        self.rejection = Rejection(book, on_error, on_exhausted, RedeliveryIndex(120, clock))
         self.settled = []
 
     def settle(self, _delivery, settlement):
