@@ -54,6 +54,20 @@ def test_a_worker_without_broker_url_finds_sqs_as_any_boto3_program_does(make_si
     assert "No hostname was supplied" not in worker.log
 
 
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_the_message_of_an_unknown_task_is_kept_with_the_one_setting(make_site, pool):
+    site = make_site(error_visibility_timeout=60)
+    site.create_queue()
+    site.app.send_task("work.nobody_knows", ("a",))
+    worker = site.start(pool=pool)
+    worker.wait_for_log("work.nobody_knows")
+    site.send("quick", "after")
+    site.diary.wait_for("started", key="after")
+    site.proxy.wait_for(lambda _: site.changes() == [60])
+    site.proxy.wait_for(lambda _: site.counts() == (0, 1))
+    assert "message is no task for this worker" in worker.log
+
+
 def test_beat_needs_nothing_else(make_site, tmp_path):
     site = make_site({"beat_schedule": {"each": {"task": "work.quick", "schedule": 1, "args": ["by beat"]}}})
     site.start()
