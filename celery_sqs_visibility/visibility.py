@@ -11,7 +11,7 @@ from celery.exceptions import Reject
 from celery_sqs_visibility.delivery.lease_table import Lease, lease_table, spawned_lease_table
 from celery_sqs_visibility.errors import VisibilityLostError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 __all__ = ["Visibility", "VisibilityLostError"]
 
@@ -73,8 +73,10 @@ class Visibility:
             RuntimeError: the task has no lease: some 65,000 others run, or its process, spawned, may not open
                 the worker's memory.
         """
-        if not 0 <= seconds <= VISIBILITY_HORIZON:
-            raise ValueError(f"expected 0 to {VISIBILITY_HORIZON} seconds (SQS's 12 hours), got {seconds!r}")
+        if not 0 <= seconds <= VISIBILITY_HORIZON_SECONDS:
+            raise ValueError(
+                f"expected 0 to {VISIBILITY_HORIZON_SECONDS} seconds (SQS's 12 hours), got {seconds!r}"
+            )
         if self._lease is None:
             if self._from_sqs:
                 raise RuntimeError("the message cannot be extended from here: its worker gave it no lease")

@@ -19,7 +19,7 @@ from celery_sqs_visibility.policy.quotas import (
     DELAY_SECONDS,
     MESSAGE_ATTRIBUTES,
     MESSAGE_BYTES,
-    VISIBILITY_HORIZON,
+    VISIBILITY_HORIZON_SECONDS,
     WAIT_TIME_SECONDS,
 )
 
@@ -85,7 +85,7 @@ class FakeSQS(SQS):
             _require_range(action, "MaxNumberOfMessages", max_messages, 1, BATCH_ENTRIES)
             _require_range(action, "WaitTimeSeconds", wait, 0, WAIT_TIME_SECONDS)
             _require_range(
-                action, "VisibilityTimeout", options.visibility_timeout or 0, 0, VISIBILITY_HORIZON
+                action, "VisibilityTimeout", options.visibility_timeout or 0, 0, VISIBILITY_HORIZON_SECONDS
             )
             if options.attempt_id is not None and not self._queue(action, queue_url).fifo:
                 raise refused(action, "Only a FIFO queue takes a ReceiveRequestAttemptId.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from celery_sqs_visibility.aws.redrive import Redrive, parse_redrive_policy
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, RequestRefusedError
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -195,11 +195,12 @@ class FakeQueue:
             sentence = "Message does not exist or is not available for visibility timeout change."
             raise ReceiptHandleInvalidError(sentence, code="InvalidParameterValue", action=action)
         total = now.monotonic - message.received_at + seconds
-        if not 0 <= seconds <= VISIBILITY_HORIZON or total > VISIBILITY_HORIZON:
+        if not 0 <= seconds <= VISIBILITY_HORIZON_SECONDS or total > VISIBILITY_HORIZON_SECONDS:
             raise refused(
                 action,
                 f"Value {seconds} for parameter VisibilityTimeout is invalid. Reason: Total "
-                f"VisibilityTimeout for the message is beyond the limit [{VISIBILITY_HORIZON} seconds].",
+                "VisibilityTimeout for the message is beyond the limit "
+                f"[{VISIBILITY_HORIZON_SECONDS} seconds].",
             )
         message.visible_at, message.attempt_id = now.monotonic + seconds, None
 

@@ -14,7 +14,7 @@ from celery_sqs_visibility.delivery.model import Delivery, Lapse, Park, Renew
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Arrivals:
 
     def take_back(self, delivery: Delivery, renew: Renew) -> list[BufferedMessage]:
         """Hold a settled message again, whose copy its queue refuses. A settler's thread."""
-        asked_at, queue = delivery.horizon - VISIBILITY_HORIZON, delivery.queue
+        asked_at, queue = delivery.horizon - VISIBILITY_HORIZON_SECONDS, delivery.queue
         attributes = delivery.message_attributes
         again = Delivery(
             queue, delivery.handle, delivery.facts, asked_at, delivery.deadline, self._holder, attributes

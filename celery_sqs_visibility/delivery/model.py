@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.lease_table import Lease, LeaseKey
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN, VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +204,12 @@ class Delivery(_WeaklyReferenced):
     on_lost: Callable[[Delivery], None] | None = field(default=None, init=False)
 
     def __post_init__(self, asked_at: float) -> None:
-        self.horizon = asked_at + VISIBILITY_HORIZON
+        self.horizon = asked_at + VISIBILITY_HORIZON_SECONDS
 
     @property
     def at_horizon(self) -> bool:
         """Whether it is hidden for as long as SQS allows, to the second."""
-        return self.deadline >= self.horizon - HORIZON_MARGIN - 1
+        return self.deadline >= self.horizon - HORIZON_MARGIN_SECONDS - 1
 
     @property
     def started(self) -> bool:

@@ -24,7 +24,7 @@ from celery_sqs_visibility.policy.option_parsers import (
     queues,
     text,
 )
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON, WAIT_TIME_SECONDS
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import DelayRule
 
 __all__ = ["OptionError", "Options", "option_name", "reference_table"]
@@ -52,13 +52,13 @@ class Options:
 
     visibility_timeout: int = _option(
         120,
-        Seconds(1, VISIBILITY_HORIZON, whole=True, why=_HORIZON),
+        Seconds(1, VISIBILITY_HORIZON_SECONDS, whole=True, why=_HORIZON),
         "How long a received message stays hidden. Sent on every receive and renewed by the heartbeat, so it "
         "is also how long the message of a killed worker takes to come back.",
     )
     heartbeat_interval: float = _option(
         None,
-        Seconds(SHORTEST_HEARTBEAT_SECONDS, VISIBILITY_HORIZON, zero=True),
+        Seconds(SHORTEST_HEARTBEAT_SECONDS, VISIBILITY_HORIZON_SECONDS, zero=True),
         "How long before its deadline a held message is extended; 0 switches the heartbeat off.",
         "visibility_timeout / 3",
     )
@@ -75,19 +75,19 @@ class Options:
     )
     polling_interval: float = _option(
         0.0,
-        Seconds(0, VISIBILITY_HORIZON),
+        Seconds(0, VISIBILITY_HORIZON_SECONDS),
         "How long to sleep after an empty poll. At 0, empty polls that end at once are a second apart.",
     )
     polling_interval_max: float = _option(
         None,
-        Seconds(0, VISIBILITY_HORIZON),
+        Seconds(0, VISIBILITY_HORIZON_SECONDS),
         "What that sleep grows to while the queue stays empty. It ends early for a message that is known to "
         "reappear.",
         "polling_interval",
     )
     shutdown_timeout: float = _option(
         25.0,
-        Seconds(0, VISIBILITY_HORIZON),
+        Seconds(0, VISIBILITY_HORIZON_SECONDS),
         "After SIGTERM, how long running tasks may go on before their messages are released.",
     )
     on_lost: str = _option(
@@ -153,10 +153,12 @@ class Options:
     )
     sts_role_arn: str | None = _option(None, text, "A role to assume.")
     sts_token_timeout: int = _option(
-        900, Seconds(900, VISIBILITY_HORIZON, whole=True), "How long the role's credentials are good for."
+        900,
+        Seconds(900, VISIBILITY_HORIZON_SECONDS, whole=True),
+        "How long the role's credentials are good for.",
     )
     sts_token_buffer_time: int = _option(
-        0, Seconds(0, VISIBILITY_HORIZON, whole=True), "How much earlier than that they are renewed."
+        0, Seconds(0, VISIBILITY_HORIZON_SECONDS, whole=True), "How much earlier than that they are renewed."
     )
 
     @classmethod

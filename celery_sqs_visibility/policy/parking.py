@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 #: How early a parked message comes back, to be held until its ETA and start on time.
 LEAD_SECONDS = 5
 
 #: The 12 hours count from the receive, which was a moment ago.
-LONGEST_PARK_SECONDS = VISIBILITY_HORIZON - 60
+LONGEST_PARK_SECONDS = VISIBILITY_HORIZON_SECONDS - 60
 
 
 @dataclass(frozen=True, slots=True)

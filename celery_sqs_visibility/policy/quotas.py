@@ -1,4 +1,4 @@
-"""What SQS allows, as Amazon documents it. The horizon and its margin are seconds.
+"""What SQS allows, as Amazon documents it; the unit is in the name.
 
 Source: "Amazon SQS quotas" and the API reference, Amazon SQS Developer Guide.
 """
@@ -14,10 +14,10 @@ BATCH_ENTRIES: Final = 10
 MESSAGE_BYTES: Final = 1024 * 1024
 
 #: Longest visibility timeout, counted from the receive: SQS refuses what lies beyond, it does not clamp.
-VISIBILITY_HORIZON: Final = 12 * 60 * 60
+VISIBILITY_HORIZON_SECONDS: Final = 12 * 60 * 60
 
 #: How far to stay below it: SQS saw the receive a little earlier than we did.
-HORIZON_MARGIN: Final = 2
+HORIZON_MARGIN_SECONDS: Final = 2
 
 #: Shortest, longest and default MessageRetentionPeriod.
 SHORTEST_RETENTION_SECONDS: Final = 60

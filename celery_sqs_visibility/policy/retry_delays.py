@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 
 class DelayRule(Protocol):
@@ -51,8 +51,8 @@ class DelayFunction:
         seconds = self.function(retries, exc)
         if seconds is None:
             return None
-        if isinstance(seconds, (int, float)) and seconds > VISIBILITY_HORIZON:
-            return float(VISIBILITY_HORIZON)
+        if isinstance(seconds, (int, float)) and seconds > VISIBILITY_HORIZON_SECONDS:
+            return float(VISIBILITY_HORIZON_SECONDS)
         return _seconds("the value error_visibility_timeout(retries, exc) returned", seconds)
 
 
@@ -110,9 +110,10 @@ def _seconds(name: str, value: Any) -> float:
         raise ValueError(
             f"expected {name} to be seconds, a list of seconds or a callable(retries, exc), got {value!r}"
         )
-    if not 0 <= value <= VISIBILITY_HORIZON:
+    if not 0 <= value <= VISIBILITY_HORIZON_SECONDS:
         raise ValueError(
-            f"expected {name} to be between 0 and {VISIBILITY_HORIZON} seconds (12 hours), got {value!r}"
+            f"expected {name} to be between 0 and {VISIBILITY_HORIZON_SECONDS} seconds (12 hours), "
+            f"got {value!r}"
         )
     return value  # type: ignore[no-any-return]
 

@@ -28,7 +28,7 @@ from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.context import DeliveryContext
 from celery_sqs_visibility.worker.request import DeliveryRequest
@@ -38,7 +38,9 @@ from celery_sqs_visibility.worker.worker_context import WorkerContext
 # --- a run of a task, without a worker ---
 
 
-def sqs_facts(receive_count=1, max_receive_count=None, queue="celery", horizon_left=VISIBILITY_HORIZON):
+def sqs_facts(
+    receive_count=1, max_receive_count=None, queue="celery", horizon_left=VISIBILITY_HORIZON_SECONDS
+):
     """`self.request.sqs`, as `DeliveryRequest` describes a delivery."""
     return {
         "queue": queue,

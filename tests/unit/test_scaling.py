@@ -80,7 +80,7 @@ def test_the_formulae_know_the_defaults_and_the_package():
 @pytest.mark.parametrize("seconds", [1, 39, 79, 81, 200, 1200, 7205])
 @pytest.mark.parametrize("phase", [0, 3.3, 9.9])
 def test_a_heartbeat_extends_as_often_as_the_formula_says(seconds, phase):
-    """Received at any phase of the wheel, at the most that often, at the least one less."""
+    """Received at any phase of the schedule, at the most that often, at the least one less."""
     often, _ = extended(1, seconds, 120, 40.0, phase)
     most = scaling.extensions(seconds, 120)
     assert most - 1 <= often <= most

@@ -13,7 +13,7 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility import VisibilityLostError, VisibilityTask, visibility
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.visibility import EXTEND_TIMEOUT_SECONDS, Visibility
 
 LEFT = 30.0
@@ -153,7 +153,7 @@ def test_where_the_horizon_is_nearer_it_tells_the_less(table, clock):
     assert Visibility(Context(visibility_lease=lease.key)).extend(600) == 100
 
 
-@pytest.mark.parametrize("seconds", [-1, VISIBILITY_HORIZON + 1, math.nan, math.inf])
+@pytest.mark.parametrize("seconds", [-1, VISIBILITY_HORIZON_SECONDS + 1, math.nan, math.inf])
 @pytest.mark.parametrize("where", ["seen", "elsewhere"])
 def test_bad_values_are_refused_on_sqs_and_elsewhere(request, table, where, seconds):
     asked = request.getfixturevalue("seen") if where == "seen" else Visibility(Context())

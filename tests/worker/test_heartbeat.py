@@ -36,8 +36,8 @@ def test_buffered_and_reserved_messages_are_extended_too(make_site):
 
 
 def test_a_late_extension_cannot_overwrite_a_retry_delay(make_site):
-    reply_grace = {"read_timeout": 20}
-    site = make_site(**{"visibility_timeout": 20, "heartbeat_interval": 18, "client-config": reply_grace})
+    client_config = {"read_timeout": 20}
+    site = make_site(**{"visibility_timeout": 20, "heartbeat_interval": 18, "client-config": client_config})
     site.start()
     site.send("slow", "warm-up", 0)
     site.diary.wait_for("done", key="warm-up")

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSchedule
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Settlement
-from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
 
 #: A failed extension is tried again after this part of the time that is left,
 RETRY_FRACTION: Final = 4
@@ -214,7 +214,7 @@ class Ledger:
             return 0
         requested = math.ceil(delivery.requested_deadline - now)
         seconds = max(self._visibility_timeout if self._interval else 0, requested)
-        seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN - now))
+        seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN_SECONDS - now))
         return seconds if now + seconds > delivery.deadline else 0
 
     def extended(self, delivery: Delivery, deadline: float) -> ExtensionOutcome:

@@ -9,7 +9,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 #: A finished message is remembered for this long after it can come back.
 MARGIN_SECONDS = 60
@@ -52,7 +52,10 @@ class RedeliveryIndex:
         self._lock = threading.RLock()
         self._held: dict[tuple[str, str], Delivery] = {}
         # A message that is given up and kept comes back within 12 hours, each time.
-        seconds = {Past.FINISHED: visibility_timeout + MARGIN_SECONDS, Past.GIVEN_UP: VISIBILITY_HORIZON}
+        seconds = {
+            Past.FINISHED: visibility_timeout + MARGIN_SECONDS,
+            Past.GIVEN_UP: VISIBILITY_HORIZON_SECONDS,
+        }
         self._past: dict[Past, RecentKeys[tuple[str, str]]] = {
             past: RecentKeys(past.value, seconds.get(past, float("inf")), clock) for past in Past
         }

@@ -29,7 +29,7 @@ LONGEST_POLL_SECONDS = WAIT_TIME_SECONDS + 5.0
 ILLEGIBLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffe\\uffff]")
 
 #: Characters to keep of a reason or a name; SQS counts a dead letter's attributes as part of its size.
-LONGEST_TEXT = 500
+LONGEST_TEXT_CHARACTERS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Decoder:
 
 def legible(text: str) -> str:
     """Text from a message, fit to be logged and sent as an attribute of a dead letter."""
-    shown = text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
+    shown = text if len(text) <= LONGEST_TEXT_CHARACTERS else f"{text[:LONGEST_TEXT_CHARACTERS]}..."
     return ILLEGIBLE.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 

@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Park, Renew, Settlement
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class PendingSettlement:
 
     def clamped(self, now: float) -> PendingSettlement:
         """The same, not beyond the horizon: SQS would refuse that."""
-        left = max(0, int(self.delivery.horizon - now) - HORIZON_MARGIN)
+        left = max(0, int(self.delivery.horizon - now) - HORIZON_MARGIN_SECONDS)
         if isinstance(self.settlement, (Hide, Park)) and self.settlement.seconds > left:
             return replace(self, settlement=type(self.settlement)(left))
         return self

@@ -17,7 +17,7 @@ from celery_sqs_visibility.errors import (
     SQSError,
     ThrottledError,
 )
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES, VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES, VISIBILITY_HORIZON_SECONDS
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
 
@@ -95,15 +95,15 @@ def test_a_late_handle_still_holds_a_message_that_nobody_received_meanwhile(sqs,
 
 def test_what_lies_beyond_12_hours_from_the_receive_is_refused_and_not_clamped(sqs, url, clock, message):
     clock.advance(29)
-    refused = hide(sqs, url, message, VISIBILITY_HORIZON - 28)
+    refused = hide(sqs, url, message, VISIBILITY_HORIZON_SECONDS - 28)
     assert isinstance(refused, RequestRefusedError)
     assert refused.code == "InvalidParameterValue"
     clock.advance(1)
     again = receive_one(sqs, url)
-    assert hide(sqs, url, again, VISIBILITY_HORIZON) is None, "12 hours count from the newest receive"
+    assert hide(sqs, url, again, VISIBILITY_HORIZON_SECONDS) is None, "12 hours count from the newest receive"
 
 
-@pytest.mark.parametrize("seconds", [-1, VISIBILITY_HORIZON + 1])
+@pytest.mark.parametrize("seconds", [-1, VISIBILITY_HORIZON_SECONDS + 1])
 def test_an_impossible_timeout_is_refused(sqs, url, message, seconds):
     assert isinstance(hide(sqs, url, message, seconds), RequestRefusedError)
 

@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse
 from celery_sqs_visibility.events import Facts
-from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN, VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 QUEUE = Queue("q", "memory://q", FakeSQS())
 
@@ -73,9 +73,9 @@ def test_the_newest_delivery_of_the_message_is_meant(holder, act, name, argument
 
 def test_the_horizon_counts_from_the_receive_that_brought_it():
     one = delivery(None)
-    assert one.horizon == 1000.0 + VISIBILITY_HORIZON
+    assert one.horizon == 1000.0 + VISIBILITY_HORIZON_SECONDS
     assert not one.at_horizon
-    one.deadline = one.horizon - HORIZON_MARGIN - 1
+    one.deadline = one.horizon - HORIZON_MARGIN_SECONDS - 1
     assert one.at_horizon
 
 

@@ -20,7 +20,7 @@ from celery_sqs_visibility.events import (
     Started,
     Superseded,
 )
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 
 def test_what_was_settled_is_no_longer_held(world, queue, events):
@@ -70,7 +70,7 @@ def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, 
     (one,) = world.deliveries(queue, "a")
     one.deadline = world.clock.monotonic() + 11 * 3600 + TIMEOUT  # after eleven hours of heartbeats
     world.clock.advance(11 * 3600)
-    one.settle(Hide(VISIBILITY_HORIZON))
+    one.settle(Hide(VISIBILITY_HORIZON_SECONDS))
     (hidden,) = events.wait(Hidden)
     ((_, asked),) = world.entries(CHANGES)
     assert asked <= 3600

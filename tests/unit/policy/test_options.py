@@ -18,7 +18,7 @@ from celery_sqs_visibility.policy.options import (
     option_name,
     reference_table,
 )
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON, WAIT_TIME_SECONDS
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
 
 NAMES = [option_name(f.name) for f in fields(Options)]
@@ -63,7 +63,9 @@ def test_every_option_is_declared_with_a_parser_a_default_and_a_sentence(field):
 
 
 @pytest.mark.parametrize("name", IN_SECONDS)
-@pytest.mark.parametrize("value", [-1, VISIBILITY_HORIZON + 1, "soon", True, [], float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "value", [-1, VISIBILITY_HORIZON_SECONDS + 1, "soon", True, [], float("nan"), float("inf")]
+)
 def test_every_duration_has_bounds_and_is_a_number(name, value):
     message = refusal({name: value})
     assert name in message
@@ -99,7 +101,7 @@ def test_a_number_too_large_for_a_float_is_an_option_error_too(name):
         ("error_visibility_timeout", -1),
         ("error_visibility_timeout", []),
         ("error_visibility_timeout", [1, "x"]),
-        ("error_visibility_timeout", VISIBILITY_HORIZON + 1),
+        ("error_visibility_timeout", VISIBILITY_HORIZON_SECONDS + 1),
         ("error_visibility_timeout", "no.such.module"),
         ("error_visibility_timeout", "celery_sqs_visibility.policy.retry_delays.no_such"),
         ("error_visibility_timeout", "word"),
@@ -125,7 +127,7 @@ def test_whatever_is_given_for_a_duration_it_is_refused_or_a_number_within_bound
     except OptionError:
         assert name in refusal({name: value})
     else:
-        assert 0 <= getattr(options, name) <= VISIBILITY_HORIZON
+        assert 0 <= getattr(options, name) <= VISIBILITY_HORIZON_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_zero_is_a_value(name):
     assert getattr(Options.parse({name: 0}), name) == 0
 
 
-@given(st.integers(1, VISIBILITY_HORIZON))
+@given(st.integers(1, VISIBILITY_HORIZON_SECONDS))
 def test_the_heartbeat_follows_the_visibility_timeout(visibility_timeout):
     options = Options.parse({"visibility_timeout": visibility_timeout})
     assert options.heartbeat_interval == visibility_timeout / 3

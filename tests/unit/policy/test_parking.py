@@ -22,11 +22,11 @@ from celery_sqs_visibility.policy.quotas import (
     DEFAULT_RETENTION_SECONDS,
     DELAY_SECONDS,
     RETENTION_SECONDS,
-    VISIBILITY_HORIZON,
+    VISIBILITY_HORIZON_SECONDS,
 )
 
 WAITS = st.floats(-1e7, 1e7)
-TIMEOUTS = st.integers(1, VISIBILITY_HORIZON)
+TIMEOUTS = st.integers(1, VISIBILITY_HORIZON_SECONDS)
 
 
 def park_until_held(wait, visibility_timeout):
@@ -49,7 +49,7 @@ def test_a_far_eta_is_parked_and_comes_back_a_little_early_and_a_near_one_is_hel
 @given(WAITS, TIMEOUTS)
 def test_a_park_is_something_sqs_accepts(wait, visibility_timeout):
     seconds = park_for(wait, visibility_timeout)
-    assert seconds is None or 0 < seconds <= LONGEST_PARK_SECONDS < VISIBILITY_HORIZON
+    assert seconds is None or 0 < seconds <= LONGEST_PARK_SECONDS < VISIBILITY_HORIZON_SECONDS
 
 
 @given(WAITS, TIMEOUTS)

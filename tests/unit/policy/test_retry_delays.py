@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.policy.retry_delays import (
     CELERY_RETRY_DELAY_SECONDS,
     DelayFunction,
@@ -24,7 +24,7 @@ from celery_sqs_visibility.policy.retry_delays import (
 )
 
 NAME = "error_visibility_timeout"
-SECONDS = st.floats(0, VISIBILITY_HORIZON) | st.integers(0, VISIBILITY_HORIZON)
+SECONDS = st.floats(0, VISIBILITY_HORIZON_SECONDS) | st.integers(0, VISIBILITY_HORIZON_SECONDS)
 RETRIES = st.integers(0, 1000)
 MAYBE_RULE = st.none() | st.builds(DelayList, st.lists(SECONDS, min_size=1, max_size=3).map(tuple))
 
@@ -87,11 +87,11 @@ def test_a_function_that_returns_no_seconds_is_an_error(value):
 
 def test_a_function_may_ask_for_more_than_twelve_hours_and_waits_as_long_as_sqs_can():
     # As `countdown` and `retry_after` may: the settler clamps. Steep backoffs get there after a few attempts.
-    assert parsed(lambda retries, _exc: 60 * 4**retries).delay(6, ValueError()) >= VISIBILITY_HORIZON
+    assert parsed(lambda retries, _exc: 60 * 4**retries).delay(6, ValueError()) >= VISIBILITY_HORIZON_SECONDS
 
 
 def test_a_function_that_asks_for_infinity_waits_as_long_as_sqs_can():
-    assert parsed(lambda _retries, _exc: math.inf).delay(6, ValueError()) == VISIBILITY_HORIZON
+    assert parsed(lambda _retries, _exc: math.inf).delay(6, ValueError()) == VISIBILITY_HORIZON_SECONDS
 
 
 def broken(retries, exc):
@@ -120,7 +120,7 @@ def test_a_rule_that_raises_is_reported_and_the_next_decides(function, others, e
 
 
 @pytest.mark.parametrize(
-    "value", [-1, VISIBILITY_HORIZON + 1, math.nan, math.inf, True, "60", b"1m", {}, object(), {1}]
+    "value", [-1, VISIBILITY_HORIZON_SECONDS + 1, math.nan, math.inf, True, "60", b"1m", {}, object(), {1}]
 )
 def test_a_bad_delay_is_refused_by_name_and_value(value):
     with pytest.raises(ValueError, match=NAME) as caught:
@@ -156,7 +156,7 @@ def test_a_backoff_without_jitter_doubles_up_to_its_maximum(retries, base, maxim
     assert delay == min(maximum, base * 2.0 ** min(retries, 64))
 
 
-@given(RETRIES, st.floats(0, 1e6), st.floats(0, VISIBILITY_HORIZON))
+@given(RETRIES, st.floats(0, 1e6), st.floats(0, VISIBILITY_HORIZON_SECONDS))
 def test_jitter_stays_between_half_and_all_of_the_delay(retries, base, maximum):
     whole = ExponentialBackoff(base, maximum, jitter=False)(retries, ValueError())
     assert whole / 2 <= ExponentialBackoff(base, maximum)(retries, ValueError()) <= whole

@@ -9,7 +9,7 @@ from support.clock import FakeClock
 from support.factories import running, sqs_facts
 
 from celery_sqs_visibility import VisibilityTask
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task import retries
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
@@ -173,10 +173,10 @@ def test_a_jump_of_the_wall_clock_changes_no_delay(app, monkeypatch, hours):
     clock = FakeClock()
     monkeypatch.setattr(retries, "SYSTEM_CLOCK", clock)
     task = make(app, error_visibility_timeout=600)
-    sqs = {"receive_count": 1, "horizon": clock.monotonic() + VISIBILITY_HORIZON}
+    sqs = {"receive_count": 1, "horizon": clock.monotonic() + VISIBILITY_HORIZON_SECONDS}
     clock._wall += hours * 3600
     assert delay(task, sqs=sqs) == 600
-    clock.advance(VISIBILITY_HORIZON - 300)
+    clock.advance(VISIBILITY_HORIZON_SECONDS - 300)
     assert 290 <= delay(task, sqs=sqs) <= 300
 
 

@@ -29,7 +29,7 @@ from support.badmessages import BAD, body_of, encoded, envelope, old_body
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.event_log import log_event
-from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT, legible
+from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT_CHARACTERS, legible
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Facts, Hidden, Unreadable
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
@@ -143,7 +143,7 @@ def test_whatever_it_is_it_runs_or_is_turned_away_with_a_reason(body):
 @given(BAD)
 def test_a_reason_is_text_that_sqs_takes(body):
     reason = legible(fate(body))
-    assert len(reason) <= LONGEST_TEXT + 3
+    assert len(reason) <= LONGEST_TEXT_CHARACTERS + 3
     assert all(c in "\t\n\r" or c >= " " for c in reason)
     reason.encode()
 
@@ -305,7 +305,7 @@ def test_names_are_told_as_far_as_they_can_be_printed():
     headers = {"task": "a\0b\ud800" + "c" * 10_000, "id": 5}
     opened = decode_message(QUEUE, received(json.dumps(envelope(body_of(), headers=headers))))
     assert opened.task.startswith("a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}ccc")
-    assert len(opened.task) <= LONGEST_TEXT + 3
+    assert len(opened.task) <= LONGEST_TEXT_CHARACTERS + 3
     assert opened.task_id is None
 
 

@@ -17,7 +17,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, HORIZON_REACHED, Heartbeat
-from celery_sqs_visibility.delivery.hold.ledger import HORIZON_MARGIN, Ledger
+from celery_sqs_visibility.delivery.hold.ledger import HORIZON_MARGIN_SECONDS, Ledger
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
 from celery_sqs_visibility.errors import (
     ReceiptHandleInvalidError,
@@ -26,7 +26,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
 )
 from celery_sqs_visibility.events import Extended, Facts, Lost, subscribe
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 TIMEOUT = 120
 INTERVAL = 40.0
@@ -257,7 +257,7 @@ def test_a_task_of_thirteen_hours_keeps_its_message_to_the_horizon_and_is_told_l
     *whole, last = [event.seconds for event in events if isinstance(event, Extended)]
     assert set(whole) == {TIMEOUT}
     assert last < TIMEOUT
-    assert one.deadline == pytest.approx(began + VISIBILITY_HORIZON - HORIZON_MARGIN, abs=1)
+    assert one.deadline == pytest.approx(began + VISIBILITY_HORIZON_SECONDS - HORIZON_MARGIN_SECONDS, abs=1)
     assert one.lost
     assert events[-1] == Lost(one.facts, HORIZON_REACHED)
     assert sum(isinstance(event, Lost) for event in events) == 1
@@ -267,7 +267,7 @@ def test_a_task_of_thirteen_hours_keeps_its_message_to_the_horizon_and_is_told_l
 
 def test_at_the_horizon_the_heartbeat_does_not_spin(world, queue):
     (one,) = world.hold(queue)
-    one.deadline = one.horizon - HORIZON_MARGIN
+    one.deadline = one.horizon - HORIZON_MARGIN_SECONDS
     world.clock.advance(one.deadline - INTERVAL - world.clock.monotonic())
     beats = 0
     while not one.lost and beats < 1000:

@@ -16,7 +16,7 @@ from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR_SECONDS, Ledg
 from celery_sqs_visibility.delivery.lease_table import REQUESTED, LeaseTable
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Release
 from celery_sqs_visibility.events import Facts
-from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN, VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 NOW = 1000.0
 TIMEOUT = 120
@@ -202,7 +202,7 @@ def test_a_failed_extension_is_not_tried_again_at_once(elapsed, origin):
     assert ledger.next_extension() >= now + min(RETRY_FLOOR_SECONDS, left) - 1e-6
 
 
-@given(st.integers(1, VISIBILITY_HORIZON), st.floats(0.05, 0.95), st.floats(1, 10_000))
+@given(st.integers(1, VISIBILITY_HORIZON_SECONDS), st.floats(0.05, 0.95), st.floats(1, 10_000))
 def test_what_was_just_extended_is_not_due_at_once(timeout, part, now):
     ledger = Ledger(timeout, timeout * part)
     one = delivery(now, timeout=timeout)
@@ -231,13 +231,13 @@ def test_an_extension_asks_for_the_visibility_timeout(ledger, held):
     assert ledger.extension(held, NOW + 80) == TIMEOUT
 
 
-@given(st.floats(0, VISIBILITY_HORIZON - 1), st.floats(0, 60))
+@given(st.floats(0, VISIBILITY_HORIZON_SECONDS - 1), st.floats(0, 60))
 def test_an_extension_never_reaches_beyond_the_horizon_nor_shortens_a_lease(elapsed, left):
     one = delivery()
     now = NOW + elapsed
     one.deadline = now + left
     seconds = Ledger(TIMEOUT, INTERVAL).extension(one, now)
-    assert now + max(seconds, 0) < NOW + VISIBILITY_HORIZON
+    assert now + max(seconds, 0) < NOW + VISIBILITY_HORIZON_SECONDS
     assert seconds <= 0 or now + seconds > one.deadline
 
 
@@ -321,7 +321,10 @@ class TestRequests:
         assert one.lease.requested_deadline == 0
         assert one.lease.lost
 
-    @given(st.floats(0, VISIBILITY_HORIZON - HORIZON_MARGIN - 2), st.floats(0, 2 * VISIBILITY_HORIZON))
+    @given(
+        st.floats(0, VISIBILITY_HORIZON_SECONDS - HORIZON_MARGIN_SECONDS - 2),
+        st.floats(0, 2 * VISIBILITY_HORIZON_SECONDS),
+    )
     def test_a_request_beyond_the_horizon_is_answered_with_what_there_is(self, elapsed, seconds):
         ledger, now = Ledger(TIMEOUT, 0), NOW + elapsed
         one = delivery()
@@ -339,7 +342,7 @@ class TestRequests:
             now += 0.05
         assert requests <= 1
         assert one.requested_deadline == 0
-        assert one.deadline <= one.horizon - HORIZON_MARGIN
+        assert one.deadline <= one.horizon - HORIZON_MARGIN_SECONDS
 
     def test_what_is_lost_is_not_extended(self, running):
         ledger, one = running()
@@ -356,7 +359,7 @@ class TestRequests:
 @given(st.floats(0, 30))
 def test_what_is_hidden_up_to_the_horizon_is_not_extended_again(seconds):
     ledger, one = Ledger(TIMEOUT, INTERVAL), delivery()
-    now = one.horizon - HORIZON_MARGIN - 60
+    now = one.horizon - HORIZON_MARGIN_SECONDS - 60
     one.deadline = now + 20
     ledger.add([one])
     ledger.take_due(now)

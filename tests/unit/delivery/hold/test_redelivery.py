@@ -19,7 +19,7 @@ from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.events import Facts
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 TIMEOUT = 120
 INTERVAL = 40.0
@@ -181,7 +181,7 @@ def test_what_was_given_up_is_remembered_for_as_long_as_it_can_come_back_however
     assert redeliveries.remember(Past.GIVEN_UP, QUEUE, "m")
     for number in range(20_000):
         redeliveries.remember(Past.FINISHED, QUEUE, f"m{number}")
-    clock.advance(VISIBILITY_HORIZON - 1)
+    clock.advance(VISIBILITY_HORIZON_SECONDS - 1)
     redeliveries.remember(Past.GIVEN_UP, QUEUE, "another")
     assert redeliveries.remembers(Past.GIVEN_UP, QUEUE, "m")
     assert not redeliveries.remembers(Past.GIVEN_UP, OTHER, "m")

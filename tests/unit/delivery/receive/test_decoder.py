@@ -18,7 +18,7 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     UnreadableError,
 )
 from celery_sqs_visibility.events import Facts, Received, subscribe
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 TIMEOUT = 120
 QUEUE = Queue("q", "memory://q", FakeSQS())
@@ -123,7 +123,7 @@ def test_every_receipt_is_told(world, events):
     assert events == [Received(delivery.facts) for delivery, _, _ in taken]
 
 
-@given(st.floats(0, 20), st.integers(1, VISIBILITY_HORIZON))
+@given(st.floats(0, 20), st.integers(1, VISIBILITY_HORIZON_SECONDS))
 def test_the_deadline_counts_from_before_the_answer_but_not_from_before_the_call(duration, timeout):
     world = World(visibility_timeout=timeout)
     ((delivery, _, _),) = world.decode(message(), called=1000, returned=1000 + duration)
@@ -132,7 +132,7 @@ def test_the_deadline_counts_from_before_the_answer_but_not_from_before_the_call
     assert since == 1000 or since == pytest.approx(
         1000 + duration - min(LONGEST_TRANSIT_SECONDS, timeout / 10)
     )
-    assert delivery.horizon == 1000 + VISIBILITY_HORIZON
+    assert delivery.horizon == 1000 + VISIBILITY_HORIZON_SECONDS
 
 
 def test_the_deadline_of_an_answer_older_than_a_poll_may_last_counts_from_then(world):

@@ -20,7 +20,11 @@ from celery_sqs_visibility.delivery.settle.pending import DELETE_LINGER_WINDOWS,
 from celery_sqs_visibility.delivery.settle.settler import TOO_LATE, Settler
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, ThrottledError, UnavailableError
 from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN, VISIBILITY_HORIZON
+from celery_sqs_visibility.policy.quotas import (
+    BATCH_ENTRIES,
+    HORIZON_MARGIN_SECONDS,
+    VISIBILITY_HORIZON_SECONDS,
+)
 
 WINDOW = 0.02
 STEP = 0.05  # by which tests turn the clock
@@ -300,7 +304,9 @@ def test_one_settlement_that_keeps_failing_does_not_hold_up_the_others(world, qu
 
 
 @given(
-    st.integers(0, VISIBILITY_HORIZON), st.integers(0, VISIBILITY_HORIZON - 1), st.sampled_from([Hide, Park])
+    st.integers(0, VISIBILITY_HORIZON_SECONDS),
+    st.integers(0, VISIBILITY_HORIZON_SECONDS - 1),
+    st.sampled_from([Hide, Park]),
 )
 def test_a_hide_is_clamped_to_what_is_left_of_the_twelve_hours(seconds, elapsed, kind):
     world = World(window=0)
@@ -309,7 +315,7 @@ def test_a_hide_is_clamped_to_what_is_left_of_the_twelve_hours(seconds, elapsed,
     one.deadline = world.clock.monotonic() + TIMEOUT
     world.submit([one], kind(seconds))
     world.send_next()
-    asked = max(0, min(seconds, VISIBILITY_HORIZON - elapsed - HORIZON_MARGIN))
+    asked = max(0, min(seconds, VISIBILITY_HORIZON_SECONDS - elapsed - HORIZON_MARGIN_SECONDS))
     assert world.batches(CHANGES) == [[(one.handle, asked)]]
     assert world.settled == [(one, kind(asked), None)]  # SQS did not refuse, and the event says the same
 
