@@ -50,6 +50,7 @@ class DeliveryRequest(Request):
 
     # Celery's, which its stubs leave out.
     acknowledged: bool
+    message: Message
     _already_cancelled: bool
     _already_revoked: bool
     _context: DeliveryContext
@@ -210,7 +211,7 @@ class DeliveryRequest(Request):
 
     def put_off(self, eta: float) -> bool:
         """Have it wait in SQS until `eta`, in seconds since the epoch, as a copy; whether it can."""
-        renew = self.message.put_off(eta, self._published_retries)
+        renew = self.message.renewal(eta, self._published_retries)
         if renew is None:
             return False
         self.settle(renew)
