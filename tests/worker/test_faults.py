@@ -303,7 +303,6 @@ def test_credentials_rotated_in_their_file_are_taken_up(make_trial, tmp_path, re
     assert not outcome.lost
     assert outcome.seconds_to_recover < RECOVERY
     assert trial.lines(BEGIN) - trial.late_answers <= 1
-    assert trial.lines("Found credentials") <= 1, "botocore says it once, however often we look"
     reliability("credentials expire", "new ones in their file 5 s later", **outcome.row)
 
 
