@@ -109,7 +109,7 @@ class Caller:
 
     def _note_mistake(self, reason: Exception) -> None:
         self._mistakes += 1
-        if self._mistakes == MOST_MISTAKES:
+        if self._mistakes >= MOST_MISTAKES and self._fast is not None:
             self._fast = None
             logger.warning(
                 "boto3 makes all requests to SQS from now on, since it succeeds where faster ones fail: %s",
