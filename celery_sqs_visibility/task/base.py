@@ -178,7 +178,9 @@ class VisibilityTask(RetryDecisions):
         request = self.request
         known = self.limit_of(request)
         is_higher = limit is not None and known is not None and limit > known and request.retries + 1 >= known
-        is_fifo = request.sqs["queue"].endswith(FIFO_SUFFIX)
+        # By the URL: a predefined queue may have any name.
+        url = (request.properties or {}).get("delivery_info", {}).get("sqs_queue", "")
+        is_fifo = url.endswith(FIFO_SUFFIX)
         if is_higher and not is_fifo and not self.is_last_attempt(request, limit):
             delay = self.delay_after(request, exc or self._exhausted(), countdown, explicit=True)
             with suppress(VisibilityRetry):  # it could not be published, and hiding needs no request of ours

@@ -22,6 +22,7 @@ class AdministrativeChannel(virtual.Channel):
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self._transport = connection  # virtual.Channel forgets it when it closes
+        self._attempts = PublishAttempts()
 
     @property
     def context(self) -> BrokerContext:
@@ -30,7 +31,9 @@ class AdministrativeChannel(virtual.Channel):
 
     @property
     def _publish_attempts(self) -> PublishAttempts:
-        return self.context.publish_attempts(self._transport.client)
+        if (client := self._transport.client) is not None:  # kombu forgets it when the connection is closed
+            self._attempts = self.context.publish_attempts(client)
+        return self._attempts
 
     def exchange_declare(
         self,

@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 from celery import bootsteps, signals
 from celery.platforms import EX_FAILURE
+from celery.utils.log import in_sighandler
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
@@ -154,9 +155,11 @@ class Endings(_SQSStep):
             handler(number, frame)
             return
         cast("Any", state).should_stop = EX_FAILURE
-        signals.worker_shutting_down.send(
-            sender=self._hostname, sig=signal.Signals(number).name, how="Cold", exitcode=EX_FAILURE
-        )
+        name = signal.Signals(number).name
+        with cast("Any", in_sighandler)():
+            signals.worker_shutting_down.send(
+                sender=self._hostname, sig=name, how="Cold", exitcode=EX_FAILURE
+            )
 
 
 def _tell_tasks() -> None:

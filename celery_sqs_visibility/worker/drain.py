@@ -59,6 +59,7 @@ class Drain:
         self._runs_until = math.inf  # when the messages of running tasks are handed back
         self._cold = False
         self._polls_shortened = False
+        self._drained = threading.Event()  # at least once
         self._thread = threading.Thread(target=self._run, name="sqs-drain", daemon=True)
 
     def start(self) -> None:
@@ -93,26 +94,28 @@ class Drain:
             queue_consumer.stop_polling()
         self._wait_for_polls(queue_consumers, self._polls_until)
         # No run is left that would settle what is held now: the channel gives it back.
-        while self._thread.is_alive() and not any(len(each.ledger) for each in self._context.queue_consumers):
-            self._thread.join(RECHECK_SECONDS)
+        while not self._drained.is_set() and not any(len(each.ledger) for each in queue_consumers):
+            self._drained.wait(RECHECK_SECONDS)
 
     def cancel(self) -> None:
         """End the thread if it has not begun: the worker has stopped."""
         self._orders.put(False)
 
     def _run(self) -> None:
-        if not self._orders.get():
-            return
-        released = _ReleasedMessages()
-        anything_runs = False
-        try:
-            anything_runs = self._drain(list(self._context.worker_queue_consumers), released)
-        except Exception:
-            logger.exception("error while draining; held messages come back after their visibility timeout")
-        finally:
-            released.forget()
-        if anything_runs:
-            self._end_process()
+        while self._orders.get():
+            if self._drained.is_set() and not (self._cold and state.active_requests):
+                continue  # only a cold shutdown after a warm one ends more: what was acknowledged early
+            released = _ReleasedMessages()
+            try:
+                anything_runs = self._drain(list(self._context.worker_queue_consumers), released)
+            except Exception:
+                logger.exception("error while draining; held messages come back when their visibility ends")
+                anything_runs = self._cold and bool(state.active_requests)
+            finally:
+                released.forget()
+            if anything_runs:
+                self._end_process()
+            self._drained.set()
 
     def _drain(self, queue_consumers: list[QueueConsumer], released: _ReleasedMessages) -> bool:
         """Settle everything; whether a task still runs."""

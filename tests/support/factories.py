@@ -52,11 +52,15 @@ def sqs_facts(
 
 def delivery_request(retries=0, **request):
     """What the worker's main process gives a pool's child with a task; `sqs=None`: from another broker."""
+    sqs = request.pop("sqs", sqs_facts(receive_count=retries + 1))
+    url = f"https://sqs.test/{sqs.get('queue')}" if sqs else None
+    info = {"redelivered": retries > 0, "sqs_queue": url}
     return {
         "id": uuid.uuid4().hex,
         "retries": retries,
-        "sqs": sqs_facts(receive_count=retries + 1),
-        "delivery_info": {"redelivered": retries > 0},
+        "sqs": sqs,
+        "delivery_info": info,
+        "properties": {"delivery_info": info},
         "hostname": "here",
         **request,
     }

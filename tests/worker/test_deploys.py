@@ -278,12 +278,17 @@ def test_a_soft_shutdown_lets_what_runs_end_in_time(make_site, reliability):
     reliability("soft shutdown", "SIGQUIT; a task of 3 s", ["short"])
 
 
-def test_a_cold_shutdown_ends_a_run_that_was_acknowledged_when_it_began(make_site):
+@pytest.mark.parametrize("warm_first", [False, True])
+def test_a_cold_shutdown_ends_a_run_that_was_acknowledged_when_it_began(make_site, warm_first):
     site = make_site({"worker_soft_shutdown_timeout": 2}, wait_time_seconds=1)
     site.send("stock_slow", "a", 60)
     worker = site.start(pool="prefork")
     site.diary.wait_for("started")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    if warm_first:
+        worker.terminate()
+        worker.wait_for_log("messages given back that had not begun")
+        time.sleep(1)  # what was to be drained is
     asked = time.monotonic()
     worker.process.signal_main(signal.SIGQUIT)
     assert worker.wait_exit() == 1

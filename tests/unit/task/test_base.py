@@ -293,7 +293,9 @@ class TestLimitsGivenToRetry:
             assert retry.delay == 7
 
     def test_not_in_a_fifo_queue_where_the_message_would_lose_its_place(self, task, published):
-        assert hidden_for(task, sqs=sqs_facts(queue="q.fifo")) == 7
+        url = "https://sqs.test/q.fifo"  # of a predefined queue, say, whose name does not tell
+        properties = {"delivery_info": {"sqs_queue": url}}
+        assert hidden_for(task, sqs=sqs_facts(queue="orders"), properties=properties) == 7
         assert not published
 
     def test_not_where_the_redrive_policy_ends_it_before(self, task, published):

@@ -80,3 +80,9 @@ def test_a_refusal_is_not_published_again(site, connection, intervals):
     with pytest.raises(OperationalError):
         connection.Producer().publish("a", routing_key="q", retry=True, retry_policy={"max_retries": 3})
     assert intervals == []
+
+
+def test_a_channel_whose_connection_was_closed_still_publishes(connection, channel):
+    declared_queue(channel)
+    connection.collect()  # as kombu does for another producer, before a retry
+    channel.basic_publish(channel.prepare_message("{}"), exchange="", routing_key="q")

@@ -49,7 +49,7 @@ def run(monkeypatch):
     monkeypatch.setattr(drains.os, "_exit", statuses.append)
     monkeypatch.setattr(drains, "active_children", list)
 
-    def run(consumer, *args, shutdown_timeout=0.2, tasks_consumer=None, **kwargs):
+    def run(consumer, *args, shutdown_timeout=0.2, tasks_consumer=None, then_cold=False, **kwargs):
         broker = SimpleNamespace(
             options=SimpleNamespace(shutdown_timeout=shutdown_timeout, wait_time_seconds=20),
             worker_queue_consumers=[consumer],
@@ -59,6 +59,10 @@ def run(monkeypatch):
         drain = Drain(SimpleNamespace(connection=connection, controller=SimpleNamespace(pidlock=None)))
         drain.begin(*args, **kwargs)
         drain.start()
+        if then_cold:
+            assert drain._drained.wait(20)
+            drain.begin(0, cold=True)
+        drain.cancel()
         drain._thread.join(20)
         return statuses
 
@@ -91,6 +95,20 @@ def test_a_cold_shutdown_ends_what_was_acknowledged_early_too(run, cold, statuse
     early = Early()
     state.active_requests.add(early)
     assert run(Consumer(), 0.1, cold=cold) == statuses
+
+
+def test_a_cold_shutdown_after_a_warm_one_ends_what_was_acknowledged_early(run):
+    early = Early()
+    state.active_requests.add(early)
+    consumer = Consumer()
+    assert run(consumer, then_cold=True) == [1]
+    assert consumer.calls.count("hand_back") == 2
+
+
+def test_a_cold_shutdown_after_a_warm_one_does_nothing_more_where_nothing_runs(run):
+    consumer = Consumer()
+    run(consumer, then_cold=True)
+    assert consumer.calls.count("hand_back") == 1
 
 
 def test_a_cold_shutdown_leaves_time_for_polls_where_it_leaves_none_for_runs(run):
