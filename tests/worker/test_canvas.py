@@ -37,7 +37,9 @@ def redis_site(make_site, redis_url):
     sites = []
     yield make
     for site in sites:
-        site.app.backend.client.close()
+        site.app.backend.result_consumer.stop()
+        site.app.backend.result_consumer._pubsub = None  # or a result that is collected later connects anew
+        site.app.backend.client.connection_pool.disconnect()
 
 
 def signature(site, name, *args, **kwargs):
