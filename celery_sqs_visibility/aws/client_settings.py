@@ -1,4 +1,4 @@
-"""Where SQS is and who asks, as a value that clients are made from."""
+"""The settings of a connection to SQS, endpoint and credentials: the value that clients are made from."""
 
 from __future__ import annotations
 

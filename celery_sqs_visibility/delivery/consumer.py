@@ -34,7 +34,7 @@ POLLS_IN_FLIGHT_SECONDS: Final = 4.5
 #: The longest flush.
 FLUSH_SECONDS: Final = 5.0
 
-#: A poll in flight brings back within this time what was released under it.
+#: A message that is released under a poll in flight comes back with that poll within this time.
 OWN_POLL_SECONDS: Final = 1.5
 
 #: How long handing back may take after the time that a shutdown has is over.
@@ -156,7 +156,7 @@ class QueueConsumer(DeliveryHolder):
         the others; or after `OWN_POLL_SECONDS`, when another worker has received it.
         """
         buffered = [one.delivery for one in self._take_buffered()]
-        # The ledger does not have what was superseded in another consumer while it was buffered here.
+        # The ledger lacks buffered deliveries that another consumer has superseded.
         unstarted = [*self.ledger.unstarted(), *buffered]
         polled = {r.queue.name for r in self._all_receivers() if not r.wait_for_polls(NO_WAIT)}
         first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}

@@ -88,22 +88,18 @@ class Rejecter(Protocol):
 
     def gave_up(self, delivery: Delivery) -> bool:
         """See `Delivery.given_up`."""
-        ...
 
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
         """See `Delivery.reject`."""
 
     def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
         """See `Delivery.refuse`; whether this process refuses the message for the first time."""
-        ...
 
     def after_an_error(self, delivery: Delivery) -> Settlement:
         """See `Delivery.after_an_error`."""
-        ...
 
     def may_return(self, delivery: Delivery) -> bool:
         """See `Delivery.may_return`."""
-        ...
 
 
 class Holder(Protocol):
@@ -123,33 +119,26 @@ class Holder(Protocol):
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """Settle it; whether it was still held."""
-        ...
 
     def start(self, delivery: Delivery) -> bool:
         """A pool begins to run it; whether it may."""
-        ...
 
     def dispatch(self, delivery: Delivery) -> bool:
         """It goes to a pool that cannot be kept from running it; whether it may."""
-        ...
 
     def extend(self, delivery: Delivery, until: float) -> bool:
         """Its task wants it hidden until that monotonic instant; whether it is held."""
-        ...
 
     def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
         """The newer delivery, held already, takes its place; whether it was still held."""
-        ...
 
     def ran(self, delivery: Delivery) -> None:
         """A run has ended whose message was acknowledged when it began."""
-        ...
 
     def renewal(
         self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
     ) -> Renew | None:
         """See `Delivery.renewal`."""
-        ...
 
 
 class _WeaklyReferenced:
