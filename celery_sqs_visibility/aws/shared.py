@@ -20,11 +20,3 @@ def shared_sqs(settings: ClientSettings) -> BotoSQS:
         if key not in _shared:
             _shared[key] = BotoSQS(settings)
         return _shared[key]
-
-
-def close_shared() -> None:
-    """Close the connections of every `SQS` that this process shares. They stay usable; idempotent."""
-    with _lock:
-        mine = [sqs for (pid, _), sqs in _shared.items() if pid == os.getpid()]
-    for sqs in mine:
-        sqs.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -13,14 +12,11 @@ from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.model import Delivery, Lapse, Park, Renew
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder
+from celery_sqs_visibility.delivery.receive.receivers import OnMessage
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 logger = logging.getLogger(__name__)
-
-
-#: Takes a kombu payload, on the main thread.
-OnMessage = Callable[[dict[str, Any]], object]
 
 #: Gives a buffered message to Celery: the field of `BufferedMessage`.
 Dispatch = Callable[[BufferedMessage, bool], None]

@@ -6,6 +6,7 @@ Celery would begin anew at once after a passing error, some hundred times a minu
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -95,8 +96,7 @@ class QueuesFirst:
 
     def _await(self, kind: str, name: str, find: Callable[[], object]) -> None:
         outage = Outage(logger, f"find the {kind}", name, SYSTEM_CLOCK)
-        failures = 0
-        while True:
+        for failures in itertools.count(1):
             since = SYSTEM_CLOCK.monotonic()
             try:
                 find()
@@ -104,7 +104,6 @@ class QueuesFirst:
                 if not self._is_waited_for(error):
                     _end_worker(kind, name, error)
                 outage.failure(error)
-                failures += 1
                 _sleep(pause(failures))
             else:
                 outage.success(since)

@@ -183,9 +183,8 @@ class Receiver:
         if reservation is None:
             return
         asked = self._clock.monotonic()
-        wait = (
-            0 if self._polls.failures else min(self._wait, reservation.wait)
-        )  # 0: is there an answer again?
+        # After a failure: is there an answer again?
+        wait = 0 if self._polls.failures else min(self._wait, reservation.wait)
         messages = self._polls.poll(reservation, wait=wait)
         if self._polls.failures:
             self._rest(pause(self._polls.failures))

@@ -120,7 +120,7 @@ class World:
 
     def next_poll(self, queue):
         """Its receiver's."""
-        receiver = self.consumer._receiver(queue.name)
+        receiver = self.consumer._receivers.get(queue.name)
         with receiver._changed:
             return receiver._schedule.next_poll()
 

@@ -9,9 +9,9 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import ReceiveOptions
-from celery_sqs_visibility.delivery.consumer import HAND_BACK_SECONDS
 from celery_sqs_visibility.delivery.model import Lapse
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
+from celery_sqs_visibility.delivery.shutdown import HAND_BACK_SECONDS
 from celery_sqs_visibility.errors import UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
@@ -39,7 +39,7 @@ class Process:
         self.buffer = Buffer()
         self.queue_consumer = factories.queue_consumer(SYSTEM_CLOCK, buffer=self.buffer)
         self.queue_consumer.consume(queue, self.handed.append)
-        self.receiver = self.queue_consumer._receiver(queue.name)
+        self.receiver = self.queue_consumer._receivers.get(queue.name)
 
     def polls(self):
         """Whether a poll is in flight."""

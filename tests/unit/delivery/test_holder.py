@@ -45,7 +45,7 @@ def test_a_hidden_message_comes_back_although_the_queue_sleeps(world, queue, eve
     one.settle(Hide(30))
     assert events.wait(Hidden) == [Hidden(one.facts, 30)]
     world.clock.advance(30 + REAPPEARS_AFTER_SECONDS)
-    receiver = world.consumer._receiver("q")
+    receiver = world.consumer._receivers.get("q")
     receiver.expect("to have it look at the clock again", world.clock.monotonic() - 1)
     assert world.buffer.wait(SOON)
 

@@ -161,7 +161,7 @@ class Holding(RuleBasedStateMachine):
             self.clock,
         )
         queue_consumer.capacity = AnyCapacity()
-        queue_consumer._receivers = {"q": (Receiver(), self.on_message)}
+        queue_consumer._receivers.add(Receiver(), self.on_message)
         return queue_consumer
 
     @property
@@ -384,14 +384,14 @@ class Holding(RuleBasedStateMachine):
     def shut_down(self):
         """SIGTERM."""
         self.queue_consumer.stop_polling()
-        self.queue_consumer._ends = self.now  # nobody settles while it would wait
+        self.queue_consumer.end_by(self.now, self.now)  # nobody settles while it would wait
         self.queue_consumer.give_back_unstarted()
 
-    @precondition(lambda self: self.queue_consumer._receivers["q"][0].stopping)
+    @precondition(lambda self: self.queue_consumer._receivers.get("q").stopping)
     @rule()
     def time_is_up(self):
         """What runs is handed back, and its processes are killed."""
-        self.queue_consumer._give_back(self.queue_consumer.ledger.all())
+        self.queue_consumer._shutdown._give_back(self.queue_consumer.ledger.all())
         self.runs = [run for run in self.runs if not run.begun]
 
     # What must hold
@@ -490,7 +490,7 @@ def steps_of(world, chance):
     def end_of_the_worker():
         if chance.random() < 0.02:
             world.shut_down()
-        if world.queue_consumer._receivers["q"][0].stopping and chance.random() < 0.1:
+        if world.queue_consumer._receivers.get("q").stopping and chance.random() < 0.1:
             world.time_is_up()
 
     return [

@@ -1,0 +1,142 @@
+"""The end of a consumer, bounded in time: it gives back what does not run, and finishes settling."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.model import Delivery, Hide, Release
+from celery_sqs_visibility.delivery.receive.receivers import Receivers
+from celery_sqs_visibility.delivery.settle.settler import Settler
+from celery_sqs_visibility.policy.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+#: How long closing waits for polls in flight, unless `end_by` says otherwise.
+POLLS_IN_FLIGHT_SECONDS: Final = 4.5
+
+#: The longest flush.
+FLUSH_SECONDS: Final = 5.0
+
+#: A message that is released under a poll in flight comes back with that poll within this time.
+OWN_POLL_SECONDS: Final = 1.5
+
+#: How long handing back may take after the time that a shutdown has is over.
+HAND_BACK_SECONDS: Final = 1.5
+
+
+class Shutdown:
+    """Gives back what one consumer holds. Any thread, but for `end_by`: the thread that drains.
+
+    Args:
+        ledger: what the consumer holds.
+        settler: sends the settlements.
+        receivers: the consumer's, which are stopped before anything is given back.
+        take_buffered: takes the consumer's deliveries out of the buffer.
+        wait_time_seconds: of a long poll.
+        clock: the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settler: Settler,
+        receivers: Receivers,
+        take_buffered: Callable[[], Iterable[Delivery]],
+        wait_time_seconds: int,
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._settler = settler
+        self._receivers = receivers
+        self._take_buffered = take_buffered
+        self._wait_time_seconds = wait_time_seconds
+        self._clock = clock
+        # Monotonic instants:
+        self._ends = math.inf  # the process's time is over
+        self._polls_until: float | None = None  # polls in flight are waited for no longer
+        self._began: float | None = None  # the worker was told to end
+        self._released_at = -math.inf  # a delivery was last given back
+        self._given_back: set[tuple[str, str]] = set()  # queues and message ids
+
+    def end_by(self, until: float, polls_until: float) -> None:
+        """See `QueueConsumer.end_by`."""
+        if self._began is None:
+            self._began = self._clock.monotonic()
+        self._ends, self._polls_until = until, polls_until
+
+    def wait_for_polls(self) -> None:
+        """Wait for the polls in flight, for as long as there is time for that."""
+        until = self._polls_until
+        self._receivers.wait_for_polls(
+            self._clock.monotonic() + POLLS_IN_FLIGHT_SECONDS if until is None else until
+        )
+
+    def give_back_unstarted(self) -> list[Delivery]:
+        """Release what does not run, and return it.
+
+        A message released under one's own long poll comes straight back, at the price of an attempt. So one
+        message of each queue that is polled goes first: it ends the long poll, and is released again, with
+        the others; or after `OWN_POLL_SECONDS`, when another worker has received it.
+        """
+        # The ledger lacks buffered deliveries that another consumer has superseded.
+        buffered = self._take_buffered()
+        unstarted = [*self._ledger.unstarted(), *buffered]
+        polled = self._receivers.polled()
+        first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}
+        now = self._clock.monotonic()
+        released = self._give_back(first.values())
+        if released:
+            self._receivers.wait_for_polls(min(now + OWN_POLL_SECONDS, self._ends))
+        released += self._give_back([*unstarted, *self._ledger.unstarted()])
+        self._finish_settling(min(self._clock.monotonic() + OWN_POLL_SECONDS, self._ends))
+        return released
+
+    def hand_back(self) -> list[Delivery]:
+        """Release what runs, finish what is settled, and return the orphans."""
+        orphans = self._give_back(self._ledger.all())
+        self.flush()
+        return orphans
+
+    def give_back_late(self, delivery: Delivery) -> None:
+        """Give back what a poll brought after the stop. A receiver's thread.
+
+        Workers that are told to end together have polls in flight together. Released at once, a message would
+        go from one to the next, and use up its attempts. So a message is hidden until those polls are over,
+        unless it was never received before, or released by this consumer.
+        """
+        seconds = 0
+        if self._began is not None and delivery.facts.receive_count > 1:
+            polls_over = self._began + self._wait_time_seconds
+            seconds = max(0, math.ceil(polls_over - self._clock.monotonic()))
+        own = (delivery.queue.name, delivery.facts.message_id) in self._given_back
+        delivery.settle(Hide(seconds) if seconds and not own else Release())
+
+    def flush(self) -> None:
+        """Finish what is being settled, in bounded time.
+
+        A message released under one's own long poll is received by it at once, and is released again.
+        """
+        until = min(self._clock.monotonic() + FLUSH_SECONDS, self._ends + HAND_BACK_SECONDS)
+        finished = self._finish_settling(until)
+        if any(receiver.stopping for receiver in self._receivers.all()):
+            self._receivers.wait_for_polls(min(until, self._released_at + OWN_POLL_SECONDS))
+        if not (self._finish_settling(until) and finished):
+            logger.warning("not everything could be settled in time; those messages come back by themselves")
+
+    def _finish_settling(self, until: float) -> bool:
+        resumed = self._ledger.wait_for_extensions(max(0.0, until - self._clock.monotonic()))
+        return self._settler.flush(max(0.0, until - self._clock.monotonic())) and resumed
+
+    def _give_back(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """Release those that are still held, and return these."""
+        deliveries = list(deliveries)
+        # Before a poll of our own may bring one of them back.
+        self._given_back.update((d.queue.name, d.facts.message_id) for d in deliveries)
+        released = [delivery for delivery in deliveries if delivery.settle(Release())]
+        if released:
+            self._released_at = self._clock.monotonic()
+        return released
