@@ -156,8 +156,8 @@ def test_an_exception_without_an_answer_has_its_class(exception, expected):
     ids=["of the action itself", "of another request on the way"],
 )
 def test_the_message_names_action_and_code_and_keeps_the_cause(cause, said):
-    error = translate(cause, "SendMessage")
-    assert (str(error), error.action) == (f"SendMessage {said}", "SendMessage")
+    error = translate(cause, "ReceiveMessage")
+    assert (str(error), error.action) == (f"ReceiveMessage {said}", "ReceiveMessage")
     assert error.__cause__ is cause
 
 
