@@ -91,12 +91,9 @@ def test_an_invalid_parameter_may_be_the_handle(code, message, expected):
 @pytest.mark.parametrize(
     ("status", "with_a_code", "without"),
     [
-        (302, RequestRefusedError, UnrecognizedResponseError),
-        (400, RequestRefusedError, UnrecognizedResponseError),
+        *((status, RequestRefusedError, UnrecognizedResponseError) for status in (302, 400, 404, 407)),
         (401, CredentialsRefusedError, CredentialsRefusedError),
         (403, AccessDeniedError, AccessDeniedError),
-        (404, RequestRefusedError, UnrecognizedResponseError),
-        (407, RequestRefusedError, UnrecognizedResponseError),
         (408, UnavailableError, UnavailableError),
         (429, ThrottledError, ThrottledError),
         (500, UnavailableError, UnavailableError),

@@ -10,11 +10,6 @@ from celery_sqs_visibility.aws.queues import PredefinedQueue, Queue, Queues
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, UnavailableError
 
 
-@pytest.fixture
-def sqs():
-    return FakeSQS()
-
-
 def actions(sqs):
     return [action for action, _ in sqs.calls]
 

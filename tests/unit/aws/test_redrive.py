@@ -6,7 +6,7 @@ import pytest
 from support.factories import queue as make_queue
 from support.factories import requests
 
-from celery_sqs_visibility.aws.fake import ACCOUNT, FakeSQS
+from celery_sqs_visibility.aws.fake import ACCOUNT
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import (
     REDRIVE_SECONDS,
@@ -17,11 +17,6 @@ from celery_sqs_visibility.aws.redrive import (
     parse_redrive_policy,
 )
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, UnavailableError
-
-
-@pytest.fixture
-def sqs():
-    return FakeSQS()
 
 
 @pytest.fixture

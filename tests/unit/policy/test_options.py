@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_sqs_visibility.policy.option_parsers import Seconds
 from celery_sqs_visibility.policy.options import (
     NOT_SUPPORTED,
     OTHER_PEOPLES_OPTIONS,
@@ -22,18 +23,7 @@ from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT
 from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
 
 NAMES = [option_name(f.name) for f in fields(Options)]
-IN_SECONDS = [
-    "visibility_timeout",
-    "heartbeat_interval",
-    "wait_time_seconds",
-    "polling_interval",
-    "polling_interval_max",
-    "shutdown_timeout",
-    "settle_window",
-    "prefetch_seconds",
-    "sts_token_timeout",
-    "sts_token_buffer_time",
-]
+IN_SECONDS = [f.name for f in fields(Options) if isinstance(f.metadata["parse"], Seconds)]
 MODULE = "module_of_a_user"
 BACKOFF = ExponentialBackoff(30, jitter=False)
 
@@ -57,53 +47,47 @@ def test_the_defaults_are_those_of_the_readme():
         options.visibility_timeout = 5
 
 
+TOO_LARGE_FOR_A_FLOAT = pytest.param(10**400, id="too large for a float")
+BAD_SECONDS = [-1, VISIBILITY_HORIZON_SECONDS + 1, "soon", True, [], float("nan"), float("inf")]
+
+
 @pytest.mark.parametrize("name", IN_SECONDS)
-@pytest.mark.parametrize(
-    "value",
-    [-1, VISIBILITY_HORIZON_SECONDS + 1, 10**400, "soon", True, [], float("nan"), float("inf")],
-    ids=repr,
-)
+@pytest.mark.parametrize("value", [*BAD_SECONDS, TOO_LARGE_FOR_A_FLOAT])
 def test_every_duration_has_bounds_and_is_a_number(name, value):
     message = refusal({name: value})
     assert name in message
     assert repr(value) in message
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("region", 5),
-        ("is_secure", "yes"),
-        ("queue_name_prefix", 5),
-        ("predefined_queues", ["q"]),
-        ("predefined_queues", {"q": {}}),
-        ("predefined_queues", {"q": "https://sqs/q"}),
-        ("sqs-creation-attributes", "x"),
-        ("queue_tags", [1]),
-        ("client-config", 5),
-        ("fetch_message_attributes", 5),
-        ("sqs_base64_encoding", "perhaps"),
-        ("sts_role_arn", 5),
-        ("sts_token_timeout", 899),
-        ("wait_time_seconds", WAIT_TIME_SECONDS + 1),
-        ("settle_window", 6),
-        ("prefetch_seconds", 61),
-        ("visibility_timeout", 0),
-        ("visibility_timeout", 1.5),
-        ("error_visibility_timeout", -1),
-        ("error_visibility_timeout", []),
-        ("error_visibility_timeout", [1, "x"]),
-        ("error_visibility_timeout", VISIBILITY_HORIZON_SECONDS + 1),
-        ("error_visibility_timeout", "no.such.module"),
-        ("error_visibility_timeout", "celery_sqs_visibility.policy.retry_delays.no_such"),
-        ("error_visibility_timeout", "word"),
-        ("error_visibility_timeout", ".relative.path"),
-        ("on_exhausted", "Keep"),
-        ("on_exhausted", ["keep"]),
-        ("dead_letter_queue", "arn:aws:sqs:eu-west-1:123456789012:dead"),
-        ("dead_letter_queue", "https://sqs.eu-west-1.amazonaws.com/123456789012/dead"),
-        ("dead_letter_queue", 7),
+NO_PATHS = ["word", ".relative.path", "no.such.module", "celery_sqs_visibility.policy.attempts.no_such"]
+BAD = {
+    "region": [5],
+    "is_secure": ["yes"],
+    "queue_name_prefix": [5],
+    "predefined_queues": [["q"], {"q": {}}, {"q": "https://sqs/q"}],
+    "sqs-creation-attributes": ["x"],
+    "queue_tags": [[1]],
+    "client-config": [5],
+    "fetch_message_attributes": [5],
+    "sqs_base64_encoding": ["perhaps"],
+    "sts_role_arn": [5],
+    "sts_token_timeout": [899],
+    "wait_time_seconds": [WAIT_TIME_SECONDS + 1],
+    "settle_window": [6],
+    "prefetch_seconds": [61],
+    "visibility_timeout": [0, 1.5],
+    "error_visibility_timeout": [-1, [], [1, "x"], VISIBILITY_HORIZON_SECONDS + 1, *NO_PATHS],
+    "on_exhausted": ["Keep", ["keep"]],
+    "dead_letter_queue": [
+        7,
+        "arn:aws:sqs:eu-west-1:1234:dead",
+        "https://sqs.eu-west-1.amazonaws.com/1234/dead",
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD.items() for value in values]
 )
 def test_a_bad_value_is_refused_by_the_name_of_its_option(name, value):
     message = refusal({name: value})

@@ -14,7 +14,6 @@ from celery_sqs_visibility.policy.polling import (
     EMPTY_POLL_SECONDS,
     FIRST_SLEEP_SECONDS,
     FOLLOW_UP_SECONDS,
-    MAX_EXPECTED,
     PollSchedule,
 )
 
@@ -91,30 +90,20 @@ def test_a_message_that_is_late_is_looked_for_a_few_times_more_which_does_not_le
     assert schedule.next_poll() == NOW + 10 + 20
 
 
-def test_of_more_messages_than_can_be_remembered_those_that_come_back_last_are_forgotten():
-    schedule = PollSchedule(60, 60)
-    schedule.polled(NOW, [])
-    for number in range(MAX_EXPECTED):
-        schedule.expect(f"parked {number}", NOW + 5000 + number)
-    schedule.expect("retry", NOW + 40)
-    assert schedule.next_poll() == NOW + 40
-    schedule.polled(NOW + 40, ["retry"])
-    assert schedule.next_expected() == NOW + 5000
-    schedule.polled(NOW + 5000 + MAX_EXPECTED - 2, [f"parked {number}" for number in range(MAX_EXPECTED)])
-    assert schedule.next_expected() is None, "the last of them was forgotten"
-
-
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 100)), max_size=30), st.integers(1, 5))
-def test_the_soonest_are_remembered_whatever_their_number(hidden, limit):
+def test_of_more_messages_than_can_be_remembered_those_that_come_back_last_are_forgotten(hidden, limit):
+    schedule = PollSchedule(600, 600)
+    remembered: dict[str, float] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(polling, "MAX_EXPECTED", limit)
-        schedule = PollSchedule(600, 600)
-        model: dict[str, float] = {}
         for name, back_in in hidden:
             schedule.expect(name, NOW + back_in)
-            model[name] = NOW + back_in
-            model = dict(sorted(model.items(), key=lambda item: (item[1], item[0]))[:limit])
-        assert schedule.next_expected() == min(model.values(), default=None)
+            remembered[name] = NOW + back_in
+            remembered = dict(sorted(remembered.items(), key=lambda item: (item[1], item[0]))[:limit])
+    for name, at in remembered.items():
+        assert schedule.next_expected() == at
+        schedule.arrived([name])
+    assert schedule.next_expected() is None
 
 
 @pytest.mark.parametrize(
@@ -205,19 +194,3 @@ def test_the_polls_of_an_idle_hour(maximum, wait, polls, longest):
     instants = polls_of_an_idle_queue(PollSchedule(0, maximum), wait, 3600)
     assert len(instants) == polls
     assert max(later - earlier for earlier, later in itertools.pairwise(instants)) == pytest.approx(longest)
-
-
-def test_however_long_an_idle_queue_sleeps_two_hundred_hidden_messages_are_looked_for_on_time():
-    schedule = PollSchedule(0, 60)
-    now = polls_of_an_idle_queue(schedule, 20, 1800)[-1] + 20
-    hidden = {str(number): now + 5 + number / 100 for number in range(200)}
-    for message_id, at in hidden.items():
-        schedule.expect(message_id, at)
-    late = []
-    while hidden:
-        assert schedule.next_poll() <= min(hidden.values())
-        now = max(now, schedule.next_poll()) + 0.01  # a call
-        back = [message_id for message_id, at in hidden.items() if at <= now][:10]
-        late += [now - hidden.pop(message_id) for message_id in back]
-        schedule.polled(now, back)
-    assert max(late) <= 0.01 + 1e-6

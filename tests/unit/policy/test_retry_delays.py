@@ -144,8 +144,10 @@ def test_a_builtin_that_tells_nothing_of_its_arguments_is_taken_at_its_word():
 
 @given(RETRIES, st.floats(0, 1e300), st.floats(0, 1e9))
 def test_a_backoff_without_jitter_doubles_up_to_its_maximum(retries, base, maximum):
-    rule = parsed(ExponentialBackoff(base, maximum, jitter=False))
-    assert rule.delay(retries, ValueError()) == min(maximum, base * 2.0 ** min(retries, 64))
+    backoff = ExponentialBackoff(base, maximum, jitter=False)
+    doubled = min(maximum, base * 2.0 ** min(retries, 64))
+    assert backoff(retries) == doubled
+    assert parsed(backoff).delay(retries, ValueError()) == min(doubled, VISIBILITY_HORIZON_SECONDS)
 
 
 @given(RETRIES, st.floats(0, 1e6), st.floats(0, VISIBILITY_HORIZON_SECONDS))
