@@ -52,16 +52,10 @@ def test_the_first_tasks_count_as_done_in_a_quarter_of_a_second():
     assert runs_that_ended(*(n / 1000 for n in range(10))).per_second(0.01) == pytest.approx(40, rel=0.01)
 
 
-@given(st.floats(0, 1e6), st.floats(0, 1e6))
-def test_the_pace_fades_and_never_grows_by_itself(start, later):
+@given(st.floats(0, 1e6), st.floats(-100, 1e6))
+def test_the_pace_fades_and_never_grows_by_itself_nor_by_a_clock_read_a_little_earlier(start, later):
     runs = runs_that_ended(start)
     assert 0 <= runs.per_second(start + later) <= runs.per_second(start)
-
-
-@given(st.floats(0, 100), st.floats(0, 100))
-def test_a_clock_read_by_another_thread_a_little_earlier_does_no_harm(one, other):
-    runs = runs_that_ended(max(one, other))
-    assert runs.per_second(min(one, other)) <= runs.per_second(max(one, other))
 
 
 def test_the_duration_follows_the_latest_runs():
