@@ -43,11 +43,8 @@ def parsed(value):
     return rule
 
 
-@pytest.mark.parametrize("value", [0, 0.0, [0]])
-def test_zero_is_a_delay_and_nothing_the_lack_of_one(value):
+def test_nothing_set_is_no_rule():
     assert parse_delay(NAME, None) is None
-    rules = DelayRules(task=parsed(value), fallback=parsed(9))
-    assert choose_delay(rules, 0, ValueError(), explicit=False) == 0
 
 
 @given(st.lists(SECONDS, min_size=1), RETRIES)
