@@ -20,6 +20,8 @@ from celery_sqs_visibility.errors import (
     QueueDoesNotExistError,
     ReceiptHandleInvalidError,
     RequestRefusedError,
+    SQSError,
+    UnavailableError,
 )
 from celery_sqs_visibility.events import SQSRequest, subscribe
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
@@ -289,3 +291,12 @@ def test_every_request_is_an_event_with_its_outcome(boto_sqs):
         ("GetQueueUrl", "NonExistentQueue"),
     ]
     assert all(request.seconds > 0 for request in heard)
+
+
+def test_nobody_at_the_endpoint_is_unavailable():
+    sqs = BotoSQS(ClientSettings("us-east-1", "http://127.0.0.1:1"))
+    with pytest.raises(UnavailableError) as caught:
+        sqs.queue_url("q")
+    sqs.close()
+    assert (caught.value.action, caught.value.code) == ("GetQueueUrl", "EndpointConnectionError")
+    assert not isinstance(caught.value.__cause__, SQSError)

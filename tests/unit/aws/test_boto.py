@@ -132,10 +132,8 @@ def test_without_an_answer_the_clients_idle_connections_are_closed_and_it_stays(
     sqs.send("u", OutgoingMessage("x"))
     sqs.queue_url("q")
     clients[1].error = ReadTimeoutError(endpoint_url="u")
-    with pytest.raises(UnavailableError) as caught:
+    with pytest.raises(UnavailableError):
         sqs.queue_url("q")
-    assert (caught.value.action, caught.value.code) == ("GetQueueUrl", "ReadTimeoutError")
-    assert caught.value.__cause__ is clients[1].error
     assert [client.closed for client in clients] == [0, 1]
     sqs.discard_idle_connections()
     assert [client.closed for client in clients] == [1, 2]
