@@ -131,23 +131,17 @@ def test_it_is_told_what_becomes_of_messages_where_the_policy_cannot_be_read(
     assert told in caplog.text
 
 
+NOT_POLICIES = ["", "not JSON", "[]", "null", "{}", '{"maxReceiveCount": 3}']
+
+
 @pytest.mark.parametrize(
-    "value",
+    ("value", "expected"),
     [
-        "",
-        "not JSON",
-        "[]",
-        "null",
-        "{}",
-        '{"maxReceiveCount": 3}',
-        '{"maxReceiveCount": "x", "deadLetterTargetArn": "a:b"}',
-        '{"maxReceiveCount": 3, "deadLetterTargetArn": "no arn"}',
+        *((value, None) for value in NOT_POLICIES),
+        ('{"maxReceiveCount": "x", "deadLetterTargetArn": "a:b"}', None),
+        ('{"maxReceiveCount": 3, "deadLetterTargetArn": "no arn"}', None),
+        ('{"maxReceiveCount": "3", "deadLetterTargetArn": "arn:aws:q"}', Redrive(3, "arn:aws:q")),
     ],
 )
-def test_a_policy_that_cannot_be_understood_is_none(value):
-    assert parse_redrive_policy({"RedrivePolicy": value}) is None
-
-
-def test_the_count_may_be_a_string():
-    value = '{"maxReceiveCount": "3", "deadLetterTargetArn": "arn:aws:sqs:r:1:q"}'
-    assert parse_redrive_policy({"RedrivePolicy": value}) == Redrive(3, "arn:aws:sqs:r:1:q")
+def test_a_policy_that_cannot_be_understood_is_none_though_its_count_may_be_a_string(value, expected):
+    assert parse_redrive_policy({"RedrivePolicy": value}) == expected
