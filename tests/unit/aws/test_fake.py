@@ -260,7 +260,8 @@ def test_the_same_attempt_receives_the_same_messages_and_hides_them_anew(sqs, cl
     clock.advance(20)
     assert attempt(sqs, fifo_url) == first
     clock.advance(29)
-    assert [message["Body"] for message in sqs.receive(fifo_url, 10, 0, OPTIONS)] == ["of b"]
+    others = sqs.receive(fifo_url, 10, 0, ReceiveOptions(30, attempt_id="2"))
+    assert [message["Body"] for message in others] == ["of b"]
     assert first[0]["Attributes"]["ApproximateReceiveCount"] == "1"
 
 
