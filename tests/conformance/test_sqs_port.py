@@ -11,7 +11,6 @@ import time
 import uuid
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from celery_sqs_visibility.aws.boto import BotoSQS
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
@@ -34,18 +33,11 @@ ALMOST_A_SECOND = 0.9
 
 
 @pytest.fixture(scope="module")
-def moto_url():
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
-    server._server.server_close()  # moto leaves the socket to the garbage collector, which complains
-
-
-@pytest.fixture(scope="module")
-def boto_sqs(moto_url):
+def boto_sqs(emulator):
     keys = {"access_key_id": "key", "secret_access_key": "secret"}
-    sqs = BotoSQS(ClientSettings("us-east-1", moto_url, **keys, config=frozen_config({"read_timeout": 30})))
+    sqs = BotoSQS(
+        ClientSettings("us-east-1", emulator.url, **keys, config=frozen_config({"read_timeout": 30}))
+    )
     yield sqs
     sqs.close()
 
@@ -64,6 +56,11 @@ def url(sqs):
     return sqs.create_queue(unique(), {}, {})
 
 
+@pytest.fixture
+def fifo_url(sqs):
+    return sqs.create_queue(unique(".fifo"), {"FifoQueue": "true"}, {})
+
+
 def send(sqs, url, *bodies, **fields):
     return [sqs.send(url, OutgoingMessage(body, **fields)) for body in bodies]
 
@@ -76,10 +73,8 @@ def bodies(messages):
     return [message["Body"] for message in messages]
 
 
-def handle_of_one(sqs, url, options=OPTIONS):
-    send(sqs, url, "task")
-    (message,) = receive(sqs, url, options=options)
-    return message["ReceiptHandle"]
+def error_types(result):
+    return {position: type(error) for position, error in result.failed.items()}
 
 
 def test_a_message_arrives_with_its_id_body_and_attributes(sqs, url):
@@ -88,8 +83,7 @@ def test_a_message_arrives_with_its_id_body_and_attributes(sqs, url):
     (message_id,) = send(sqs, url, "tâsk", attributes={"urgent": text})
     (message,) = receive(sqs, url)
     assert (message["MessageId"], message["Body"]) == (message_id, "tâsk")
-    assert message["MessageAttributes"]["urgent"]["StringValue"] == "yes"
-    assert message["MessageAttributes"]["urgent"]["DataType"] == "String"
+    assert message["MessageAttributes"]["urgent"].items() >= text.items()
     attributes = message["Attributes"]
     assert attributes["ApproximateReceiveCount"] == "1"
     assert int(attributes["SentTimestamp"]) / 1000 == pytest.approx(before, abs=60)
@@ -106,12 +100,6 @@ def test_only_the_attributes_asked_for_come(sqs, url):
     assert not message.get("MessageAttributes")
 
 
-def test_no_more_messages_come_than_were_asked_for(sqs, url):
-    send(sqs, url, "1", "2", "3")
-    assert len(receive(sqs, url, limit=2)) == 2
-    assert len(receive(sqs, url, limit=2)) == 1
-
-
 def test_a_received_message_hides_and_comes_back_with_a_new_handle(sqs, url):
     send(sqs, url, "task")
     asked = time.monotonic()
@@ -126,66 +114,35 @@ def test_a_received_message_hides_and_comes_back_with_a_new_handle(sqs, url):
     assert second["Attributes"][timestamp] == first["Attributes"][timestamp]
 
 
-def test_the_queues_own_visibility_timeout_is_the_default(sqs):
-    url = sqs.create_queue(unique(), {"VisibilityTimeout": "0"}, {})
+def test_a_message_stays_hidden_for_as_long_as_was_said_last(sqs, url):
     send(sqs, url, "task")
-    unspecific = ReceiveOptions()
-    assert len(receive(sqs, url, options=unspecific)) == len(receive(sqs, url, options=unspecific)) == 1
-
-
-def test_an_extended_message_stays_hidden(sqs, url):
-    handle = handle_of_one(sqs, url, BRIEFLY)
-    assert sqs.change_visibility(url, [(handle, 60)]).failed == {}
+    (message,) = receive(sqs, url, options=BRIEFLY)
+    assert sqs.change_visibility(url, [(message["ReceiptHandle"], 60)]).failed == {}
     assert receive(sqs, url, wait=2) == []
-
-
-def test_a_message_hidden_for_zero_seconds_is_back_at_once(sqs, url):
-    handle = handle_of_one(sqs, url)
-    assert sqs.change_visibility(url, [(handle, 0)]).failed == {}
+    assert sqs.change_visibility(url, [(message["ReceiptHandle"], 0)]).failed == {}
     assert len(receive(sqs, url)) == 1
 
 
 def test_a_deleted_message_is_gone(sqs, url):
-    handle = handle_of_one(sqs, url, ReceiveOptions(0))
+    send(sqs, url, "task")
+    (message,) = receive(sqs, url, options=ReceiveOptions(0))
     for _ in range(2):
-        assert sqs.delete(url, [handle]).failed == {}, "deleting twice is no error"
+        assert sqs.delete(url, [message["ReceiptHandle"]]).failed == {}, "deleting twice is no error"
     assert receive(sqs, url) == []
-    assert isinstance(sqs.change_visibility(url, [(handle, 60)]).failed[0], ReceiptHandleInvalidError)
+    changed = sqs.change_visibility(url, [(message["ReceiptHandle"], 60)])
+    assert error_types(changed) == {0: ReceiptHandleInvalidError}
 
 
-@pytest.mark.parametrize("entries", [0, 11])
-def test_a_batch_has_one_to_ten_entries(sqs, url, entries):
-    for call in (
-        lambda: sqs.delete(url, ["handle"] * entries),
-        lambda: sqs.send_batch(url, [OutgoingMessage("task")] * entries),
-    ):
-        with pytest.raises(RequestRefusedError):
-            call()
-    assert receive(sqs, url) == []
-
-
-def test_a_bad_handle_fails_its_own_delete_only(sqs, url):
-    send(sqs, url, *"012345678")
-    handles = [message["ReceiptHandle"] for message in receive(sqs, url)]
-    handles.insert(4, "no such handle")
-    failed = sqs.delete(url, handles).failed
-    assert list(failed) == [4]
-    assert isinstance(failed[4], ReceiptHandleInvalidError)
-    assert sqs.queue_attributes(url, ["ApproximateNumberOfMessagesNotVisible"]) == {
-        "ApproximateNumberOfMessagesNotVisible": "0"
-    }
-
-
-def test_a_bad_handle_and_a_bad_timeout_fail_their_own_extension_only(sqs, url):
+def test_an_entry_of_a_batch_fails_alone(sqs, url):
     send(sqs, url, *"01234567")
-    changes = [(message["ReceiptHandle"], 60) for message in receive(sqs, url)]
-    changes.insert(0, ("no such handle", 60))
-    changes.append((changes[1][0], 43201))
-    failed = sqs.change_visibility(url, changes).failed
-    assert {position: type(error) for position, error in failed.items()} == {
-        0: ReceiptHandleInvalidError,
-        9: RequestRefusedError,
-    }
+    handles = [message["ReceiptHandle"] for message in receive(sqs, url)]
+    changes = [(handle, 60) for handle in handles]
+    changed = sqs.change_visibility(url, [("no such handle", 60), *changes, (handles[0], 43201)])
+    assert error_types(changed) == {0: ReceiptHandleInvalidError, 9: RequestRefusedError}
+    deleted = sqs.delete(url, [*handles[:4], "no such handle", *handles[4:]])
+    assert error_types(deleted) == {4: ReceiptHandleInvalidError}
+    hidden = "ApproximateNumberOfMessagesNotVisible"
+    assert sqs.queue_attributes(url, [hidden]) == {hidden: "0"}
 
 
 def test_a_batch_of_ten_sends_ten_as_they_are(sqs, url):
@@ -208,26 +165,33 @@ def test_a_batch_sends_with_delays_of_its_own(sqs, url):
     assert sorted(came) == ["later", "now"]
 
 
-def test_a_batch_to_a_fifo_queue_keeps_order_and_takes_a_duplicate_for_the_original(sqs):
-    url = sqs.create_queue(unique(".fifo"), {"FifoQueue": "true"}, {})
+def test_a_batch_to_a_fifo_queue_keeps_order_and_takes_a_duplicate_for_the_original(sqs, fifo_url):
     batch = [OutgoingMessage(n, group_id="a", deduplication_id=n) for n in "123"]
-    assert sqs.send_batch(url, batch).failed == {}
-    assert sqs.send_batch(url, batch).failed == {}
-    assert bodies(receive(sqs, url)) == ["1", "2", "3"]
+    for _ in range(2):
+        assert sqs.send_batch(fifo_url, batch).failed == {}
+    assert bodies(receive(sqs, fifo_url)) == ["1", "2", "3"]
 
 
-def test_a_batch_to_send_that_is_too_large_is_refused_as_a_whole(sqs, url):
+TASK = OutgoingMessage("task")
+TOO_LARGE = [OutgoingMessage("x" * (MESSAGE_BYTES // 2)), OutgoingMessage("y" * MESSAGE_BYTES)]
+REFUSED = {
+    "a batch of no deletes": lambda sqs, url: sqs.delete(url, []),
+    "a batch of eleven deletes": lambda sqs, url: sqs.delete(url, ["handle"] * 11),
+    "a batch of no messages": lambda sqs, url: sqs.send_batch(url, []),
+    "a batch of eleven messages": lambda sqs, url: sqs.send_batch(url, [TASK] * 11),
+    "a batch that is too large": lambda sqs, url: sqs.send_batch(url, TOO_LARGE),
+    "a receive of no messages": lambda sqs, url: receive(sqs, url, limit=0),
+    "a receive of eleven messages": lambda sqs, url: receive(sqs, url, limit=11),
+    "a delay over 15 minutes": lambda sqs, url: send(sqs, url, "task", delay=901),
+    "an illegal queue name": lambda sqs, _url: sqs.create_queue("no.dots", {}, {}),
+}
+
+
+@pytest.mark.parametrize("request_of", REFUSED.values(), ids=REFUSED)
+def test_what_no_queue_takes_is_refused_as_a_whole(sqs, url, request_of):
     with pytest.raises(RequestRefusedError):
-        sqs.send_batch(
-            url, [OutgoingMessage("x" * (MESSAGE_BYTES // 2)), OutgoingMessage("y" * MESSAGE_BYTES)]
-        )
+        request_of(sqs, url)
     assert receive(sqs, url) == []
-
-
-@pytest.mark.parametrize("limit", [0, 11])
-def test_a_receive_asks_for_one_to_ten_messages(sqs, url, limit):
-    with pytest.raises(RequestRefusedError):
-        receive(sqs, url, limit=limit)
 
 
 def test_a_created_queue_is_found_by_its_name_until_it_is_deleted(sqs):
@@ -243,32 +207,31 @@ def test_a_created_queue_is_found_by_its_name_until_it_is_deleted(sqs):
         sqs.queue_url(name)
 
 
-def test_an_illegal_queue_name_is_refused(sqs):
-    with pytest.raises(RequestRefusedError):
-        sqs.create_queue("no.dots", {}, {})
+REQUESTS = {
+    "queue_url": lambda sqs, _missing: sqs.queue_url(unique()),
+    "receive": receive,
+    "send": lambda sqs, missing: send(sqs, missing, "task"),
+    "send_batch": lambda sqs, missing: sqs.send_batch(missing, [TASK]),
+    "delete": lambda sqs, missing: sqs.delete(missing, ["handle"]),
+    "change_visibility": lambda sqs, missing: sqs.change_visibility(missing, [("handle", 1)]),
+    "queue_attributes": lambda sqs, missing: sqs.queue_attributes(missing, ["All"]),
+    "purge": lambda sqs, missing: sqs.purge(missing),
+    "delete_queue": lambda sqs, missing: sqs.delete_queue(missing),
+}
 
 
-def test_a_missing_queue_is_said_to_be_missing(sqs, url):
-    missing = url + "-not"
-    calls = [
-        lambda: sqs.queue_url(unique()),
-        lambda: receive(sqs, missing),
-        lambda: send(sqs, missing, "task"),
-        lambda: sqs.send_batch(missing, [OutgoingMessage("task")]),
-        lambda: sqs.delete(missing, ["handle"]),
-        lambda: sqs.change_visibility(missing, [("handle", 1)]),
-        lambda: sqs.queue_attributes(missing, ["All"]),
-        lambda: sqs.purge(missing),
-        lambda: sqs.delete_queue(missing),
-    ]
-    for call in calls:
-        with pytest.raises(QueueDoesNotExistError) as caught:
-            call()
-        assert caught.value.action
+@pytest.mark.parametrize("request_of", REQUESTS.values(), ids=REQUESTS)
+def test_a_missing_queue_is_said_to_be_missing(sqs, url, request_of):
+    with pytest.raises(QueueDoesNotExistError) as caught:
+        request_of(sqs, url + "-not")
+    assert caught.value.action
 
 
-def test_a_purged_queue_is_empty(sqs, url):
-    send(sqs, url, "1", "2")
+def test_no_more_messages_come_than_were_asked_for_and_none_of_a_purged_queue(sqs, url):
+    send(sqs, url, "1", "2", "3")
+    assert len(receive(sqs, url, limit=2)) == 2
+    assert len(receive(sqs, url, limit=2)) == 1
+    send(sqs, url, "4", "5")
     sqs.purge(url)
     assert receive(sqs, url) == []
 
@@ -277,18 +240,13 @@ def test_a_message_received_too_often_moves_to_the_dead_letter_queue(sqs):
     dead_letters = sqs.create_queue(unique(), {}, {})
     arn = sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"]
     policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 2})
-    url = sqs.create_queue(unique(), {"RedrivePolicy": policy}, {})
+    url = sqs.create_queue(unique(), {"RedrivePolicy": policy, "VisibilityTimeout": "0"}, {})
     assert json.loads(sqs.queue_attributes(url, ["RedrivePolicy"])["RedrivePolicy"]) == json.loads(policy)
     (message_id,) = send(sqs, url, "poison")
-    at_once = ReceiveOptions(0)
-    assert len(receive(sqs, url, options=at_once)) == len(receive(sqs, url, options=at_once)) == 1
-    assert receive(sqs, url, options=at_once) == []
+    as_the_queue_says = ReceiveOptions()
+    for expected in 1, 1, 0:
+        assert len(receive(sqs, url, options=as_the_queue_says)) == expected
     assert [message["MessageId"] for message in receive(sqs, dead_letters)] == [message_id]
-
-
-def test_a_delay_over_15_minutes_is_refused(sqs, url):
-    with pytest.raises(RequestRefusedError):
-        send(sqs, url, "task", delay=901)
 
 
 def test_a_long_poll_brings_a_message_sent_meanwhile(sqs, url):
@@ -301,26 +259,22 @@ def test_a_long_poll_brings_a_message_sent_meanwhile(sqs, url):
     assert time.monotonic() - started < 15
 
 
-def test_a_fifo_queue_keeps_a_groups_next_message_until_the_first_is_done(sqs):
-    url = sqs.create_queue(unique(".fifo"), {"FifoQueue": "true"}, {})
-    for number in "12":
-        send(sqs, url, number, group_id="a", deduplication_id=number)
-    send(sqs, url, "other", group_id="b", deduplication_id="3")
-    (first,) = receive(sqs, url, limit=1)
+def test_a_fifo_queue_keeps_a_groups_next_message_until_the_first_is_done(sqs, fifo_url):
+    for number, group in ("1", "a"), ("2", "a"), ("other", "b"):
+        send(sqs, fifo_url, number, group_id=group, deduplication_id=number)
+    (first,) = receive(sqs, fifo_url, limit=1)
     assert (first["Body"], first["Attributes"]["MessageGroupId"]) == ("1", "a")
-    assert bodies(receive(sqs, url)) == ["other"]
-    sqs.delete(url, [first["ReceiptHandle"]])
-    assert bodies(receive(sqs, url)) == ["2"]
+    assert bodies(receive(sqs, fifo_url)) == ["other"]
+    sqs.delete(fifo_url, [first["ReceiptHandle"]])
+    assert bodies(receive(sqs, fifo_url)) == ["2"]
 
 
-def test_a_receive_of_a_fifo_queue_may_have_an_id(sqs):
-    url = sqs.create_queue(unique(".fifo"), {"FifoQueue": "true"}, {})
+def test_a_receive_of_a_fifo_queue_may_have_an_id(sqs, fifo_url):
     for group in "ab":
-        send(sqs, url, group, group_id=group, deduplication_id=group)
-    received = [
-        receive(sqs, url, limit=1, options=ReceiveOptions(30, attempt_id=uuid.uuid4().hex)) for _ in range(3)
-    ]
-    assert list(map(bodies, received)) == [["a"], ["b"], []]
+        send(sqs, fifo_url, group, group_id=group, deduplication_id=group)
+    for expected in ["a"], ["b"], []:
+        once = ReceiveOptions(30, attempt_id=uuid.uuid4().hex)
+        assert bodies(receive(sqs, fifo_url, limit=1, options=once)) == expected
 
 
 def test_every_request_is_an_event_with_its_outcome(boto_sqs):
@@ -340,10 +294,7 @@ def test_every_request_is_an_event_with_its_outcome(boto_sqs):
 
 
 def test_nobody_at_the_endpoint_is_unavailable():
-    nobody = ClientSettings(
-        "us-east-1", "http://127.0.0.1:1", access_key_id="key", secret_access_key="secret"
-    )
-    sqs = BotoSQS(nobody)
+    sqs = BotoSQS(ClientSettings("us-east-1", "http://127.0.0.1:1"))
     with pytest.raises(UnavailableError) as caught:
         sqs.queue_url("q")
     sqs.close()

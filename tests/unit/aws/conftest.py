@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from celery_sqs_visibility.aws.fake import FakeSQS
+
 
 @pytest.fixture(autouse=True)
 def no_settings_of_this_machine(monkeypatch, tmp_path):
@@ -13,3 +15,8 @@ def no_settings_of_this_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def sqs():
+    return FakeSQS()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.clock import FakeClock
@@ -17,7 +19,7 @@ from celery_sqs_visibility.errors import (
     SQSError,
     ThrottledError,
 )
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES, VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES, VISIBILITY_HORIZON_SECONDS
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
 
@@ -37,15 +39,27 @@ def url(sqs):
     return sqs.create_queue("q", {}, {})
 
 
-def receive_one(sqs, url):
-    (message,) = sqs.receive(url, 1, 0, OPTIONS)
-    return message
+@pytest.fixture
+def fifo_url(sqs):
+    return sqs.create_queue("q.fifo", {"FifoQueue": "true"}, {})
+
+
+def with_dead_letters(sqs):
+    """The URLs of a queue whose messages are received once, and of its dead-letter queue."""
+    dead_letters = sqs.create_queue("dead_letters", {}, {})
+    arn = sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": "1"})
+    return sqs.create_queue("redriven", {"RedrivePolicy": policy}, {}), dead_letters
+
+
+def receive(sqs, url, options=OPTIONS):
+    return sqs.receive(url, 1, 0, options)
 
 
 @pytest.fixture
 def message(sqs, url):
     sqs.send(url, OutgoingMessage("task"))
-    return receive_one(sqs, url)
+    return receive(sqs, url)[0]
 
 
 def hide(sqs, url, message, seconds):
@@ -54,33 +68,28 @@ def hide(sqs, url, message, seconds):
 
 def test_a_message_is_hidden_until_the_very_second_of_its_deadline(sqs, url, clock, message):
     clock.advance(29.9)
-    assert sqs.receive(url, 1, 0, OPTIONS) == []
+    assert receive(sqs, url) == []
     clock.advance(0.1)
-    assert receive_one(sqs, url)["Attributes"]["ApproximateReceiveCount"] == "2"
-
-
-def test_an_extension_counts_from_now(sqs, url, clock, message):
+    (again,) = receive(sqs, url)
+    assert again["Attributes"]["ApproximateReceiveCount"] == "2"
     clock.advance(20)
-    assert hide(sqs, url, message, 30) is None
+    assert hide(sqs, url, again, 30) is None, "an extension counts from now"
     clock.advance(29)
-    assert sqs.receive(url, 1, 0, OPTIONS) == []
+    assert receive(sqs, url) == []
     clock.advance(1)
-    assert receive_one(sqs, url)
+    assert receive(sqs, url)
 
 
-def test_an_old_handle_extends_nothing_once_the_message_was_received_again(sqs, url, clock, message):
+def test_an_old_handle_extends_and_deletes_nothing_once_the_message_was_received_again(
+    sqs, url, clock, message
+):
     clock.advance(30)
-    newer = receive_one(sqs, url)
+    (newer,) = receive(sqs, url)
     assert isinstance(hide(sqs, url, message, 600), ReceiptHandleInvalidError)
+    assert sqs.delete(url, [message["ReceiptHandle"]]).failed == {}, "it is answered yes"
     assert hide(sqs, url, newer, 600) is None
-
-
-def test_an_old_handle_is_answered_yes_and_deletes_nothing(sqs, url, clock, message):
-    clock.advance(30)
-    newer = receive_one(sqs, url)
-    assert sqs.delete(url, [message["ReceiptHandle"]]).failed == {}
-    clock.advance(30)
-    assert receive_one(sqs, url)["MessageId"] == newer["MessageId"]
+    clock.advance(600)
+    assert receive(sqs, url)[0]["MessageId"] == newer["MessageId"]
 
 
 @pytest.mark.parametrize("settle", ["extend", "delete"])
@@ -90,43 +99,32 @@ def test_a_late_handle_still_holds_a_message_that_nobody_received_meanwhile(sqs,
         assert hide(sqs, url, message, 60) is None
     else:
         assert sqs.delete(url, [message["ReceiptHandle"]]).failed == {}
-    assert sqs.receive(url, 1, 0, OPTIONS) == []
+    assert receive(sqs, url) == []
 
 
-def test_what_lies_beyond_12_hours_from_the_receive_is_refused_and_not_clamped(sqs, url, clock, message):
-    clock.advance(29)
-    refused = hide(sqs, url, message, VISIBILITY_HORIZON_SECONDS - 28)
+@pytest.mark.parametrize(("age", "seconds"), [(29, VISIBILITY_HORIZON_SECONDS - 28), (0, -1)])
+def test_what_lies_beyond_12_hours_from_the_receive_is_refused_and_not_clamped(
+    sqs, url, clock, message, age, seconds
+):
+    clock.advance(age)
+    refused = hide(sqs, url, message, seconds)
     assert isinstance(refused, RequestRefusedError)
     assert refused.code == "InvalidParameterValue"
-    clock.advance(1)
-    again = receive_one(sqs, url)
+    clock.advance(30 - age)
+    (again,) = receive(sqs, url)
     assert hide(sqs, url, again, VISIBILITY_HORIZON_SECONDS) is None, "12 hours count from the newest receive"
 
 
-@pytest.mark.parametrize("seconds", [-1, VISIBILITY_HORIZON_SECONDS + 1])
-def test_an_impossible_timeout_is_refused(sqs, url, message, seconds):
-    assert isinstance(hide(sqs, url, message, seconds), RequestRefusedError)
-
-
-@pytest.mark.parametrize("entries", [0, BATCH_ENTRIES + 1])
-def test_a_batch_of_visibility_changes_has_one_to_ten_entries(sqs, url, entries):
-    with pytest.raises(RequestRefusedError):
-        sqs.change_visibility(url, [("handle", 1)] * entries)
-
-
 def test_a_dead_letter_starts_anew_and_says_where_it_comes_from(sqs, clock):
-    dead_letters = sqs.create_queue("dead_letters", {}, {})
-    arn = sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"]
-    policy = f'{{"deadLetterTargetArn": "{arn}", "maxReceiveCount": "1"}}'
-    url = sqs.create_queue("q", {"RedrivePolicy": policy}, {})
+    url, dead_letters = with_dead_letters(sqs)
     sqs.send(url, OutgoingMessage("poison"))
-    handle = receive_one(sqs, url)["ReceiptHandle"]
+    (poison,) = receive(sqs, url)
     clock.advance(30)
-    assert sqs.receive(url, 1, 0, OPTIONS) == []
-    attributes = receive_one(sqs, dead_letters)["Attributes"]
+    assert receive(sqs, url) == []
+    attributes = receive(sqs, dead_letters)[0]["Attributes"]
     assert attributes["ApproximateReceiveCount"] == "1"
-    assert attributes["DeadLetterQueueSourceArn"].endswith(":q")
-    assert isinstance(sqs.change_visibility(url, [(handle, 1)]).failed[0], ReceiptHandleInvalidError)
+    assert attributes["DeadLetterQueueSourceArn"].endswith(":redriven")
+    assert isinstance(hide(sqs, url, poison, 1), ReceiptHandleInvalidError)
 
 
 def test_the_counts_tell_waiting_from_delayed_from_in_flight(sqs, url, message):
@@ -138,32 +136,49 @@ def test_the_counts_tell_waiting_from_delayed_from_in_flight(sqs, url, message):
 
 
 def test_a_duplicate_is_taken_again_after_five_minutes(sqs, clock):
-    attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
-    url = sqs.create_queue("q.fifo", attributes, {})
-    first = sqs.send(url, OutgoingMessage("task", group_id="a"))
+    url = sqs.create_queue("c.fifo", {"FifoQueue": "true", "ContentBasedDeduplication": "true"}, {})
+    task = OutgoingMessage("task", group_id="a")
+    first = sqs.send(url, task)
     clock.advance(299)
-    assert sqs.send(url, OutgoingMessage("task", group_id="a")) == first
+    assert sqs.send(url, task) == first
     clock.advance(1)
-    assert sqs.send(url, OutgoingMessage("task", group_id="a")) != first
+    assert sqs.send(url, task) != first
 
 
-@pytest.mark.parametrize(
-    ("suffix", "message"),
-    [
-        (".fifo", OutgoingMessage("no group", deduplication_id="1")),
-        (".fifo", OutgoingMessage("no deduplication id", group_id="a")),
-        (".fifo", OutgoingMessage("a delay of its own", delay=1, group_id="a", deduplication_id="1")),
-        ("", OutgoingMessage("")),
-        ("", OutgoingMessage("x" * (MESSAGE_BYTES + 1))),
-        ("", OutgoingMessage("eleven attributes", {str(i): {} for i in range(11)})),
-        ("", OutgoingMessage("an empty attribute", {"a": {"StringValue": ""}})),
-    ],
-    ids=lambda value: value[:20] if isinstance(value, str) else value.body[:20],
-)
-def test_a_queue_refuses(sqs, suffix, message):
-    url = sqs.create_queue(f"queue{suffix}", {"FifoQueue": "true"} if suffix else {}, {})
+def attempt(sqs, url, attempt_id="1"):
+    return receive(sqs, url, ReceiveOptions(30, ("All",), attempt_id=attempt_id))
+
+
+def sent(body, **fields):
+    return lambda sqs, url: sqs.send(url, OutgoingMessage(body, **fields))
+
+
+REFUSED = {
+    "an attempt id": attempt,
+    "no visibility changes": lambda sqs, url: sqs.change_visibility(url, []),
+    "eleven visibility changes": lambda sqs, url: sqs.change_visibility(url, [("handle", 1)] * 11),
+    "no body": sent(""),
+    "a body that is too long": sent("x" * (MESSAGE_BYTES + 1)),
+    "eleven attributes": sent("task", attributes={str(i): {} for i in range(11)}),
+    "an empty attribute": sent("task", attributes={"a": {"StringValue": ""}}),
+}
+REFUSED_BY_FIFO = {
+    "no group": sent("task", deduplication_id="1"),
+    "no deduplication id": sent("task", group_id="a"),
+    "a delay of its own": sent("task", delay=1, group_id="a", deduplication_id="1"),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+def test_a_standard_queue_refuses(sqs, url, call):
     with pytest.raises(RequestRefusedError):
-        sqs.send(url, message)
+        call(sqs, url)
+
+
+@pytest.mark.parametrize("call", REFUSED_BY_FIFO.values(), ids=REFUSED_BY_FIFO)
+def test_a_fifo_queue_refuses(sqs, fifo_url, call):
+    with pytest.raises(RequestRefusedError):
+        call(sqs, fifo_url)
 
 
 def test_a_failure_in_store_hits_the_next_call_of_its_action_and_no_other(sqs, url, message):
@@ -182,7 +197,7 @@ def test_a_failure_in_store_can_hit_one_entry_of_a_batch(sqs, url, clock):
     sqs.fail_next("DeleteMessageBatch", error, position=0)
     assert sqs.delete(url, handles).failed == {0: error}
     clock.advance(30)
-    assert receive_one(sqs, url)["Body"] == "a"
+    assert [message["Body"] for message in sqs.receive(url, 10, 0, OPTIONS)] == ["a"]
 
 
 def test_every_call_is_on_record(sqs, url):
@@ -204,26 +219,23 @@ def test_a_long_poll_returns_at_once_with_a_clock_that_nobody_turns(sqs, url):
 @pytest.mark.parametrize("event", ["sent", "released", "dead-lettered"])
 def test_a_waiting_poll_wakes_up_for_a_message(event):
     sqs = FakeSQS()
-    dead_letters = sqs.create_queue("dead_letters", {}, {})
-    arn = sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"]
-    policy = f'{{"deadLetterTargetArn": "{arn}", "maxReceiveCount": 1}}'
-    url = sqs.create_queue("q", {"RedrivePolicy": policy} if event == "dead-lettered" else {}, {})
-    polled = dead_letters if event == "dead-lettered" else url
-    if event != "sent":
-        sqs.send(url, OutgoingMessage("task"))
-        handle = receive_one(sqs, url)["ReceiptHandle"]
-    got = []
-    poll = threading.Thread(target=lambda: got.extend(sqs.receive(polled, 1, 20, OPTIONS)))
-    poll.start()
-    started = time.monotonic()
-    if event == "sent":
-        sqs.send(url, OutgoingMessage("task"))
-    else:
-        sqs.change_visibility(url, [(handle, 0)])
+    redriven, dead_letters = with_dead_letters(sqs)
     if event == "dead-lettered":
-        assert sqs.receive(url, 1, 0, OPTIONS) == []
-    poll.join()
-    assert [message["Body"] for message in got] == ["task"]
+        url, polled = redriven, dead_letters
+    else:
+        url = polled = sqs.create_queue("q", {}, {})
+    sqs.send(url, OutgoingMessage("task"))
+    (message,) = receive(sqs, url)
+    with ThreadPoolExecutor(1) as threads:
+        poll = threads.submit(sqs.receive, polled, 1, 20, OPTIONS)
+        started = time.monotonic()
+        if event == "sent":
+            sqs.send(url, OutgoingMessage("task"))
+        else:
+            hide(sqs, url, message, 0)
+        if event == "dead-lettered":
+            assert receive(sqs, url) == []
+        assert [message["Body"] for message in poll.result()] == ["task"]
     assert time.monotonic() - started < 15
 
 
@@ -237,58 +249,41 @@ def test_a_waiting_poll_fails_when_its_queue_is_deleted():
     timer.join()
 
 
-def fifo_queue(sqs, *groups):
-    url = sqs.create_queue("attempts.fifo", {"FifoQueue": "true"}, {})
+def send_to_groups(sqs, url, groups):
     for group in groups:
         sqs.send(url, OutgoingMessage(f"of {group}", group_id=group, deduplication_id=group))
-    return url
 
 
-def attempt(sqs, url, attempt_id="1", limit=1):
-    return sqs.receive(url, limit, 0, ReceiveOptions(30, ("All",), attempt_id=attempt_id))
-
-
-def test_the_same_attempt_receives_the_same_messages_and_hides_them_anew(sqs, clock):
-    url = fifo_queue(sqs, "a", "b")
-    first = attempt(sqs, url)
+def test_the_same_attempt_receives_the_same_messages_and_hides_them_anew(sqs, clock, fifo_url):
+    send_to_groups(sqs, fifo_url, "ab")
+    first = attempt(sqs, fifo_url)
     clock.advance(20)
-    assert attempt(sqs, url) == first
+    assert attempt(sqs, fifo_url) == first
     clock.advance(29)
-    (other,) = attempt(sqs, url, "2", limit=10)
-    assert other["Body"] == "of b"
+    others = sqs.receive(fifo_url, 10, 0, ReceiveOptions(30, attempt_id="2"))
+    assert [message["Body"] for message in others] == ["of b"]
     assert first[0]["Attributes"]["ApproximateReceiveCount"] == "1"
 
 
 @pytest.mark.parametrize("change", ["deleted", "visibility changed", "received by another"])
-def test_an_attempt_whose_messages_were_changed_receives_anew(sqs, clock, change):
-    url = fifo_queue(sqs, "a", "b")
-    (first,) = attempt(sqs, url)
+def test_an_attempt_whose_messages_were_changed_receives_anew(sqs, clock, fifo_url, change):
+    send_to_groups(sqs, fifo_url, "ab")
+    (first,) = attempt(sqs, fifo_url)
     match change:
         case "deleted":
-            sqs.delete(url, [first["ReceiptHandle"]])
+            sqs.delete(fifo_url, [first["ReceiptHandle"]])
         case "visibility changed":
-            sqs.change_visibility(url, [(first["ReceiptHandle"], 100)])
+            hide(sqs, fifo_url, first, 100)
         case _:
             clock.advance(30)
-            attempt(sqs, url, "2")
-    assert [message["Body"] for message in attempt(sqs, url)] == ["of b"]
+            attempt(sqs, fifo_url, "2")
+    assert [message["Body"] for message in attempt(sqs, fifo_url)] == ["of b"]
 
 
-def test_an_attempt_is_known_for_five_minutes(sqs, clock):
-    url = fifo_queue(sqs, "a")
+def test_an_attempt_is_known_for_five_minutes_after_it_received_something(sqs, clock, fifo_url):
+    assert attempt(sqs, fifo_url) == []
+    send_to_groups(sqs, fifo_url, "a")
     for _ in range(15):
-        assert len(attempt(sqs, url)) == 1
+        assert len(attempt(sqs, fifo_url)) == 1
         clock.advance(20)
-    assert attempt(sqs, url) == []
-
-
-def test_an_attempt_that_received_nothing_receives_what_comes(sqs):
-    url = fifo_queue(sqs)
-    assert attempt(sqs, url) == []
-    fifo_queue(sqs, "a")
-    assert len(attempt(sqs, url)) == 1
-
-
-def test_a_standard_queue_takes_no_attempt_id(sqs, url):
-    with pytest.raises(RequestRefusedError):
-        attempt(sqs, url)
+    assert attempt(sqs, fifo_url) == []

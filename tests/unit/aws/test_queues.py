@@ -10,11 +10,6 @@ from celery_sqs_visibility.aws.queues import PredefinedQueue, Queue, Queues
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, UnavailableError
 
 
-@pytest.fixture
-def sqs():
-    return FakeSQS()
-
-
 def actions(sqs):
     return [action for action, _ in sqs.calls]
 
@@ -29,41 +24,34 @@ def test_sqs_names_are_kombus(sqs, name, prefix):
     assert Queues(sqs, prefix=prefix).canonical_name(name) == kombus
 
 
-def test_a_queues_url_is_asked_for_once(sqs):
+def test_a_queues_url_is_asked_for_once_until_it_is_forgotten(sqs):
     url = sqs.create_queue("app-a-b", {}, {})
     queues = Queues(sqs, prefix="app-")
     queue = queues.find("a.b")
     assert (queue.name, queue.url, queue.sqs) == ("a.b", url, sqs)
-    assert queues.find("a.b") is queue
-    assert queues.find_or_create("a.b") is queue
+    assert queues.find("a.b") is queues.find_or_create("a.b") is queue
     assert actions(sqs) == ["CreateQueue", "GetQueueUrl"]
-
-
-def test_a_forgotten_queue_is_asked_for_again(sqs):
-    queues = Queues(sqs)
-    first = queues.find_or_create("a")
-    queues.forget("a")
+    queues.forget("a.b")
     queues.forget("never heard of")
-    assert queues.find("a") is not first
+    assert queues.find("a.b") is not queue
 
 
-def test_a_missing_queue_is_named_as_celery_and_as_sqs_know_it(sqs):
+def test_a_missing_queue_is_named_as_celery_and_as_sqs_know_it_until_it_exists(sqs):
+    queues = Queues(sqs, prefix="app-")
     with pytest.raises(QueueDoesNotExistError, match=r"'app-a-b'.*'a\.b'"):
-        Queues(sqs, prefix="app-").find("a.b")
+        queues.find("a.b")
+    sqs.create_queue("app-a-b", {}, {})
+    assert queues.find("a.b")
 
 
-def test_a_queue_that_was_missing_is_found_once_it_exists(sqs):
-    queues = Queues(sqs)
-    with pytest.raises(QueueDoesNotExistError):
-        queues.find("a")
-    sqs.create_queue("a", {}, {})
-    assert queues.find("a")
-
-
-def test_a_missing_queue_is_created_with_attributes_and_tags(sqs):
-    queue = Queues(sqs, attributes={"VisibilityTimeout": "120"}, tags={"team": "a"}).find_or_create("a")
+@pytest.mark.parametrize("method", ["find_or_create", "ensure"])
+def test_a_missing_queue_is_created_with_attributes_and_tags(sqs, method):
+    queues = Queues(sqs, attributes={"VisibilityTimeout": "120"}, tags={"team": "a"})
+    queue = getattr(queues, method)("a")
     arguments = {"name": "a", "attributes": {"VisibilityTimeout": "120"}, "tags": {"team": "a"}}
+    assert actions(sqs) == ["GetQueueUrl", "CreateQueue"]
     assert sqs.calls[-1] == ("CreateQueue", arguments)
+    assert queue.url
     assert not queue.fifo
 
 
@@ -91,12 +79,8 @@ def test_a_network_failure_creates_no_queue(sqs):
 def test_a_predefined_queue_needs_no_request(sqs, defined_as):
     definition = PredefinedQueue("https://sqs.example/1/a-b")
     others = FakeSQS()
-    queues = Queues(
-        sqs,
-        prefix="app-",
-        predefined={defined_as: definition},
-        sqs_for={definition: others}.__getitem__,
-    )
+    sqs_for = {definition: others}.__getitem__
+    queues = Queues(sqs, prefix="app-", predefined={defined_as: definition}, sqs_for=sqs_for)
     queue = queues.find("a.b")
     assert (queue.url, queue.sqs) == (definition.url, others)
     assert queues.find_or_create("a.b") is queue
@@ -106,9 +90,8 @@ def test_a_predefined_queue_needs_no_request(sqs, defined_as):
 @pytest.mark.parametrize("method", ["find", "find_or_create"])
 def test_a_queue_that_is_not_predefined_is_told_the_nearest_name(sqs, method):
     names = ["imports", "mails", "videos"]
-    queues = Queues(
-        sqs, predefined={name: PredefinedQueue(f"https://sqs.example/1/{name}") for name in names}
-    )
+    predefined = {name: PredefinedQueue(f"https://sqs.example/1/{name}") for name in names}
+    queues = Queues(sqs, predefined=predefined)
     with pytest.raises(QueueDoesNotExistError) as caught:
         getattr(queues, method)("import")
     message = str(caught.value)
@@ -124,18 +107,9 @@ def test_secrets_stay_out_of_repr(sqs):
     assert repr(Queue("a", "u", sqs)) == "Queue(name='a', url='u')"
 
 
-def test_ensuring_asks_whether_a_predefined_queue_is_there(sqs):
+def test_ensuring_asks_whether_a_predefined_queue_is_there_where_that_is_permitted(sqs):
     queues = Queues(sqs, predefined={"a": PredefinedQueue("https://sqs.example/1/gone")})
     with pytest.raises(QueueDoesNotExistError, match=r"https://sqs\.example/1/gone.*'a'"):
         queues.ensure("a")
-
-
-def test_ensuring_does_not_insist_on_the_permission_to_ask(sqs):
     sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
-    queues = Queues(sqs, predefined={"a": PredefinedQueue("https://sqs.example/1/a")})
-    assert queues.ensure("a").url == "https://sqs.example/1/a"
-
-
-def test_ensuring_creates_a_queue_that_is_missing_and_may_be_created(sqs):
-    assert Queues(sqs).ensure("a").url
-    assert actions(sqs) == ["GetQueueUrl", "CreateQueue"]
+    assert queues.ensure("a").url == "https://sqs.example/1/gone"

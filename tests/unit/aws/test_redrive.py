@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from support.factories import queue as make_queue
+from support.factories import requests
 
-from celery_sqs_visibility.aws.fake import ACCOUNT, FakeSQS
+from celery_sqs_visibility.aws.fake import ACCOUNT
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import (
     REDRIVE_SECONDS,
@@ -20,24 +20,23 @@ from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistErr
 
 
 @pytest.fixture
-def sqs():
-    return FakeSQS()
-
-
-@pytest.fixture
 def dead_letters(sqs):
-    return sqs.create_queue("dead_letters", {}, {})
+    return make_queue(sqs, "dead_letters")
 
 
 @pytest.fixture
 def policy(sqs, dead_letters):
-    return Redrive(4, sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"])
+    return Redrive(4, sqs.queue_attributes(dead_letters.url, ["QueueArn"])["QueueArn"])
 
 
 @pytest.fixture
-def queue(sqs, policy):
-    value = {"deadLetterTargetArn": policy.dead_letter_arn, "maxReceiveCount": 4}
-    return Queues(sqs, attributes={"RedrivePolicy": json.dumps(value)}).find_or_create("a")
+def queue(sqs, dead_letters):
+    return make_queue(sqs, "a", letters=dead_letters, most=4)
+
+
+@pytest.fixture
+def plain(sqs):
+    return make_queue(sqs, "plain")
 
 
 @pytest.fixture
@@ -45,21 +44,16 @@ def book():
     return RedriveBook()
 
 
-def requests(sqs, action="GetQueueAttributes"):
-    return [
-        arguments
-        for name, arguments in sqs.calls
-        if name == action and arguments.get("names") != ["QueueArn"]
-    ]
+def times_asked(queue):
+    return [asked["queue_url"] for asked in requests(queue.sqs, "GetQueueAttributes")].count(queue.url)
 
 
-def test_the_policy_is_read_at_most_every_five_minutes(sqs, queue, policy, book):
-    assert (book.peek(queue), book.knows(queue), requests(sqs)) == (None, False, [])
+def test_the_policy_is_read_at_most_every_five_minutes(queue, policy, book):
+    assert (book.peek(queue), book.knows(queue), times_asked(queue)) == (None, False, 0)
     assert book.get(queue, 0) == book.get(queue, REDRIVE_SECONDS - 1) == book.peek(queue) == policy
-    assert book.knows(queue)
-    assert len(requests(sqs)) == 1
+    assert (book.knows(queue), times_asked(queue)) == (True, 1)
     assert book.get(queue, REDRIVE_SECONDS) == policy
-    assert len(requests(sqs)) == 2
+    assert times_asked(queue) == 2
 
 
 @pytest.mark.parametrize(
@@ -72,101 +66,82 @@ def test_an_error_keeps_what_was_known_and_sqs_is_asked_again_in_time(
     sqs.fail_next("GetQueueAttributes", error)
     assert book.get(queue, 0) is None
     assert book.get(queue, asked_again - 1) is None
-    assert len(requests(sqs)) == 1
+    assert times_asked(queue) == 1
     assert book.get(queue, asked_again) == policy
     sqs.fail_next("GetQueueAttributes", error)
     assert book.get(queue, asked_again + REDRIVE_SECONDS) == policy
 
 
-@pytest.mark.parametrize(("retention", "expected"), [({}, 345_600), ({RETENTION: "60"}, 60)])
-def test_the_retention_comes_with_the_policy(sqs, book, retention, expected):
-    queue = Queues(sqs, attributes=retention).find_or_create("retained")
+@pytest.mark.parametrize(("attributes", "retention"), [({}, 345_600), ({RETENTION: "60"}, 60)])
+def test_a_queue_without_a_policy_has_none_but_a_retention(sqs, book, attributes, retention):
+    queue = make_queue(sqs, "plain", **attributes)
     assert book.retention(queue) == 345_600
-    book.get(queue, 0)
-    assert book.retention(queue) == expected
-
-
-def test_a_queue_without_a_policy_has_none(sqs, book):
-    plain = Queues(sqs).find_or_create("plain")
-    assert book.get(plain, 0) is None
-    assert book.dead_letter_queue(plain) is None
+    assert book.get(queue, 0) is None
+    assert book.retention(queue) == retention
+    assert book.dead_letter_queue(queue) is None
 
 
 def test_the_dead_letter_queue_is_looked_up_once_in_its_account(sqs, queue, dead_letters, book):
     book.get(queue, 0)
     found = book.dead_letter_queue(queue)
-    assert (found.name, found.url, found.sqs) == ("dead_letters", dead_letters, sqs)
+    assert (found.name, found.url, found.sqs) == ("dead_letters", dead_letters.url, sqs)
     assert book.dead_letter_queue(queue) is found
-    assert requests(sqs, "GetQueueUrl")[1:] == [{"name": "dead_letters", "owner": ACCOUNT}]
+    assert requests(sqs, "GetQueueUrl") == [{"name": "dead_letters", "owner": ACCOUNT}]
 
 
-def test_a_dead_letter_queue_that_is_gone_is_an_error(sqs, queue, dead_letters, book):
-    book.get(queue, 0)
-    sqs.delete_queue(dead_letters)
-    with pytest.raises(QueueDoesNotExistError):
-        book.dead_letter_queue(queue)
-
-
-def test_without_the_permission_to_look_for_it_the_dead_letter_queues_url_is_made_up(
+def test_a_dead_letter_queue_that_is_gone_is_an_error_unless_the_permission_to_look_is_missing(
     sqs, queue, dead_letters, book
 ):
     book.get(queue, 0)
+    sqs.delete_queue(dead_letters.url)
+    with pytest.raises(QueueDoesNotExistError):
+        book.dead_letter_queue(queue)
     sqs.fail_next("GetQueueUrl", AccessDeniedError("no"))
-    assert book.dead_letter_queue(queue).url == dead_letters
+    assert book.dead_letter_queue(queue).url == dead_letters.url, "made up"
 
 
-def test_a_plain_queue_is_for_queues_whose_policy_names_none(sqs, queue, dead_letters):
-    plain, other = (Queues(sqs).find_or_create(name) for name in ("plain", "other"))
+def test_a_plain_queue_is_for_other_queues_whose_policy_names_none(sqs, queue, plain, dead_letters):
+    other = make_queue(sqs, "other")
     book = RedriveBook(lambda: plain)
     assert book.has_dead_letter_queue(other)
     assert book.dead_letter_queue(other) is plain
+    assert book.dead_letter_queue(plain) is None
     assert book.dead_letter_queue(queue) is plain  # as far as we know
     book.get(queue, 0)
-    assert book.dead_letter_queue(queue).url == dead_letters
+    assert book.dead_letter_queue(queue).url == dead_letters.url
 
 
-def test_a_queue_is_not_its_own_dead_letter_queue(sqs):
-    plain = Queues(sqs).find_or_create("plain")
-    assert RedriveBook(lambda: plain).dead_letter_queue(plain) is None
-
-
-def test_a_plain_queue_that_cannot_be_had_is_told_by_the_name_of_its_option(sqs, queue):
+def test_a_plain_queue_that_cannot_be_had_is_told_by_the_name_of_its_option(sqs, queue, plain):
     book = RedriveBook(lambda: Queues(sqs).find("nowhere"))
-    other = Queues(sqs).find_or_create("other")
-    with pytest.raises(
-        QueueDoesNotExistError, match="option dead_letter_queue cannot be used: SQS has no queue"
-    ):
-        book.find_dead_letter_queue(other)
+    sentence = "option dead_letter_queue cannot be used: SQS has no queue"
+    with pytest.raises(QueueDoesNotExistError, match=sentence):
+        book.find_dead_letter_queue(plain)
     book.get(queue, 0)
     book.find_dead_letter_queue(queue)  # has no need of it
 
 
 @pytest.mark.parametrize(
-    ("plain", "told"), [(None, "are kept"), (lambda: None, "go to the dead_letter_queue")]
+    ("dead_letter_queue", "told"), [(None, "are kept"), (lambda: None, "go to the dead_letter_queue")]
 )
-def test_it_is_told_what_becomes_of_messages_where_the_policy_cannot_be_read(sqs, queue, caplog, plain, told):
+def test_it_is_told_what_becomes_of_messages_where_the_policy_cannot_be_read(
+    sqs, queue, caplog, dead_letter_queue, told
+):
     sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
-    RedriveBook(plain).get(queue, 0)
+    RedriveBook(dead_letter_queue).get(queue, 0)
     assert told in caplog.text
 
 
+NOT_POLICIES = ["", "not JSON", "[]", "null", "{}", '{"maxReceiveCount": 3}']
+
+
 @pytest.mark.parametrize(
-    "value",
+    ("value", "expected"),
     [
-        "",
-        "not JSON",
-        "[]",
-        "null",
-        "{}",
-        '{"maxReceiveCount": 3}',
-        '{"maxReceiveCount": "x", "deadLetterTargetArn": "a:b"}',
-        '{"maxReceiveCount": 3, "deadLetterTargetArn": "no arn"}',
+        *((value, None) for value in NOT_POLICIES),
+        ('{"maxReceiveCount": "x", "deadLetterTargetArn": "a:b"}', None),
+        ('{"maxReceiveCount": 3, "deadLetterTargetArn": "no arn"}', None),
+        ('{"maxReceiveCount": "3", "deadLetterTargetArn": "arn:aws:q"}', Redrive(3, "arn:aws:q")),
     ],
 )
-def test_a_policy_that_cannot_be_understood_is_none(value):
-    assert parse_redrive_policy({"RedrivePolicy": value}) is None
-
-
-def test_the_count_may_be_a_string():
-    value = '{"maxReceiveCount": "3", "deadLetterTargetArn": "arn:aws:sqs:r:1:q"}'
-    assert parse_redrive_policy({"RedrivePolicy": value}) == Redrive(3, "arn:aws:sqs:r:1:q")
+def test_a_policy_that_cannot_be_understood_is_none_though_its_count_may_be_a_string(value, expected):
+    assert parse_redrive_policy({"RedrivePolicy": value}) == expected

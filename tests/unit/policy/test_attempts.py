@@ -37,9 +37,12 @@ def test_no_limit_never_ends(retries, receive_count):
     assert not is_last_attempt(retries, None, receive_count, None)
 
 
-@pytest.mark.parametrize(("retries", "last"), [(0, False), (2, False), (3, True), (4, True)])
-def test_max_retries_allow_one_attempt_more(retries, last):
-    assert is_last_attempt(retries, 3, retries + 1, None) is last
+@pytest.mark.parametrize(
+    ("max_retries", "retries", "last"),
+    [(3, 0, False), (3, 2, False), (3, 3, True), (3, 4, True), (0, 0, True)],
+)
+def test_max_retries_allow_one_attempt_more(max_retries, retries, last):
+    assert is_last_attempt(retries, max_retries, retries + 1, None) is last
 
 
 @pytest.mark.parametrize(("receive_count", "last"), [(1, False), (3, False), (4, True), (5, True)])
@@ -55,10 +58,6 @@ def test_the_smaller_limit_decides(retries, max_retries, receive_count, max_rece
     )
 
 
-def test_no_retries_at_all_is_a_limit_and_not_the_lack_of_one():
-    assert is_last_attempt(0, 0, 1, None)
-
-
 @pytest.mark.parametrize(
     ("receives", "seconds", "others_may", "given_up"),
     [
@@ -71,7 +70,4 @@ def test_no_retries_at_all_is_a_limit_and_not_the_lack_of_one():
 )
 def test_a_message_that_is_no_task_closes_its_group_for_a_while(receives, seconds, others_may, given_up):
     assert is_no_task_for_good(receives, seconds, others_may=others_may) is given_up
-
-
-def test_a_message_that_is_no_task_has_the_attempts_of_a_task_that_says_nothing():
-    assert Task.max_retries + 1 == RECEIVES_OF_NO_TASK
+    assert Task.max_retries + 1 == RECEIVES_OF_NO_TASK, "as a task that says nothing"

@@ -40,13 +40,10 @@ def test_a_beginning_is_no_longer_than_asked_for(text, most):
     assert cut == text or text.startswith(cut.removesuffix("…"))
 
 
-def test_of_a_traceback_the_last_whole_lines_are_kept():
+def test_of_a_traceback_the_last_whole_lines_are_kept_and_none_pushes_out_the_others():
     text = "\n".join(f"line {number}" for number in range(100))
     assert last_lines(text, 24, 80) == "line 97\nline 98\nline 99"
     assert last_lines("a short one\n", 100, 80) == "a short one"
-
-
-def test_a_very_long_line_does_not_push_out_the_others():
     assert last_lines("frame\n" + "x" * 1000, 100, 20) == "frame\n" + "x" * 19 + "…"
 
 
@@ -69,13 +66,7 @@ def test_the_expendable_goes_first_and_then_the_longest_and_the_essential_last()
 
 @pytest.mark.parametrize(
     ("patterns", "names"),
-    [
-        ((), []),
-        (("All",), ["a", "b.c"]),
-        ((".*",), ["a", "b.c"]),
-        (("b.*",), ["b.c"]),
-        (("a", "c"), ["a"]),
-    ],
+    [((), []), (("All",), ["a", "b.c"]), ((".*",), ["a", "b.c"]), (("b.*",), ["b.c"]), (("a", "c"), ["a"])],
 )
 def test_attributes_are_asked_for_as_in_message_attribute_names(patterns, names):
     assert [name for name in ("a", "b.c") if is_asked_for(name, patterns)] == names

@@ -25,7 +25,14 @@ from celery_sqs_visibility.policy.quotas import (
     VISIBILITY_HORIZON_SECONDS,
 )
 
+DAY = 24 * 3600
 WAITS = st.floats(-1e7, 1e7)
+AROUND_WHOLE_PARKS = st.builds(
+    lambda parks, seconds, fraction: parks * LONGEST_PARK_SECONDS + seconds + fraction,
+    st.integers(0, 300),
+    st.integers(-2, 2),
+    st.sampled_from([0.0, 1e-6, 0.5]),
+)
 TIMEOUTS = st.integers(1, VISIBILITY_HORIZON_SECONDS)
 
 
@@ -47,37 +54,26 @@ def test_a_far_eta_is_parked_and_comes_back_a_little_early_and_a_near_one_is_hel
 
 
 @given(WAITS, TIMEOUTS)
-def test_a_park_is_something_sqs_accepts(wait, visibility_timeout):
+def test_a_park_is_something_sqs_accepts_for_a_wait_beyond_the_visibility_timeout(wait, visibility_timeout):
     seconds = park_for(wait, visibility_timeout)
-    assert seconds is None or 0 < seconds <= LONGEST_PARK_SECONDS < VISIBILITY_HORIZON_SECONDS
+    assert (seconds is None) == (wait <= visibility_timeout + LEAD_SECONDS)
+    if seconds is not None:
+        assert 0 < seconds <= LONGEST_PARK_SECONDS < VISIBILITY_HORIZON_SECONDS
+        assert wait - seconds >= LEAD_SECONDS, "it comes back before its ETA"
 
 
-@given(WAITS, TIMEOUTS)
-def test_a_parked_message_comes_back_before_its_eta(wait, visibility_timeout):
-    seconds = park_for(wait, visibility_timeout)
-    assert seconds is None or wait - seconds >= LEAD_SECONDS
-
-
-@given(WAITS, TIMEOUTS)
-def test_a_wait_within_the_visibility_timeout_is_never_parked(wait, visibility_timeout):
-    assert (park_for(wait, visibility_timeout) is None) == (wait <= visibility_timeout + LEAD_SECONDS)
-
-
-@given(WAITS, TIMEOUTS)
-def test_the_parks_of_the_past_are_those_that_were_made(wait, visibility_timeout):
+@given(WAITS | AROUND_WHOLE_PARKS, TIMEOUTS)
+def test_the_parks_of_the_past_are_those_that_were_made(more, visibility_timeout):
+    wait = visibility_timeout + LEAD_SECONDS + more
     parks, left = park_until_held(wait, visibility_timeout)
     assert parks_before(wait, visibility_timeout) == len(parks)
     assert left <= max(wait, 0) or wait < 0
 
 
-@given(st.integers(0, 300), st.integers(-2, 2), st.sampled_from([0.0, 1e-6, 0.5]), TIMEOUTS)
-def test_the_parks_of_the_past_are_right_at_the_bounds(parks, seconds, fraction, visibility_timeout):
-    wait = visibility_timeout + LEAD_SECONDS + parks * LONGEST_PARK_SECONDS + seconds + fraction
-    made, _ = park_until_held(wait, visibility_timeout)
-    assert parks_before(wait, visibility_timeout) == len(made)
-
-
-def test_an_eta_in_the_year_9000_takes_no_time():
+def test_an_eta_next_week_is_a_dozen_parks_and_one_in_the_year_9000_takes_no_time():
+    parks, left = park_until_held(7 * DAY, 120)
+    assert parks_before(7 * DAY, 120) == len(parks) == 15
+    assert left == LEAD_SECONDS
     assert parks_before(7000 * 365 * DAY, 120) == 5_117_108
 
 
@@ -101,37 +97,30 @@ class Wait:
     age: float = 0.0
     copies: int = 0
 
-    def hop(self):
-        limits = Limits(
+    @property
+    def limits(self):
+        return Limits(
             self.receive_count, self.max_receive_count, self.age, self.retention, self.visibility_timeout
         )
-        return hop_for(self.wait, limits), limits
-
-    def go(self, hop, limits):
-        seconds = min(hop.seconds, limits.seconds_to_stay, DELAY_SECONDS) if hop.renewed else hop.seconds
-        self.wait -= seconds
-        if hop.renewed:
-            self.copies, self.receive_count, self.age = self.copies + 1, 1, seconds
-        else:
-            self.receive_count, self.age = self.receive_count + 1, self.age + seconds
 
     def until_held(self):
-        parks = 0
-        first_wait = self.wait
-        while (step := self.hop())[0] is not None:
-            self.go(*step)
+        parks, first_wait = 0, self.wait
+        while (hop := hop_for(self.wait, self.limits)) is not None:
+            if hop.renewed:
+                self.age = min(hop.seconds, self.limits.seconds_to_stay, DELAY_SECONDS)
+                self.wait -= self.age
+                self.copies, self.receive_count = self.copies + 1, 1
+                parks, first_wait = 0, self.wait
+            else:
+                self.age += hop.seconds
+                self.wait -= hop.seconds
+                self.receive_count += 1
+                parks += 1
             assert self.wait >= LEAD_SECONDS
             assert self.age <= self.retention, "SQS would have deleted it"
             assert self.max_receive_count is None or self.receive_count <= self.max_receive_count, "redriven"
-            if step[0].renewed:
-                parks, first_wait = 0, self.wait
-            else:
-                parks += 1
         assert parks_before(first_wait, self.visibility_timeout) == parks == self.receive_count - 1
         return self
-
-
-DAY = 24 * 3600
 
 
 @given(
@@ -147,29 +136,26 @@ def test_no_eta_is_too_far_for_redrive_policy_and_retention(wait, most, retentio
         assert held.receive_count <= min(2, most), "the receives that are left are for attempts"
 
 
-def test_without_limits_in_sight_there_are_no_copies():
-    held = Wait(1.9 * DAY, None, DEFAULT_RETENTION_SECONDS).until_held()
-    assert (held.copies, held.receive_count) == (0, 5)
+@pytest.mark.parametrize(
+    ("days", "most", "retention", "copies", "receive_count"),
+    [
+        (1.9, None, DEFAULT_RETENTION_SECONDS, 0, 5),
+        (3, None, DEFAULT_RETENTION_SECONDS, 1, 3),
+        (4, 5, RETENTION_SECONDS, 3, 2),
+    ],
+    ids=["no limit in sight", "the retention is used up to its half", "five receives"],
+)
+def test_a_wait_takes_copies_where_there_are_limits(days, most, retention, copies, receive_count):
+    held = Wait(days * DAY, most, retention).until_held()
+    assert (held.copies, held.receive_count) == (copies, receive_count)
 
 
-def test_four_days_and_five_receives_take_three_copies():
-    held = Wait(4 * DAY, 5, RETENTION_SECONDS).until_held()
-    assert (held.copies, held.receive_count) == (3, 2)
-
-
-def test_the_retention_is_used_up_to_its_half():
-    held = Wait(3 * DAY, None, DEFAULT_RETENTION_SECONDS).until_held()
-    assert held.copies == 1
-
-
-def test_a_message_that_may_not_come_back_waits_as_a_copy():
-    assert hop_for(600, Limits(1, 1, 0, DEFAULT_RETENTION_SECONDS, 120)) == Hop(
-        600 - LEAD_SECONDS, renewed=True
-    )
-
-
-def test_a_backlog_that_is_older_than_half_the_retention_is_renewed_at_its_first_receive():
-    assert hop_for(600, Limits(1, None, 3 * DAY, DEFAULT_RETENTION_SECONDS, 120)).renewed
+@pytest.mark.parametrize(
+    ("most", "age"), [(1, 0), (None, 3 * DAY)], ids=["may not come back", "older than half the retention"]
+)
+def test_a_message_that_cannot_wait_itself_is_renewed_at_its_first_receive(most, age):
+    limits = Limits(1, most, age, DEFAULT_RETENTION_SECONDS, 120)
+    assert hop_for(600, limits) == Hop(600 - LEAD_SECONDS, renewed=True)
 
 
 @given(st.floats(0, LONGEST_PARK_SECONDS), TIMEOUTS, st.floats(0, 3600))
@@ -180,8 +166,3 @@ def test_a_message_that_comes_back_late_is_counted_the_same_where_one_park_is_en
     if seconds is not None:
         assert parks_before(wait, visibility_timeout) == 1
         assert park_for(wait - seconds - late, visibility_timeout) is None
-
-
-def test_an_eta_next_week_is_a_dozen_parks():
-    assert parks_before(7 * 24 * 3600, 120) == 15
-    assert sum(park_until_held(7 * 24 * 3600, 120)[0]) == 7 * 24 * 3600 - LEAD_SECONDS

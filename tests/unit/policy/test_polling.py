@@ -14,7 +14,6 @@ from celery_sqs_visibility.policy.polling import (
     EMPTY_POLL_SECONDS,
     FIRST_SLEEP_SECONDS,
     FOLLOW_UP_SECONDS,
-    MAX_EXPECTED,
     PollSchedule,
 )
 
@@ -31,10 +30,6 @@ def empty_polls(schedule, now, count):
     return sleeps
 
 
-def test_the_first_poll_is_due_at_once():
-    assert PollSchedule(30, 60).next_poll() <= NOW
-
-
 @pytest.mark.parametrize(
     ("interval", "maximum", "sleeps"),
     [
@@ -45,7 +40,12 @@ def test_the_first_poll_is_due_at_once():
     ids=["none", "doubling up to its maximum", "from nothing a second first"],
 )
 def test_the_sleep_of_an_idle_queue(interval, maximum, sleeps):
-    assert empty_polls(PollSchedule(interval, maximum), NOW, len(sleeps)) == sleeps
+    schedule = PollSchedule(interval, maximum)
+    assert schedule.next_poll() <= NOW
+    assert empty_polls(schedule, NOW, len(sleeps)) == sleeps
+    schedule.polled(NOW + 500, ["a"])
+    assert schedule.next_poll() <= NOW + 500, "a message collapses it"
+    assert empty_polls(schedule, NOW + 500, len(sleeps)) == sleeps
 
 
 @given(st.floats(0, 100), st.floats(0, 1000), st.integers(1, 40))
@@ -60,14 +60,6 @@ def test_the_sleep_never_shrinks_while_the_queue_is_empty_and_reaches_its_maximu
         assert sleeps[-1] == pytest.approx(maximum, abs=1e-6)
 
 
-def test_a_message_collapses_the_sleep():
-    schedule = PollSchedule(1, 60)
-    empty_polls(schedule, NOW, 8)
-    schedule.polled(NOW + 500, ["a"])
-    assert schedule.next_poll() <= NOW + 500
-    assert empty_polls(schedule, NOW + 500, 2) == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("interval", "back_in", "next_in"),
     [(60, [7], 7), (5, [7], 5), (60, [7, 9], 9)],
@@ -79,68 +71,39 @@ def test_a_message_that_comes_back_ends_the_sleep(interval, back_in, next_in):
     for seconds in back_in:
         schedule.expect("a", NOW + seconds)
     assert schedule.next_poll() == NOW + next_in
-
-
-def test_a_message_that_came_is_no_longer_expected():
-    schedule = PollSchedule(60, 60)
-    schedule.expect("a", NOW + 7)
     schedule.polled(NOW + 1, ["a"])
     schedule.polled(NOW + 1, [])
-    assert schedule.next_poll() == NOW + 61
+    assert schedule.next_poll() == NOW + 1 + interval, "it came, and is no longer expected"
 
 
-def test_a_message_that_is_late_is_looked_for_a_few_times_more():
-    schedule = PollSchedule(600, 600)
-    schedule.polled(NOW, [])
-    schedule.expect("a", NOW + 10)
-    looks = []
-    while (due := schedule.next_poll()) < NOW + 600:
-        looks.append(due)
-        schedule.polled(due, [])
-    waits = [after - before for before, after in itertools.pairwise(looks)]
-    assert looks[0] == NOW + 10
-    assert waits == list(FOLLOW_UP_SECONDS)
-    assert schedule.next_poll() == NOW + 600
-
-
-def test_a_poll_for_an_expected_message_alone_does_not_lengthen_the_sleep():
+def test_a_message_that_is_late_is_looked_for_a_few_times_more_which_does_not_lengthen_the_sleep():
     schedule = PollSchedule(10, 1000)
     schedule.polled(NOW, [])
     schedule.expect("a", NOW + 3)
+    looks = []
     while (due := schedule.next_poll()) < NOW + 10:
+        looks.append(due)
         schedule.polled(due, [])
+    assert due == NOW + 10
+    assert looks == list(itertools.accumulate(FOLLOW_UP_SECONDS, initial=NOW + 3))
     schedule.polled(NOW + 10, [])
     assert schedule.next_poll() == NOW + 10 + 20
 
 
-def test_of_more_messages_than_can_be_remembered_those_that_come_back_last_are_forgotten():
-    schedule = PollSchedule(60, 60)
-    schedule.polled(NOW, [])
-    for number in range(MAX_EXPECTED):
-        schedule.expect(f"parked {number}", NOW + 5000 + number)
-    schedule.expect("retry", NOW + 40)
-    assert schedule.next_poll() == NOW + 40
-    schedule.polled(NOW + 40, ["retry"])
-    assert schedule.next_expected() == NOW + 5000
-    schedule.polled(NOW + 5000 + MAX_EXPECTED - 2, [f"parked {number}" for number in range(MAX_EXPECTED)])
-    assert schedule.next_expected() is None, "the last of them was forgotten"
-
-
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 100)), max_size=30), st.integers(1, 5))
-def test_the_soonest_are_remembered_whatever_their_number(hidden, limit):
+def test_of_more_messages_than_can_be_remembered_those_that_come_back_last_are_forgotten(hidden, limit):
+    schedule = PollSchedule(600, 600)
+    remembered: dict[str, float] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(polling, "MAX_EXPECTED", limit)
-        schedule = PollSchedule(600, 600)
-        model: dict[str, float] = {}
         for name, back_in in hidden:
             schedule.expect(name, NOW + back_in)
-            model[name] = NOW + back_in
-            model = dict(sorted(model.items(), key=lambda item: (item[1], item[0]))[:limit])
-        assert schedule.next_expected() == min(model.values(), default=None)
-
-
-def test_a_queue_whose_polls_do_not_wait_is_polled_once_a_second():
-    assert len(polls_of_an_idle_queue(PollSchedule(0, 0), 0.016, 60, says_so=True)) == 60
+            remembered[name] = NOW + back_in
+            remembered = dict(sorted(remembered.items(), key=lambda item: (item[1], item[0]))[:limit])
+    for name, at in remembered.items():
+        assert schedule.next_expected() == at
+        schedule.arrived([name])
+    assert schedule.next_expected() is None
 
 
 @pytest.mark.parametrize(
@@ -212,37 +175,22 @@ class Polling(RuleBasedStateMachine):
 TestPolling = Polling.TestCase
 
 
-def polls_of_an_idle_queue(schedule, wait, seconds, *, says_so=False):
+def polls_of_an_idle_queue(schedule, wait, seconds):
     """The instants at which polls of `wait` seconds begin, in so many seconds without a message."""
     polls, now = [], NOW
     while (now := max(now, schedule.next_poll())) < NOW + seconds:
         polls.append(now)
         now += wait
-        schedule.polled(now, [], **({"took": wait} if says_so else {}))
+        schedule.polled(now, [], took=wait)
     return polls
 
 
-def test_an_idle_hour_at_the_defaults_costs_three_polls_a_minute():
-    assert len(polls_of_an_idle_queue(PollSchedule(0, 0), 20, 3600)) == 60 * 3
-
-
-def test_an_idle_hour_that_sleeps_up_to_a_minute_costs_less_than_one_poll_a_minute():
-    polls = polls_of_an_idle_queue(PollSchedule(0, 60), 20, 3600)
-    assert len(polls) < 60
-    assert max(later - earlier for earlier, later in itertools.pairwise(polls)) == 60 + 20
-
-
-def test_however_long_an_idle_queue_sleeps_two_hundred_hidden_messages_are_looked_for_on_time():
-    schedule = PollSchedule(0, 60)
-    now = polls_of_an_idle_queue(schedule, 20, 1800)[-1] + 20
-    hidden = {str(number): now + 5 + number / 100 for number in range(200)}
-    for message_id, at in hidden.items():
-        schedule.expect(message_id, at)
-    late = []
-    while hidden:
-        assert schedule.next_poll() <= min(hidden.values())
-        now = max(now, schedule.next_poll()) + 0.01  # a call
-        back = [message_id for message_id, at in hidden.items() if at <= now][:10]
-        late += [now - hidden.pop(message_id) for message_id in back]
-        schedule.polled(now, back)
-    assert max(late) <= 0.01 + 1e-6
+@pytest.mark.parametrize(
+    ("maximum", "wait", "polls", "longest"),
+    [(0, 0.016, 3600, 1), (0, 20, 60 * 3, 20), (60, 20, 50, 60 + 20)],
+    ids=["at once", "three a minute at the defaults", "less than one a minute with a sleep of a minute"],
+)
+def test_the_polls_of_an_idle_hour(maximum, wait, polls, longest):
+    instants = polls_of_an_idle_queue(PollSchedule(0, maximum), wait, 3600)
+    assert len(instants) == polls
+    assert max(later - earlier for earlier, later in itertools.pairwise(instants)) == pytest.approx(longest)

@@ -38,34 +38,24 @@ def runs_that_ended(*instants, seconds=0.0):
 
 
 def test_before_the_first_run_there_is_no_pace_and_no_duration():
-    assert RecentRuns().per_second(1000) == 0
-    assert RecentRuns().seconds is None
+    assert (RecentRuns().per_second(1000), RecentRuns().seconds) == (0, None)
 
 
 @pytest.mark.parametrize("rate", [5, 50, 2000])
-def test_a_steady_pace_is_measured(rate):
+def test_a_steady_pace_is_measured_and_then_forgotten(rate):
     runs = runs_that_ended(*(1000 + number / rate for number in range(10 * rate)))
     assert runs.per_second(1010) == pytest.approx(rate, rel=0.12)
+    assert runs.per_second(1010 + 20 * PACE_MEMORY_SECONDS) < 0.001
 
 
 def test_the_first_tasks_count_as_done_in_a_quarter_of_a_second():
     assert runs_that_ended(*(n / 1000 for n in range(10))).per_second(0.01) == pytest.approx(40, rel=0.01)
 
 
-@given(st.floats(0, 1e6), st.floats(0, 1e6))
-def test_the_pace_fades_and_never_grows_by_itself(start, later):
+@given(st.floats(0, 1e6), st.floats(-100, 1e6))
+def test_the_pace_fades_and_never_grows_by_itself_nor_by_a_clock_read_a_little_earlier(start, later):
     runs = runs_that_ended(start)
     assert 0 <= runs.per_second(start + later) <= runs.per_second(start)
-
-
-def test_an_old_pace_is_forgotten():
-    assert runs_that_ended(*[10] * 1000).per_second(10 + 20 * PACE_MEMORY_SECONDS) < 0.001
-
-
-@given(st.floats(0, 100), st.floats(0, 100))
-def test_a_clock_read_by_another_thread_a_little_earlier_does_no_harm(one, other):
-    runs = runs_that_ended(max(one, other))
-    assert runs.per_second(min(one, other)) <= runs.per_second(max(one, other))
 
 
 def test_the_duration_follows_the_latest_runs():
@@ -76,29 +66,30 @@ def test_the_duration_follows_the_latest_runs():
     assert runs.seconds == pytest.approx(0.5, abs=0.01)
 
 
-@given(SLOTS, st.floats(0, 1e6), st.none() | st.floats(LONG_TASK_SECONDS, 1e5), st.floats(0, 60))
-def test_of_long_tasks_nothing_is_held_that_a_free_slot_could_not_start(slots, pace, lasts, seconds):
-    assert message_limit(slots, pace, lasts, seconds) == slots.number
-
-
-@given(SLOTS, st.floats(0, 1e6), DURATIONS)
-def test_prefetch_seconds_of_zero_hold_nothing_beyond_what_runs(slots, pace, lasts):
+@given(SLOTS, st.floats(0, 1e6), st.none() | st.floats(LONG_TASK_SECONDS, 1e5), st.floats(0, 60), DURATIONS)
+def test_of_long_tasks_and_without_prefetch_seconds_nothing_is_held_beyond_what_runs(
+    slots, pace, long, seconds, lasts
+):
+    assert message_limit(slots, pace, long, seconds) == slots.number
     assert message_limit(slots, pace, lasts, 0) == slots.number
 
 
 @pytest.mark.parametrize(
-    ("lasts", "limit"), [(0.9, 4), (0.5, 6), (0.1, 8), (0.0, 8)], ids=["0.9 s", "0.5 s", "0.1 s", "nothing"]
+    ("slots", "pace", "lasts", "seconds", "limit"),
+    [
+        (Slots(2, 8), 0, 0.9, 1, 4),
+        (Slots(2, 8), 0, 0.5, 1, 6),
+        (Slots(2, 8), 0, 0.1, 1, 8),
+        (Slots(2, 8), 0, 0.0, 1, 8),
+        (Slots(2, 2), 1000, 0.002, 1, 1000),
+        (Slots(2, 2), 1000, 0.002, 0.1, 100),
+        (Slots(2, 2), 1e9, 0, 60, UNLIMITED),
+    ],
 )
-def test_of_shorter_tasks_prefetch_seconds_of_work_are_held_up_to_celerys_count(lasts, limit):
-    assert message_limit(Slots(2, 8), 0, lasts, 1) == limit
-
-
-@pytest.mark.parametrize(
-    ("pace", "lasts", "seconds", "limit"),
-    [(1000, 0.002, 1, 1000), (1000, 0.002, 0.1, 100), (1e9, 0, 60, UNLIMITED)],
-)
-def test_of_short_tasks_what_runs_in_prefetch_seconds_is_held(pace, lasts, seconds, limit):
-    assert message_limit(Slots(2, 2), pace, lasts, seconds) == limit
+def test_of_shorter_tasks_what_runs_in_prefetch_seconds_is_held_and_of_few_up_to_celerys_count(
+    slots, pace, lasts, seconds, limit
+):
+    assert message_limit(slots, pace, lasts, seconds) == limit
 
 
 @given(st.integers(0, 200), st.integers(1, 100), st.integers(0, 200))
@@ -139,7 +130,7 @@ def snapshots(draw, **fixed):
         most=1 if fifo else BATCH_ENTRIES,
         fifo_capacity=draw(st.integers(0, slots)) if fifo else None,
     )
-    return replace(drawn, **{name: value for name, value in fixed.items() if value is not None})
+    return replace(drawn, **fixed)
 
 
 def messages(now):
@@ -153,13 +144,9 @@ def test_a_poll_asks_for_what_sqs_allows(now):
     assert ask is None or (1 <= ask.messages <= now.most and 1 <= ask.wait <= WAIT_TIME_SECONDS)
 
 
-@given(snapshots(busy=True))
-def test_a_busy_queue_is_asked_for_no_more_than_may_be_held(now):
-    assert messages(now) <= max(0, now.limit - now.occupied - now.expected - now.own_unlikely)
-
-
 @given(snapshots(busy=True), st.integers(0, 300), st.integers(0, 300))
-def test_what_idle_queues_were_asked_for_is_nothing_to_a_busy_one(now, unlikely, polls):
+def test_a_busy_queue_is_asked_for_no_more_than_may_be_held_whatever_idle_ones_were(now, unlikely, polls):
+    assert messages(now) <= max(0, now.limit - now.occupied - now.expected - now.own_unlikely)
     other = replace(now, unlikely=unlikely, idle_polls=polls, unpolled=now.unpolled_busy)
     assert messages(now) == messages(other)
 
