@@ -30,6 +30,17 @@ class Site:
         }
         return self.app.send_task(f"work.{task}", args, kwargs, **options)
 
+    def begin(self, key):
+        """Send a task that does nothing, and wait until it has begun."""
+        self.send("quick", key)
+        self.diary.wait_for("started", key=key)
+
+    def give_back(self):
+        """As a worker does with what it has fetched and not begun."""
+        (message,) = self.sqs.receive_message(QueueUrl=self.url, WaitTimeSeconds=5)["Messages"]
+        handle = message["ReceiptHandle"]
+        self.sqs.change_message_visibility(QueueUrl=self.url, ReceiptHandle=handle, VisibilityTimeout=0)
+
     def start(self, module="work", **options):
         return self.start_worker(module, config=self.config, **options)
 

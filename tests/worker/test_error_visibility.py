@@ -43,14 +43,27 @@ def test_the_message_is_hidden_for_the_delay_of_the_task_or_else_of_the_transpor
     assert "error_visibility_timeout of task work.miscomputed failed" in worker.log
 
 
-@pytest.mark.prefork_only("Celery has soft time limits only where there are processes")
-def test_a_soft_time_limit_is_treated_as_an_error(make_site):
+@pytest.mark.parametrize(
+    ("task", "events", "retries"),
+    [
+        ("prepared", ["preparing", "preparing", "calling", "preparing", "started", "done"], [2]),
+        pytest.param(
+            "softly_limited",
+            ["started", "limit", "started", "done"],
+            [0, 1],
+            marks=pytest.mark.prefork_only("Celery has soft time limits only where there are processes"),
+        ),
+    ],
+    ids=["before the run, and in a call of the user's own", "by a soft time limit"],
+)
+def test_a_run_may_fail(make_site, task, events, retries):
     site = make_site()
     site.start()
-    site.send("softly_limited", "a")
+    site.send(task, "a")
     site.diary.wait_for("done", key="a")
-    assert [entry["retries"] for entry in site.diary.entries("started", key="a")] == [0, 1]
-    assert site.changes() == [1]
+    assert [entry["event"] for entry in site.diary.entries()] == events
+    assert [entry["retries"] for entry in site.diary.entries("started")] == retries
+    assert site.changes() == [1] * retries[-1]
 
 
 def test_a_retry_hides_the_same_message_or_goes_to_another_queue(make_site):
@@ -63,10 +76,8 @@ def test_a_retry_hides_the_same_message_or_goes_to_another_queue(make_site):
     assert site.proxy.count("SendMessage") == 1
     site.app.send_task("work.retrying", ("there",), {"queue": other})
     site.diary.wait_for("done", key="there")
-    assert [entry["sqs"]["queue"] for entry in site.diary.entries("started", key="there")] == [
-        site.queue,
-        other,
-    ]
+    queues = [entry["sqs"]["queue"] for entry in site.diary.entries("started", key="there")]
+    assert queues == [site.queue, other]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
@@ -84,13 +95,3 @@ def test_the_task_knows_which_delivery_it_runs(make_site, pool):
     assert first["id"] == second["id"] == result.id
     assert not first["headers"]
     assert site.changes() == [2]
-
-
-def test_a_failure_before_the_run_and_in_a_call_of_the_users_own_come_back_too(make_site):
-    site = make_site()
-    site.start()
-    site.send("prepared", "a")
-    site.diary.wait_for("done", key="a")
-    assert site.diary.count("preparing") == 3
-    assert site.diary.count("calling") == 1
-    assert site.changes() == [1, 1]
