@@ -75,43 +75,38 @@ def failed_sends(site, queue):
     return [call for call in site.proxy.calls("SendMessage", queue=queue) if call.status != 200]
 
 
-def add_one_and_two(site, **second):
-    """A chord; what is said of its second member makes that slow, or kills it."""
-    numbers = [signature(site, "number", 1), signature(site, "number", 2, **second)]
-    chord(numbers)(signature(site, "adding"))
-
-
-def assert_added_once(site):
-    assert [entry["sum"] for entry in site.diary.wait_for("sum", timeout=90)] == [3]
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
-
-
 @pytest.mark.prefork_only("only a process can be killed")
 @pytest.mark.parametrize("moment", ["stored", "publishing"])
 def test_a_chord_outlasts_the_killed_child_of_a_member(redis_site, moment):
     site = redis_site()
     start(site)
-    add_one_and_two(site, seconds=3, killed=moment)
-    assert_added_once(site)
+    chord([signature(site, "number", 1), signature(site, "number", 2, seconds=3, killed=moment)])(
+        signature(site, "adding")
+    )
+    assert [entry["sum"] for entry in site.diary.wait_for("sum", timeout=90)] == [3]
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
 
 
 @pytest.mark.prefork_only("only a process can be killed")
 def test_a_chord_outlasts_a_worker_killed_while_it_published_the_body(redis_site):
     site = redis_site(visibility_timeout=4, heartbeat_interval=3, wait_time_seconds=1)
     doomed = start(site)
-    add_one_and_two(site, seconds=3, killed="publishing")
+    chord([signature(site, "number", 1), signature(site, "number", 2, seconds=3, killed="publishing")])(
+        signature(site, "adding")
+    )
     site.diary.wait_for("run", 2, key="number")
     # Its child dies by itself; before Celery notices, all of it is gone.
     site.proxy.wait_for(lambda _: len(doomed.children()) < 2 or site.diary.count("sum"), timeout=60)
     doomed.kill()
     start(site)
-    assert_added_once(site)
+    assert [entry["sum"] for entry in site.diary.wait_for("sum", timeout=90)] == [3]
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
 
 
 def test_a_chord_that_is_polled_for_is_no_dead_letter(make_site):
     site = make_site()  # its results are files
     dead = site.create_queue_with_dead_letters(receives=3)
     start(site, concurrency=3)
-    add_one_and_two(site, seconds=8)
-    assert_added_once(site)
+    chord([signature(site, "number", 1), signature(site, "number", 2, seconds=8)])(signature(site, "adding"))
+    assert [entry["sum"] for entry in site.diary.wait_for("sum", timeout=60)] == [3]
     assert site.counts(dead) == (0, 0)

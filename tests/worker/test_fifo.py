@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+from support.faults import lose_response
+
 
 def send(site, group, task, *args):
     site.app.send_task(f"work.{task}", args, MessageGroupId=group)
@@ -44,6 +46,20 @@ def test_several_groups_run_side_by_side_and_each_in_order(make_fifo_site):
             if entry["event"] in {"started", "done"} and entry["key"][0] == group
         ]
         assert events == [(event, f"{group}{n}") for n in range(3) for event in ("started", "done")]
+
+
+def test_an_answer_that_was_lost_closes_no_group(make_fifo_site):
+    site = make_fifo_site(visibility_timeout=120)
+    send(site, "a", "quick", "a")
+    site.proxy.inject(lose_response(), "ReceiveMessage", times=1)
+    site.start(concurrency=2)
+    site.diary.wait_for("started", key="a", timeout=30)
+    lost, again = site.proxy.calls("ReceiveMessage", queue=site.queue)[:2]
+    assert lost.answer is None
+    assert again.request["ReceiveRequestAttemptId"] == lost.request["ReceiveRequestAttemptId"]
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    ids = [call.request["ReceiveRequestAttemptId"] for call in site.proxy.calls("ReceiveMessage")]
+    assert len(set(ids)) == len(ids) - 1, "every other receive has one of its own"
 
 
 def test_what_is_no_task_closes_its_group_for_a_while_and_is_given_up(make_fifo_site, sqs):

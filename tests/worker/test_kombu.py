@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from botocore.exceptions import ClientError
 from kombu.common import Broadcast
 
 from celery_sqs_visibility.errors import UnroutableError
@@ -94,25 +93,21 @@ def test_what_celery_cannot_take_is_kept_and_ends_no_worker(make_site, tmp_path,
     assert worker.running
 
 
-def queue_of_the_client(site, app):
-    try:
-        return site.sqs.get_queue_url(QueueName=app.backend.oid)["QueueUrl"]
-    except ClientError:
-        return None
-
-
 def test_results_by_rpc_arrive_and_leave_no_queue_when_their_client_ends(make_site):
+    def queues_of_the_client():
+        return site.sqs.list_queues(QueueNamePrefix=site.app.backend.oid).get("QueueUrls", [])
+
     site = make_site({"result_backend": "rpc://", "result_expires": 3600})
     site.start()
     assert site.send("quick", "a").get(timeout=30) == "a"
-    url = queue_of_the_client(site, site.app)
+    (url,) = queues_of_the_client()
     attributes = site.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
     assert attributes["MessageRetentionPeriod"] == "3600"
     late = site.send("slow", "late", 3)
     site.diary.wait_for("started", key="late")
     site.app.backend.result_consumer.stop()
-    assert queue_of_the_client(site, site.app) is None
+    assert not queues_of_the_client()
     site.diary.wait_for("done", key="late")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert queue_of_the_client(site, site.app) is None
+    assert not queues_of_the_client()
     assert late

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from celery_sqs_visibility import publish_batch
 
 

@@ -48,15 +48,6 @@ def test_an_idle_queues_interval_grows_and_collapses_at_the_first_message(make_s
     assert later[1] - brings_it.started < 2.5, "and not two sleeps of 3 s"
 
 
-def test_polls_are_long_by_default(make_site):
-    site = make_site()
-    site.start()
-    site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))
-    (poll,) = site.proxy.in_flight("ReceiveMessage")
-    assert poll.request["WaitTimeSeconds"] == 20
-    assert poll.request["VisibilityTimeout"] == 30
-
-
 def nothing_at_once(_request, _forward, _removed):
     """As SQS answers for a FIFO queue at its limit of messages in flight, however long it was to wait."""
     return json_answer(HTTPStatus.OK, {})

@@ -28,11 +28,13 @@ def test_of_long_tasks_a_second_worker_gets_its_share(make_site):
     assert all(worker.running for worker in workers)
 
 
-def test_idle_queues_keep_no_slot_from_a_busy_one(make_site):
+def test_idle_queues_are_polled_long_by_default_and_keep_no_slot_from_a_busy_one(make_site):
     site = make_site()
     idle = [f"{site.queue}-{number}" for number in range(4)]
     site.start(concurrency=4, queues=[site.queue, *idle])
     site.proxy.wait_for(lambda _: len(site.proxy.in_flight("ReceiveMessage")) == 5)
+    asked = [poll.request for poll in site.proxy.in_flight("ReceiveMessage")]
+    assert {(each["WaitTimeSeconds"], each["VisibilityTimeout"]) for each in asked} == {(20, 30)}
     for key in range(20):
         site.send("slow", key, 1)
     done = site.diary.wait_for("done", 20, timeout=60)
