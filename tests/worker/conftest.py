@@ -78,6 +78,11 @@ class Site:
         starts = [entry["monotonic"] for entry in self.diary.entries("started", key=key)]
         return [start - failure for failure, start in zip(failures, starts[1:], strict=False)]
 
+    def brought(self):
+        """The receives that brought something."""
+        polls = self.proxy.calls("ReceiveMessage", queue=self.queue)
+        return [poll for poll in polls if poll.response.get("Messages")]
+
     def changes(self):
         """The visibility timeouts the worker asked for after its receives, in order."""
         return [

@@ -23,7 +23,7 @@ def test_what_failed_for_good_is_kept_where_the_redrive_policy_cannot_be_read(ma
     result = site.send("hopeless", "a", link_error=errback)
     site.diary.wait_for("errback")
     # It comes back, as SQS's own redrive policy wants it to; but it is neither run nor failed again.
-    site.proxy.wait_for(lambda _: len(receives_of(site)) >= 5)
+    site.proxy.wait_for(lambda _: len(site.brought()) >= 5)
     assert result.state == "FAILURE"
     assert site.diary.count("started", key="a") == 3
     assert site.diary.count("errback") == 1
@@ -89,8 +89,3 @@ def test_a_consumer_in_a_task_leaves_the_workers_alone(make_site):
     site.diary.wait_for("done", key="a")
     site.begin("after")
     assert worker.running
-
-
-def receives_of(site):
-    """The polls that brought something."""
-    return [call for call in site.proxy.calls("ReceiveMessage") if (call.response or {}).get("Messages")]

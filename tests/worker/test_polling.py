@@ -42,7 +42,7 @@ def test_an_idle_queues_interval_grows_and_collapses_at_the_first_message(make_s
     assert all(sleep > least - 0.05 for sleep, least in zip(sleeps, [0.2, 1, 2, 3, 3], strict=False))
     assert sleeps[0] < sleeps[-1]
     site.begin("a")
-    (brings_it,) = [call for call in receives(site) if call.response.get("Messages")]
+    (brings_it,) = site.brought()
     site.proxy.wait_for(lambda _: sum(call.started > brings_it.started for call in receives(site)) >= 2)
     later = [call.started for call in receives(site) if call.started > brings_it.started]
     assert later[1] - brings_it.started < 2.5, "and not two sleeps of 3 s"

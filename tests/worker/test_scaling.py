@@ -8,12 +8,6 @@ import pytest
 from support.scaling import scaling
 
 
-def brought(site):
-    return [
-        call for call in site.proxy.calls("ReceiveMessage", queue=site.queue) if call.response.get("Messages")
-    ]
-
-
 def entries(site, action):
     """How many entries each request of that action had."""
     return [len(call.request["Entries"]) for call in site.proxy.calls(action)]
@@ -30,7 +24,7 @@ def test_a_hundred_quick_tasks_cost_ten_receives_and_ten_deletes(make_site):
     site.start(pool="threads", concurrency=work.slots, prefetch_multiplier=work.multiplier)
     site.diary.wait_for("started", 200, timeout=60)
     site.proxy.wait_for(lambda _: sum(entries(site, "DeleteMessageBatch")) == 200)
-    first = sorted(brought(site), key=lambda call: call.started)[: round(100 * each.receive)]
+    first = sorted(site.brought(), key=lambda call: call.started)[: round(100 * each.receive)]
     assert sum(len(call.response["Messages"]) for call in first) == 100
     assert entries(site, "DeleteMessageBatch") == [10] * round(200 * each.delete)
     assert site.proxy.count("ChangeMessageVisibilityBatch") == each.change_visibility == 0
@@ -47,7 +41,7 @@ def test_a_task_of_a_fifo_queue_costs_three_requests(make_fifo_site):
     site.proxy.wait_for(lambda _: sum(entries(site, "DeleteMessageBatch")) == 60)
     each = scaling.calls(work)
     assert site.proxy.count("SendMessage") == 60 * each.send
-    assert [len(call.response["Messages"]) for call in brought(site)] == [1] * round(60 * each.receive)
+    assert [len(call.response["Messages"]) for call in site.brought()] == [1] * round(60 * each.receive)
     assert len(entries(site, "DeleteMessageBatch")) <= round(60 * each.delete)
     polls = site.proxy.count("ReceiveMessage")
     # Where a second poll found no other group, there is none for a second.
@@ -74,7 +68,7 @@ def test_a_task_costs_what_was_computed(make_site, arguments, work, calls):
     site.proxy.wait_for_calls("DeleteMessageBatch")
     changes, deletes = map(site.proxy.count, ["ChangeMessageVisibilityBatch", "DeleteMessageBatch"])
     each = scaling.calls(work)
-    assert (len(brought(site)), changes, deletes) == calls
+    assert (len(site.brought()), changes, deletes) == calls
     assert (each.receive, each.change_visibility, each.delete) == calls
 
 
