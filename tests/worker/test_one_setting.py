@@ -25,13 +25,12 @@ assert "celery_sqs_visibility.worker.request" not in sys.modules
 assert "pycurl" not in sys.modules
 """
 
-
 STOCK = """
 from celery import Celery
-import json, os
+import json, sys
 
 app = Celery("stock")
-app.conf.update(json.loads(os.environ["CELERY_TEST_CONFIG"]))
+app.conf.update(json.loads(sys.argv[2]))
 app.send_task("work.quick", ["from a script"])
 """
 
@@ -49,18 +48,14 @@ def stock(site):
 @pytest.mark.parametrize(
     ("script", "options"),
     [(PRODUCER, {}), (STOCK, {"sqs_base64_encoding": True}), (STOCK, {"sqs_base64_encoding": False})],
-    ids=[
-        "one with the setting and nothing of ours",
-        "a stock one",
-        "a stock one whose messages are no base64",
-    ],
+    ids=["one with the setting and nothing of ours", "a stock one", "a stock one without base64"],
 )
 def test_a_worker_without_broker_url_finds_sqs_and_runs_what_any_producer_sends(make_site, script, options):
     site = make_site(**options)
     worker = site.start()
     # Ours has no broker_url either; the endpoint is in the environment, as for any boto3 program.
-    command = [sys.executable, "-c", script, site.queue]
-    how = {"env": environment(stock(site)), "capture_output": True, "text": True, "timeout": 60}
+    command = [sys.executable, "-c", script, site.queue, json.dumps(stock(site))]
+    how = {"env": environment({}), "capture_output": True, "text": True, "timeout": 60}
     result = subprocess.run(command, check=False, **how)
     assert result.returncode == 0, result.stderr
     site.diary.wait_for("started", key="from a script")

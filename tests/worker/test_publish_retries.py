@@ -29,7 +29,6 @@ REFUSALS = {
     "bad parameter": error("InvalidParameterValue"),
 }
 
-
 #: What meets an attempt, how a publication asks to be retried, and the waits it then has.
 PUBLICATIONS = {
     **{name: (fault, {}, WAITS) for name, fault in PASSING_ERRORS.items()},
