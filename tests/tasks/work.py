@@ -31,12 +31,6 @@ class Unpicklable(Exception):
         self.lock = threading.Lock()
 
 
-class Later(Exception):
-    """Says itself when to come back."""
-
-    retry_after = 2
-
-
 def started(task, key):
     request = task.request
     note(
@@ -51,11 +45,11 @@ def started(task, key):
     )
 
 
-def fail_until(task, key, times, error=Trouble):
+def fail_until(task, key, times, error=None):
     started(task, key)
     if task.request.retries < times:
         note("failing", key=key)
-        raise error(key) if error is not Unpicklable else Unpicklable(1, 2)
+        raise error or Trouble(key)
     note("done", key=key)
     return key
 
@@ -86,46 +80,14 @@ def number(self, key, times=1):
     return fail_until(self, key, times)
 
 
-@app.task(bind=True, error_visibility_timeout=[1, 3], max_retries=5)
-def listed(self, key, times=2):
-    return fail_until(self, key, times)
-
-
 @app.task(bind=True, error_visibility_timeout=lambda retries, exc: 1 + retries if exc.args else 30)
 def computed(self, key, times=2):
     return fail_until(self, key, times)
 
 
-@app.task(bind=True, error_visibility_timeout=lambda retries, exc: 1 / 0)
-def miscomputed(self, key, times=1):
-    return fail_until(self, key, times)
-
-
-class ByMethod(VisibilityTask):
-    delays = (2, 1)
-
-    def error_visibility_timeout(self, retries, exc):
-        return self.delays[retries]
-
-
-@app.task(bind=True, base=ByMethod)
-def by_method(self, key, times=2):
-    return fail_until(self, key, times)
-
-
-@app.task(bind=True, error_visibility_timeout=30)
-def says_later(self, key, times=1):
-    return fail_until(self, key, times, error=Later)
-
-
-@app.task(bind=True, retry_backoff=2, retry_jitter=False)
-def backing_off(self, key, times=2):
-    return fail_until(self, key, times)
-
-
 @app.task(bind=True, error_visibility_timeout=1)
 def unpicklable(self, key, times=1):
-    return fail_until(self, key, times, error=Unpicklable)
+    return fail_until(self, key, times, Unpicklable(1, 2))
 
 
 @app.task(bind=True, error_visibility_timeout=1, max_retries=2)
@@ -224,14 +186,6 @@ def once(self, key):
 def hopeless_killer(self, key):
     started(self, key)
     kill_self()
-
-
-@app.task(bind=True, error_visibility_timeout=1)
-def exiting(self, key):
-    started(self, key)
-    if self.request.retries < 1:
-        raise SystemExit(3)
-    note("done", key=key)
 
 
 @app.task(bind=True, base=Task, acks_late=True)

@@ -30,6 +30,17 @@ class Site:
         }
         return self.app.send_task(f"work.{task}", args, kwargs, **options)
 
+    def begin(self, key):
+        """Send a task that does nothing, and wait until it has begun."""
+        self.send("quick", key)
+        self.diary.wait_for("started", key=key)
+
+    def give_back(self):
+        """As a worker does with what it has fetched and not begun."""
+        (message,) = self.sqs.receive_message(QueueUrl=self.url, WaitTimeSeconds=5)["Messages"]
+        handle = message["ReceiptHandle"]
+        self.sqs.change_message_visibility(QueueUrl=self.url, ReceiptHandle=handle, VisibilityTimeout=0)
+
     def start(self, module="work", **options):
         return self.start_worker(module, config=self.config, **options)
 
@@ -66,6 +77,11 @@ class Site:
         failures = [entry["monotonic"] for entry in self.diary.entries("failing", key=key)]
         starts = [entry["monotonic"] for entry in self.diary.entries("started", key=key)]
         return [start - failure for failure, start in zip(failures, starts[1:], strict=False)]
+
+    def brought(self):
+        """The receives that brought something."""
+        polls = self.proxy.calls("ReceiveMessage", queue=self.queue)
+        return [poll for poll in polls if poll.response.get("Messages")]
 
     def changes(self):
         """The visibility timeouts the worker asked for after its receives, in order."""

@@ -32,8 +32,7 @@ def test_a_run_that_outlives_the_connection_is_settled_and_its_slot_is_free(make
     site.diary.wait_for("done", key="trouble", timeout=SOON)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=20)
     assert site.diary.count("started", key="runs") == 1
-    site.send("quick", "after")
-    site.diary.wait_for("started", key="after")
+    site.begin("after")
 
 
 def test_a_run_that_is_cancelled_with_the_connection_comes_back(make_site):

@@ -10,14 +10,11 @@ from celery_sqs_visibility.policy.fates import Fate
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 
 
-def backend(tmp_path):
-    return f"support.failing_backend:FailingBackend+file://{tmp_path / 'results'}"
-
-
 @pytest.fixture
 def ends_site(make_site, tmp_path):
     """A site whose dead letters can be told from what was deleted."""
-    site = make_site({"result_backend": backend(tmp_path)})
+    results = tmp_path / "results"
+    site = make_site({"result_backend": f"support.failing_backend:FailingBackend+file://{results}"})
     site.config["broker_transport_options"]["dead_letter_queue"] = f"{site.queue}-dead"
     return site
 
@@ -39,12 +36,9 @@ def dead_letters(site):
 
 
 def what_happened(site, result, letters):
-    count = {event: site.diary.count(event, id=result.id) for event in ("run", "task_failure", "errback")}
+    events = {"runs": "run", "retries": "task_retry", "errbacks": "errback", "failures": "task_failure"}
     return {
-        "runs": count["run"],
-        "retries": site.diary.count("task_retry", id=result.id),
-        "errbacks": count["errback"],
-        "failures": count["task_failure"],
+        **{name: site.diary.count(event, id=result.id) for name, event in events.items()},
         "state": result.state,
         "dead letters": letters.count(result.id),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from botocore.exceptions import ClientError
 from kombu.common import Broadcast
 
 from celery_sqs_visibility.errors import UnroutableError
@@ -50,67 +49,65 @@ def test_a_worker_of_a_broadcast_queue_ends_with_a_sentence_and_makes_no_queue(m
     assert site.proxy.count("CreateQueue") == 0
 
 
-def test_a_task_for_a_broadcast_queue_is_refused_where_it_is_published(make_site, producer):
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"queue": "news"}, r"exchange 'news' .* no exchanges of type fanout \(Broadcast\)"),
+        ({"exchange": "media", "routing_key": "video"}, "no queue is bound to exchange 'media'"),
+    ],
+    ids=["a broadcast queue", "no queue"],
+)
+def test_a_task_is_refused_where_it_is_published_to(make_site, producer, options, sentence):
     site = make_site()
     app = producer({**site.config, "task_queues": [Broadcast("news")]})
-    with pytest.raises(
-        UnroutableError, match=r"exchange 'news' .* no exchanges of type fanout \(Broadcast\)"
-    ):
-        app.send_task("work.quick", ("a",), queue="news")
+    with pytest.raises(UnroutableError, match=sentence):
+        app.send_task("work.quick", ("a",), **options)
     assert site.proxy.count("SendMessage") == 0
-
-
-def test_a_task_for_an_exchange_that_no_queue_is_bound_to_is_refused_where_it_is_published(make_site):
-    site = make_site()
-    with pytest.raises(UnroutableError, match="no queue is bound to exchange 'media'"):
-        site.app.send_task("work.quick", ("a",), exchange="media", routing_key="video")
 
 
 @pytest.mark.parametrize("settings", [{}, {"event_exchange": "ours", "control_exchange": "ours"}])
 def test_events_and_remote_control_go_nowhere_and_harm_nobody(make_site, settings):
     site = make_site({"worker_send_task_events": True, "task_send_sent_event": True, **settings})
     worker = site.start(extra_args=["-E", "--heartbeat-interval", "1"])
-    site.send("quick", "a")
-    site.diary.wait_for("started", key="a")
+    site.begin("a")
     site.app.control.revoke("somebody")
-    site.send("quick", "b")
-    site.diary.wait_for("started", key="b")
+    site.begin("b")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert worker.running
     assert "UnroutableError" not in worker.log
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
-def test_an_exception_while_celery_takes_a_message_ends_no_worker(make_site, tmp_path, pool):
+def test_what_celery_cannot_take_is_kept_and_ends_no_worker(make_site, tmp_path, pool):
     site = make_site(visibility_timeout=10, error_visibility_timeout=60)
     worker = site.start("unlucky", pool=pool, **write(tmp_path, "unlucky", RAISING))
+    site.app.send_task("work.nobody_knows", ("a",))
+    worker.wait_for_log("message is no task for this worker")
+    assert "work.nobody_knows" in worker.log
+    site.proxy.wait_for(lambda _: site.changes() == [60])
     site.send("unlucky", "a")
     worker.wait_for_log("message could not be handed to Celery")
-    site.send("quick", "after")
-    site.diary.wait_for("started", key="after")
-    site.proxy.wait_for(lambda _: site.kept == 1)
+    site.begin("after")
+    site.proxy.wait_for(lambda _: site.changes() == [60, 60])
+    site.proxy.wait_for(lambda _: site.counts() == (0, 2))
     assert worker.running
 
 
-def queue_of_the_client(site, app):
-    try:
-        return site.sqs.get_queue_url(QueueName=app.backend.oid)["QueueUrl"]
-    except ClientError:
-        return None
-
-
 def test_results_by_rpc_arrive_and_leave_no_queue_when_their_client_ends(make_site):
+    def queues_of_the_client():
+        return site.sqs.list_queues(QueueNamePrefix=site.app.backend.oid).get("QueueUrls", [])
+
     site = make_site({"result_backend": "rpc://", "result_expires": 3600})
     site.start()
     assert site.send("quick", "a").get(timeout=30) == "a"
-    url = queue_of_the_client(site, site.app)
+    (url,) = queues_of_the_client()
     attributes = site.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
     assert attributes["MessageRetentionPeriod"] == "3600"
     late = site.send("slow", "late", 3)
     site.diary.wait_for("started", key="late")
     site.app.backend.result_consumer.stop()
-    assert queue_of_the_client(site, site.app) is None
+    assert not queues_of_the_client()
     site.diary.wait_for("done", key="late")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert queue_of_the_client(site, site.app) is None
+    assert not queues_of_the_client()
     assert late

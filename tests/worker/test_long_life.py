@@ -28,41 +28,31 @@ def deliveries(site):
 
 
 @pytest.mark.timeout(240)  # a child that leaves takes a second for it (billiard/pool.py: `_do_exit`)
-def test_a_child_for_every_task_under_load_runs_each_delivery_once(make_site):
-    site = make_site(visibility_timeout=30)
-    tasks = 200
-    for key in range(tasks):
-        site.send("quick", key)
-    site.proxy.clear()
-    worker = site.start(concurrency=2, extra_args=["--max-tasks-per-child=1"])
-    site.diary.wait_for("started", tasks, timeout=200)
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    started = site.diary.entries("started")
-    assert {entry["key"] for entry in started} == set(range(tasks))
-    assert Counter(entry["sqs"]["message_id"] for entry in started) == deliveries(site)
-    assert len({entry["pid"] for entry in started}) == len(started)
-    assert {call.action for call in site.proxy.calls()} <= A_WORKERS_OWN
-    assert {call.status for call in site.proxy.calls()} == {200}
-    worker.terminate()
-    assert worker.wait_exit(60) == 0, "its last poll takes 20"
-    assert "Traceback" not in worker.log
-
-
-def test_children_that_publish_have_clients_of_their_own_whatever_was_held_when_they_were_forked(make_site):
+def test_a_child_for_every_task_under_load_runs_each_delivery_once_and_publishes_with_a_client_of_its_own(
+    make_site,
+):
     # Three receivers, the heartbeat and the settlers are busy in the parent while it forks.
     site = make_site(visibility_timeout=30, heartbeat_interval=28, wait_time_seconds=0, settle_window=0)
-    tasks = 30
+    tasks = 100
     for key in range(tasks):
         site.send("publishing", key)
-    queues = [site.queue, f"{site.queue}-idle", f"{site.queue}-idle-too"]
-    worker = site.start(concurrency=2, queues=queues, extra_args=["--max-tasks-per-child=1"])
-    for key in range(tasks):
-        site.diary.wait_for("started", timeout=100, key=f"published by {key}")
+    site.proxy.clear()
+    idle = [f"{site.queue}-idle", f"{site.queue}-idle-too"]
+    for name in idle:
+        site.sqs.create_queue(QueueName=name)
+    worker = site.start(concurrency=2, queues=[site.queue, *idle], extra_args=["--max-tasks-per-child=1"])
+    site.diary.wait_for("started", 2 * tasks, timeout=200)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    starts = Counter(entry["sqs"]["message_id"] for entry in site.diary.entries("started"))
-    assert starts == deliveries(site)
-    assert {call.status for call in site.proxy.calls("SendMessage")} == {200}
-    assert worker.running
+    started = site.diary.entries("started")
+    published = {f"published by {key}" for key in range(tasks)}
+    assert {entry["key"] for entry in started} == published.union(range(tasks))
+    assert Counter(entry["sqs"]["message_id"] for entry in started) == deliveries(site)
+    assert len({entry["pid"] for entry in started}) == len(started)
+    assert {call.action for call in site.proxy.calls()} <= A_WORKERS_OWN | {"SendMessage"}
+    assert {call.status for call in site.proxy.calls()} == {200}
+    worker.terminate()
+    assert worker.wait_exit(60) == 0
+    assert "Traceback" not in worker.log
 
 
 def test_a_child_has_no_thread_of_ours_and_asks_sqs_for_nothing(make_site):

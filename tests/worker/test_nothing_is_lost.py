@@ -23,7 +23,7 @@ def test_what_failed_for_good_is_kept_where_the_redrive_policy_cannot_be_read(ma
     result = site.send("hopeless", "a", link_error=errback)
     site.diary.wait_for("errback")
     # It comes back, as SQS's own redrive policy wants it to; but it is neither run nor failed again.
-    site.proxy.wait_for(lambda _: len(receives_of(site)) >= 5)
+    site.proxy.wait_for(lambda _: len(site.brought()) >= 5)
     assert result.state == "FAILURE"
     assert site.diary.count("started", key="a") == 3
     assert site.diary.count("errback") == 1
@@ -47,32 +47,28 @@ def test_a_task_that_kills_every_worker_ends_as_a_failure(make_site):
     assert site.diary.count("started", key="a") == 4
 
 
-def test_what_was_only_released_runs_even_if_it_may_not_be_retried(make_site, reliability):
+@pytest.mark.parametrize(("deploys", "count"), [("two", 2), ("eight", 8)])
+def test_what_was_only_released_runs_even_if_it_may_not_be_retried(make_site, deploys, count, reliability):
     site = make_site(visibility_timeout=60)
     site.create_queue()
-    site.send("once", "a")
-    for _ in range(2):  # as two deploys do with what they have fetched and not begun
-        message = site.sqs.receive_message(QueueUrl=site.url, WaitTimeSeconds=5)["Messages"][0]
-        site.sqs.change_message_visibility(
-            QueueUrl=site.url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
-        )
+    result = site.send("once", "a")
+    for _ in range(count):
+        site.give_back()
     site.start()
-    site.diary.wait_for("started", key="a")
+    (entry,) = site.diary.wait_for("started", key="a")
+    assert entry["retries"] == count
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    reliability("two deploys give a message back", "`max_retries=0`", ["a"], ended="started")
+    assert result.state == "SUCCESS"
+    reliability(f"{deploys} deploys give a message back", "`max_retries=0`", ["a"], ended="started")
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
-def test_an_exit_in_a_task_is_a_failure_like_any_other_where_there_are_no_children(make_site, pool):
-    site = make_site(visibility_timeout=4)
+def test_an_exit_in_a_stock_task_ends_no_worker_that_has_no_children(make_site, pool):
+    site = make_site()
     worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=1)
-    site.send("exiting", "ours")
     site.send("stock_exiting", "stock")
-    site.diary.wait_for("done", key="ours")
     site.diary.wait_for("started", key="stock")
-    site.send("quick", "after")
-    site.diary.wait_for("started", key="after")
-    assert site.diary.count("started", key="ours") == 2
+    site.begin("after")
     assert worker.running
 
 
@@ -91,11 +87,5 @@ def test_a_consumer_in_a_task_leaves_the_workers_alone(make_site):
     worker = site.start(pool="threads")
     site.send("with_a_queue_of_its_own", "a", f"{site.queue}-own")
     site.diary.wait_for("done", key="a")
-    site.send("quick", "after")
-    site.diary.wait_for("started", key="after")
+    site.begin("after")
     assert worker.running
-
-
-def receives_of(site):
-    """The polls that brought something."""
-    return [call for call in site.proxy.calls("ReceiveMessage") if (call.response or {}).get("Messages")]

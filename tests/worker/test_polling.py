@@ -16,10 +16,10 @@ def receives(site):
     return site.proxy.calls("ReceiveMessage", queue=site.queue)
 
 
-def test_a_retry_is_on_time_though_polling_sleeps_for_a_minute(make_site):
-    site = make_site(polling_interval=60, wait_time_seconds=0)
+def test_no_sleep_of_ten_minutes_delays_a_retry_or_a_shutdown(make_site):
+    site = make_site(polling_interval=600, wait_time_seconds=0)
     site.send("number", "a")
-    site.start()
+    worker = site.start()
     site.diary.wait_for("failing", key="a")
     polls_before = len(receives(site))
     site.diary.wait_for("done", key="a")
@@ -27,6 +27,10 @@ def test_a_retry_is_on_time_though_polling_sleeps_for_a_minute(make_site):
     assert 2 <= gap < 15
     # One poll brings it back; one or two more find out that the queue is empty after a message was found.
     assert len(receives(site)) - polls_before <= 3 + len(FOLLOW_UP_SECONDS)
+    asked = time.monotonic()
+    worker.terminate()
+    assert worker.wait_exit(60) == 0
+    assert time.monotonic() - asked < 60
 
 
 def test_an_idle_queues_interval_grows_and_collapses_at_the_first_message(make_site):
@@ -37,21 +41,11 @@ def test_an_idle_queues_interval_grows_and_collapses_at_the_first_message(make_s
     sleeps = [later - earlier for earlier, later in pairwise(polls)]
     assert all(sleep > least - 0.05 for sleep, least in zip(sleeps, [0.2, 1, 2, 3, 3], strict=False))
     assert sleeps[0] < sleeps[-1]
-    site.send("quick", "a")
-    site.diary.wait_for("started", key="a")
-    (brings_it,) = [call for call in receives(site) if call.response.get("Messages")]
+    site.begin("a")
+    (brings_it,) = site.brought()
     site.proxy.wait_for(lambda _: sum(call.started > brings_it.started for call in receives(site)) >= 2)
     later = [call.started for call in receives(site) if call.started > brings_it.started]
     assert later[1] - brings_it.started < 2.5, "and not two sleeps of 3 s"
-
-
-def test_polls_are_long_by_default(make_site):
-    site = make_site()
-    site.start()
-    site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))
-    (poll,) = site.proxy.in_flight("ReceiveMessage")
-    assert poll.request["WaitTimeSeconds"] == 20
-    assert poll.request["VisibilityTimeout"] == 30
 
 
 def nothing_at_once(_request, _forward, _removed):
@@ -70,18 +64,7 @@ def test_an_idle_queue_whose_polls_end_at_once_is_polled_once_a_second(make_site
     polls, seconds = len(receives(site)) - before, time.monotonic() - began
     assert polls <= seconds + 1, f"{polls} in {seconds:.1f} s"
     site.proxy.clear_faults()
-    site.send("quick", "a")
-    site.diary.wait_for("started", key="a")
-
-
-def test_shutdown_waits_for_no_sleep(make_site):
-    site = make_site(polling_interval=600, wait_time_seconds=0)
-    worker = site.start()
-    site.proxy.wait_for_calls("ReceiveMessage", 1)
-    asked = time.monotonic()
-    worker.terminate()
-    assert worker.wait_exit(60) == 0
-    assert time.monotonic() - asked < 60
+    site.begin("a")
 
 
 def test_a_message_with_a_far_eta_waits_in_sqs_and_starts_on_time_at_its_first_attempt(make_site):

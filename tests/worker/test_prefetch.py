@@ -28,11 +28,13 @@ def test_of_long_tasks_a_second_worker_gets_its_share(make_site):
     assert all(worker.running for worker in workers)
 
 
-def test_idle_queues_keep_no_slot_from_a_busy_one(make_site):
+def test_idle_queues_are_polled_long_by_default_and_keep_no_slot_from_a_busy_one(make_site):
     site = make_site()
     idle = [f"{site.queue}-{number}" for number in range(4)]
     site.start(concurrency=4, queues=[site.queue, *idle])
     site.proxy.wait_for(lambda _: len(site.proxy.in_flight("ReceiveMessage")) == 5)
+    asked = [poll.request for poll in site.proxy.in_flight("ReceiveMessage")]
+    assert {(each["WaitTimeSeconds"], each["VisibilityTimeout"]) for each in asked} == {(20, 30)}
     for key in range(20):
         site.send("slow", key, 1)
     done = site.diary.wait_for("done", 20, timeout=60)
@@ -46,22 +48,23 @@ def test_what_waits_for_its_eta_keeps_no_slot_idle(make_site):
     for key in range(12):
         site.send("quick", key, countdown=40)
     site.proxy.wait_for(lambda _: site.counts() == (0, 12))
-    site.send("quick", "now")
-    site.diary.wait_for("started", key="now", timeout=20)
+    site.begin("now")
     assert site.diary.count("started") == 1
 
 
 @pytest.mark.parametrize("task", ["slow", "stock_slow"], ids=["acknowledged late", "acknowledged early"])
-def test_of_long_tasks_nothing_is_held_that_a_free_slot_could_not_start(make_site, task):
-    site = make_site(visibility_timeout=60, wait_time_seconds=1)
-    site.start(concurrency=2)
+def test_of_long_tasks_each_is_received_for_a_free_slot_and_at_once_however_seldom_polls_are(make_site, task):
+    site = make_site(visibility_timeout=60, polling_interval=30, wait_time_seconds=0)
     for key in range(8):
         site.send(task, key, 1.5)
-    done = [entry["monotonic"] for entry in site.diary.wait_for("done", 8)]
+    site.start(concurrency=2)
+    done = [entry["monotonic"] for entry in site.diary.wait_for("done", 8, timeout=60)]
     received = 0
     for call in site.proxy.calls("ReceiveMessage"):
         received += len(call.response.get("Messages", []))
         assert received - sum(at < call.finished for at in done) <= 2
+    starts = [entry["monotonic"] for entry in site.diary.entries("started")]
+    assert max(after - before for before, after in itertools.pairwise(starts)) < 15
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -75,17 +78,6 @@ def test_of_short_tasks_full_batches_are_received_even_at_a_multiplier_of_one(ma
     # Not how many in all: to overlapping polls the emulator hands out a message twice now and then.
     assert len({message["MessageId"] for messages in brought for message in messages}) == 400
     assert sum(len(messages) == 10 for messages in brought) >= 30
-
-
-def test_a_freed_slot_is_refilled_at_once_however_long_the_polling_interval(make_site):
-    site = make_site(polling_interval=30, wait_time_seconds=0)
-    for key in range(6):
-        site.send("slow", key, 1)
-    site.start(concurrency=1)
-    site.diary.wait_for("done", 6, timeout=60)
-    starts = [entry["monotonic"] for entry in site.diary.entries("started")]
-    gaps = [after - before for before, after in itertools.pairwise(starts)]
-    assert max(gaps) < 15
 
 
 @pytest.mark.prefork_only("Celery adds and removes processes")

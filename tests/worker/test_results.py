@@ -27,18 +27,9 @@ def test_an_id_that_failed_once_and_is_published_again_runs_on_another_worker(ma
     worker.terminate()
     worker.wait_exit()
     site.app.send_task(**send)
-    # A worker got it and died: its next receive is a redelivery, about which the backend is asked.
-    message = site.proxy.wait_for(lambda _: received(site))
-    site.sqs.change_message_visibility(
-        QueueUrl=site.url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
-    )
+    site.give_back()  # its next receive is a redelivery, about which the backend is asked
     site.start("ends")
     assert [entry["retries"] for entry in site.diary.wait_for("run", 2)] == [0, 1]
-
-
-def received(site):
-    (message,) = site.sqs.receive_message(QueueUrl=site.url).get("Messages", [None])
-    return message
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
@@ -56,19 +47,15 @@ def test_a_stock_task_whose_retry_cannot_be_published_comes_back(make_site, pool
     assert sum(site.counts(url)) == 1
 
 
-def test_a_stock_task_whose_retry_can_never_be_published_ends(make_site):
+@pytest.mark.parametrize(
+    ("task", "runs"), [("stock_retrying_with_what_cannot_be_sent", 2), ("stock_rejecting", 1)]
+)
+def test_a_stock_task_whose_retry_can_never_be_published_ends_and_so_does_one_that_rejects(
+    make_site, task, runs
+):
     site = make_site(error_visibility_timeout=1)
     site.start("ends")
-    result = site.app.send_task("ends.stock_retrying_with_what_cannot_be_sent")
-    site.diary.wait_for("run", 2, id=result.id)
+    result = site.app.send_task(f"ends.{task}")
+    site.diary.wait_for("run", runs, id=result.id)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert site.diary.count("run", id=result.id) == 2
-
-
-def test_a_stock_task_that_rejects_with_an_exception_means_it(make_site):
-    site = make_site(error_visibility_timeout=1)
-    site.start("ends")
-    result = site.app.send_task("ends.stock_rejecting")
-    site.diary.wait_for("run", id=result.id)
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert site.diary.count("run", id=result.id) == 1
+    assert site.diary.count("run", id=result.id) == runs

@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 
 import pytest
-from support.faults import error
 from support.processes import wait_until
 
 
@@ -61,12 +60,3 @@ def test_all_queues_share_one_reservation(make_site, start_worker):
         # are slots, and may bring one message each.
         assert held <= 4 + 5, "of sixteen"
     assert {entry["key"] for entry in site.diary.entries("done")} == set(queues)
-
-
-def test_a_hide_that_fails_is_tried_again(make_site):
-    site = make_site()
-    site.start()
-    site.proxy.inject(error("RequestThrottled"), "ChangeMessageVisibilityBatch", times=2)
-    site.send("number", "a")
-    site.diary.wait_for("done", key="a")
-    assert site.changes() == [2, 2, 2]

@@ -10,81 +10,58 @@ from kombu.exceptions import OperationalError
 from support.faults import black_hole, error, reset_connection
 from support.processes import RECOVERY
 
-CANNOT = "cannot start, since "
 UNSIGNED = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+# Nothing leaves this machine: a proxy is asked for a region's own endpoint, and there is none.
+ELSEWHERE = {"AWS_ENDPOINT_URL_SQS": "", "HTTPS_PROXY": "http://127.0.0.1:1"}
 INVALID = error("InvalidClientTokenId", 403, "The security token included in the request is invalid.")
 DENIED = error("AccessDeniedException", 403, "User is not authorized to perform this action")
+GIVE_VALID = "Give the worker valid AWS credentials"
 
 
-def refusal(worker):
-    """The one sentence of a worker that could not start."""
+def assert_refused(site, *said, env=None):
+    """A worker ends with one sentence, which says this."""
+    worker = site.start(pool="solo", ready=False, env=env)
     assert worker.wait_exit() == 1
     (sentence,) = [line for line in worker.log.splitlines() if "CRITICAL" in line]
-    assert CANNOT in sentence
+    for part in ("cannot start, since ", *said):
+        assert part in sentence
     assert "Traceback" not in worker.log
     assert worker.log.count("Connected to") == 0
-    return sentence
-
-
-def test_no_credentials(make_site):
-    sentence = refusal(make_site().start(pool="solo", ready=False, env=UNSIGNED))
-    assert "Unable to locate credentials" in sentence
-    assert "Give the worker valid AWS credentials" in sentence
-
-
-def test_invalid_credentials(make_site):
-    site = make_site()
-    site.proxy.inject(INVALID)
-    sentence = refusal(site.start(pool="solo", ready=False))
-    assert "InvalidClientTokenId" in sentence
-    assert "Give the worker valid AWS credentials" in sentence
 
 
 @pytest.mark.parametrize(
-    ("region", "said"),
-    [("nowhere-1", "botocore knows no region 'nowhere-1'"), ("not a region", "'not a region' doesn't match")],
+    ("fault", "env", "region", "said"),
+    [
+        (None, UNSIGNED, "us-east-1", ["Unable to locate credentials", GIVE_VALID]),
+        (INVALID, {}, "us-east-1", ["InvalidClientTokenId", GIVE_VALID]),
+        (None, ELSEWHERE, "nowhere-1", ["botocore knows no region 'nowhere-1'"]),
+        (None, ELSEWHERE, "not a region", ["'not a region' doesn't match"]),
+        (None, {"AWS_ENDPOINT_URL_SQS": "not a url"}, "us-east-1", ["Invalid endpoint: not a url"]),
+    ],
+    ids=["no credentials", "invalid credentials", "an unknown region", "no region", "a malformed endpoint"],
 )
-def test_an_unknown_region(make_site, region, said):
-    # Nothing leaves this machine: a proxy is asked for that endpoint, and there is none.
-    env = {"AWS_ENDPOINT_URL_SQS": "", "HTTPS_PROXY": "http://127.0.0.1:1"}
+def test_a_worker_whom_sqs_cannot_know_or_who_cannot_find_it_ends(make_site, fault, env, region, said):
     site = make_site()
-    site.config["broker_transport_options"] = {"visibility_timeout": 30, "region": region}
-    sentence = refusal(site.start(pool="solo", ready=False, env=env))
-    assert said in sentence
-
-
-def test_a_malformed_endpoint(make_site):
-    site = make_site()
-    env = {"AWS_ENDPOINT_URL_SQS": "not a url"}
-    assert "Invalid endpoint: not a url" in refusal(site.start(pool="solo", ready=False, env=env))
+    site.config["broker_transport_options"]["region"] = region
+    with site.proxy.inject(fault) if fault else contextlib.nullcontext():
+        assert_refused(site, *said, env=env)
 
 
 def test_a_queue_that_is_missing_and_may_not_be_created(make_site):
     site = make_site()
     site.proxy.inject(DENIED, "CreateQueue")
-    sentence = refusal(site.start(pool="solo", ready=False))
-    assert f"SQS has no queue '{site.queue}'" in sentence
-    assert "create the queue or allow sqs:CreateQueue" in sentence
-
-
-def test_a_dead_letter_queue_that_is_missing_and_may_not_be_created(make_site):
-    site = make_site()
+    told = "create the queue or allow sqs:CreateQueue"
+    assert_refused(site, f"SQS has no queue '{site.queue}'", told)
     site.create_queue()
-    site.config["broker_transport_options"]["dead_letter_queue"] = f"{site.queue}-dead"
-    site.proxy.inject(DENIED, "CreateQueue")
-    sentence = refusal(site.start(pool="solo", ready=False))
-    assert "the transport option dead_letter_queue" in sentence
-    assert f"SQS has no queue '{site.queue}-dead'" in sentence
-    assert "create the queue or allow sqs:CreateQueue" in sentence
+    dead = site.config["broker_transport_options"]["dead_letter_queue"] = f"{site.queue}-dead"
+    assert_refused(site, "the transport option dead_letter_queue", f"SQS has no queue '{dead}'", told)
 
 
 def test_a_predefined_queue_that_does_not_exist(make_site):
     site = make_site()
     url = f"{site.proxy.url}/123456789012/missing"
     site.config["broker_transport_options"]["predefined_queues"] = {site.queue: {"url": url}}
-    sentence = refusal(site.start(pool="solo", ready=False))
-    assert url in sentence
-    assert "Create the queue, or correct its name or URL" in sentence
+    assert_refused(site, url, "Create the queue, or correct its name or URL")
 
 
 @contextlib.contextmanager
@@ -127,8 +104,7 @@ def test_what_passes_is_waited_for(make_site, name, reliability):
 def test_what_passes_is_not_waited_for_where_celery_is_told_not_to(make_site):
     site = make_site({"broker_connection_retry_on_startup": False})
     site.proxy.inject(error("InternalFailure", 500))
-    sentence = refusal(site.start(pool="solo", ready=False))
-    assert "With broker_connection_retry_on_startup it would be waited for." in sentence
+    assert_refused(site, "With broker_connection_retry_on_startup it would be waited for.")
 
 
 def test_a_worker_that_waits_can_be_told_to_stop(make_site):
