@@ -30,6 +30,7 @@ WINDOW = 0.02
 STEP = 0.05  # by which tests turn the clock
 LETTER = DeadLetter("broken", "the body", otherwise=Hide(9))
 NO_ANSWER = UnavailableError("network")
+VISIBILITY_CHANGES = pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
 GONE = ReceiptHandleInvalidError("gone")
 
 
@@ -87,15 +88,12 @@ def world():
     return World()
 
 
-@pytest.fixture
-def queue(world):
-    return world.queue()
-
-
-def test_ten_go_at_once_in_one_request(world, queue):
-    world.submit(world.receive(queue, 10), Delete())
+@pytest.mark.parametrize(("window", "count"), [(WINDOW, 10), (0, 1)], ids=["ten", "without a window"])
+def test_a_full_batch_goes_at_once_in_one_request_and_without_a_window_everything(window, count):
+    world = World(window)
+    world.submit(world.receive(world.queue(), count), Delete())
     assert world.send_next()
-    assert [len(batch) for batch in world.batches(DELETES)] == [10]
+    assert [len(batch) for batch in world.batches(DELETES)] == [count]
     assert world.settler.flush(0)
 
 
@@ -126,12 +124,6 @@ def test_the_first_of_a_batch_sets_the_time(world, queue):
     assert world.batches(CHANGES) == [[(first.handle, 5), (second.handle, 5)]]
 
 
-def test_without_a_window_everything_goes_at_once():
-    world = World(window=0)
-    world.submit(world.receive(world.queue()), Delete())
-    assert world.send_next()
-
-
 def test_a_signal_handler_may_settle_while_something_is_settled(world, queue):
     one, two = world.receive(queue, 2)
 
@@ -149,18 +141,13 @@ def test_a_signal_handler_may_settle_while_something_is_settled(world, queue):
 
 def test_visibility_changes_share_requests_and_deletes_have_their_own(world, queue):
     one, two, three, four = world.receive(queue, 4)
-    for delivery, settlement in [(one, Hide(5)), (two, Release()), (three, Park(700)), (four, Delete())]:
+    settlements = [(one, Hide(5)), (two, Release()), (three, Park(700)), (four, Delete())]
+    for delivery, settlement in settlements:
         world.submit([delivery], settlement)
     world.work_off()
     assert world.batches(CHANGES) == [[(one.handle, 5), (two.handle, 0), (three.handle, 700)]]
     assert world.batches(DELETES) == [[four.handle]]
-    ends = {one: (settlement, error) for one, settlement, error in world.settled}
-    assert ends == {
-        one: (Hide(5), None),
-        two: (Release(), None),
-        three: (Park(700), None),
-        four: (Delete(), None),
-    }
+    assert set(world.settled) == {(one, settlement, None) for one, settlement in settlements}
 
 
 def test_queues_do_not_share_requests_and_a_busy_one_does_not_keep_others_waiting(world, queue):
@@ -176,23 +163,18 @@ def test_queues_do_not_share_requests_and_a_busy_one_does_not_keep_others_waitin
     ]
 
 
-def test_of_a_batch_what_failed_is_tried_again(world, queue):
+@pytest.mark.parametrize(
+    ("error", "position"), [(ThrottledError("slow down"), 1), (NO_ANSWER, None), (RuntimeError("bug"), None)]
+)
+def test_what_failed_of_a_batch_is_tried_again(world, queue, error, position):
     deliveries = world.receive(queue, 3)
-    world.fail(DELETES, ThrottledError("slow down"), position=1)
+    handles = [one.handle for one in deliveries]
+    world.fail(DELETES, error, position=position)
     world.submit(deliveries, Delete())
     world.work_off()
-    assert world.batches(DELETES) == [[one.handle for one in deliveries], [deliveries[1].handle]]
+    assert world.batches(DELETES) == [handles, handles if position is None else [handles[position]]]
     assert [error for _, _, error in world.settled] == [None] * 3
     assert factories.left(queue) == 0
-
-
-@pytest.mark.parametrize("error", [NO_ANSWER, RuntimeError("bug")])
-def test_a_batch_that_failed_as_a_whole_is_tried_again(world, queue, error):
-    world.fail(DELETES, error)
-    world.submit(world.receive(queue, 4), Delete())
-    world.work_off()
-    assert [len(batch) for batch in world.batches(DELETES)] == [4, 4]
-    assert [error for _, _, error in world.settled] == [None] * 4
 
 
 def test_a_retry_comes_after_a_pause_and_shares_whatever_batch_there_is(world, queue):
@@ -207,25 +189,20 @@ def test_a_retry_comes_after_a_pause_and_shares_whatever_batch_there_is(world, q
     assert [sorted(batch) for batch in world.batches(DELETES)[1:]] == [sorted([one.handle, two.handle])]
 
 
-@pytest.mark.parametrize(("settlement", "action"), [(Hide(5), CHANGES), (Delete(), DELETES)])
-def test_a_refused_handle_is_not_tried_again(world, queue, settlement, action):
+@pytest.mark.parametrize(
+    ("settlement", "action", "answer_lost"),
+    [(Hide(5), CHANGES, 0), (Release(), CHANGES, 1), (Delete(), DELETES, 0), (Delete(), DELETES, 1)],
+)
+def test_a_refused_handle_is_not_tried_again_and_was_settled_before_if_an_answer_was_lost(
+    world, queue, settlement, action, answer_lost
+):
     (one,) = world.receive(queue)
+    world.fail(action, NO_ANSWER, times=answer_lost)
     world.fail(action, GONE, position=0)
     world.submit([one], settlement)
     world.work_off()
-    assert len(world.batches(action)) == 1
-    assert world.settled == [(one, settlement, GONE)]
-
-
-@pytest.mark.parametrize("settlement", [Delete(), Release()])
-def test_a_handle_that_is_refused_at_a_retry_was_settled_at_the_first_try(world, queue, settlement):
-    (one,) = world.receive(queue)
-    action = DELETES if isinstance(settlement, Delete) else CHANGES
-    world.fail(action, UnavailableError("its answer was lost"))
-    world.fail(action, GONE)
-    world.submit([one], settlement)
-    world.work_off()
-    assert world.settled == [(one, settlement, None)]
+    assert len(world.batches(action)) == 1 + answer_lost
+    assert world.settled == [(one, settlement, None if answer_lost else GONE)]
 
 
 def test_a_settlement_that_keeps_failing_ends_at_the_deadline(world, queue):
@@ -240,7 +217,7 @@ def test_a_settlement_that_keeps_failing_ends_at_the_deadline(world, queue):
     assert len(world.batches(CHANGES)) < TIMEOUT * 2
 
 
-@pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
+@VISIBILITY_CHANGES
 def test_no_visibility_is_changed_after_the_deadline(world, queue, settlement):
     # Another worker may have the message by now and would lose it, if SQS takes the old handle.
     (one,) = world.receive(queue)
@@ -255,7 +232,7 @@ def test_no_visibility_is_changed_after_the_deadline(world, queue, settlement):
     assert "its visibility timeout ran out" in str(error)
 
 
-@pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
+@VISIBILITY_CHANGES
 def test_nor_for_the_first_time_where_the_threads_are_too_late(world, queue, settlement):
     late, early = world.receive(queue, 2)
     early.deadline += TIMEOUT
