@@ -177,16 +177,19 @@ def test_what_failed_of_a_batch_is_tried_again(world, queue, error, position):
     assert factories.left(queue) == 0
 
 
-def test_a_retry_comes_after_a_pause_and_shares_whatever_batch_there_is(world, queue):
-    one, two = world.receive(queue, 2)
+def test_a_retry_comes_after_a_pause_holds_up_no_other_and_shares_whatever_batch_there_is(world, queue):
+    bad, good, late = world.receive(queue, 3)
     world.fail(DELETES, NO_ANSWER)
-    world.submit([one], Delete())
+    world.submit([bad], Delete())
     world.send_next(after=WINDOW)
+    world.submit([good], Release())
+    world.send_next(after=WINDOW)
+    assert world.settled == [(good, Release(), None)]
     assert not world.send_next()
     world.clock.advance(LONGEST_PAUSE_SECONDS)
-    world.submit([two], Delete())
+    world.submit([late], Delete())
     world.work_off()
-    assert [sorted(batch) for batch in world.batches(DELETES)[1:]] == [sorted([one.handle, two.handle])]
+    assert [sorted(batch) for batch in world.batches(DELETES)[1:]] == [sorted([bad.handle, late.handle])]
 
 
 @pytest.mark.parametrize(
@@ -268,16 +271,6 @@ def test_neither_a_broken_logging_filter_nor_listener_costs_a_settlement(world, 
     with a_filter_that_raises():
         world.work_off()
     assert world.settled == [(one, Hide(5), None) for one in deliveries]
-
-
-def test_one_settlement_that_keeps_failing_does_not_hold_up_the_others(world, queue):
-    bad, good = world.receive(queue, 2)
-    world.fail(DELETES, NO_ANSWER, times=3)
-    world.submit([bad], Delete())
-    world.send_next(after=WINDOW)
-    world.submit([good], Release())
-    world.send_next(after=WINDOW)
-    assert world.settled == [(good, Release(), None)]
 
 
 @given(
