@@ -333,18 +333,16 @@ class TestLeases:
         assert begin[then]()
         assert held.lease_key == key
 
-    def test_where_no_worker_opened_a_table_there_is_none(self):
-        ledger, held = Ledger(TIMEOUT, INTERVAL), delivery()
-        ledger.add([held])
-        assert ledger.start(held, NOW)
-        assert held.lease_key is None
-
-    def test_with_a_full_table_it_runs_without(self, leases, ledger, held, monkeypatch):
+    @pytest.mark.parametrize("table", ["none", "full"])
+    def test_without_a_table_or_with_a_full_one_it_runs_without(self, leases, monkeypatch, table):
         monkeypatch.setattr(leases, "take", lambda *_: None)
-        assert ledger.start(held, NOW)
+        ledger, one = Ledger(TIMEOUT, INTERVAL, leases if table == "full" else None), delivery()
+        ledger.add([one])
+        assert ledger.start(one, NOW)
+        assert one.lease_key is None
         take(ledger, NOW + 80)
-        ledger.extended(held, NOW + 200)
-        assert ledger.settle(held, Delete()) == (True, True)
+        ledger.extended(one, NOW + 200)
+        assert ledger.settle(one, Delete()) == (True, True)
 
     @pytest.mark.parametrize("ending", ["extended", "refused"])
     def test_it_is_over_with_its_delivery_whose_extension_tells_the_next_one_in_its_row_nothing(

@@ -84,11 +84,13 @@ def test_every_message_becomes_a_delivery_in_order_and_one_unreadable_does_not_c
     assert events.seen == [Received(delivery.facts) for delivery, _, _ in taken]
 
 
-def test_a_delivery_knows_the_facts(world):
+def test_a_delivery_knows_the_facts_and_settles_itself(world):
     delivery = world.delivery(ApproximateReceiveCount="3")
     told = Facts("q", "m1", 3, 1_700_000_000.5, "tasks.add", "id-1", received=world.clock.wall())
     assert delivery.facts == told
     assert delivery.queue is QUEUE
+    assert delivery.settle(Hide(5))
+    assert world.settled == [(delivery, Hide(5))]
 
 
 def test_a_delivery_was_received_when_the_answer_arrived_whatever_its_visibility_is_counted_from(world):
@@ -118,9 +120,3 @@ def test_the_deadline_counts_from_before_the_answer_but_not_from_before_the_call
 def test_the_deadline_of_an_answer_older_than_a_poll_may_last_counts_from_then(world):
     ((delivery, _, _),) = world.decode(message(), called=1000, returned=1000 + 3600)
     assert delivery.deadline == 1000 + LONGEST_POLL_SECONDS + TIMEOUT
-
-
-def test_a_delivery_settles_itself(world):
-    delivery = world.delivery()
-    assert delivery.settle(Hide(5))
-    assert world.settled == [(delivery, Hide(5))]
