@@ -101,30 +101,23 @@ def test_full_batches_leave_at_once_several_at_a_time():
     assert batches(sqs) == [10] * (MOST_SENDERS + 1)
 
 
-def test_publishing_waits_where_sqs_takes_less_than_is_published():
+@pytest.mark.parametrize(
+    ("most_bytes", "pending_before"), [(None, MOST_PENDING), (10, 2)], ids=["in messages", "in bytes: 9 each"]
+)
+def test_publishing_waits_where_sqs_takes_less_than_is_published(monkeypatch, most_bytes, pending_before):
+    if most_bytes:
+        monkeypatch.setattr(pending, "LINGER_SECONDS", 0.0)
+        monkeypatch.setattr(module, "MOST_PENDING_BYTES", most_bytes)
     sqs = GatedSQS()
     queue, sender = sqs_queue(sqs=sqs), Sender()
-    put(sender, queue, *range(MOST_PENDING))
+    put(sender, queue, *range(pending_before))
     publisher = threading.Thread(target=put, args=(sender, queue, "one more"))
     publisher.start()
     publisher.join(0.1)
     assert publisher.is_alive()
     sqs.gate.set()
     publisher.join(SOON)
-    assert sender.close() == ([], MOST_PENDING + 1)
-
-
-def test_publishing_waits_for_capacity_in_bytes_too(monkeypatch):
-    monkeypatch.setattr(pending, "LINGER_SECONDS", 0.0)
-    monkeypatch.setattr(module, "MOST_PENDING_BYTES", 10)
-    sqs = GatedSQS()
-    queue, sender = sqs_queue(sqs=sqs), Sender()
-    put(sender, queue, *range(2))  # 9 bytes each
-    publisher = threading.Thread(target=put, args=(sender, queue, "one more"))
-    publisher.start()
-    sqs.gate.set()
-    publisher.join(SOON)
-    assert sender.close() == ([], 3)
+    assert sender.close() == ([], pending_before + 1)
 
 
 def test_several_threads_fill_the_same_batches(sqs, queue):

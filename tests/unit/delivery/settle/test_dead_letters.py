@@ -46,27 +46,26 @@ def letter(body="body", reason="broken", **attributes):
     return DeadLetter(reason, body, Hide(9), attributes)
 
 
-def test_of_a_failed_task_it_tells_ten_things(world):
-    one = world.delivery()
-    assert world.letters.send(one, letter(**FAILURE))
+WHOSE = {
+    "task": "tasks.add",
+    "task_id": "id",
+    "worker": "worker@host",
+    "first_received": "2023-11-14T22:13:20.500+00:00",
+    "last_received": "2023-11-14T22:14:20.000+00:00",
+    "source_queue": "q",
+}
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [(FAILURE, FAILURE), ({}, {"message_id": "m1", "receive_count": "4"})],
+    ids=["of a failed task ten things", "of a message that is no task which it is"],
+)
+def test_it_tells_what_happened_and_to_what(world, failure, told):
+    assert world.letters.send(world.delivery(), letter(**failure))
     (message,) = world.read()
     assert message["Body"] == "body"
-    assert texts(message) == {
-        "reason": "broken",
-        **FAILURE,
-        "task": "tasks.add",
-        "task_id": "id",
-        "worker": "worker@host",
-        "first_received": "2023-11-14T22:13:20.500+00:00",
-        "last_received": "2023-11-14T22:14:20.000+00:00",
-        "source_queue": "q",
-    }
-
-
-def test_of_a_message_that_is_no_task_it_tells_which_it_is(world):
-    world.letters.send(world.delivery(), letter())
-    told = "reason task task_id worker first_received last_received source_queue message_id receive_count"
-    assert texts(world.read()[0]).keys() == set(told.split())
+    assert texts(message) == {"reason": "broken", **WHOSE, **told}
 
 
 def test_nothing_in_it_is_what_sqs_would_refuse(world):
