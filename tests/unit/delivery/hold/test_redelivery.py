@@ -103,7 +103,9 @@ def test_a_message_that_comes_back_before_its_settlement_was_noted_is_not_supers
     assert second.superseded_by is not None
 
 
-def test_what_was_finished_is_remembered_while_it_can_come_back_however_many_follow(holder, clock):
+def test_what_was_finished_is_remembered_while_it_can_come_back_however_many_follow_and_then_forgotten(
+    holder, redeliveries, clock
+):
     _, first = holder.receive("m")
     _, long = holder.receive("long")
     long.deadline = clock.monotonic() + 3 * TIMEOUT  # as its task asked
@@ -115,11 +117,6 @@ def test_what_was_finished_is_remembered_while_it_can_come_back_however_many_fol
     assert holder.receive("m")[0] is Arrival.FINISHED
     clock.advance(2 * TIMEOUT)
     assert holder.receive("long")[0] is Arrival.FINISHED
-
-
-def test_what_was_finished_long_ago_is_forgotten(holder, redeliveries, clock):
-    for number in range(3):
-        holder.receive(f"m{number}")[1].settle(Delete())
     clock.advance(TIMEOUT + MARGIN_SECONDS + 1)
     holder.receive("another")[1].settle(Delete())
     assert holder.receive("m0")[0] is Arrival.NEW

@@ -132,13 +132,21 @@ def test_a_poll_in_flight_at_the_stop_still_brings_its_messages_and_none_begins_
     assert len(world.receives()) == 1
 
 
-@pytest.mark.parametrize(("stopping", "failures"), [(True, 0), (False, 1)])
-def test_that_its_last_consumer_deleted_the_queue_is_no_failure(world, stopping, failures):
-    def delete():
-        world.polls.stopping = stopping
-        raise QueueDoesNotExistError("gone")
+@pytest.mark.parametrize(
+    ("meanwhile", "error", "failures"),
+    [
+        (lambda world: setattr(world.polls, "stopping", True), QueueDoesNotExistError("gone"), 0),
+        (lambda world: None, QueueDoesNotExistError("gone"), 1),
+        (lambda world: hang(world, 30), UnavailableError("timed out"), 1),
+    ],
+    ids=["its last consumer deleted the queue", "somebody else did", "late, it has counted already"],
+)
+def test_an_error_counts_once_unless_the_queue_was_deleted_after_the_stop(world, meanwhile, error, failures):
+    def fail():
+        meanwhile(world)
+        raise error
 
-    during_the_call(world, delete)
+    during_the_call(world, fail)
     world.poll()
     assert world.polls.failures == failures
 
@@ -189,16 +197,6 @@ def test_a_late_answer_gives_the_capacity_back_and_its_messages_still_count(worl
     assert caplog.messages[0] == (
         "cannot receive from SQS: ReceiveMessage gets no answer; trying again (queue=q)"
     )
-
-
-def test_a_late_error_has_counted_already(world):
-    def be_late():
-        hang(world, 30)
-        raise UnavailableError("timed out")
-
-    during_the_call(world, be_late)
-    world.poll()
-    assert world.polls.failures == 1
 
 
 def test_an_answer_in_time_is_waited_for_and_taking_messages_for_too_long_is_no_failure_of_sqs(world):
