@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,7 +189,7 @@ def received(
 ) -> list[Delivery]:
     """Deliveries of messages that are sent to the queue, and received from it."""
     send(queue, *["task"] * count)
-    options = replace(EVERYTHING, visibility_timeout=timeout)
+    options = ReceiveOptions(timeout)
     return [
         delivery(
             queue,
