@@ -115,6 +115,17 @@ DELETES = "DeleteMessageBatch"
 # Queues and messages
 
 
+class BusySQS(FakeSQS):
+    """Something may happen while it changes a visibility."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def change_visibility(self, queue_url, changes):
+        result = super().change_visibility(queue_url, changes)
+        self.meanwhile()
+        return result
+
+
 def queue(sqs, name: str = "q", *, letters: Queue | None = None, most: int = 3, **attributes: str) -> Queue:
     """A queue of that fake; with `letters`, its dead-letter queue, after `most` receives."""
     if name.endswith(".fifo"):
@@ -160,26 +171,36 @@ def entries(sqs: FakeSQS, action: str) -> list[list[Any]]:
 
 
 def delivery(
-    queue: Queue, holder: Any = None, *, handle: str = "h1", now: float = 1000.0, **facts
+    queue: Queue,
+    holder: Any = None,
+    *,
+    handle: str = "h1",
+    now: float = 1000.0,
+    timeout: int = TIMEOUT,
+    **facts,
 ) -> Delivery:
     """One that was received at that monotonic instant; `facts` are those of `Facts`."""
     known = {"message_id": "m1", "receive_count": 1, "first_received": 0.0, **facts}
-    return Delivery(queue, handle, Facts(queue.name, **known), now, now + TIMEOUT, holder)
+    return Delivery(queue, handle, Facts(queue.name, **known), now, now + timeout, holder)
 
 
-def received(queue: Queue, count: int, clock: FakeClock, **facts) -> list[Delivery]:
+def received(
+    queue: Queue, count: int, clock: FakeClock, *, timeout: int = TIMEOUT, **facts
+) -> list[Delivery]:
     """Deliveries of messages that are sent to the queue, and received from it."""
     send(queue, *["task"] * count)
+    options = ReceiveOptions(timeout)
     return [
         delivery(
             queue,
             handle=message["ReceiptHandle"],
             now=clock.monotonic(),
+            timeout=timeout,
             message_id=message["MessageId"],
             **facts,
         )
         for _ in range(0, count, 10)
-        for message in queue.sqs.receive(queue.url, min(count, 10), 0, EVERYTHING)
+        for message in queue.sqs.receive(queue.url, min(count, 10), 0, options)
     ]
 
 

@@ -8,26 +8,14 @@ import pytest
 from support import factories
 from support.batch_threads import work_off
 from support.clock import FakeClock
-from support.factories import TIMEOUT
+from support.factories import TIMEOUT, BusySQS
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import Lapse
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
 from celery_sqs_visibility.events import subscribe
-
-
-class BusySQS(FakeSQS):
-    """Something may happen while it changes a visibility."""
-
-    meanwhile = staticmethod(lambda: None)
-
-    def change_visibility(self, queue_url, changes):
-        result = super().change_visibility(queue_url, changes)
-        self.meanwhile()
-        return result
 
 
 class Events:

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import factories
 
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.hold.extension_schedule import BUCKETS, ExtensionSchedule
-from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 INTERVAL = 40.0
 BUCKET_SECONDS = INTERVAL / BUCKETS
-SQS = FakeSQS()
-QUEUES = [Queue(name, SQS.create_queue(name, {}, {}), SQS) for name in "ab"]
-number = itertools.count()
+QUEUES = [factories.sqs_queue(name) for name in "ab"]
 
 
-def delivery(queue=QUEUES[0]):
-    handle = f"h{next(number)}"
-    return Delivery(queue, handle, Facts(queue.name, handle, 1, 0), 1000, 1120, None)
-
-
-def filled(instants, extensions=None):
-    extensions = extensions or ExtensionSchedule(INTERVAL)
-    deliveries = [delivery() for _ in instants]
+def filled(instants, interval=INTERVAL):
+    extensions = ExtensionSchedule(interval)
+    deliveries = [factories.delivery(QUEUES[0]) for _ in instants]
     for one, at in zip(deliveries, instants, strict=True):
         extensions.add(one, at)
     return extensions, deliveries
@@ -41,16 +30,9 @@ def all_due(extensions, now):
     return list(iter(lambda: extensions.take_due(now), []))
 
 
-def test_an_empty_schedule_has_nothing_due():
-    extensions = ExtensionSchedule(INTERVAL)
-    assert extensions.next_due() is None
-    assert extensions.take_due(1e9) == []
-    assert extensions.batches_due(1e9) == 0
-
-
 @given(st.floats(0, 1e6), st.floats(0.1, 14400))
 def test_a_delivery_is_due_at_its_instant_or_up_to_a_bucket_earlier(at, interval):
-    extensions, _ = filled([at], ExtensionSchedule(interval))
+    extensions, _ = filled([at], interval)
     grain = interval / BUCKETS
     due = extensions.next_due()
     assert due <= at or due == pytest.approx(at)
@@ -73,7 +55,7 @@ def test_nothing_is_taken_later_than_it_should(instants, now):
 )
 def test_batches_are_full_as_long_as_there_is_anything_to_fill_them_with(entries, now):
     extensions = ExtensionSchedule(INTERVAL)
-    deliveries = [(delivery(queue), at) for queue, at in entries]
+    deliveries = [(factories.delivery(queue), at) for queue, at in entries]
     for one, at in deliveries:
         extensions.add(one, at)
     expected = extensions.batches_due(now)
@@ -89,19 +71,6 @@ def test_batches_are_full_as_long_as_there_is_anything_to_fill_them_with(entries
 def test_a_batch_is_filled_with_the_earliest_of_the_later_ones():
     extensions, deliveries = filled([1001, *range(1020, 1220, 10)])
     assert extensions.take_due(1005) == deliveries[:BATCH_ENTRIES]
-
-
-def test_only_deliveries_of_the_same_queue_fill_a_batch():
-    extensions, _ = filled([1001])
-    other = delivery(QUEUES[1])
-    extensions.add(other, 1100)
-    assert other not in extensions.take_due(1005)
-    assert other.bucket is not None
-
-
-def test_nothing_is_taken_along_where_nothing_is_due():
-    extensions, _ = filled([1100, 1101])
-    assert extensions.take_due(1005) == []
 
 
 def test_what_is_due_stays_until_the_batch_that_extends_it_is_taken():
@@ -121,18 +90,14 @@ def test_what_is_put_twice_is_due_once():
     assert all_due(extensions, 1101) == [[one]]
 
 
-def test_what_was_removed_is_not_taken():
+def test_what_was_removed_is_not_taken_and_removing_twice_or_what_was_never_there_is_harmless():
     extensions, (one, other) = filled([1001, 1001])
-    extensions.remove(one)
-    assert extensions.take_due(1005) == [other]
-
-
-def test_removing_twice_or_what_was_never_there_is_harmless():
-    extensions, (one,) = filled([1001])
-    extensions.remove(one)
-    extensions.remove(one)
-    extensions.remove(delivery())
+    for removed in (one, one, factories.delivery(QUEUES[0])):
+        extensions.remove(removed)
+    assert all_due(extensions, 1005) == [[other]]
     assert extensions.next_due() is None
+    assert extensions.batches_due(1e9) == 0
+    assert extensions.take_due(1e9) == []
 
 
 def test_the_next_due_is_the_earliest_bucket_of_all():

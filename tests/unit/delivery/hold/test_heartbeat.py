@@ -8,44 +8,28 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import factories
 from support.batch_threads import work_off
 from support.clock import FakeClock
+from support.factories import CHANGES, TIMEOUT
 from support.logs import a_filter_that_raises
 from support.processes import SOON
 
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, HORIZON_REACHED, Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import HORIZON_MARGIN_SECONDS, Ledger
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
+from celery_sqs_visibility.delivery.model import Delete, Hide, Release
 from celery_sqs_visibility.errors import (
     ReceiptHandleInvalidError,
     RequestRefusedError,
     ThrottledError,
     UnavailableError,
 )
-from celery_sqs_visibility.events import Extended, Facts, Lost, subscribe
+from celery_sqs_visibility.events import Extended, Lost, subscribe
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
-TIMEOUT = 120
 INTERVAL = 40.0
-
-
-class SlowSQS(FakeSQS):
-    """Its calls take time, on the clock; things may happen meanwhile."""
-
-    def __init__(self, clock):
-        super().__init__(clock)
-        self._test_clock = clock
-        self.seconds = 0.0
-        self.meanwhile = lambda: None
-
-    def change_visibility(self, queue_url, changes):
-        result = super().change_visibility(queue_url, changes)
-        self._test_clock.advance(self.seconds)
-        self.meanwhile()
-        return result
+NO_ANSWER = UnavailableError("network")
+GONE = ReceiptHandleInvalidError("gone")
 
 
 class World:
@@ -53,51 +37,42 @@ class World:
 
     def __init__(self, visibility_timeout=TIMEOUT, interval=INTERVAL):
         self.timeout = visibility_timeout
-        self.options = ReceiveOptions(visibility_timeout)
         self.clock = FakeClock()
-        self.sqs = SlowSQS(self.clock)
+        self.sqs = factories.BusySQS(self.clock)
         self.ledger = Ledger(visibility_timeout, interval)
         self.resumed = []
         self.heartbeat = Heartbeat(self.ledger, self.clock, lambda *what: self.resumed.append(what))
 
     def queue(self, name="q"):
-        return Queue(name, self.sqs.create_queue(name, {}, {}), self.sqs)
+        return factories.queue(self.sqs, name)
 
     def hold(self, queue, count=1):
         """Receive that many messages, and hold them."""
-        for _ in range(count):
-            self.sqs.send(queue.url, OutgoingMessage("task"))
-        now = self.clock.monotonic()
-        deliveries = [
-            Delivery(
-                queue,
-                message["ReceiptHandle"],
-                Facts(queue.name, message["MessageId"], 1, 0),
-                now,
-                now + self.timeout,
-                None,
-            )
-            for _ in range(0, count, 10)
-            for message in self.sqs.receive(queue.url, min(10, count), 0, self.options)
-        ]
+        deliveries = factories.received(queue, count, self.clock, timeout=self.timeout)
         self.ledger.add(deliveries)
         return deliveries
+
+    def fail(self, error, position=None):
+        self.sqs.fail_next(CHANGES, error, position)
+
+    def calls_take(self, seconds):
+        """On the clock."""
+        self.sqs.meanwhile = lambda: self.clock.advance(seconds)
 
     def beat_after(self, seconds):
         self.clock.advance(seconds)
         work_off(self.heartbeat.batch_threads)
 
+    def beat_when_due(self, at_least=0.0):
+        self.beat_after(max(at_least, (self.ledger.next_extension() or 1e9) - self.clock.monotonic()))
+
     def extensions(self):
-        """The batches asked for so far: `[[seconds, ...], ...]`."""
-        return [
-            [seconds for _, seconds in arguments["changes"]]
-            for action, arguments in self.sqs.calls
-            if action == "ChangeMessageVisibilityBatch"
-        ]
+        """The batches asked for so far."""
+        return factories.entries(self.sqs, CHANGES)
 
     def visible(self, queue):
         """What another worker would get."""
-        return self.sqs.receive(queue.url, 10, 0, self.options)
+        return self.sqs.receive(queue.url, 10, 0, factories.EVERYTHING)
 
 
 @pytest.fixture
@@ -105,125 +80,122 @@ def world():
     return World()
 
 
-@pytest.fixture
-def queue(world):
-    return world.queue()
-
-
-@pytest.fixture
-def events():
-    seen = []
-    end = subscribe(seen.append)
-    yield seen
-    end()
-
-
-def test_a_held_message_stays_hidden(world, queue, events):
+def test_a_held_message_stays_hidden_and_its_deadline_counts_from_before_the_call(world, queue, events):
     (one,) = world.hold(queue)
+    world.calls_take(3)
     world.beat_after(TIMEOUT - INTERVAL)
-    assert one.deadline == world.clock.monotonic() + TIMEOUT
-    assert events == [Extended(one.facts, TIMEOUT)]
-    world.clock.advance(TIMEOUT - 1)
+    assert one.deadline == world.clock.monotonic() - 3 + TIMEOUT
+    assert events.seen == [Extended(one.facts, TIMEOUT)]
+    world.clock.advance(TIMEOUT - 3 - 1)
     assert world.visible(queue) == []
 
 
-def test_more_than_ten_take_several_requests(world, queue):
-    world.hold(queue, 20)
-    world.beat_after(TIMEOUT - INTERVAL)
-    assert [len(batch) for batch in world.extensions()] == [10, 10]
-
-
-def test_the_deadline_counts_from_before_the_call(world, queue):
-    (one,) = world.hold(queue)
-    world.sqs.seconds = 3
-    world.clock.advance(TIMEOUT - INTERVAL)
-    called = world.clock.monotonic()
-    work_off(world.heartbeat.batch_threads)
-    assert one.deadline == called + TIMEOUT
-
-
 @pytest.mark.parametrize(
-    "error", [UnavailableError("network"), ThrottledError("slow down"), RequestRefusedError("no")]
+    ("error", "position"),
+    [
+        (NO_ANSWER, None),
+        (ThrottledError("slow down"), None),
+        (RequestRefusedError("no"), None),
+        (ThrottledError("slow down"), 0),
+    ],
 )
-def test_a_failed_extension_is_tried_again_until_the_deadline(world, queue, events, error):
-    (one,) = world.hold(queue)
-    world.sqs.fail_next("ChangeMessageVisibilityBatch", error)
-    world.beat_after(TIMEOUT - INTERVAL)
-    assert events == []
-    world.beat_after(INTERVAL / 2)
-    assert events == [Extended(one.facts, TIMEOUT)]
-    assert not one.lost
-
-
-def test_a_batch_that_failed_in_part_is_tried_again_in_part(world, queue, events):
+def test_what_failed_of_a_batch_is_tried_again(world, queue, events, error, position):
     first, second = world.hold(queue, 2)
-    world.sqs.fail_next("ChangeMessageVisibilityBatch", ThrottledError("slow down"), position=0)
+    one_extended, other_extended = (Extended(one.facts, TIMEOUT) for one in (first, second))
+    world.fail(error, position)
     world.beat_after(TIMEOUT - INTERVAL)
-    assert events == [Extended(second.facts, TIMEOUT)]
+    at_once = [] if position is None else [other_extended]
+    assert events.seen == at_once
     world.beat_after(INTERVAL / 2)
-    assert Extended(first.facts, TIMEOUT) in events
+    assert events.seen == [*at_once, one_extended, other_extended]
+    assert not first.lost
 
 
 def test_what_could_never_be_extended_is_lost_at_its_deadline_and_told_once(world, queue, events):
     (one,) = world.hold(queue)
     world.clock.advance(TIMEOUT - INTERVAL)
     while world.clock.monotonic() < one.deadline + 10:
-        world.sqs.fail_next("ChangeMessageVisibilityBatch", UnavailableError("network"))
+        world.fail(NO_ANSWER)
         world.beat_after(1)
     assert one.lost
-    assert events == [Lost(one.facts, f"{DEADLINE_PASSED}: network")]
+    assert events.seen == [Lost(one.facts, f"{DEADLINE_PASSED}: network")]
 
 
-def test_a_refused_handle_is_lost_at_once(world, queue, events):
+def test_a_refused_handle_is_lost_at_once_and_its_run_is_to_be_ended(world, queue, events):
     (one,) = world.hold(queue)
-    world.sqs.fail_next("ChangeMessageVisibilityBatch", ReceiptHandleInvalidError("gone"), position=0)
+    ended = []
+    one.on_lost = ended.append
+    world.fail(GONE, 0)
     world.beat_after(TIMEOUT - INTERVAL)
     assert one.lost
-    assert events == [Lost(one.facts, "gone")]
+    assert ended == [one]
+    assert events.seen == [Lost(one.facts, "gone")]
     world.beat_after(INTERVAL)
     assert len(world.extensions()) == 1
-
-
-def test_a_heartbeat_that_slept_too_long_extends_nothing_that_lapsed(world, queue, events):
-    (one,) = world.hold(queue)
-    world.beat_after(TIMEOUT + 1)
-    assert world.extensions() == []
-    assert events == [Lost(one.facts, DEADLINE_PASSED)]
 
 
 def test_what_lapsed_while_another_queue_was_slow_is_lost_and_not_extended(world, queue, events):
     # SQS says yes to an extension on a stale handle: the local deadline is the truth.
     world.hold(queue)
     (late,) = world.hold(world.queue("other"))
-    world.sqs.seconds = INTERVAL + 1
+    world.calls_take(INTERVAL + 1)
     world.beat_after(TIMEOUT - INTERVAL)
     assert len(world.extensions()) == 1
     work_off(world.heartbeat.batch_threads)
     assert late.lost
-    assert Lost(late.facts, DEADLINE_PASSED) in events
+    assert events.of(Lost) == [Lost(late.facts, DEADLINE_PASSED)]
 
 
-def test_a_settlement_waits_for_the_extension_in_flight(world, queue):
+@pytest.mark.parametrize("settlement", [Hide(5), Release()])
+@pytest.mark.parametrize("error", [None, NO_ANSWER], ids=["granted", "failed"])
+def test_a_settlement_waits_for_the_extension_in_flight_however_that_ends(world, queue, settlement, error):
     (one,) = world.hold(queue)
+    if error:
+        world.fail(error, 0)
     during = []
-    world.sqs.meanwhile = lambda: during.append((world.ledger.settle(one, Hide(5)), list(world.resumed)))
+    world.sqs.meanwhile = lambda: during.append((world.ledger.settle(one, settlement), list(world.resumed)))
     world.beat_after(TIMEOUT - INTERVAL)
     assert during == [((True, False), [])]
-    assert world.resumed == [(one, Hide(5))]
-
-
-def test_a_settlement_is_resumed_too_when_the_extension_failed(world, queue):
-    (one,) = world.hold(queue)
-    world.sqs.fail_next("ChangeMessageVisibilityBatch", UnavailableError("network"), position=0)
-    world.sqs.meanwhile = lambda: world.ledger.settle(one, Release())
-    world.beat_after(TIMEOUT - INTERVAL)
-    assert world.resumed == [(one, Release())]
+    assert world.resumed == [(one, settlement)]
     assert world.ledger.next_extension() is None
+
+
+@pytest.mark.parametrize(
+    ("ending", "settlement", "told"),
+    [
+        ("granted", Delete(), []),
+        ("refused", Delete(), []),  # since SQS has deleted it
+        ("refused", Hide(5), [(Lost, "gone")]),
+        ("late", Delete(), []),
+        ("late", Hide(5), [(Extended, TIMEOUT)]),
+    ],
+)
+def test_of_what_ends_while_it_is_extended_a_deletion_hides_all_and_no_run_is_ended(
+    world, queue, events, ending, settlement, told
+):
+    (one,) = world.hold(queue)
+    world.ledger.start(one, world.clock.monotonic())
+    settled, ended = [], []
+    one.on_lost = ended.append
+    if ending == "refused":
+        world.fail(GONE, 0)
+
+    def meanwhile():
+        settled.append(world.ledger.settle(one, settlement))
+        if ending == "late":
+            world.clock.advance(INTERVAL + 1)
+
+    world.sqs.meanwhile = meanwhile
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert settled == [(True, settlement == Delete())], "a deletion does not wait"
+    assert world.resumed == ([] if settlement == Delete() else [(one, settlement)])
+    assert events.seen == [kind(one.facts, what) for kind, what in told]
+    assert ended == []
 
 
 def test_a_settlement_that_cannot_be_resumed_leaves_nothing_as_being_extended(world, queue, caplog):
     one, *others = world.hold(queue, 3)
-    world.heartbeat._resume = lambda *_: 1 / 0
+    world.resumed = None  # there is a bug
     world.sqs.meanwhile = lambda: world.ledger.settle(one, Release())
     world.beat_after(TIMEOUT - INTERVAL)
     assert not any(delivery.extending for delivery in (one, *others))
@@ -235,7 +207,7 @@ def test_a_settlement_that_cannot_be_resumed_leaves_nothing_as_being_extended(wo
 def test_a_bug_in_one_call_freezes_nobody_else(world, queue):
     (one,) = world.hold(queue)
     (other,) = world.hold(world.queue("other"))
-    world.sqs.fail_next("ChangeMessageVisibilityBatch", RuntimeError("bug"))
+    world.fail(RuntimeError("bug"))
     world.clock.advance(TIMEOUT - INTERVAL)
     with suppress(RuntimeError):  # the thread's loop logs it and goes on
         work_off(world.heartbeat.batch_threads)
@@ -250,40 +222,33 @@ def test_a_task_of_thirteen_hours_keeps_its_message_to_the_horizon_and_is_told_l
     began = world.clock.monotonic()
     while world.clock.monotonic() < began + 13 * 3600:
         # A step of a second at least: that no beat follows another at once is a test of its own.
-        world.beat_after(max(1.0, (world.ledger.next_extension() or 1e9) - world.clock.monotonic()))
+        world.beat_when_due(at_least=1.0)
         if one.lost:
             break
         assert world.visible(queue) == []
-    *whole, last = [event.seconds for event in events if isinstance(event, Extended)]
+    *whole, last = [event.seconds for event in events.of(Extended)]
     assert set(whole) == {TIMEOUT}
     assert last < TIMEOUT
     assert one.deadline == pytest.approx(began + VISIBILITY_HORIZON_SECONDS - HORIZON_MARGIN_SECONDS, abs=1)
     assert one.lost
-    assert events[-1] == Lost(one.facts, HORIZON_REACHED)
-    assert sum(isinstance(event, Lost) for event in events) == 1
+    assert events.seen[-1] == Lost(one.facts, HORIZON_REACHED)
+    assert len(events.of(Lost)) == 1
     world.clock.advance(5)
     assert len(world.visible(queue)) == 1
 
 
-def test_at_the_horizon_the_heartbeat_does_not_spin(world, queue):
+@pytest.mark.parametrize("why", ["the horizon is reached", "SQS is down"])
+def test_the_heartbeat_does_not_spin(world, queue, why):
     (one,) = world.hold(queue)
-    one.deadline = one.horizon - HORIZON_MARGIN_SECONDS
-    world.clock.advance(one.deadline - INTERVAL - world.clock.monotonic())
+    if why == "SQS is down":
+        for _ in range(1000):
+            world.fail(UnavailableError("connection refused"))
+    else:
+        one.deadline = one.horizon - HORIZON_MARGIN_SECONDS
+        world.clock.advance(one.deadline - INTERVAL - world.clock.monotonic())
     beats = 0
     while not one.lost and beats < 1000:
-        world.beat_after(max(0.0, world.ledger.next_extension() - world.clock.monotonic()))
-        beats += 1
-    assert one.lost
-    assert beats < 200
-
-
-def test_while_sqs_is_down_the_heartbeat_does_not_hammer_it(world, queue):
-    (one,) = world.hold(queue)
-    for _ in range(1000):
-        world.sqs.fail_next("ChangeMessageVisibilityBatch", UnavailableError("connection refused"))
-    beats = 0
-    while not one.lost and beats < 1000:
-        world.beat_after(max(0.0, world.ledger.next_extension() - world.clock.monotonic()))
+        world.beat_when_due()
         beats += 1
     assert one.lost
     assert beats < 200
@@ -293,12 +258,12 @@ def test_while_sqs_is_down_the_heartbeat_does_not_hammer_it(world, queue):
 @given(st.integers(60, 600), st.floats(0.1, 0.95))
 def test_the_heartbeat_asks_no_more_often_than_it_must(visibility_timeout, part):
     world = World(visibility_timeout, interval := visibility_timeout * part)
-    world.sqs.seconds = 0.01
+    world.calls_take(0.01)
     (one,) = world.hold(world.queue())
     until = world.clock.monotonic() + 5 * visibility_timeout
     needed = 5 * visibility_timeout / (visibility_timeout - interval)
-    while (due := world.ledger.next_extension()) < until and len(world.extensions()) <= 2 * needed + 3:
-        world.beat_after(max(0.0, due - world.clock.monotonic()))
+    while world.ledger.next_extension() < until and len(world.extensions()) <= 2 * needed + 3:
+        world.beat_when_due()
     assert not one.lost
     assert len(world.extensions()) <= 2 * needed + 3
 
@@ -343,63 +308,6 @@ def beat_if_due(world):
         work_off(world.heartbeat.batch_threads)
 
 
-class TestWhatEndsWhileItIsExtended:
-    """An extension is in flight, and its delivery is settled, or replaced, meanwhile."""
-
-    @pytest.fixture
-    def run(self, world, queue):
-        """One that is held, and a note of each time that its run was to be ended."""
-        (one,) = world.hold(queue)
-        world.ledger.start(one, world.clock.monotonic())
-        ended = []
-        one.on_lost = ended.append
-        return one, ended
-
-    @pytest.mark.parametrize("settlement", [Delete(), Hide(5)])
-    @pytest.mark.parametrize("error", ["refused", "too late"])
-    def test_the_end_of_a_run_that_is_over_is_not_asked_for(self, world, queue, run, settlement, error):
-        one, ended = run
-        if error == "refused":
-            world.sqs.fail_next("ChangeMessageVisibilityBatch", ReceiptHandleInvalidError("gone"), position=0)
-        else:  # its deadline passes while the batch of another queue is under way
-            world.hold(world.queue("other"))
-            world.sqs.seconds = INTERVAL + 1
-        world.sqs.meanwhile = lambda: world.ledger.settle(one, settlement)
-        world.beat_after(TIMEOUT - INTERVAL)
-        assert ended == []
-
-    def test_a_delete_does_not_wait_and_nothing_is_told_of_the_extension(self, world, queue, run, events):
-        one, _ = run
-        settled = []
-        world.sqs.meanwhile = lambda: settled.append(world.ledger.settle(one, Delete()))
-        world.beat_after(TIMEOUT - INTERVAL)
-        assert settled == [(True, True)]
-        assert world.resumed == []
-        assert events == []
-
-    def test_nor_of_its_refusal_since_sqs_has_deleted_it(self, world, queue, run, events):
-        one, _ = run
-        world.sqs.fail_next("ChangeMessageVisibilityBatch", ReceiptHandleInvalidError("deleted"), position=0)
-        world.sqs.meanwhile = lambda: world.ledger.settle(one, Delete())
-        world.beat_after(TIMEOUT - INTERVAL)
-        assert events == []
-
-    def test_what_waited_to_be_hidden_is_told_lost(self, world, queue, run, events):
-        one, ended = run
-        world.sqs.fail_next("ChangeMessageVisibilityBatch", ReceiptHandleInvalidError("gone"), position=0)
-        world.sqs.meanwhile = lambda: world.ledger.settle(one, Hide(5))
-        world.beat_after(TIMEOUT - INTERVAL)
-        assert events == [Lost(one.facts, "gone")]
-        assert world.resumed == [(one, Hide(5))]
-        assert ended == []
-
-    def test_a_run_whose_message_is_held_and_lost_is_to_be_ended(self, world, queue, run):
-        one, ended = run
-        world.sqs.fail_next("ChangeMessageVisibilityBatch", ReceiptHandleInvalidError("gone"), position=0)
-        world.beat_after(TIMEOUT - INTERVAL)
-        assert ended == [one]
-
-
 def test_what_is_due_but_in_no_request_yet_is_settled_at_once(world, queue):
     # Thousands may be due while the first batches are under way.
     deliveries = world.hold(queue, 30)
@@ -415,14 +323,14 @@ def test_what_is_due_but_in_no_request_yet_is_settled_at_once(world, queue):
     assert [len(batch) for batch in world.extensions()] == [10]
 
 
-@pytest.mark.parametrize("error", [UnavailableError("network"), ReceiptHandleInvalidError("gone")])
+@pytest.mark.parametrize("error", [NO_ANSWER, GONE])
 def test_a_logging_filter_that_raises_leaves_nothing_as_being_extended(world, queue, error):
     deliveries = world.hold(queue, 3)
     end = subscribe(lambda _: 1 / 0)
     for one in deliveries:
         one.on_lost = lambda _: 1 / 0
     for position in range(3):
-        world.sqs.fail_next("ChangeMessageVisibilityBatch", error, position)
+        world.fail(error, position)
     with a_filter_that_raises(), suppress(RuntimeError):
         world.beat_after(TIMEOUT - INTERVAL)
     end()

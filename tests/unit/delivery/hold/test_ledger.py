@@ -9,26 +9,32 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import factories
+from support.factories import TIMEOUT
 
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR_SECONDS, Ledger
 from celery_sqs_visibility.delivery.lease_table import REQUESTED, LeaseTable
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Release
-from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Release
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 NOW = 1000.0
-TIMEOUT = 120
 INTERVAL = 40.0
-SQS = FakeSQS()
-QUEUES = [Queue(name, SQS.create_queue(name, {}, {}), SQS) for name in "ab"]
+QUEUE = factories.sqs_queue()
+LETTER = DeadLetter("broken", "body", otherwise=Hide(5))
 number = itertools.count()
 
 
-def delivery(now=NOW, queue=QUEUES[0], timeout=TIMEOUT):
-    handle = f"h{next(number)}"
-    return Delivery(queue, handle, Facts(queue.name, handle, 1, 0), now, now + timeout, None)
+def delivery(now=NOW):
+    return factories.delivery(QUEUE, handle=f"h{next(number)}", now=now)
+
+
+@pytest.fixture
+def leases():
+    """The table that running tasks see."""
+    leases = LeaseTable()
+    yield leases
+    for end in leases._pipe:
+        os.close(end)
 
 
 @pytest.fixture
@@ -41,15 +47,6 @@ def held(ledger):
     one = delivery()
     ledger.add([one])
     return one
-
-
-@pytest.fixture
-def leases():
-    """The table that running tasks see."""
-    leases = LeaseTable()
-    yield leases
-    for end in leases._pipe:
-        os.close(end)
 
 
 @pytest.fixture
@@ -68,7 +65,7 @@ def running(leases):
 def request(ledger, one, until, now):
     """As the task writes it down, and the lease table passes it on."""
     one.lease._cells[one.lease._first + REQUESTED] = until
-    ledger.request_extension(one, until, now)
+    assert ledger.request_extension(one, until, now)
 
 
 def take(ledger, now):
@@ -82,20 +79,25 @@ def take(ledger, now):
     return [one for one, _ in due if one not in lost], lost
 
 
-def test_what_is_held_is_known_by_its_handle(ledger, held):
-    assert ledger.get(held.handle) is held
-    assert ledger.holds(held)
-    assert len(ledger) == 1
+def conclude(ledger, one, ending, at):
+    """Its extension, which is in flight, ends like this."""
+    return getattr(ledger, ending)(one, *([] if ending == "refused" else [at]))
+
+
+@pytest.mark.parametrize("settlement", [Delete(), Hide(5)])
+def test_what_was_settled_is_known_by_its_handle_and_neither_starts_nor_is_extended(
+    ledger, leases, held, settlement
+):
     assert ledger.get("another") is None
-
-
-def test_what_was_settled_is_known_as_long_as_somebody_refers_to_it_and_does_not_start(ledger, held):
-    assert ledger.settle(held, Delete()) == (True, True)
-    assert not ledger.holds(held)
-    assert len(ledger) == 0
-    assert ledger.get(held.handle) is held
-    assert not ledger.start(held, NOW)
+    assert (ledger.get(held.handle), ledger.holds(held), len(ledger)) == (held, True, 1)
+    assert ledger.settle(held, settlement) == (True, True)
+    assert (ledger.get(held.handle), ledger.holds(held), len(ledger)) == (held, False, 0)
     assert ledger.settle(held, Release()) == (False, False)
+    assert not ledger.start(held, NOW)
+    assert (held.lease_key, leases._taken) == (None, {})
+    assert not ledger.request_extension(held, NOW + 600, NOW)
+    assert ledger.next_extension() is None
+    assert take(ledger, NOW + 100) == ([], [])
 
 
 @pytest.mark.parametrize("end", ["settled", "replaced"])
@@ -109,26 +111,28 @@ def test_handles_are_forgotten_with_their_deliveries(ledger, held, end):
     assert ledger.get(handle) is None
 
 
-def test_an_extension_is_due_a_heartbeat_interval_before_the_deadline(ledger, held):
+def test_an_extension_by_the_visibility_timeout_is_due_a_heartbeat_interval_before_the_deadline(ledger, held):
     assert NOW + TIMEOUT - INTERVAL - INTERVAL / 4 <= ledger.next_extension() <= NOW + TIMEOUT - INTERVAL
     assert take(ledger, NOW + 10) == ([], [])
     assert take(ledger, ledger.next_extension()) == ([held], [])
+    assert ledger.extension(held, NOW + 80) == TIMEOUT
 
 
-def test_a_settled_delivery_is_not_extended(ledger, held):
-    ledger.settle(held, Hide(5))
-    assert ledger.next_extension() is None
-    assert take(ledger, NOW + 100) == ([], [])
-
-
-def test_a_late_extension_never_overwrites_a_retry_delay(ledger, held):
+@pytest.mark.parametrize("settlement", [Hide(5), Release()])
+@pytest.mark.parametrize("ending", ["extended", "not_extended", "refused"])
+def test_a_settlement_waits_for_the_extension_and_is_handed_back_however_that_ended(
+    ledger, held, settlement, ending
+):
     take(ledger, NOW + 80)
-    assert ledger.settle(held, Hide(5)) == (True, False)
-    assert ledger.extended(held, NOW + 200) == (False, Hide(5))
+    assert ledger.settle(held, settlement) == (True, False)
+    assert ledger.settle(held, Delete()) == (False, False), "it does not take the place of the one that waits"
+    assert conclude(ledger, held, ending, NOW + 200) == (False, settlement)
+    assert held.waiting is None
+    assert not held.extending
     assert ledger.next_extension() is None
 
 
-@pytest.mark.parametrize("settlement", [Delete(), DeadLetter("broken", "body", otherwise=Hide(5))])
+@pytest.mark.parametrize("settlement", [Delete(), LETTER])
 def test_what_deletes_the_message_does_not_wait_for_an_extension(ledger, held, settlement):
     take(ledger, NOW + 80)
     assert ledger.settle(held, settlement) == (True, True)
@@ -139,27 +143,10 @@ def test_what_deletes_the_message_does_not_wait_for_an_extension(ledger, held, s
 
 def test_what_is_done_in_place_of_a_dead_letter_waits_for_an_extension(ledger, held):
     take(ledger, NOW + 80)
-    ledger.settle(held, DeadLetter("broken", "body", otherwise=Hide(5)))
+    ledger.settle(held, LETTER)
     assert ledger.postponed(held, Hide(5))
     assert ledger.extended(held, NOW + 200) == (False, Hide(5))
     assert not ledger.postponed(held, Hide(5))
-
-
-@pytest.mark.parametrize("ending", ["extended", "not_extended", "refused"])
-def test_a_settlement_that_waited_is_handed_back_once_however_the_extension_ended(ledger, held, ending):
-    take(ledger, NOW + 80)
-    ledger.settle(held, Release())
-    arguments = () if ending == "refused" else (NOW + 85,)
-    assert getattr(ledger, ending)(held, *arguments) == (False, Release())
-    assert held.waiting is None
-    assert not held.extending
-
-
-def test_a_second_settlement_does_not_take_the_place_of_the_one_that_waits(ledger, held):
-    take(ledger, NOW + 80)
-    ledger.settle(held, Hide(5))
-    assert ledger.settle(held, Delete()) == (False, False)
-    assert ledger.extended(held, NOW + 200) == (False, Hide(5))
 
 
 def test_an_extended_delivery_falls_due_again_and_not_while_it_is_being_extended(ledger, held):
@@ -170,30 +157,37 @@ def test_an_extended_delivery_falls_due_again_and_not_while_it_is_being_extended
     assert take(ledger, NOW + 160) == ([held], [])
 
 
-def test_a_delivery_whose_deadline_passed_is_lost_and_left_alone(ledger, held):
-    assert take(ledger, NOW + TIMEOUT) == ([], [held])
-    assert held.lost
-    assert take(ledger, NOW + 10 * TIMEOUT) == ([], [])
-    assert ledger.settle(held, Delete()) == (True, True)
-
-
-def test_a_refused_handle_is_lost_and_left_alone(ledger, held):
-    take(ledger, NOW + 80)
-    assert ledger.refused(held) == (True, None)
-    assert held.lost
+@pytest.mark.parametrize("ending", ["refused", "lapsed"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_is_lost_is_left_alone_and_its_task_told(running, ending, asked):
+    ledger, one = running()
+    if asked:
+        request(ledger, one, NOW + 600, NOW + 10)
+    if ending == "refused":
+        assert take(ledger, NOW + 80) == ([one], [])
+        assert ledger.refused(one) == (True, None)
+    else:
+        assert take(ledger, NOW + TIMEOUT) == ([], [one])
+    assert one.lost
+    assert (one.lease.lost, one.lease.requested_deadline) == (True, 0)
+    assert ledger.request_extension(one, NOW + 600, NOW + TIMEOUT)
     assert ledger.next_extension() is None
+    assert take(ledger, NOW + 10 * TIMEOUT) == ([], [])
+    assert ledger.settle(one, Delete()) == (True, True)
 
 
-def test_a_failed_extension_is_tried_again_before_the_deadline(ledger, held):
+def test_a_failed_extension_is_tried_again_and_what_could_not_be_extended_in_time_is_lost(ledger, held):
     take(ledger, NOW + 80)
     ledger.not_extended(held, NOW + 81)
     assert ledger.next_extension() < held.deadline
+    assert take(ledger, ledger.next_extension()) == ([held], [])
+    ledger.not_extended(held, NOW + TIMEOUT + 5)
+    assert take(ledger, NOW + TIMEOUT + 5) == ([], [held])
 
 
 @given(st.floats(0, 39.9), st.floats(1, 10_000))
 def test_a_failed_extension_is_not_tried_again_at_once(elapsed, origin):
-    ledger = Ledger(TIMEOUT, INTERVAL)
-    one = delivery(origin)
+    ledger, one = Ledger(TIMEOUT, INTERVAL), delivery(origin)
     ledger.add([one])
     ledger.take_due(origin + 80)
     now = origin + 80 + elapsed
@@ -204,21 +198,14 @@ def test_a_failed_extension_is_not_tried_again_at_once(elapsed, origin):
 
 @given(st.integers(1, VISIBILITY_HORIZON_SECONDS), st.floats(0.05, 0.95), st.floats(1, 10_000))
 def test_what_was_just_extended_is_not_due_at_once(timeout, part, now):
-    ledger = Ledger(timeout, timeout * part)
-    one = delivery(now, timeout=timeout)
+    ledger, one = Ledger(timeout, timeout * part), delivery(now)
+    one.deadline = now + timeout
     ledger.add([one])
     assert ledger.next_extension() > now
 
 
-def test_what_could_not_be_extended_in_time_is_told_lost(ledger, held):
-    take(ledger, NOW + 80)
-    ledger.not_extended(held, NOW + TIMEOUT + 5)
-    assert take(ledger, NOW + TIMEOUT + 5) == ([], [held])
-
-
 def test_without_a_heartbeat_nothing_is_extended_and_what_lapses_is_lost():
-    ledger = Ledger(TIMEOUT, 0)
-    one = delivery()
+    ledger, one = Ledger(TIMEOUT, 0), delivery()
     ledger.add([one])
     assert ledger.next_extension() == one.deadline
     assert ledger.extension(one, NOW + 10) == 0
@@ -227,18 +214,24 @@ def test_without_a_heartbeat_nothing_is_extended_and_what_lapses_is_lost():
     assert ledger.settle(one, Delete()) == (True, True)
 
 
-def test_an_extension_asks_for_the_visibility_timeout(ledger, held):
-    assert ledger.extension(held, NOW + 80) == TIMEOUT
-
-
 @given(st.floats(0, VISIBILITY_HORIZON_SECONDS - 1), st.floats(0, 60))
 def test_an_extension_never_reaches_beyond_the_horizon_nor_shortens_a_lease(elapsed, left):
-    one = delivery()
-    now = NOW + elapsed
+    one, now = delivery(), NOW + elapsed
     one.deadline = now + left
     seconds = Ledger(TIMEOUT, INTERVAL).extension(one, now)
     assert now + max(seconds, 0) < NOW + VISIBILITY_HORIZON_SECONDS
     assert seconds <= 0 or now + seconds > one.deadline
+
+
+@given(st.floats(0, 30))
+def test_what_is_hidden_up_to_the_horizon_is_not_extended_again(seconds):
+    ledger, one = Ledger(TIMEOUT, INTERVAL), delivery()
+    now = one.horizon - HORIZON_MARGIN_SECONDS - 60
+    one.deadline = now + 20
+    ledger.add([one])
+    ledger.take_due(now)
+    ledger.extended(one, now + ledger.extension(one, now))
+    assert ledger.extension(one, now + seconds) == 0
 
 
 def test_what_did_not_start_is_told_in_the_order_of_arrival(ledger):
@@ -272,10 +265,15 @@ class TestRequests:
         assert one.lease.requested_deadline == 0
         assert ledger.next_extension() == one.deadline
 
-    def test_a_request_is_answered_when_it_is_granted(self, running):
+    def test_a_request_is_tried_again_while_it_fails_and_answered_when_it_is_granted(self, running):
         ledger, one = running()
         request(ledger, one, NOW + 600, NOW + 10)
         take(ledger, NOW + 10)
+        ledger.not_extended(one, NOW + 11)
+        assert one.lease.requested_deadline == NOW + 600
+        assert NOW + 11 < ledger.next_extension() < one.deadline
+        assert take(ledger, ledger.next_extension()) == ([one], [])
+        assert ledger.extension(one, NOW + 50) == 550
         ledger.extended(one, NOW + 600)
         assert (one.lease.requested_deadline, one.lease.deadline) == (0, NOW + 600)
         assert ledger.next_extension() > NOW + 500
@@ -286,7 +284,7 @@ class TestRequests:
         request(ledger, one, NOW + 600, NOW + 80)
         assert take(ledger, NOW + 81) == ([], [])
         ledger.extended(one, NOW + 200)
-        assert one.lease.requested_deadline == NOW + 600
+        assert (one.lease.requested_deadline, one.lease.deadline) == (NOW + 600, NOW + 200)
         assert take(ledger, NOW + 81) == ([one], [])
         assert ledger.extension(one, NOW + 81) == 519
 
@@ -299,35 +297,12 @@ class TestRequests:
         ledger.not_extensible(one, NOW)
         assert take(ledger, NOW) == ([one], [])
 
-    def test_a_request_is_tried_again_while_it_fails(self, running):
-        ledger, one = running()
-        request(ledger, one, NOW + 600, NOW + 10)
-        take(ledger, NOW + 10)
-        ledger.not_extended(one, NOW + 11)
-        assert one.lease.requested_deadline == NOW + 600
-        assert NOW + 11 < ledger.next_extension() < one.deadline
-        assert take(ledger, ledger.next_extension()) == ([one], [])
-        assert ledger.extension(one, NOW + 50) == 550
-
-    @pytest.mark.parametrize("ending", ["refused", "lapsed"])
-    def test_a_request_is_answered_by_the_loss(self, running, ending):
-        ledger, one = running()
-        request(ledger, one, NOW + 600, NOW + 10)
-        if ending == "refused":
-            take(ledger, NOW + 10)
-            ledger.refused(one)
-        else:
-            take(ledger, NOW + TIMEOUT)
-        assert one.lease.requested_deadline == 0
-        assert one.lease.lost
-
     @given(
         st.floats(0, VISIBILITY_HORIZON_SECONDS - HORIZON_MARGIN_SECONDS - 2),
         st.floats(0, 2 * VISIBILITY_HORIZON_SECONDS),
     )
     def test_a_request_beyond_the_horizon_is_answered_with_what_there_is(self, elapsed, seconds):
-        ledger, now = Ledger(TIMEOUT, 0), NOW + elapsed
-        one = delivery()
+        ledger, one, now = Ledger(TIMEOUT, 0), delivery(), NOW + elapsed
         one.deadline = max(one.deadline, now + 1)
         ledger.add([one])
         ledger.request_extension(one, now + seconds, now)
@@ -344,94 +319,46 @@ class TestRequests:
         assert one.requested_deadline == 0
         assert one.deadline <= one.horizon - HORIZON_MARGIN_SECONDS
 
-    def test_what_is_lost_is_not_extended(self, running):
-        ledger, one = running()
-        take(ledger, NOW + TIMEOUT)
-        assert ledger.request_extension(one, NOW + 600, NOW + TIMEOUT)
-        assert ledger.next_extension() is None
-
-    def test_nor_is_what_was_settled(self, running):
-        ledger, one = running()
-        ledger.settle(one, Delete())
-        assert not ledger.request_extension(one, NOW + 600, NOW)
-
-
-@given(st.floats(0, 30))
-def test_what_is_hidden_up_to_the_horizon_is_not_extended_again(seconds):
-    ledger, one = Ledger(TIMEOUT, INTERVAL), delivery()
-    now = one.horizon - HORIZON_MARGIN_SECONDS - 60
-    one.deadline = now + 20
-    ledger.add([one])
-    ledger.take_due(now)
-    ledger.extended(one, now + ledger.extension(one, now))
-    assert ledger.extension(one, now + seconds) == 0
-
 
 class TestLeases:
     """What a task can see of it."""
 
-    def test_what_does_not_run_has_no_lease(self, leases, ledger, held):
+    @pytest.mark.parametrize(("first", "then"), [("start", "dispatch"), ("dispatch", "start")])
+    def test_what_begins_to_run_has_one_from_then_on(self, ledger, held, first, then):
+        begin = {"start": lambda: ledger.start(held, NOW), "dispatch": lambda: ledger.dispatch(held)}
         assert held.lease is None
-
-    @pytest.mark.parametrize("begin", ["start", "dispatch"])
-    def test_what_begins_to_run_has_one(self, leases, ledger, held, begin):
-        assert getattr(ledger, begin)(held, *([NOW] if begin == "start" else []))
+        assert begin[first]()
         assert held.lease.deadline == held.deadline
-        assert held.lease_key == held.lease.key
+        assert held.lease_key == (key := held.lease.key)
+        assert begin[then]()
+        assert held.lease_key == key
 
-    def test_what_was_dispatched_keeps_it_when_it_starts(self, running):
-        ledger, one = running()
-        key = one.lease_key
-        ledger.dispatch(one)
-        assert one.lease_key == key
-
-    def test_what_was_settled_gets_none(self, leases, ledger, held):
-        ledger.settle(held, Release())
-        assert not ledger.start(held, NOW)
-        assert held.lease_key is None
-        assert leases._taken == {}
-
-    def test_where_no_worker_opened_a_table_there_is_none(self):
-        ledger, held = Ledger(TIMEOUT, INTERVAL), delivery()
-        ledger.add([held])
-        assert ledger.start(held, NOW)
-        assert held.lease_key is None
-
-    def test_with_a_full_table_it_runs_without(self, leases, ledger, held, monkeypatch):
+    @pytest.mark.parametrize("table", ["none", "full"])
+    def test_without_a_table_or_with_a_full_one_it_runs_without(self, leases, monkeypatch, table):
         monkeypatch.setattr(leases, "take", lambda *_: None)
-        assert ledger.start(held, NOW)
-        take(ledger, NOW + 80)
-        ledger.extended(held, NOW + 200)
-        assert ledger.settle(held, Delete()) == (True, True)
-
-    def test_it_is_told_of_an_extension(self, running):
-        ledger, one = running()
+        ledger, one = Ledger(TIMEOUT, INTERVAL, leases if table == "full" else None), delivery()
+        ledger.add([one])
+        assert ledger.start(one, NOW)
+        assert one.lease_key is None
         take(ledger, NOW + 80)
         ledger.extended(one, NOW + 200)
-        assert one.lease.deadline == NOW + 200
-
-    def test_it_is_told_of_the_loss(self, running):
-        ledger, one = running()
-        take(ledger, NOW + TIMEOUT)
-        assert one.lease.lost
-
-    def test_it_is_over_when_the_delivery_is_settled(self, running, leases):
-        ledger, one = running()
-        lease = one.lease
-        ledger.settle(one, Delete())
-        assert lease.over
-        assert leases._taken == {}
+        assert ledger.settle(one, Delete()) == (True, True)
 
     @pytest.mark.parametrize("ending", ["extended", "refused"])
-    def test_an_extension_that_returns_late_tells_the_next_lease_of_the_row_nothing(self, running, ending):
+    def test_it_is_over_with_its_delivery_whose_extension_tells_the_next_one_in_its_row_nothing(
+        self, running, leases, ending
+    ):
         ledger, one = running()
+        lease = one.lease
         take(ledger, NOW + 80)
         ledger.settle(one, Hide(5))
+        assert lease.over
+        assert leases._taken == {}
         next_one = delivery(NOW + 80)
         ledger.add([next_one])
         ledger.start(next_one, NOW)
         assert next_one.lease.key[0] == 0
-        getattr(ledger, ending)(one, *([NOW + 999] if ending == "extended" else []))
+        conclude(ledger, one, ending, NOW + 999)
         assert (next_one.lease.deadline, next_one.lease.lost) == (next_one.deadline, False)
 
 
@@ -439,12 +366,12 @@ class TestSuperseding:
     """A message came back: its new delivery takes the place of the old."""
 
     @pytest.fixture
-    def superseded_by(self, ledger):
+    def newer(self, ledger):
         one = delivery(NOW + TIMEOUT)
         ledger.add([one])
         return one
 
-    def test_the_newer_delivery_takes_over_what_the_old_one_was(self, leases, ledger, held, superseded_by):
+    def test_the_newer_delivery_takes_over_what_the_old_one_was(self, ledger, held, newer):
         ledger.start(held, NOW)
         ledger.dispatch(held)
         lease = held.lease
@@ -452,49 +379,37 @@ class TestSuperseding:
         assert lease.lost
         held.on_lost = on_lost = object()
         held.acknowledged_early = True
-        assert ledger.supersede(held, superseded_by)
-        assert ledger.all() == [superseded_by]
-        assert (superseded_by.started, superseded_by.dispatched, superseded_by.on_lost) == (
-            True,
-            True,
-            on_lost,
-        )
-        assert superseded_by.acknowledged_early
+        assert ledger.supersede(held, newer)
+        assert ledger.all() == [newer]
+        assert ledger.get(held.handle).current is newer
+        assert (newer.started, newer.dispatched, newer.on_lost) == (True, True, on_lost)
+        assert newer.acknowledged_early
         assert held.lease_key == lease.key
-        assert (lease.deadline, lease.lost) == (superseded_by.deadline, False)
+        assert (lease.deadline, lease.lost) == (newer.deadline, False)
 
-    def test_the_old_handle_leads_to_it(self, ledger, held, superseded_by):
-        ledger.supersede(held, superseded_by)
-        assert ledger.get(held.handle).current is superseded_by
-
-    def test_what_was_settled_is_not_superseded(self, ledger, held, superseded_by):
+    @pytest.mark.parametrize(("extending", "waited"), [(False, None), (True, Hide(5))])
+    def test_what_was_settled_is_not_superseded_waiting_or_not(self, ledger, held, newer, extending, waited):
+        if extending:
+            take(ledger, NOW + 80)
         ledger.settle(held, Hide(5))
-        assert not ledger.supersede(held, superseded_by)
+        assert not ledger.supersede(held, newer)
         assert held.current is held
-
-    def test_a_settlement_that_waits_is_not_overtaken(self, ledger, held, superseded_by):
-        take(ledger, NOW + 80)
-        ledger.settle(held, Hide(5))
-        assert not ledger.supersede(held, superseded_by)
-        assert ledger.extended(held, NOW + 200) == (False, Hide(5))
+        assert ledger.extended(held, NOW + 200) == (False, waited)
 
     @pytest.mark.parametrize("ending", ["extended", "not_extended", "not_extensible", "refused"])
-    def test_an_extension_of_the_old_handle_in_flight_changes_nothing(
-        self, leases, ledger, held, superseded_by, ending
-    ):
+    def test_an_extension_of_the_old_handle_in_flight_changes_nothing(self, ledger, held, newer, ending):
         ledger.start(held, NOW)
         assert held in take(ledger, NOW + 80)[0]
-        ledger.extended(superseded_by, superseded_by.deadline)
-        ledger.supersede(held, superseded_by)
-        arguments = () if ending == "refused" else (NOW + 85,)
-        assert getattr(ledger, ending)(held, *arguments) == (False, None)
-        assert (superseded_by.lease.deadline, superseded_by.lease.lost) == (superseded_by.deadline, False)
-        assert not superseded_by.lost
-        assert take(ledger, superseded_by.deadline - 1) == ([superseded_by], [])
+        ledger.extended(newer, newer.deadline)
+        ledger.supersede(held, newer)
+        assert conclude(ledger, held, ending, NOW + 85) == (False, None)
+        assert (newer.lease.deadline, newer.lease.lost) == (newer.deadline, False)
+        assert not newer.lost
+        assert take(ledger, newer.deadline - 1) == ([newer], [])
 
-    def test_a_request_is_handed_on(self, leases, ledger, held, superseded_by):
+    def test_a_request_is_handed_on(self, ledger, held, newer):
         ledger.start(held, NOW)
         request(ledger, held, NOW + 600, NOW)
-        ledger.supersede(held, superseded_by)
-        assert (held.requested_deadline, superseded_by.requested_deadline) == (0, NOW + 600)
-        assert superseded_by.lease.requested_deadline == NOW + 600
+        ledger.supersede(held, newer)
+        assert (held.requested_deadline, newer.requested_deadline) == (0, NOW + 600)
+        assert newer.lease.requested_deadline == NOW + 600

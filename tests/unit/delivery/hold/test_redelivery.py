@@ -9,23 +9,19 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support import factories
 from support.clock import FakeClock
+from support.factories import TIMEOUT
 
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, Arrival, Past, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Hide, Release
+from celery_sqs_visibility.delivery.model import Delete, Hide, Release
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
-from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
-TIMEOUT = 120
 INTERVAL = 40.0
-SQS = FakeSQS()
-QUEUE = Queue("q", SQS.create_queue("q", {}, {}), SQS)
-OTHER = Queue("other", SQS.create_queue("other", {}, {}), SQS)
+QUEUE, OTHER = map(factories.sqs_queue, ("q", "other"))
 handles = itertools.count()
 
 
@@ -41,9 +37,8 @@ class Holder:
 
     def receive(self, message_id, queue=QUEUE):
         """What the message is to the process, and its delivery."""
-        now = self._clock.monotonic()
-        facts = Facts(queue.name, message_id, 1, 0)
-        delivery = Delivery(queue, f"h{next(handles)}", facts, now, now + TIMEOUT, self)
+        handle, now = f"h{next(handles)}", self._clock.monotonic()
+        delivery = factories.delivery(queue, self, handle=handle, now=now, message_id=message_id)
         self.capacity.received(self.capacity.reserve(queue.name, 0), 1)
         self.ledger.add([delivery])
         arrival = self._redeliveries.check(delivery)
@@ -93,53 +88,9 @@ def holder(redeliveries, clock):
     return Holder(redeliveries, clock)
 
 
-def test_a_message_is_new_the_first_time(holder):
-    assert holder.receive("m")[0] is Arrival.NEW
-    assert holder.receive("n")[0] is Arrival.NEW
-
-
-def test_what_is_held_is_superseded_by_its_newer_delivery(holder):
-    _, first = holder.receive("m")
-    arrival, second = holder.receive("m")
-    assert arrival is Arrival.HELD
-    assert first.current is second
-    assert holder.ledger.all() == [second]
-
-
 def test_messages_of_other_queues_are_others(holder):
-    holder.receive("m")
+    assert holder.receive("m")[0] is Arrival.NEW
     assert holder.receive("m", OTHER)[0] is Arrival.NEW
-
-
-def test_what_came_back_twice_is_settled_by_its_newest_handle(holder):
-    _, first = holder.receive("m")
-    holder.receive("m")
-    _, third = holder.receive("m")
-    assert first.settle(Hide(5))
-    assert holder.settled == [(third, Hide(5))]
-    assert not third.settle(Delete())
-
-
-def test_what_was_finished_is_finished_when_it_comes_back(holder):
-    _, first = holder.receive("m")
-    first.settle(Delete())
-    arrival, second = holder.receive("m")
-    assert arrival is Arrival.FINISHED
-    assert holder.settled == [(first, Delete()), (second, Delete())]
-
-
-@pytest.mark.parametrize("settlement", [Hide(5), Release()])
-def test_what_failed_or_was_given_back_is_new_when_it_comes_back(holder, settlement):
-    _, first = holder.receive("m")
-    first.settle(settlement)
-    assert holder.receive("m")[0] is Arrival.NEW
-
-
-def test_a_deletion_that_came_after_another_settlement_finishes_nothing(holder):
-    _, first = holder.receive("m")
-    first.settle(Hide(5))
-    assert not first.settle(Delete())
-    assert holder.receive("m")[0] is Arrival.NEW
 
 
 def test_a_message_that_comes_back_before_its_settlement_was_noted_is_not_superseded(holder, redeliveries):
@@ -152,7 +103,9 @@ def test_a_message_that_comes_back_before_its_settlement_was_noted_is_not_supers
     assert second.superseded_by is not None
 
 
-def test_what_was_finished_is_remembered_while_it_can_come_back_however_many_follow(holder, clock):
+def test_what_was_finished_is_remembered_while_it_can_come_back_however_many_follow_and_then_forgotten(
+    holder, redeliveries, clock
+):
     _, first = holder.receive("m")
     _, long = holder.receive("long")
     long.deadline = clock.monotonic() + 3 * TIMEOUT  # as its task asked
@@ -164,11 +117,6 @@ def test_what_was_finished_is_remembered_while_it_can_come_back_however_many_fol
     assert holder.receive("m")[0] is Arrival.FINISHED
     clock.advance(2 * TIMEOUT)
     assert holder.receive("long")[0] is Arrival.FINISHED
-
-
-def test_what_was_finished_long_ago_is_forgotten(holder, redeliveries, clock):
-    for number in range(3):
-        holder.receive(f"m{number}")[1].settle(Delete())
     clock.advance(TIMEOUT + MARGIN_SECONDS + 1)
     holder.receive("another")[1].settle(Delete())
     assert holder.receive("m0")[0] is Arrival.NEW

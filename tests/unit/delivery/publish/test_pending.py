@@ -33,6 +33,11 @@ PLAIN = Queue("q", "https://sqs.example/1/q", FakeSQS())
 FIFO = Queue("q.fifo", "https://sqs.example/1/q.fifo", FakeSQS())
 
 
+@pytest.fixture
+def pending():
+    return PendingMessages()
+
+
 def fill(pending, *ids, queue=PLAIN, now=NOW, **fields):
     """Add messages; whether the last made a batch that waits for nothing."""
     return [pending.add(queue, OutgoingMessage(str(i), **fields), str(i), now) for i in ids][-1]
@@ -42,8 +47,7 @@ def ids(batch):
     return [entry.task_id for entry in batch]
 
 
-def test_ten_go_together_and_the_rest_lingers_for_a_second():
-    pending = PendingMessages()
+def test_ten_go_together_and_the_rest_lingers_for_a_second_unless_it_is_flushed(pending):
     assert not fill(pending, *range(9))
     assert pending.take(NOW) == []
     assert fill(pending, *range(9, 13))
@@ -51,23 +55,17 @@ def test_ten_go_together_and_the_rest_lingers_for_a_second():
     assert pending.take(NOW) == []
     assert pending.due() == NOW + LINGER_SECONDS
     assert ids(pending.take(NOW + LINGER_SECONDS)) == ["10", "11", "12"]
+    fill(pending, 13)
+    assert ids(pending.take(NOW, flushing=True)) == ["13"]
 
 
-def test_flushing_lingers_for_nothing():
-    pending = PendingMessages()
-    fill(pending, 1)
-    assert ids(pending.take(NOW, flushing=True)) == ["1"]
-
-
-def test_each_queue_has_batches_of_its_own_and_they_take_turns():
-    pending = PendingMessages()
+def test_each_queue_has_batches_of_its_own_and_they_take_turns(pending):
     fill(pending, *range(20))
     fill(pending, *range(20, 30), queue=FIFO, group_id=None)
     assert [pending.take(NOW)[0].queue for _ in range(3)] == [PLAIN, FIFO, PLAIN]
 
 
-def test_a_message_that_is_too_large_fails_alone_and_says_how_large_it_is():
-    pending = PendingMessages()
+def test_a_message_that_is_too_large_fails_alone_and_says_how_large_it_is(pending):
     body = "x" * (MESSAGE_BYTES + 1)
     pending.add(PLAIN, OutgoingMessage(body), "large", NOW)
     fill(pending, "small")
@@ -78,8 +76,7 @@ def test_a_message_that_is_too_large_fails_alone_and_says_how_large_it_is():
     assert "1,048,576" in str(reason)
 
 
-def test_what_failed_comes_back_alone_after_a_pause():
-    pending = PendingMessages()
+def test_what_failed_comes_back_alone_after_a_pause(pending):
     fill(pending, *range(3))
     batch = pending.take(NOW, flushing=True)
     pending.conclude(batch, BatchResult({1: ThrottledError("slow down")}), NOW)
@@ -90,16 +87,14 @@ def test_what_failed_comes_back_alone_after_a_pause():
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("no"), RequestRefusedError("nonsense")])
-def test_what_does_not_pass_is_given_up_at_once(error):
-    pending = PendingMessages()
+def test_what_does_not_pass_is_given_up_at_once(pending, error):
     fill(pending, *range(3))
     pending.conclude(pending.take(NOW, flushing=True), BatchResult({1: error}), NOW)
     assert pending.count == 0
     assert pending.failures == [("1", error)]
 
 
-def test_refused_credentials_are_looked_for_anew_a_few_times():
-    pending = PendingMessages()
+def test_refused_credentials_are_looked_for_anew_a_few_times(pending):
     fill(pending, 1)
     refused = CredentialsRefusedError("expired")
     now, tries = NOW, 0
@@ -110,29 +105,24 @@ def test_refused_credentials_are_looked_for_anew_a_few_times():
     assert pending.failures == [("1", refused)]
 
 
-def test_an_outage_ends_it_for_all_when_nothing_has_worked_for_so_long():
-    pending = PendingMessages()
+def test_an_outage_ends_it_for_all_when_nothing_has_worked_for_so_long(pending):
     now = NOW
     fill(pending, 1)
     while not pending.failures:
         pending.conclude(pending.take(now, flushing=True), UnavailableError("down"), now)
         now = pending.due() or now
     assert GIVE_UP_SECONDS - LONGEST_PAUSE_SECONDS <= now - NOW <= GIVE_UP_SECONDS
-    fill(pending, 2, now=NOW + GIVE_UP_SECONDS)
-    pending.conclude(
-        pending.take(NOW + GIVE_UP_SECONDS, flushing=True), UnavailableError("down"), NOW + GIVE_UP_SECONDS
-    )
+    now = NOW + GIVE_UP_SECONDS
+    fill(pending, 2, now=now)
+    pending.conclude(pending.take(now, flushing=True), UnavailableError("down"), now)
     assert [task_id for task_id, _ in pending.failures] == ["1", "2"]  # not another half minute
-    fill(pending, 3, 4, now=NOW + GIVE_UP_SECONDS)
-    batch = pending.take(NOW + GIVE_UP_SECONDS, flushing=True)
-    pending.conclude(
-        batch, BatchResult({0: UnavailableError("down")}), NOW + GIVE_UP_SECONDS
-    )  # something worked
+    fill(pending, 3, 4, now=now)
+    something_worked = BatchResult({0: UnavailableError("down")})
+    pending.conclude(pending.take(now, flushing=True), something_worked, now)
     assert pending.count == 1
 
 
-def test_of_a_request_refused_as_a_whole_only_what_is_wrong_fails():
-    pending = PendingMessages()
+def test_of_a_request_refused_as_a_whole_only_what_is_wrong_fails(pending):
     fill(pending, *range(10))
     sent = []
     while batch := pending.take(NOW, flushing=True):
@@ -145,25 +135,20 @@ def test_of_a_request_refused_as_a_whole_only_what_is_wrong_fails():
     assert [task_id for task_id, _ in pending.failures] == ["7"]
 
 
-def test_a_group_sends_one_at_a_time_and_does_not_linger():
-    pending = PendingMessages()
+def test_a_group_sends_one_at_a_time_without_lingering_and_what_failed_is_not_overtaken(pending):
     fill(pending, "a1", queue=FIFO, group_id="a")
     assert fill(pending, "a2", queue=FIFO, group_id="a")
-    fill(pending, "b1", queue=FIFO, group_id="b")
+    fill(pending, "b1", "b2", queue=FIFO, group_id="b")
     first = pending.take(NOW)
     assert ids(first) == ["a1", "b1"]
     assert pending.take(NOW, flushing=True) == []
-    pending.conclude(first, SENT, NOW)
-    assert ids(pending.take(NOW, flushing=True)) == ["a2"]
-
-
-def test_a_failed_message_is_not_overtaken_by_its_group():
-    pending = PendingMessages()
-    fill(pending, "a1", "a2", queue=FIFO, group_id="a")
-    fill(pending, "b1", "b2", queue=FIFO, group_id="b")
-    pending.conclude(pending.take(NOW), BatchResult({0: ThrottledError("slow down")}), NOW)
+    pending.conclude(first, BatchResult({0: ThrottledError("slow down")}), NOW)
     assert ids(pending.take(NOW, flushing=True)) == ["b2"]
-    assert ids(pending.take(pending.due(), flushing=True)) == ["a1"]
+    later = pending.due()
+    again = pending.take(later, flushing=True)
+    assert ids(again) == ["a1"]
+    pending.conclude(again, SENT, later)
+    assert ids(pending.take(later, flushing=True)) == ["a2"]
 
 
 OUTCOMES = st.sampled_from(["sent", "sent", "sent", "throttled", "refused", "down", "too long"])

@@ -6,11 +6,11 @@ import threading
 from collections import Counter
 
 import pytest
+from support.factories import EVERYTHING, sqs_queue
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.publish import pending
 from celery_sqs_visibility.delivery.publish import sender as module
 from celery_sqs_visibility.delivery.publish.sender import MOST_PENDING, MOST_SENDERS, Sender
@@ -21,6 +21,7 @@ from celery_sqs_visibility.errors import (
 )
 
 BATCHES = "SendMessageBatch"
+OUTAGE = ["ERROR", "WARNING"]  # as it begins, and when it is over
 
 
 class GatedSQS(FakeSQS):
@@ -37,11 +38,6 @@ class GatedSQS(FakeSQS):
         return super().send_batch(queue_url, messages)
 
 
-def new_queue(sqs, name="q"):
-    fifo = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
-    return Queue(name, sqs.create_queue(name, fifo, {}), sqs)
-
-
 def put(sender, queue, *ids):
     return [sender.put(queue, OutgoingMessage(f"body of {i}"), str(i)) for i in ids]
 
@@ -50,8 +46,9 @@ def batches(sqs):
     return [len(arguments["messages"]) for action, arguments in sqs.calls if action == BATCHES]
 
 
-def bodies(sqs, queue):
-    return Counter(message.body for message in sqs._queues[queue.url].messages)
+def bodies(queue):
+    receipts = iter(lambda: queue.sqs.receive(queue.url, 10, 0, EVERYTHING), [])
+    return Counter(message["Body"] for messages in receipts for message in messages)
 
 
 @pytest.fixture(autouse=True)
@@ -67,38 +64,34 @@ def sqs():
 
 @pytest.fixture
 def queue(sqs):
-    return new_queue(sqs)
+    return sqs_queue(sqs=sqs)
 
 
-def test_a_thousand_messages_are_a_hundred_requests(sqs, queue):
+@pytest.mark.parametrize(("count", "requests"), [(1000, [10] * 100), (13, [3, 10])])
+def test_a_thousand_messages_are_a_hundred_requests_and_closing_sends_what_is_left(
+    sqs, queue, count, requests
+):
     sender = Sender()
-    assert all(put(sender, queue, *range(1000)))
-    assert sender.close() == ([], 1000)
-    assert batches(sqs) == [10] * 100
-    assert set(bodies(sqs, queue).values()) == {1}
+    assert all(put(sender, queue, *range(count)))
+    assert sender.close() == ([], count)
+    assert sorted(batches(sqs)) == requests
+    assert bodies(queue) == {f"body of {number}": 1 for number in range(count)}
+    for thread in threading.enumerate():
+        if thread.name.startswith("sqs-publish"):
+            thread.join(SOON)
+            assert not thread.is_alive()
 
 
-def test_closing_sends_what_is_left(sqs, queue):
+def test_what_was_never_used_costs_nothing_and_nothing_goes_into_a_closed_sender(sqs, queue):
     sender = Sender()
-    put(sender, queue, *range(13))
-    sender.close()
-    assert sorted(batches(sqs)) == [3, 10]
-
-
-def test_what_was_never_used_costs_nothing(sqs):
-    assert Sender().close() == ([], 0)
-    assert sqs.calls == []
-
-
-def test_nothing_goes_into_a_closed_sender(sqs, queue):
-    sender = Sender()
-    sender.close()
+    assert sender.close() == ([], 0)
     assert put(sender, queue, 1) == [False]
+    assert [action for action, _ in sqs.calls] == ["CreateQueue"]
 
 
 def test_full_batches_leave_at_once_several_at_a_time():
     sqs = GatedSQS()
-    queue, sender = new_queue(sqs), Sender()
+    queue, sender = sqs_queue(sqs=sqs), Sender()
     put(sender, queue, *range(10 * MOST_SENDERS + 10))
     for _ in range(MOST_SENDERS):
         assert sqs.waiting.acquire(timeout=SOON)
@@ -108,30 +101,23 @@ def test_full_batches_leave_at_once_several_at_a_time():
     assert batches(sqs) == [10] * (MOST_SENDERS + 1)
 
 
-def test_publishing_waits_where_sqs_takes_less_than_is_published():
+@pytest.mark.parametrize(
+    ("most_bytes", "pending_before"), [(None, MOST_PENDING), (10, 2)], ids=["in messages", "in bytes: 9 each"]
+)
+def test_publishing_waits_where_sqs_takes_less_than_is_published(monkeypatch, most_bytes, pending_before):
+    if most_bytes:
+        monkeypatch.setattr(pending, "LINGER_SECONDS", 0.0)
+        monkeypatch.setattr(module, "MOST_PENDING_BYTES", most_bytes)
     sqs = GatedSQS()
-    queue, sender = new_queue(sqs), Sender()
-    put(sender, queue, *range(MOST_PENDING))
+    queue, sender = sqs_queue(sqs=sqs), Sender()
+    put(sender, queue, *range(pending_before))
     publisher = threading.Thread(target=put, args=(sender, queue, "one more"))
     publisher.start()
     publisher.join(0.1)
     assert publisher.is_alive()
     sqs.gate.set()
     publisher.join(SOON)
-    assert sender.close() == ([], MOST_PENDING + 1)
-
-
-def test_publishing_waits_for_capacity_in_bytes_too(monkeypatch):
-    monkeypatch.setattr(pending, "LINGER_SECONDS", 0.0)
-    monkeypatch.setattr(module, "MOST_PENDING_BYTES", 10)
-    sqs = GatedSQS()
-    queue, sender = new_queue(sqs), Sender()
-    put(sender, queue, *range(2))  # 9 bytes each
-    publisher = threading.Thread(target=put, args=(sender, queue, "one more"))
-    publisher.start()
-    sqs.gate.set()
-    publisher.join(SOON)
-    assert sender.close() == ([], 3)
+    assert sender.close() == ([], pending_before + 1)
 
 
 def test_several_threads_fill_the_same_batches(sqs, queue):
@@ -143,18 +129,25 @@ def test_several_threads_fill_the_same_batches(sqs, queue):
         thread.join()
     sender.close()
     assert batches(sqs) == [10] * 40
-    assert len(bodies(sqs, queue)) == 400
+    assert len(bodies(queue)) == 400
 
 
-@pytest.mark.parametrize("position", [None, 3])
-def test_what_fails_is_sent_again(sqs, queue, position, caplog):
-    sqs.fail_next(BATCHES, ThrottledError("slow down"), position)
+@pytest.mark.parametrize(
+    ("error", "position", "again", "logged"),
+    [
+        (ThrottledError("slow down"), None, 10, OUTAGE),
+        (ThrottledError("slow down"), 3, 1, OUTAGE),
+        (ZeroDivisionError("a bug below"), None, 10, ["ERROR", *OUTAGE]),
+    ],
+)
+def test_what_fails_is_sent_again(sqs, queue, error, position, again, logged, caplog):
+    sqs.fail_next(BATCHES, error, position)
     sender = Sender()
     put(sender, queue, *range(10))
     assert sender.close() == ([], 10)
-    assert batches(sqs) == [10, 1 if position else 10]
-    assert set(bodies(sqs, queue).values()) == {1}
-    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]  # begins, is over
+    assert batches(sqs) == [10, again]
+    assert bodies(queue) == {f"body of {number}": 1 for number in range(10)}
+    assert [record.levelname for record in caplog.records] == logged
 
 
 def test_what_cannot_be_sent_is_told_with_its_reason(sqs, queue):
@@ -163,22 +156,6 @@ def test_what_cannot_be_sent_is_told_with_its_reason(sqs, queue):
     sender = Sender()
     put(sender, queue, *range(10))
     assert sender.close() == ([("3", denied)], 10)
-
-
-def test_a_bug_below_is_no_reason_to_lose_messages(sqs, queue, monkeypatch):
-    send = sqs.send_batch
-    stumbles = [ZeroDivisionError("a bug")]
-
-    def stumbling(*arguments):
-        if stumbles:
-            raise stumbles.pop()
-        return send(*arguments)
-
-    monkeypatch.setattr(sqs, "send_batch", stumbling)
-    sender = Sender()
-    put(sender, queue, *range(10))
-    assert sender.close() == ([], 10)
-    assert len(bodies(sqs, queue)) == 10
 
 
 def test_a_queue_that_is_gone_is_told_of(sqs, queue):
@@ -192,13 +169,6 @@ def test_a_queue_that_is_gone_is_told_of(sqs, queue):
     assert missing == ["q"]
 
 
-def test_its_threads_end_with_it(sqs, queue):
-    sender = Sender()
-    put(sender, queue, *range(100))
-    sender.close()
-    wait_for_threads("sqs-publish")
-
-
 def test_without_a_thread_nothing_is_taken(sqs, queue, monkeypatch):
     def no_more(_thread):
         raise RuntimeError("can't start new thread")
@@ -207,10 +177,3 @@ def test_without_a_thread_nothing_is_taken(sqs, queue, monkeypatch):
     sender = Sender()
     assert put(sender, queue, 1) == [False]
     assert sender.close() == ([], 0)
-
-
-def wait_for_threads(prefix):
-    for thread in threading.enumerate():
-        if thread.name.startswith(prefix):
-            thread.join(SOON)
-            assert not thread.is_alive()

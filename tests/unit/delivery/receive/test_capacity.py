@@ -62,9 +62,20 @@ def waiting(shared, count):
     return threads, answers
 
 
-@pytest.mark.parametrize(("prefetch_count", "messages"), [(100, BATCH_ENTRIES), (4, 4)])
-def test_a_request_asks_for_what_there_is_room_for_and_for_ten_at_most(prefetch_count, messages):
-    assert asked(capacity(prefetch_count)) == messages
+@pytest.mark.parametrize(
+    ("prefetch_count", "consumed", "polled", "messages"),
+    [
+        (100, 1, "q", [BATCH_ENTRIES]),
+        (4, 1, "q", [4]),
+        (8, 4, "abcd", [2, 2, 2, 2]),
+        # The busy queue's batches come back full: a second thread polls it.
+        (20, 2, "qqa", [10, 5, 5]),
+    ],
+    ids=["ten at most", "what there is room for", "its share", "others keep their share"],
+)
+def test_a_request_asks_for_what_there_is_room_for(prefetch_count, consumed, polled, messages):
+    shared = capacity(prefetch_count, consumed)
+    assert [asked(shared, name) for name in polled] == messages
 
 
 def test_unlimited_has_a_limit():
@@ -86,9 +97,10 @@ def test_messages_held_and_messages_asked_for_take_room_until_they_are_settled_o
     assert asked(shared) == 1
 
 
-def test_several_queues_share_the_capacity():
-    shared = capacity(8, queues=4)
-    assert [asked(shared, name) for name in "abcd"] == [2, 2, 2, 2]
+def test_a_queue_that_is_removed_gives_its_share_to_the_others():
+    shared = capacity(8, queues=2)
+    shared.remove_queue("another")
+    assert asked(shared) == 8
 
 
 def test_where_there_is_less_capacity_than_queues_the_polls_are_short():
@@ -100,6 +112,11 @@ def test_idle_queues_are_polled_long_though_there_are_more_of_them_than_slots():
     shared = capacity(8, slots=2, queues=3)
     polls = [shared.reserve(name, 0) for name in "abc"]
     assert [(poll.messages, poll.wait) for poll in polls] == [(1, WAIT_TIME_SECONDS)] * 3
+    shared.received(polls[0], 1)  # that one is busy, and the idle ones keep no slot from it
+    poll = shared.reserve("a", 0)
+    assert (poll.messages, poll.wait) == (1, WAIT_TIME_SECONDS)
+    shared.received(poll, 1)
+    assert asked(shared, "a") == 0
 
 
 def test_a_queue_that_is_added_late_is_polled_though_the_first_has_taken_the_capacity():
@@ -109,17 +126,6 @@ def test_a_queue_that_is_added_late_is_polled_though_the_first_has_taken_the_cap
     late = shared.reserve("late", 0)
     assert (late.messages, late.wait) == (1, WAIT_TIME_SECONDS)
     assert asked(shared, "late") == 0  # that is one poll, and no helpers
-
-
-def test_idle_queues_keep_no_slot_from_a_busy_one():
-    shared = capacity(8, slots=2, queues=3)
-    for name in "bc":
-        shared.reserve(name, 0)
-    for _ in range(2):
-        poll = shared.reserve("a", 0)
-        assert (poll.messages, poll.wait) == (1, WAIT_TIME_SECONDS)
-        shared.received(poll, 1)
-    assert asked(shared, "a") == 0
 
 
 def test_what_a_queue_has_reserved_in_better_times_keeps_no_slot_from_another():
@@ -140,18 +146,6 @@ def test_what_is_held_for_its_eta_keeps_no_slot_idle(held):
         shared.prefetch_count += 1  # as Celery does
     assert asked(shared) == 2
     assert asked(shared) == 0
-
-
-def test_a_queue_that_is_removed_gives_its_share_to_the_others():
-    shared = capacity(8, queues=2)
-    shared.remove_queue("another")
-    assert asked(shared) == 8
-
-
-def test_a_second_poll_of_the_same_queue_leaves_the_others_their_share():
-    shared = capacity(20, queues=2)
-    # The busy queue's batches come back full: a second thread polls it.
-    assert [asked(shared, name) for name in ("q", "q", "other")] == [10, 5, 5]
 
 
 @pytest.mark.parametrize(("ran", "most"), [(True, 50), (False, 4)])
@@ -379,24 +373,18 @@ def test_runs_that_were_acknowledged_when_they_began_count_when_they_end(runs, s
     assert asked(shared) == messages
 
 
-def test_a_run_that_was_acknowledged_when_it_began_has_a_slot_until_it_ends():
+def test_a_run_that_was_acknowledged_when_it_began_has_a_slot_until_it_ends_or_is_forgotten():
     shared = capacity(2, slots=2, prefetch_seconds=1)
     fill(shared, 2)
     runs = [Run(), Run()]
-    for task in runs:
-        shared.start_run(task)
+    for number in (0, 1):
+        shared.start_run(runs[number])
     assert shared.held == 0
     assert asked(shared) == 0
     for _ in range(2):  # told twice, it counts once
         shared.end_run(runs[0], -LONG_TASK_SECONDS)
     assert asked(shared) == 1
     assert asked(shared) == 0
-
-
-def test_a_run_that_is_forgotten_has_no_slot():
-    shared = capacity(2, slots=2, prefetch_seconds=1)
-    fill(shared, 2)
-    for _ in range(2):
-        shared.start_run(Run())
+    runs.clear()
     gc.collect()
-    assert asked(shared) == 2
+    assert asked(shared) == 1

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.clock import FakeClock
+from support.factories import TIMEOUT, sqs_queue
 
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Hide
 from celery_sqs_visibility.delivery.receive.decoder import (
     LONGEST_POLL_SECONDS,
@@ -17,11 +16,10 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     Decoder,
     UnreadableError,
 )
-from celery_sqs_visibility.events import Facts, Received, subscribe
+from celery_sqs_visibility.events import Facts, Received
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
-TIMEOUT = 120
-QUEUE = Queue("q", "memory://q", FakeSQS())
+QUEUE = sqs_queue()
 
 
 def open_message(_queue, message):
@@ -65,25 +63,34 @@ def world():
     return World()
 
 
-@pytest.fixture
-def events():
-    seen = []
-    end = subscribe(seen.append)
-    yield seen
-    end()
-
-
-def test_every_message_becomes_a_delivery_in_order(world):
-    taken = world.decode(message(1), message(2, "unreadable"), message(3))
+@pytest.mark.parametrize(
+    ("body", "why", "cause"),
+    [
+        ("unreadable", "nobody can read it", type(None)),
+        ("broken", "ZeroDivisionError", ZeroDivisionError),  # it is logged where the message is refused
+    ],
+)
+def test_every_message_becomes_a_delivery_in_order_and_one_unreadable_does_not_cost_the_others(
+    world, events, body, why, cause
+):
+    taken = world.decode(message(1), message(2, body), message(3))
     assert [delivery.handle for delivery, _, _ in taken] == ["h1", "h2", "h3"]
     assert [original["MessageId"] for _, _, original in taken] == ["m1", "m2", "m3"]
+    contents = [content for _, content, _ in taken]
+    assert [type(content) for content in contents] == [DecodedMessage, UnreadableError, DecodedMessage]
+    assert why in str(contents[1])
+    assert isinstance(contents[1].__cause__, cause)
+    assert taken[1][0].facts.task is None
+    assert events.seen == [Received(delivery.facts) for delivery, _, _ in taken]
 
 
-def test_a_delivery_knows_the_facts(world):
+def test_a_delivery_knows_the_facts_and_settles_itself(world):
     delivery = world.delivery(ApproximateReceiveCount="3")
     told = Facts("q", "m1", 3, 1_700_000_000.5, "tasks.add", "id-1", received=world.clock.wall())
     assert delivery.facts == told
     assert delivery.queue is QUEUE
+    assert delivery.settle(Hide(5))
+    assert world.settled == [(delivery, Hide(5))]
 
 
 def test_a_delivery_was_received_when_the_answer_arrived_whatever_its_visibility_is_counted_from(world):
@@ -96,31 +103,6 @@ def test_a_delivery_was_received_when_the_answer_arrived_whatever_its_visibility
 def test_what_sqs_does_not_tell_does_no_harm(world):
     ((delivery, _, _),) = world.decode({"MessageId": "m", "ReceiptHandle": "h", "Body": "body"})
     assert delivery.facts.receive_count == 1
-
-
-def test_an_unreadable_message_is_a_delivery_too(world):
-    ((delivery, content, _),) = world.decode(message(body="unreadable"))
-    assert isinstance(content, UnreadableError)
-    assert delivery.facts.task is None
-
-
-def test_one_unreadable_message_does_not_cost_the_others(world):
-    contents = [content for _, content, _ in world.decode(message(1, "unreadable"), message(2))]
-    assert isinstance(contents[0], UnreadableError)
-    assert isinstance(contents[1], DecodedMessage)
-
-
-def test_a_message_that_opening_stumbles_over_is_unreadable_and_does_not_cost_the_others(world):
-    contents = [content for _, content, _ in world.decode(message(1, "broken"), message(2))]
-    assert isinstance(contents[0], UnreadableError)
-    assert "ZeroDivisionError" in str(contents[0])
-    assert isinstance(contents[1], DecodedMessage)
-    assert isinstance(contents[0].__cause__, ZeroDivisionError)  # it is logged where the message is refused
-
-
-def test_every_receipt_is_told(world, events):
-    taken = world.decode(message(1), message(2, "unreadable"))
-    assert events == [Received(delivery.facts) for delivery, _, _ in taken]
 
 
 @given(st.floats(0, 20), st.integers(1, VISIBILITY_HORIZON_SECONDS))
@@ -138,9 +120,3 @@ def test_the_deadline_counts_from_before_the_answer_but_not_from_before_the_call
 def test_the_deadline_of_an_answer_older_than_a_poll_may_last_counts_from_then(world):
     ((delivery, _, _),) = world.decode(message(), called=1000, returned=1000 + 3600)
     assert delivery.deadline == 1000 + LONGEST_POLL_SECONDS + TIMEOUT
-
-
-def test_a_delivery_settles_itself(world):
-    delivery = world.delivery()
-    assert delivery.settle(Hide(5))
-    assert world.settled == [(delivery, Hide(5))]

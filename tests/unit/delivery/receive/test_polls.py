@@ -61,42 +61,40 @@ def during_the_call(world, action):
     world.sqs.receive = receive_and_act
 
 
-def test_a_poll_asks_for_what_is_reserved_with_the_options_of_the_queue(world):
+def test_a_poll_asks_for_what_is_reserved_and_passes_it_on_with_the_instants_around_the_call(world):
     world.capacity.prefetch_count = 3
-    world.poll(wait=7)
-    (call,) = world.receives()
-    assert (call["max_messages"], call["wait"], call["options"]) == (3, 7, RECEIVE_OPTIONS)
-
-
-def test_a_poll_passes_its_messages_on_with_the_instants_around_the_call(world):
     send(world.queue, "a", "b")
     during_the_call(world, lambda: world.clock.advance(3))
-    assert world.poll() == 2
+    assert world.poll(wait=7) == 2
+    (call,) = world.receives()
+    assert (call["max_messages"], call["wait"], call["options"]) == (3, 7, RECEIVE_OPTIONS)
     now = world.clock.monotonic()
     assert world.arrived == [(world.queue, ["a", "b"], now - 3, now)]
     assert world.capacity.held == 2
 
 
-def test_an_empty_poll_passes_nothing_on_and_gives_its_capacity_back(world):
+@pytest.mark.parametrize("error", [None, UnavailableError("network"), AccessDeniedError("no")])
+def test_an_empty_or_failed_poll_passes_nothing_on_and_gives_its_capacity_back(world, error):
+    if error:
+        world.sqs.fail_next("ReceiveMessage", error)
     assert world.poll() == 0
     assert not world.arrived
-    assert world.capacity.held == 0
-    assert world.reserve().messages == 10
-
-
-@pytest.mark.parametrize("error", [UnavailableError("network"), AccessDeniedError("no")])
-def test_a_failed_poll_counts_and_gives_its_capacity_back(world, error):
-    world.sqs.fail_next("ReceiveMessage", error)
-    assert world.poll() == 0
     assert (world.capacity.held, world.reserve().messages) == (0, 10)
-    assert world.polls.failures == 1
+    assert world.polls.failures == bool(error)
 
 
-def test_a_bug_gives_its_capacity_back_too(world):
-    world.sqs.fail_next("ReceiveMessage", RuntimeError("a bug"))
+@pytest.mark.parametrize(("where", "room"), [("in the request", 10), ("as messages are taken", 9)])
+def test_a_bug_ends_the_poll_too_and_takes_no_capacity(world, where, room):
+    def broken():
+        raise RuntimeError("a bug")
+
+    if where == "in the request":
+        world.sqs.fail_next("ReceiveMessage", RuntimeError("a bug"))
+    world.on_arrival = broken
+    send(world.queue, "a")
     with pytest.raises(RuntimeError):
         world.poll()
-    assert world.reserve().messages == 10
+    assert world.reserve().messages == room
     assert world.polls.wait_until_over(0)
 
 
@@ -113,17 +111,6 @@ def test_an_outage_is_logged_once_for_each_kind_and_so_is_its_end(world, caplog)
     ]
 
 
-def test_a_poll_whose_messages_could_not_be_taken_is_over_too(world):
-    def broken():
-        raise RuntimeError("a bug")
-
-    world.on_arrival = broken
-    send(world.queue, "a")
-    with pytest.raises(RuntimeError):
-        world.poll()
-    assert world.polls.wait_until_over(0)
-
-
 def test_one_waits_for_polls_in_flight_until_their_messages_are_taken_and_no_longer(world):
     assert world.polls.wait_until_over(world.clock.monotonic() + 100)
     during = []
@@ -134,58 +121,58 @@ def test_one_waits_for_polls_in_flight_until_their_messages_are_taken_and_no_lon
     assert world.polls.wait_until_over(0)
 
 
-def stop(world):
-    world.polls.stopping = True
-
-
-def test_messages_of_a_poll_that_was_in_flight_at_the_stop_still_arrive(world):
+def test_a_poll_in_flight_at_the_stop_still_brings_its_messages_and_none_begins_after_it(world):
     send(world.queue, "a")
-    during_the_call(world, lambda: stop(world))
+    during_the_call(world, lambda: setattr(world.polls, "stopping", True))
     assert world.poll() == 1
     assert world.arrived
-
-
-def test_after_the_stop_no_poll_begins(world):
-    send(world.queue, "a")
-    stop(world)
+    send(world.queue, "b")
     assert world.poll() == 0
-    assert world.reserve().messages == 10
-    assert not world.receives()
+    assert world.reserve().messages == 9
+    assert len(world.receives()) == 1
 
 
-@pytest.mark.parametrize(("stopping", "failures"), [(True, 0), (False, 1)])
-def test_that_its_last_consumer_deleted_the_queue_is_no_failure(world, stopping, failures):
-    def delete():
-        world.polls.stopping = stopping
-        raise QueueDoesNotExistError("gone")
+@pytest.mark.parametrize(
+    ("meanwhile", "error", "failures"),
+    [
+        (lambda world: setattr(world.polls, "stopping", True), QueueDoesNotExistError("gone"), 0),
+        (lambda world: None, QueueDoesNotExistError("gone"), 1),
+        (lambda world: hang(world, 30), UnavailableError("timed out"), 1),
+    ],
+    ids=["its last consumer deleted the queue", "somebody else did", "late, it has counted already"],
+)
+def test_an_error_counts_once_unless_the_queue_was_deleted_after_the_stop(world, meanwhile, error, failures):
+    def fail():
+        meanwhile(world)
+        raise error
 
-    during_the_call(world, delete)
+    during_the_call(world, fail)
     world.poll()
     assert world.polls.failures == failures
 
 
-def test_a_poll_that_finds_nothing_begins_the_sleep(world):
-    world.poll(wait=20)
-    assert world.schedule.next_poll() == world.clock.monotonic() + 60
-
-
-def test_the_short_poll_after_a_failure_is_followed_by_a_long_one(world):
-    world.sqs.fail_next("ReceiveMessage", UnavailableError("network"))
-    world.poll(wait=20)
-    world.poll(wait=0)  # it may miss messages
-    assert world.schedule.next_poll() <= world.clock.monotonic()
-
-
-def test_a_helper_that_finds_nothing_in_a_fifo_queue_says_nothing_about_the_queue():
-    world = polling("q.fifo")
-    world.poll(helper=True)
-    assert world.schedule.next_poll() <= world.clock.monotonic()
+@pytest.mark.parametrize(
+    ("name", "wait", "helper", "fails_first", "sleep"),
+    [
+        ("q", 20, False, False, 60),
+        ("q", 0, False, True, 0),  # it may miss messages: a long one follows
+        ("q.fifo", 0, True, False, 0),  # its groups may be busy
+    ],
+    ids=["yes", "not a short one after a failure", "not a helper's of a FIFO queue"],
+)
+def test_a_poll_that_finds_nothing_begins_the_sleep(name, wait, helper, fails_first, sleep):
+    world = polling(name)
+    if fails_first:
+        world.sqs.fail_next("ReceiveMessage", UnavailableError("network"))
+        world.poll(wait=20)
+    world.poll(wait=wait, helper=helper)
+    now = world.clock.monotonic()
+    assert max(now, world.schedule.next_poll()) == now + sleep
 
 
 def hang(world, seconds):
     """During a request, or while its messages are taken: let time pass, and have the supervisor look."""
     (poll,) = world.polls.in_flight
-    world.discarded = 0
     world.sqs.discard_idle_connections = lambda: setattr(world, "discarded", world.discarded + 1)
     world.clock.advance(seconds)
     unanswered = world.polls.give_up_overdue(world.clock.monotonic())
@@ -212,65 +199,43 @@ def test_a_late_answer_gives_the_capacity_back_and_its_messages_still_count(worl
     )
 
 
-def test_a_late_error_has_counted_already(world):
-    def be_late():
-        hang(world, 30)
-        raise UnavailableError("timed out")
-
-    during_the_call(world, be_late)
-    world.poll()
-    assert world.polls.failures == 1
-
-
-def test_an_answer_in_time_is_waited_for(world):
-    states = []
-    during_the_call(world, lambda: states.append(hang(world, 20)))
-    world.poll(wait=20)
-    assert states == [(PollState.ASKED, 0)]
-    assert world.polls.failures == world.discarded == 0
-
-
-def test_taking_messages_for_too_long_is_no_failure_of_sqs(world):
+def test_an_answer_in_time_is_waited_for_and_taking_messages_for_too_long_is_no_failure_of_sqs(world):
     states = []
     send(world.queue, "a")
+    during_the_call(world, lambda: states.append(hang(world, 20)))
     world.on_arrival = lambda: states.append(hang(world, HUNG_AFTER_SECONDS + 1))
-    world.poll()
-    assert states == [(PollState.STUCK, 0)]
+    world.poll(wait=20)
+    assert states == [(PollState.ASKED, 0), (PollState.STUCK, 0)]
     assert world.capacity.held == 1
     assert world.polls.failures == world.discarded == 0
 
 
-def attempts(world):
-    return [call["options"].attempt_id for call in world.receives()]
-
-
-def test_a_fifo_receive_without_an_answer_is_tried_again_under_its_id_until_there_is_one():
-    world = polling("q.fifo")
-    for error in (UnavailableError("network"), UnrecognizedResponseError("gateway")):
+@pytest.mark.parametrize(
+    ("name", "errors", "seconds", "same_as"),
+    [
+        ("q.fifo", [UnavailableError("network"), UnrecognizedResponseError("gateway")], 0, [0, 0, 0, 3]),
+        ("q.fifo", [ThrottledError("slow")], 0, [0, 1, 2, 3]),
+        ("q.fifo", [AccessDeniedError("no")], 0, [0, 1, 2, 3]),
+        ("q.fifo", [UnavailableError("network")], RECEIVE_OPTIONS.visibility_timeout, [0, 1, 2, 3]),
+        ("q", [UnavailableError("network")], 0, [None] * 4),
+    ],
+    ids=[
+        "until there is an answer",
+        "a refusal is an answer",
+        "this one too",
+        "others may have the messages by now",
+        "not in a standard queue",
+    ],
+)
+def test_a_fifo_receive_without_an_answer_is_tried_again_under_its_id(name, errors, seconds, same_as):
+    world = polling(name)
+    for error in errors:
         world.sqs.fail_next("ReceiveMessage", error)
     for _ in range(4):
         world.poll()
-    first, second, third, fourth = attempts(world)
-    assert first == second == third != fourth
-    assert None not in attempts(world)
-
-
-@pytest.mark.parametrize(
-    ("error", "seconds"),
-    [
-        (ThrottledError("slow"), 0),
-        (AccessDeniedError("no"), 0),
-        (UnavailableError("network"), RECEIVE_OPTIONS.visibility_timeout),
-    ],
-    ids=["a refusal is an answer", "this one too", "others may have the messages by now"],
-)
-def test_an_id_is_not_used_again(error, seconds):
-    world = polling("q.fifo")
-    world.sqs.fail_next("ReceiveMessage", error)
-    world.poll()
-    world.clock.advance(seconds)
-    world.poll()
-    assert len(set(attempts(world))) == 2
+        world.clock.advance(seconds)
+    ids = [call["options"].attempt_id for call in world.receives()]
+    assert [None if one is None else ids.index(one) for one in ids] == same_as
 
 
 def test_messages_of_a_lost_answer_are_brought_again():
@@ -282,13 +247,6 @@ def test_messages_of_a_lost_answer_are_brought_again():
     during_the_call(world, lose_the_answer)
     assert world.poll() == 0
     assert world.poll() == 1
-
-
-def test_a_standard_queue_has_no_attempts(world):
-    world.sqs.fail_next("ReceiveMessage", UnavailableError("network"))
-    world.poll()
-    world.poll()
-    assert attempts(world) == [None, None]
 
 
 def test_of_a_fifo_queue_no_more_is_held_than_can_start():

@@ -115,14 +115,18 @@ def receives(world):
     return [arguments for action, arguments in world.sqs.calls if action == "ReceiveMessage"]
 
 
-def test_a_receiver_polls_at_once_and_then_sleeps(receiving):
+def test_a_receiver_polls_at_once_and_then_sleeps_until_it_is_stopped(receiving):
     world = receiving()
     send(world.queue, "a")
-    world.receiver.start()
-    world.receiver.start()  # harmless
+    for _ in range(2):  # again is harmless
+        world.receiver.start()
     assert world.bodies() == ["a"]
     wait_for_sleep(world)
     assert len(threads(world)) == 1
+    for _ in range(2):
+        world.receiver.stop()
+    wait_for_threads(world, 0)
+    assert world.receiver.wait_for_polls(0)
 
 
 @pytest.mark.parametrize("race", [False, True], ids=["while it sleeps", "as it goes to sleep"])
@@ -188,15 +192,6 @@ def test_a_retry_does_not_wait_for_the_turn_of_its_queue(receiving):
     assert world.bodies() == ["a"]
 
 
-def test_a_stopped_receiver_ends(receiving):
-    world = receiving()
-    world.receiver.start()
-    world.receiver.stop()
-    world.receiver.stop()
-    wait_for_threads(world, 0)
-    assert world.receiver.wait_for_polls(0)
-
-
 def test_stop_before_start_leaves_the_others_their_share(receiving):
     world = receiving()
     world.receiver.stop()
@@ -209,8 +204,9 @@ def test_stop_before_start_leaves_the_others_their_share(receiving):
 # Helpers.
 
 
-def second_and_third(world):
-    """Who brings the second batch and the third, each having waited for the other."""
+@pytest.mark.parametrize("suffix", ["", ".fifo"])
+def test_full_batches_and_any_message_of_a_fifo_queue_have_a_helper(receiving, suffix):
+    world = receiving(prefetch_count=1000, suffix=suffix)
     batches, met, together = itertools.count(1), queues.SimpleQueue(), threading.Barrier(2)
 
     def wait_for_the_other():
@@ -218,13 +214,6 @@ def second_and_third(world):
             met.put(together.wait(SOON))
 
     world.on_arrival = wait_for_the_other
-    return met
-
-
-@pytest.mark.parametrize("suffix", ["", ".fifo"])
-def test_full_batches_and_any_message_of_a_fifo_queue_have_a_helper(receiving, suffix):
-    world = receiving(prefetch_count=1000, suffix=suffix)
-    met = second_and_third(world)
     for number in range(30):
         send(world.queue, str(number), group=str(number))
     world.receiver.start()
@@ -333,8 +322,10 @@ def test_a_thread_that_hangs_is_replaced_again_and_again_until_there_is_an_answe
     hanging = Hanging(world, 3)
     world.receiver.start()
     assert hanging.hang.get(timeout=SOON) == 20
-    for _ in range(2):
-        look(world, 30)
+    look(world, 20)
+    assert len(threads(world)) == 1, "an answer now would be in time"
+    for seconds in (10, 30):
+        look(world, seconds)
         assert hanging.hang.get(timeout=SOON) == 0, "the next thread asks for an answer at once"
     send(world.queue, "a")
     look(world, 30)
@@ -389,58 +380,35 @@ def test_where_the_latest_of_them_does_not_return_another_takes_its_place(receiv
     assert caplog.messages[-1] == f"a thread that polls '{world.name}' hangs: another takes its place"
 
 
-def test_an_answer_in_time_replaces_no_thread(receiving):
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of one that dies
+@pytest.mark.parametrize("how", ["died", "hangs"])
+def test_a_thread_that_died_or_hangs_with_its_messages_is_replaced(receiving, caplog, how):
     world = receiving()
-    hanging = Hanging(world, 1)
-    world.receiver.start()
-    hanging.hang.get(timeout=SOON)
-    look(world, 20)
-    assert len(threads(world)) == 1
+    arrived = threading.Event()
 
-
-#: pytest says so where a thread ends with an exception.
-DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-
-
-@DIES
-def test_a_thread_that_died_is_replaced(receiving, caplog):
-    world = receiving()
-
-    def die():
-        assert world.let_go.wait(SOON)
-        raise SystemExit
-
-    world.on_arrival = die
-    send(world.queue, "a")
-    world.receiver.start()
-    look(world)
-    assert len(threads(world)) == 1
-    world.let_go.set()
-    wait_for_threads(world, 0)
-    look(world)
-    wait_for_threads(world, 1)
-    assert caplog.messages == [f"a thread that polls '{world.name}' died: another takes its place"]
-
-
-def test_a_thread_that_hangs_with_its_messages_is_replaced(receiving, caplog):
-    world = receiving()
-    hangs = threading.Event()
-
-    def hang_once():
-        if not hangs.is_set():
-            hangs.set()
+    def stumble_once():
+        if not arrived.is_set():
+            arrived.set()
             assert world.let_go.wait(SOON)
+            if how == "died":
+                raise SystemExit
 
-    world.on_arrival = hang_once
+    world.on_arrival = stumble_once
     send(world.queue, "a")
     world.receiver.start()
-    assert hangs.wait(SOON)
+    assert arrived.wait(SOON)
     look(world)
     assert len(threads(world)) == 1
-    look(world, HUNG_AFTER_SECONDS + 1)
-    assert len(threads(world)) == 2
+    if how == "died":
+        world.let_go.set()
+        wait_for_threads(world, 0)
+        look(world)
+        wait_for_threads(world, 1)
+    else:
+        look(world, HUNG_AFTER_SECONDS + 1)
+        assert len(threads(world)) == 2
     assert world.capacity.held == 1
-    assert caplog.messages == [f"a thread that polls '{world.name}' hangs: another takes its place"]
+    assert caplog.messages == [f"a thread that polls '{world.name}' {how}: another takes its place"]
 
 
 def test_where_no_thread_can_be_started_one_is_when_the_supervisor_looks(receiving, monkeypatch, caplog):

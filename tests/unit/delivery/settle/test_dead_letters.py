@@ -46,36 +46,26 @@ def letter(body="body", reason="broken", **attributes):
     return DeadLetter(reason, body, Hide(9), attributes)
 
 
-def test_of_a_failed_task_it_tells_ten_things(world):
-    one = world.delivery()
-    assert world.letters.send(one, letter(**FAILURE))
+WHOSE = {
+    "task": "tasks.add",
+    "task_id": "id",
+    "worker": "worker@host",
+    "first_received": "2023-11-14T22:13:20.500+00:00",
+    "last_received": "2023-11-14T22:14:20.000+00:00",
+    "source_queue": "q",
+}
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [(FAILURE, FAILURE), ({}, {"message_id": "m1", "receive_count": "4"})],
+    ids=["of a failed task ten things", "of a message that is no task which it is"],
+)
+def test_it_tells_what_happened_and_to_what(world, failure, told):
+    assert world.letters.send(world.delivery(), letter(**failure))
     (message,) = world.read()
     assert message["Body"] == "body"
-    assert texts(message) == {
-        "reason": "broken",
-        **FAILURE,
-        "task": "tasks.add",
-        "task_id": "id",
-        "worker": "worker@host",
-        "first_received": "2023-11-14T22:13:20.500+00:00",
-        "last_received": "2023-11-14T22:14:20.000+00:00",
-        "source_queue": "q",
-    }
-
-
-def test_of_a_message_that_is_no_task_it_tells_which_it_is(world):
-    world.letters.send(world.delivery(), letter())
-    assert texts(world.read()[0]).keys() == {
-        "reason",
-        "task",
-        "task_id",
-        "worker",
-        "first_received",
-        "last_received",
-        "source_queue",
-        "message_id",
-        "receive_count",
-    }
+    assert texts(message) == {"reason": "broken", **WHOSE, **told}
 
 
 def test_nothing_in_it_is_what_sqs_would_refuse(world):
@@ -97,42 +87,43 @@ def test_a_large_body_leaves_room_for_some_of_it(world, spare, count):
     assert len(message.get("MessageAttributes", {})) == count
 
 
-@pytest.mark.parametrize(("group", "expected"), [("mine", "mine"), (None, "dead-letters")])
-def test_in_a_fifo_queue_it_keeps_its_group_and_is_one_only(world, group, expected):
-    world.target = factories.queue(world.sqs, "target.fifo")
-    one = world.delivery("q.fifo", group=group)
-    assert world.letters.send(one, letter())
-    assert world.letters.send(one, letter())
-    (message,) = world.read()
-    assert message["Attributes"]["MessageGroupId"] == expected
-
-
-def test_in_a_plain_queue_too_since_queues_are_fair_by_group(world):
-    assert world.letters.send(world.delivery(group="tenant 7"), letter())
-    (message,) = world.read()
-    assert message["Attributes"]["MessageGroupId"] == "tenant 7"
+@pytest.mark.parametrize(
+    ("suffix", "group", "expected", "copies"),
+    [
+        (".fifo", "mine", "mine", 1),
+        (".fifo", None, "dead-letters", 1),
+        ("", "tenant 7", "tenant 7", 2),  # since queues are fair by group
+    ],
+)
+def test_it_keeps_its_group_and_in_a_fifo_queue_it_is_one_only(world, suffix, group, expected, copies):
+    world.target = factories.queue(world.sqs, f"target{suffix}")
+    one = world.delivery(f"q{suffix}", group=group)
+    for _ in range(2):
+        assert world.letters.send(one, letter())
+    assert [message["Attributes"]["MessageGroupId"] for message in world.read()] == [expected] * copies
 
 
 TRACE = {"DataType": "String", "StringValue": "Root=1-5759e988"}
 BYTES = {"DataType": "Binary.png", "BinaryValue": b"\x89PNG", "StringListValues": []}
+OURS = ["reason", "exception", "traceback", "attempts", "task", "task_id", "worker", "first_received"]
 
 
-def test_it_keeps_its_senders_attributes_and_ours_take_what_is_left(world):
+@pytest.mark.parametrize(
+    ("theirs", "kept", "ours"),
+    [
+        ({"trace": TRACE, "picture": BYTES}, ["trace", "picture"], OURS),
+        ({f"a{number}": TRACE for number in range(10)}, [f"a{number}" for number in range(9)], ["reason"]),
+    ],
+    ids=["ours take what is left", "one gives way to the reason"],
+)
+def test_it_keeps_its_senders_attributes(world, theirs, kept, ours):
     one = world.delivery()
-    one.message_attributes = {"trace": TRACE, "picture": BYTES}
+    one.message_attributes = theirs
     assert world.letters.send(one, letter(**FAILURE))
     sent = world.read()[0]["MessageAttributes"]
-    assert sent.pop("trace") == TRACE
-    assert sent.pop("picture") == {"DataType": "Binary.png", "BinaryValue": b"\x89PNG"}
-    ours = ["reason", "exception", "traceback", "attempts", "task", "task_id", "worker", "first_received"]
-    assert list(sent) == ours
-
-
-def test_of_ten_attributes_of_its_sender_one_gives_way_to_the_reason(world):
-    one = world.delivery()
-    one.message_attributes = {f"a{number}": TRACE for number in range(10)}
-    assert world.letters.send(one, letter(**FAILURE))
-    assert list(world.read()[0]["MessageAttributes"]) == [*(f"a{n}" for n in range(9)), "reason"]
+    assert list(sent) == [*kept, *ours]
+    for name in kept:
+        assert sent[name] == {key: theirs[name][key] for key in theirs[name] if key != "StringListValues"}
 
 
 def test_where_there_is_room_for_little_it_is_for_the_reason(world):

@@ -12,7 +12,7 @@ from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS, Rejection
 from celery_sqs_visibility.errors import AccessDeniedError
-from celery_sqs_visibility.events import Unreadable, subscribe
+from celery_sqs_visibility.events import Unreadable
 from celery_sqs_visibility.policy.attempts import RECEIVES_OF_NO_TASK, SECONDS_OF_AN_UNKNOWN_TASK
 from celery_sqs_visibility.policy.retry_delays import DelayFunction, DelayList
 
@@ -45,14 +45,8 @@ class Rejecting:
         return True
 
     def delivery(self, receive_count=1, *, seconds=0.0):
-        return factories.delivery(
-            self.queue,
-            self,
-            receive_count=receive_count,
-            first_received=FIRST,
-            received=FIRST + seconds,
-            group="g",
-        )
+        received = {"receive_count": receive_count, "first_received": FIRST, "received": FIRST + seconds}
+        return factories.delivery(self.queue, self, group="g", **received)
 
     def refuse(self, receive_count=1, *, seconds=0.0, others_may=False):
         """The settlement, or the one in place of a dead letter that is not taken."""
@@ -60,14 +54,6 @@ class Rejecting:
         self.rejection.refuse(delivery, "nobody can read it", "body", others_may=others_may)
         settlement = self.settled.pop()
         return settlement.otherwise if isinstance(settlement, DeadLetter) else settlement
-
-
-@pytest.fixture
-def unreadable():
-    seen = []
-    end = subscribe(lambda event: seen.append(event) if isinstance(event, Unreadable) else None)
-    yield seen
-    end()
 
 
 @pytest.mark.parametrize(
@@ -111,26 +97,25 @@ def test_a_rejected_message_is_released_or_left_to_the_policy_or_deleted(redrive
     assert world.settled == [becomes]
 
 
-def test_a_refused_message_becomes_a_dead_letter_and_is_hidden_where_there_are_none():
-    world = Rejecting(on_error=DelayList((10, 60)))
-    world.rejection.refuse(world.delivery(2), "no such task", "the body")
-    assert world.settled == [DeadLetter("no such task", "the body", otherwise=Hide(60))]
-
-
 @pytest.mark.parametrize(
-    ("receive_count", "becomes"), [(2, Lapse()), (3, DeadLetter("why", "body", Lapse()))]
+    ("world", "others_may", "receive_count", "becomes"),
+    [
+        (Rejecting(on_error=DelayList((10, 60))), False, 2, DeadLetter("why", "body", otherwise=Hide(60))),
+        (Rejecting("q.fifo", 3), True, 2, Lapse()),
+        (Rejecting("q.fifo", 3), True, 3, DeadLetter("why", "body", Lapse())),
+    ],
+    ids=["hidden where there are none", "another worker may know it", "not after its last receive"],
 )
-def test_where_another_worker_may_know_it_it_is_a_dead_letter_at_the_last_receive(receive_count, becomes):
-    world = Rejecting("q.fifo", 3)
-    world.rejection.refuse(world.delivery(receive_count), "why", "body", others_may=True)
+def test_a_refused_message_becomes_a_dead_letter(world, others_may, receive_count, becomes):
+    world.rejection.refuse(world.delivery(receive_count), "why", "body", others_may=others_may)
     assert world.settled == [becomes]
 
 
-def test_a_refused_message_has_one_event_however_often_it_comes_back(unreadable):
+def test_a_refused_message_has_one_event_however_often_it_comes_back(events):
     world = Rejecting()
     refused = [world.rejection.refuse(world.delivery(count), "wh\0y", "body") for count in (1, 2, 3)]
     assert refused == [True, False, False]
-    assert [event.reason for event in unreadable] == ["wh\N{REPLACEMENT CHARACTER}y"]
+    assert [event.reason for event in events.of(Unreadable)] == ["wh\N{REPLACEMENT CHARACTER}y"]
     assert len(world.settled) == 3
 
 

@@ -30,6 +30,7 @@ WINDOW = 0.02
 STEP = 0.05  # by which tests turn the clock
 LETTER = DeadLetter("broken", "the body", otherwise=Hide(9))
 NO_ANSWER = UnavailableError("network")
+VISIBILITY_CHANGES = pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
 GONE = ReceiptHandleInvalidError("gone")
 
 
@@ -42,13 +43,16 @@ class World:
         self.settled = []
         self.copied = []  # deliveries whose copy was tried to be sent
         self.copy_errors = []
+        self.listener = self.while_copying = lambda: None
         self.settler = Settler(window, self.clock, self.note, self.send_copy)
 
     def note(self, delivery, settlement, error, _now):
         self.settled.append((delivery, settlement, error))
+        self.listener()
 
     def send_copy(self, delivery, _letter):
         self.copied.append(delivery)
+        self.while_copying()
         if self.copy_errors:
             raise self.copy_errors.pop()
 
@@ -87,15 +91,12 @@ def world():
     return World()
 
 
-@pytest.fixture
-def queue(world):
-    return world.queue()
-
-
-def test_ten_go_at_once_in_one_request(world, queue):
-    world.submit(world.receive(queue, 10), Delete())
+@pytest.mark.parametrize(("window", "count"), [(WINDOW, 10), (0, 1)], ids=["ten", "without a window"])
+def test_a_full_batch_goes_at_once_in_one_request_and_without_a_window_everything(window, count):
+    world = World(window)
+    world.submit(world.receive(world.queue(), count), Delete())
     assert world.send_next()
-    assert [len(batch) for batch in world.batches(DELETES)] == [10]
+    assert [len(batch) for batch in world.batches(DELETES)] == [count]
     assert world.settler.flush(0)
 
 
@@ -126,12 +127,6 @@ def test_the_first_of_a_batch_sets_the_time(world, queue):
     assert world.batches(CHANGES) == [[(first.handle, 5), (second.handle, 5)]]
 
 
-def test_without_a_window_everything_goes_at_once():
-    world = World(window=0)
-    world.submit(world.receive(world.queue()), Delete())
-    assert world.send_next()
-
-
 def test_a_signal_handler_may_settle_while_something_is_settled(world, queue):
     one, two = world.receive(queue, 2)
 
@@ -149,18 +144,13 @@ def test_a_signal_handler_may_settle_while_something_is_settled(world, queue):
 
 def test_visibility_changes_share_requests_and_deletes_have_their_own(world, queue):
     one, two, three, four = world.receive(queue, 4)
-    for delivery, settlement in [(one, Hide(5)), (two, Release()), (three, Park(700)), (four, Delete())]:
+    settlements = [(one, Hide(5)), (two, Release()), (three, Park(700)), (four, Delete())]
+    for delivery, settlement in settlements:
         world.submit([delivery], settlement)
     world.work_off()
     assert world.batches(CHANGES) == [[(one.handle, 5), (two.handle, 0), (three.handle, 700)]]
     assert world.batches(DELETES) == [[four.handle]]
-    ends = {one: (settlement, error) for one, settlement, error in world.settled}
-    assert ends == {
-        one: (Hide(5), None),
-        two: (Release(), None),
-        three: (Park(700), None),
-        four: (Delete(), None),
-    }
+    assert set(world.settled) == {(one, settlement, None) for one, settlement in settlements}
 
 
 def test_queues_do_not_share_requests_and_a_busy_one_does_not_keep_others_waiting(world, queue):
@@ -176,56 +166,49 @@ def test_queues_do_not_share_requests_and_a_busy_one_does_not_keep_others_waitin
     ]
 
 
-def test_of_a_batch_what_failed_is_tried_again(world, queue):
+@pytest.mark.parametrize(
+    ("error", "position"), [(ThrottledError("slow down"), 1), (NO_ANSWER, None), (RuntimeError("bug"), None)]
+)
+def test_what_failed_of_a_batch_is_tried_again(world, queue, error, position):
     deliveries = world.receive(queue, 3)
-    world.fail(DELETES, ThrottledError("slow down"), position=1)
+    handles = [one.handle for one in deliveries]
+    world.fail(DELETES, error, position=position)
     world.submit(deliveries, Delete())
     world.work_off()
-    assert world.batches(DELETES) == [[one.handle for one in deliveries], [deliveries[1].handle]]
+    assert world.batches(DELETES) == [handles, handles if position is None else [handles[position]]]
     assert [error for _, _, error in world.settled] == [None] * 3
     assert factories.left(queue) == 0
 
 
-@pytest.mark.parametrize("error", [NO_ANSWER, RuntimeError("bug")])
-def test_a_batch_that_failed_as_a_whole_is_tried_again(world, queue, error):
-    world.fail(DELETES, error)
-    world.submit(world.receive(queue, 4), Delete())
-    world.work_off()
-    assert [len(batch) for batch in world.batches(DELETES)] == [4, 4]
-    assert [error for _, _, error in world.settled] == [None] * 4
-
-
-def test_a_retry_comes_after_a_pause_and_shares_whatever_batch_there_is(world, queue):
-    one, two = world.receive(queue, 2)
+def test_a_retry_comes_after_a_pause_holds_up_no_other_and_shares_whatever_batch_there_is(world, queue):
+    bad, good, late = world.receive(queue, 3)
     world.fail(DELETES, NO_ANSWER)
-    world.submit([one], Delete())
+    world.submit([bad], Delete())
     world.send_next(after=WINDOW)
+    world.submit([good], Release())
+    world.send_next(after=WINDOW)
+    assert world.settled == [(good, Release(), None)]
     assert not world.send_next()
     world.clock.advance(LONGEST_PAUSE_SECONDS)
-    world.submit([two], Delete())
+    world.submit([late], Delete())
     world.work_off()
-    assert [sorted(batch) for batch in world.batches(DELETES)[1:]] == [sorted([one.handle, two.handle])]
+    assert [sorted(batch) for batch in world.batches(DELETES)[1:]] == [sorted([bad.handle, late.handle])]
 
 
-@pytest.mark.parametrize(("settlement", "action"), [(Hide(5), CHANGES), (Delete(), DELETES)])
-def test_a_refused_handle_is_not_tried_again(world, queue, settlement, action):
+@pytest.mark.parametrize(
+    ("settlement", "action", "answer_lost"),
+    [(Hide(5), CHANGES, 0), (Release(), CHANGES, 1), (Delete(), DELETES, 0), (Delete(), DELETES, 1)],
+)
+def test_a_refused_handle_is_not_tried_again_and_was_settled_before_if_an_answer_was_lost(
+    world, queue, settlement, action, answer_lost
+):
     (one,) = world.receive(queue)
+    world.fail(action, NO_ANSWER, times=answer_lost)
     world.fail(action, GONE, position=0)
     world.submit([one], settlement)
     world.work_off()
-    assert len(world.batches(action)) == 1
-    assert world.settled == [(one, settlement, GONE)]
-
-
-@pytest.mark.parametrize("settlement", [Delete(), Release()])
-def test_a_handle_that_is_refused_at_a_retry_was_settled_at_the_first_try(world, queue, settlement):
-    (one,) = world.receive(queue)
-    action = DELETES if isinstance(settlement, Delete) else CHANGES
-    world.fail(action, UnavailableError("its answer was lost"))
-    world.fail(action, GONE)
-    world.submit([one], settlement)
-    world.work_off()
-    assert world.settled == [(one, settlement, None)]
+    assert len(world.batches(action)) == 1 + answer_lost
+    assert world.settled == [(one, settlement, None if answer_lost else GONE)]
 
 
 def test_a_settlement_that_keeps_failing_ends_at_the_deadline(world, queue):
@@ -240,7 +223,7 @@ def test_a_settlement_that_keeps_failing_ends_at_the_deadline(world, queue):
     assert len(world.batches(CHANGES)) < TIMEOUT * 2
 
 
-@pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
+@VISIBILITY_CHANGES
 def test_no_visibility_is_changed_after_the_deadline(world, queue, settlement):
     # Another worker may have the message by now and would lose it, if SQS takes the old handle.
     (one,) = world.receive(queue)
@@ -255,7 +238,7 @@ def test_no_visibility_is_changed_after_the_deadline(world, queue, settlement):
     assert "its visibility timeout ran out" in str(error)
 
 
-@pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
+@VISIBILITY_CHANGES
 def test_nor_for_the_first_time_where_the_threads_are_too_late(world, queue, settlement):
     late, early = world.receive(queue, 2)
     early.deadline += TIMEOUT
@@ -279,28 +262,14 @@ def test_a_delete_is_tried_until_the_latest_deadline_and_once_after_it(
     assert len(world.batches(DELETES)) == tries
 
 
-def test_neither_a_broken_logging_filter_nor_listener_costs_a_settlement(world, queue, monkeypatch):
-    def noted(delivery, *end):
-        world.note(delivery, *end)
-        raise RuntimeError("a listener's bug")
-
-    monkeypatch.setattr(world.settler, "_settled", noted)
+def test_neither_a_broken_logging_filter_nor_listener_costs_a_settlement(world, queue):
+    world.listener = lambda: 1 / 0
     deliveries = world.receive(queue, 3)
     world.fail(CHANGES, ThrottledError("slow down"))
     world.submit(deliveries, Hide(5))
     with a_filter_that_raises():
         world.work_off()
     assert world.settled == [(one, Hide(5), None) for one in deliveries]
-
-
-def test_one_settlement_that_keeps_failing_does_not_hold_up_the_others(world, queue):
-    bad, good = world.receive(queue, 2)
-    world.fail(DELETES, NO_ANSWER, times=3)
-    world.submit([bad], Delete())
-    world.send_next(after=WINDOW)
-    world.submit([good], Release())
-    world.send_next(after=WINDOW)
-    assert world.settled == [(good, Release(), None)]
 
 
 @given(
@@ -345,24 +314,13 @@ def test_a_copy_is_tried_again_until_the_deadline(world, queue):
     assert factories.left(queue) == 1
 
 
-def test_copies_of_a_fifo_queue_are_sent_one_after_the_other(world, monkeypatch):
-    sent = []
-
-    def while_one_is_sent(delivery, _letter):
-        sent.append(delivery)
+def test_copies_of_a_fifo_queue_are_sent_one_after_the_other_also_when_one_is_tried_again(world):
+    def find_nothing():
         now = world.clock.monotonic()
-        assert world.settler.due(now) is None  # what another thread finds meanwhile
-        assert world.settler.take(now) is None
+        found.append((world.settler.due(now), world.settler.take(now)))
 
-    monkeypatch.setattr(world.settler, "_send_copy", while_one_is_sent)
-    letters = world.receive(world.queue("q.fifo"), 2)
-    world.submit(letters, LETTER)
-    assert world.send_next()
-    assert world.send_next()
-    assert sent == letters
-
-
-def test_copies_of_a_fifo_queue_stay_in_order_when_one_is_tried_again(world):
+    found = []
+    world.while_copying = find_nothing  # as another thread does
     letters = world.receive(world.queue("q.fifo"), 3)
     world.copy_errors = [ThrottledError("slow down")] * 2
     world.submit(letters, LETTER)
@@ -370,6 +328,7 @@ def test_copies_of_a_fifo_queue_stay_in_order_when_one_is_tried_again(world):
     assert not world.send_next(), "none overtakes the one that is tried again"
     world.work_off()
     assert world.copied == [letters[0], letters[0], *letters]
+    assert found == [(None, None)] * 5
 
 
 def test_other_copies_do_not_wait_for_each_other(world, queue):
