@@ -6,14 +6,10 @@ import gc
 import weakref
 
 import pytest
+from support import factories
 
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse
-from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.delivery.model import Delete, Lapse
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
-
-QUEUE = Queue("q", "memory://q", FakeSQS())
 
 
 class Holder:
@@ -31,30 +27,19 @@ class Holder:
 
 
 def delivery(holder, handle="h1"):
-    return Delivery(QUEUE, handle, Facts("q", "m1", 1, 0), 1000.0, 1120.0, holder)
-
-
-@pytest.fixture
-def holder():
-    return Holder(gave_up=True, may_return=False, after_an_error=Lapse(), settle=True)
+    return factories.delivery(factories.sqs_queue(), holder, handle=handle)
 
 
 @pytest.mark.parametrize(
     ("act", "name", "arguments", "options", "answer"),
     [
-        (
-            lambda d: d.give_up("failed", str, "keep", attempts="3"),
-            "give_up",
-            ("failed", str, "keep"),
-            {"attempts": "3"},
-            None,
-        ),
+        (lambda d: d.give_up("why", str, "keep", n="3"), "give_up", ("why", str, "keep"), {"n": "3"}, None),
         (lambda d: d.given_up, "gave_up", (), {}, True),
         (lambda d: d.reject(requeue=True), "reject", (), {"requeue": True}, None),
         (
-            lambda d: d.refuse("no task", "body", others_may=True),
+            lambda d: d.refuse("no", "body", others_may=True),
             "refuse",
-            ("no task", "body"),
+            ("no", "body"),
             {"others_may": True},
             None,
         ),
@@ -64,7 +49,8 @@ def holder():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_newest_delivery_of_the_message_is_meant(holder, act, name, arguments, options, answer):
+def test_the_newest_delivery_of_the_message_is_meant(act, name, arguments, options, answer):
+    holder = Holder(gave_up=True, may_return=False, after_an_error=Lapse(), settle=True)
     old, new = delivery(holder), delivery(holder, "h2")
     old.superseded_by = new
     assert act(old) == answer

@@ -7,7 +7,6 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.delivery import supervisor as supervisor_module
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS, Supervisor
-from celery_sqs_visibility.delivery.threads import start_thread
 
 
 class Broken:
@@ -56,11 +55,3 @@ def test_where_it_has_no_thread_the_start_fails_and_can_be_tried_again(monkeypat
             supervisor.start()
     supervisor.start()
     supervisor.stop()
-
-
-def test_a_refused_thread_is_none(monkeypatch):
-    def refuse(_thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("threading.Thread.start", refuse)
-    assert start_thread(lambda: None, "name") is None
