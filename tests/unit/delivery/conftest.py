@@ -55,9 +55,9 @@ class Events:
 class World:
     """A consumer that polls at once, and then sleeps until it expects something."""
 
-    def __init__(self, **options):
-        self.clock = FakeClock()
-        self.sqs = BusySQS(self.clock)
+    def __init__(self, clock=None, sqs=None, **options):
+        self.clock = clock or FakeClock()
+        self.sqs = sqs or BusySQS(self.clock)
         self.handed = []
         self.options = {"polling_interval": 3600, "prefetch_seconds": 0, **options}
         self.buffer = Buffer()

@@ -60,14 +60,6 @@ def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, 
     assert hidden.seconds == asked
 
 
-def test_a_retry_delay_is_not_overwritten_by_an_extension_in_flight(world, queue, events):
-    (one,) = world.deliveries(queue, "a")
-    world.sqs.meanwhile = lambda: one.settle(Hide(5))
-    world.extend()
-    events.wait(Hidden)
-    assert [seconds for _, seconds in world.entries(CHANGES)] == [TIMEOUT, 5]
-
-
 def test_what_lapsed_is_not_hidden_any_more_but_may_still_be_deleted(make, events):
     world = make(heartbeat_interval=0)
     hidden, deleted = world.deliveries(world.queue(), "a", "b")
@@ -114,15 +106,6 @@ def test_what_failed_for_good_is_released_where_only_sqs_may_move_it(world, redr
     events.wait(Released)
     assert factories.left(redriven) == 1
     assert "cannot send to the dead-letter queue of 'redriven'" in caplog.text
-
-
-@pytest.mark.parametrize(("name", "becomes"), [("redriven", Hidden), ("q", Deleted)])
-def test_a_rejected_message_is_left_to_the_redrive_policy_or_deleted(
-    world, redriven, queue, events, name, becomes
-):
-    (one,) = world.deliveries(redriven if name == "redriven" else queue, "a")
-    one.reject(requeue=False)
-    events.wait(becomes)
 
 
 class TestComingBack:

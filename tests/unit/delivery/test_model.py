@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from contextlib import ExitStack
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import settings
@@ -65,41 +66,21 @@ ENDS = {
 STEPS = []
 
 
-class step:  # noqa: N801 - a decorator
-    """What may happen `when` that holds: a rule, and so `often` a step by chance.
+def step(*, often=1.0, when=lambda _world: True, **choices):
+    """What may happen `when` that holds, with one of the choices for each argument, so `often` by chance."""
 
-    Each argument is one of its choices, or where these are a tuple what lies between the two.
-    """
+    def decorate(method):
+        STEPS.append(SimpleNamespace(name=method.__name__, often=often, when=when, choices=choices))
+        strategies = {name: st.sampled_from(values) for name, values in choices.items()}
+        return precondition(when)(rule(**strategies)(method))
 
-    def __init__(self, *, often=1.0, when=lambda _world: True, **choices):
-        self.often, self.when, self.choices = often, when, choices
-
-    def __call__(self, method):
-        self.name = method.__name__
-        STEPS.append(self)
-        strategies = {
-            name: st.floats(*values) if isinstance(values, tuple) else st.sampled_from(values)
-            for name, values in self.choices.items()
-        }
-        return precondition(self.when)(rule(**strategies)(method))
-
-    def arguments_by(self, chance):
-        return {
-            name: chance.uniform(*values) if isinstance(values, tuple) else chance.choice(values)
-            for name, values in self.choices.items()
-        }
+    return decorate
 
 
 REQUEST = {"steps": HOW_FAR, "fault": list(FAULTS)}
 WHICH = range(100)
+MILLISECONDS = range(1001)
 POSITIONS = range(10)
-
-
-class AnyCapacity:
-    """Capacity for whatever comes; that it counts right is tested elsewhere."""
-
-    def __getattr__(self, name):
-        return lambda *_, **__: None
 
 
 class Receiver:
@@ -175,7 +156,7 @@ class Holding(RuleBasedStateMachine):
         redrive.get(self.queue, self.clock.monotonic())
         redrive.find_dead_letter_queue(self.queue)
         queue_consumer = factories.queue_consumer(self.clock, redrive=redrive, heartbeat_interval=40)
-        queue_consumer.capacity = AnyCapacity()
+        queue_consumer.capacity = Mock()  # that it counts right is tested elsewhere
         queue_consumer._receivers = {"q": (Receiver(), self.on_message)}
         return queue_consumer
 
@@ -190,20 +171,20 @@ class Holding(RuleBasedStateMachine):
 
     # Messages come
 
-    @step(count=range(1, 5), begun=[4, 2, 1, 0], transit=(0, 1))
-    def send(self, count=1, begun=0, transit=0.0):
+    @step(count=range(1, 5), begun=[4, 2, 1, 0], transit=MILLISECONDS)
+    def send(self, count=1, begun=0, transit=0):
         """That many messages, which arrive here; so many of what waits begins."""
         self.sent |= {self.sqs.send(self.queue.url, OutgoingMessage("task")) for _ in range(count)}
         self.receive(transit=transit)
         for _ in range(begun):
             self.begin()
 
-    @step(count=range(1, 11), transit=(0, 1), handed_over=[True, True, False])
-    def receive(self, count=10, transit=0.0, handed_over=True):
+    @step(count=range(1, 11), transit=MILLISECONDS, handed_over=[True, True, False])
+    def receive(self, count=10, transit=0, handed_over=True):
         """A poll; after the shutdown has begun, one that was under way."""
         asked = self.now
         messages = self.sqs.receive(self.queue.url, count, 0, EVERYTHING)
-        self.clock.advance(transit)
+        self.clock.advance(transit / 1000)
         self.queue_consumer._arrived(self.queue, messages, asked, self.now)
         handles = [message["ReceiptHandle"] for message in messages]
         self.known += filter(None, map(self.queue_consumer.ledger.get, handles))
@@ -359,9 +340,9 @@ class Holding(RuleBasedStateMachine):
 
     # And time passes
 
-    @step(part=(0, 1), most=[2, 40])
+    @step(part=MILLISECONDS, most=[2, 40])
     def wait(self, part, most):
-        self.clock.advance(part * most)
+        self.clock.advance(most * part / 1000)
 
     @step(position=POSITIONS, **REQUEST)
     def wait_for_the_next_beat(self, steps=0, fault="none", position=0):
@@ -451,7 +432,8 @@ def test_in_worlds_of_chance(first):
             for _ in range(200):
                 possible = [each for each in STEPS if each.when(world)]
                 (one,) = chance.choices(possible, [each.often for each in possible])
-                getattr(world, one.name)(**one.arguments_by(chance))
+                arguments = {name: chance.choice(values) for name, values in one.choices.items()}
+                getattr(world, one.name)(**arguments)
                 world.all_is_well()
         finally:
             world.teardown()

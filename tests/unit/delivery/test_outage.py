@@ -23,11 +23,6 @@ def outage(clock):
     return Outage(logging.getLogger("test"), "knit", "q", clock)
 
 
-def test_without_an_outage_nothing_is_logged(outage, caplog, clock):
-    outage.success(clock.monotonic())
-    assert caplog.messages == []
-
-
 def test_each_kind_of_error_has_one_line_and_the_end_has_one(outage, caplog, clock):
     for error in (SLOW, SLOW, UnavailableError("gone"), SLOW):
         outage.failure(error)

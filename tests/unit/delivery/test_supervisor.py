@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from support.clock import FakeClock
 
@@ -32,18 +34,16 @@ def test_after_the_process_was_stopped_answers_have_time_to_come():
     supervised = Broken()
     supervisor = Supervisor(lambda: [supervised], clock)
 
-    class Stopped:
-        """The event that the thread waits for, between two checks."""
+    steps = iter([CHECK_INTERVAL_SECONDS, 60, CHECK_INTERVAL_SECONDS])
 
-        steps = iter([CHECK_INTERVAL_SECONDS, 60, CHECK_INTERVAL_SECONDS])
-
-        def wait(self, _timeout):
-            step = next(self.steps, None)
-            clock.advance(step or 0)
-            return step is None
+    def wait(_timeout):
+        """The time from one check to the next."""
+        step = next(steps, None)
+        clock.advance(step or 0)
+        return step is None
 
     began = clock.monotonic()
-    supervisor._run(Stopped())
+    supervisor._run(SimpleNamespace(wait=wait))
     assert supervised.checks == [began + CHECK_INTERVAL_SECONDS, clock.monotonic()]
 
 
