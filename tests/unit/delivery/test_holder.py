@@ -235,8 +235,10 @@ class TestComingBack:
         events.wait(Deleted)
         assert (len(world.buffer), world.held(), factories.left(queue)) == (0, 0, 0)
 
-    def come_back_before_it_lapses(self, world, queue):
-        """Its time is up, and it comes back right before that is noticed; what came back."""
+    @pytest.mark.parametrize("found", ["in the buffer", "start", "dispatch"])
+    def test_it_may_come_back_at_the_moment_it_is_found_lapsed(self, world, queue, taken, found):
+        if found != "in the buffer":
+            world.hand_over()
         came = []
         settle = world.consumer.settle
 
@@ -247,19 +249,10 @@ class TestComingBack:
 
         world.clock.advance(TIMEOUT)
         world.consumer.settle = settle_too_late
-        return came
-
-    def test_in_the_buffer_it_may_come_back_at_the_moment_it_is_found_lapsed(self, world, queue, taken):
-        came = self.come_back_before_it_lapses(world, queue)
-        world.hand_over()
-        assert [one.current for one in taken] == came
-        assert world.consumer.ledger.all() == came
-        assert taken[0].start()
-
-    @pytest.mark.parametrize("begin", ["start", "dispatch"])
-    def test_it_may_come_back_at_the_moment_a_pool_finds_it_lapsed(self, world, queue, one, begin):
-        came = self.come_back_before_it_lapses(world, queue)
-        assert getattr(one, begin)()
+        if found == "in the buffer":
+            world.hand_over()
+        (one,) = taken
+        assert one.start() if found == "in the buffer" else getattr(one, found)()
         assert [one.current] == came == world.consumer.ledger.all()
         assert world.consumer.ledger.unstarted() == []
 

@@ -60,8 +60,8 @@ class World:
         self.queue = factories.queue(self.sqs)
         self.ledger = Ledger(TIMEOUT, 40.0)
         self.heartbeat = Heartbeat(self.ledger, self.clock, lambda *_: None)
-        self.settled = threading.Semaphore(0)
-        self.settler = Settler(0, self.clock, lambda *_: self.settled.release(), lambda *_: None)
+        self.settled = []
+        self.settler = Settler(0, self.clock, lambda one, *_: self.settled.append(one), lambda *_: None)
 
     def held(self, count):
         """That many deliveries."""
@@ -115,43 +115,35 @@ def make():
 
 @DIES
 @pytest.mark.parametrize("how", ["hangs", "died"])
-def test_another_thread_extends_what_a_heartbeat_was_sending(make, how, caplog):
+@pytest.mark.parametrize("does", ["extends", "settles"])
+def test_another_thread_does_what_one_was_sending_and_a_late_answer_counts_for_nothing(
+    make, does, how, caplog
+):
     world = make(how)
-    threads = world.heartbeat.batch_threads
     deliveries = world.held(3)
-    world.clock.advance(TIMEOUT - 40)
+    if does == "extends":
+        world.clock.advance(TIMEOUT - 40)
+        threads, action = world.heartbeat.batch_threads, "extend"
+    else:
+        for delivery in deliveries:
+            world.settler.submit(delivery, Delete())
+        threads, action = world.settler.batch_threads, "delete"
     threads.start()
-    world.relieve(threads, how)
+    stuck = world.relieve(threads, how)
     world.clock.advance(10)
     threads.wake()  # it may be asleep by now, on a clock that stood still
-    wait_until(lambda: all(one.deadline > 1000 + TIMEOUT for one in deliveries), SOON, "the extensions")
+    wait_until(lambda: len(world.settled) + len(world.extended()) == 3, SOON, "the others")
+    wait_until(lambda: len(caplog.messages) == 3, SOON, "the log")
     assert caplog.messages == [
-        f"a thread that extends messages {how}; another takes its place",
-        "cannot extend messages: no answer; trying again (queue=q)",
-        "can extend messages again after 10 s (queue=q failures=1)",
+        f"a thread that {does} messages {how}; another takes its place",
+        f"cannot {action} messages: no answer; trying again (queue=q)",
+        f"can {action} messages again after 10 s (queue=q failures=1)",
     ]
-    extended = [delivery.deadline for delivery in deliveries]
-    world.sqs.let_go.set()  # the late answer of the first thread counts for nothing
+    done = [one.deadline for one in deliveries], [*world.settled]
+    world.let_return(stuck)
     threads.replace_stuck(world.clock.monotonic())
-    assert [delivery.deadline for delivery in deliveries] == extended
-
-
-@DIES
-@pytest.mark.parametrize("how", ["hangs", "died"])
-def test_another_thread_settles_what_a_settler_was_sending(make, how, caplog):
-    world = make(how)
-    threads = world.settler.batch_threads
-    threads.start()
-    for delivery in factories.received(world.queue, 3, world.clock):
-        world.settler.submit(delivery, Delete())
-    world.relieve(threads, how)
-    world.clock.advance(5)  # the pause after a failure
-    assert world.settler.flush(SOON)
-    for _ in range(3):
-        assert world.settled.acquire(timeout=SOON)
-    world.sqs.let_go.set()
-    assert caplog.messages[0] == f"a thread that settles messages {how}; another takes its place"
-    assert not world.settled.acquire(timeout=0.1)
+    assert ([one.deadline for one in deliveries], world.settled) == done
+    assert all(one.deadline > 1000 + TIMEOUT for one in deliveries) == (does == "extends")
 
 
 def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_being_extended(make):
