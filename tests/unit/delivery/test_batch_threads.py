@@ -124,7 +124,6 @@ def test_there_are_as_many_threads_as_there_is_work_for_up_to_a_limit(tasks, bat
 def test_a_thread_that_is_free_does_it_instead_of_a_new_one(tasks):
     for batch in "abc":
         tasks.add(batch)
-        tasks.under_way(1)
         tasks.finish(1)
     assert len(tasks.threads) <= 2  # the one before may still be about to wait
 
@@ -156,14 +155,13 @@ def test_those_that_are_not_needed_any_more_end_but_one(tasks):
     tasks.add(*"abcd")
     tasks.under_way(MOST)
     threads = tasks.threads
-    tasks.clock.advance(IDLE_SECONDS)
     tasks.finish(MOST)
+    tasks.add("for one to wait for", at=tasks.clock.monotonic() + 1e6)
 
     def one_is_left():
         """In the end: each lingers from when it had nothing more to do."""
-        with tasks.batch_threads.lock:
-            tasks.clock.advance(IDLE_SECONDS)
-            tasks.batch_threads._woken.notify_all()
+        tasks.clock.advance(IDLE_SECONDS)
+        tasks.batch_threads.wake()
         return len(tasks.threads) == 1
 
     wait_until(one_is_left, SOON, "the others to end")
@@ -219,7 +217,6 @@ def test_where_no_thread_can_be_started_the_supervisor_tries_again(tasks, monkey
     assert tasks.threads == set()
     assert caplog.messages == ["cannot start a thread that does its work; it is tried again in a moment"]
     tasks.supervise()
-    tasks.under_way(1)
     tasks.finish(1)
 
 
