@@ -74,8 +74,9 @@ class World:
             open_message=self.open_message,
             **self.options,
         )
-        # They would find a clock that stands still, and jumps. Tests themselves extend what is held.
-        consumer._supervisor.start = consumer._heartbeat.batch_threads.start = lambda: None
+        if isinstance(self.clock, FakeClock):
+            # They would find a clock that stands still, and jumps. Tests themselves extend what is held.
+            consumer._supervisor.start = consumer._heartbeat.batch_threads.start = lambda: None
         self.consumers.append(consumer)
         return consumer
 

@@ -108,6 +108,15 @@ def test_what_failed_for_good_is_released_where_only_sqs_may_move_it(world, redr
     assert "cannot send to the dead-letter queue of 'redriven'" in caplog.text
 
 
+@pytest.mark.parametrize(("name", "becomes"), [("redriven", Hidden), ("q", Deleted)])
+def test_a_rejected_message_is_left_to_the_redrive_policy_or_deleted(
+    world, redriven, queue, events, name, becomes
+):
+    (one,) = world.deliveries(redriven if name == "redriven" else queue, "a")
+    one.reject(requeue=False)
+    events.wait(becomes)
+
+
 class TestComingBack:
     """A message comes back to the process that has it; the newest handle is the only one that counts."""
 

@@ -83,22 +83,6 @@ MILLISECONDS = range(1001)
 POSITIONS = range(10)
 
 
-class Receiver:
-    """The machine polls in its place."""
-
-    queue = SimpleNamespace(name="q")
-    stopping = False
-
-    def expect(self, message_id, at):
-        pass
-
-    def stop(self):
-        self.stopping = True
-
-    def wait_for_polls(self, until):
-        pass
-
-
 class Flight:
     """A request of batch threads, from its beginning to its conclusion."""
 
@@ -133,7 +117,15 @@ class Holding(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.sqs = FakeSQS(self.clock)
         self.queue, self.graves = factories.queue(self.sqs), factories.queue(self.sqs, "graves")
-        self.queue_consumer = self.new_queue_consumer()
+        redrive = RedriveBook(lambda: self.graves)
+        redrive.get(self.queue, self.clock.monotonic())
+        redrive.find_dead_letter_queue(self.queue)
+        self.queue_consumer = factories.queue_consumer(self.clock, redrive=redrive, heartbeat_interval=40)
+        self.queue_consumer.capacity = Mock()  # that it counts right is tested elsewhere
+        self.receiver = Mock(stopping=False, queue=self.queue)  # the machine polls in its place
+        self.receiver.stop = lambda: setattr(self.receiver, "stopping", True)
+        self.receiver.wait_for_polls.return_value = False
+        self.queue_consumer._receivers = {"q": (self.receiver, self.on_message)}
         self.sent = set()
         self.runs = []
         self.handed_over = 0
@@ -143,22 +135,12 @@ class Holding(RuleBasedStateMachine):
         self.hidden_until = {}  # by handle, since SQS was last told to
         self.elsewhere = []  # handles that other workers have
         self.wrong = []  # what may not raise where it happens
-        self.lost = 0  # deliveries whose runs were to be ended
         self.known = []  # every delivery there ever was
         self.events = []
         self.world = ExitStack()
         self.world.callback(subscribe(self.events.append))
         self.world.callback(subscribe(lambda event: 1 / 0))
         self.world.enter_context(a_filter_that_raises())
-
-    def new_queue_consumer(self):
-        redrive = RedriveBook(lambda: self.graves)
-        redrive.get(self.queue, self.clock.monotonic())
-        redrive.find_dead_letter_queue(self.queue)
-        queue_consumer = factories.queue_consumer(self.clock, redrive=redrive, heartbeat_interval=40)
-        queue_consumer.capacity = Mock()  # that it counts right is tested elsewhere
-        queue_consumer._receivers = {"q": (Receiver(), self.on_message)}
-        return queue_consumer
 
     @property
     def now(self):
@@ -206,7 +188,6 @@ class Holding(RuleBasedStateMachine):
     def on_lost(self, delivery):
         if not self.queue_consumer.ledger.holds(delivery):
             self.wrong.append("the run of what is settled is ended")
-        self.lost += 1
 
     @step(count=range(1, 11))
     def receive_elsewhere(self, count=10):
@@ -362,7 +343,7 @@ class Holding(RuleBasedStateMachine):
         self.queue_consumer._ends = self.now  # nobody settles while it would wait
         self.queue_consumer.give_back_unstarted()
 
-    @step(often=0.1, when=lambda world: world.queue_consumer._receivers["q"][0].stopping)
+    @step(often=0.1, when=lambda world: world.receiver.stopping)
     def time_is_up(self):
         """What runs is handed back, and its processes are killed."""
         self.queue_consumer._give_back(self.queue_consumer.ledger.all())
