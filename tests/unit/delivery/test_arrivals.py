@@ -65,30 +65,37 @@ def test_a_far_eta_that_may_come_back_is_parked_and_not_handed_over(
     assert world.hand_over() == world.held() == 0
 
 
-@pytest.mark.parametrize(("name", "delay"), [("q", 900), ("q.fifo", 0)])
-def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(
-    world, dead_letters, events, name, delay
-):
-    queue = world.queue(name, letters=dead_letters)
-    attributes = {"trace": {"DataType": "String", "StringValue": "1-2-3"}}
-    fifo = {"group_id": "g", "deduplication_id": "d"} if queue.fifo else {}
-    sent = world.sqs.send(queue.url, OutgoingMessage("eta:3600", attributes, **fifo))
-    received_before(queue, 2)
-    world.consume(queue)
-    assert events.wait(Renewed)[0].seconds == delay
-    assert world.next_poll(queue) == pytest.approx(world.clock.monotonic() + delay + REAPPEARS_AFTER_SECONDS)
+def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(world, redriven, events):
+    factories.send(redriven, "eta:3600")
+    received_before(redriven, 2)
+    world.consume(redriven)
+    assert events.wait(Renewed)[0].seconds == 900
+    again_at = pytest.approx(world.clock.monotonic() + 900 + REAPPEARS_AFTER_SECONDS)
+    wait_until(lambda: world.next_poll(redriven) == again_at, SOON, "it to be expected")
     events.wait(Deleted)
     actions = [name for name, _ in world.sqs.calls if name in ("SendMessage", DELETES)]
     assert actions == ["SendMessage", "SendMessage", DELETES], "sent, copied, then deleted"
     assert events.of(Parked) == []
     assert world.held() == 0
-    copy = factories.requests(world.sqs, "SendMessage")[-1]["message"]
-    assert copy.attributes == attributes
-    assert (copy.group_id, copy.deduplication_id) == (("g", sent) if queue.fifo else (None, None))
-    assert factories.counts(queue) == (0 if delay else 1, 0), "in a FIFO queue it is there at once"
-    world.clock.advance(delay)
-    (copy,) = world.sqs.receive(queue.url, 10, 0, factories.EVERYTHING)
+    assert world.visible(redriven) == []
+    world.clock.advance(900)
+    (copy,) = world.sqs.receive(redriven.url, 1, 0, factories.EVERYTHING)
     assert (copy["Body"], copy["Attributes"]["ApproximateReceiveCount"]) == ("eta:3600", "1")
+
+
+def test_a_copy_keeps_attributes_and_group_but_not_the_deduplication_id(world, dead_letters, events):
+    queue = world.queue("q.fifo", letters=dead_letters)
+    attributes = {"trace": {"DataType": "String", "StringValue": "1-2-3"}}
+    message = OutgoingMessage("eta:3600", attributes, group_id="g", deduplication_id="d")
+    world.sqs.send(queue.url, message)
+    received_before(queue, 2)
+    world.consume(queue)
+    events.wait(Deleted)
+    assert factories.left(queue) == 1
+    copy = factories.requests(world.sqs, "SendMessage")[-1]["message"]
+    assert (copy.group_id, copy.delay) == ("g", None), "in a FIFO queue it is there at once"
+    assert copy.deduplication_id == events.of(Renewed)[0].delivery.message_id
+    assert copy.attributes == attributes
 
 
 def test_a_far_eta_is_held_where_the_queue_takes_no_copy_of_it(world, redriven, events, caplog):
