@@ -212,13 +212,15 @@ def open_by_handle(_queue: Queue, message: Any) -> DecodedMessage:
     return DecodedMessage({"handle": message["ReceiptHandle"], "body": message["Body"]})
 
 
-def queue_consumer(clock, *, buffer=None, redeliveries=None, open_message=open_by_handle, **options):
+def queue_consumer(
+    clock, *, buffer=None, redrive=None, redeliveries=None, open_message=open_by_handle, **options
+):
     """A consumer that may hold ten messages; `options` are transport options."""
     made = QueueConsumer(
         Options.parse({"visibility_timeout": TIMEOUT, "settle_window": 0, **options}),
         EVERYTHING,
         open_message,
-        RedriveBook(),
+        redrive or RedriveBook(),
         redeliveries or RedeliveryIndex(TIMEOUT, clock),
         Buffer() if buffer is None else buffer,
         clock,

@@ -43,9 +43,9 @@ class Events:
 class World:
     """A consumer that polls at once, and then sleeps until it expects something."""
 
-    def __init__(self, **options):
-        self.clock = FakeClock()
-        self.sqs = BusySQS(self.clock)
+    def __init__(self, clock=None, sqs=None, **options):
+        self.clock = clock or FakeClock()
+        self.sqs = sqs or BusySQS(self.clock)
         self.handed = []
         self.options = {"polling_interval": 3600, "prefetch_seconds": 0, **options}
         self.buffer = Buffer()
@@ -62,8 +62,9 @@ class World:
             open_message=self.open_message,
             **self.options,
         )
-        # They would find a clock that stands still, and jumps. Tests themselves extend what is held.
-        consumer._supervisor.start = consumer._heartbeat.batch_threads.start = lambda: None
+        if isinstance(self.clock, FakeClock):
+            # They would find a clock that stands still, and jumps. Tests themselves extend what is held.
+            consumer._supervisor.start = consumer._heartbeat.batch_threads.start = lambda: None
         self.consumers.append(consumer)
         return consumer
 

@@ -29,6 +29,8 @@ class Tasks:
         self.clock = clock
         self.batch_threads = BatchThreads("test-threads", "does its work", MOST, self, clock)
         self.waiting = []  # (instant, batch)
+        self.sent = []
+        self.raises = None
         self.sending = threading.Semaphore(0)
         self.let_go = threading.Semaphore(0)
         self.concluded = []
@@ -54,11 +56,12 @@ class Tasks:
         return None
 
     def send(self, batch, _since):
+        self.sent.append(batch)
         self.sending.release()
         assert self.let_go.acquire(timeout=SOON)
-        return BatchResult(
-            {position: ThrottledError("slow") for position, one in enumerate(batch) if one == "x"}
-        )
+        if self.raises is not None:
+            raise self.raises
+        return BatchResult({place: ThrottledError("slow") for place, one in enumerate(batch) if one == "x"})
 
     def conclude(self, batch, _since, failed):
         self.concluded.append((batch, sorted(failed)))
@@ -70,29 +73,16 @@ class Tasks:
             assert self.sending.acquire(timeout=SOON)
 
     def finish(self, count):
-        for _ in range(count):
-            self.let_go.release()
+        self.let_go.release(count)
         for _ in range(count):
             assert self.over.acquire(timeout=SOON)
+
+    def supervise(self):
+        self.batch_threads.replace_stuck(self.clock.monotonic())
 
     @property
     def threads(self):
         return set(self.batch_threads._threads)
-
-
-@pytest.fixture
-def tasks():
-    made = Tasks(FakeClock())
-    made.batch_threads.start()
-    yield made
-    for _ in range(100):
-        made.let_go.release()
-    with made.batch_threads.lock:
-        made.waiting.clear()
-    made.batch_threads.stop()
-    for thread in made.threads:
-        thread.join(SOON)
-        assert not thread.is_alive()
 
 
 def join(*threads):
@@ -101,35 +91,39 @@ def join(*threads):
         assert not thread.is_alive()
 
 
-def test_without_work_there_is_no_thread_and_for_one_batch_there_is_one(tasks):
+@pytest.fixture
+def tasks():
+    made = Tasks(FakeClock())
+    made.batch_threads.start()
+    yield made
+    made.let_go.release(100)
+    with made.batch_threads.lock:
+        made.waiting.clear()
+    made.batch_threads.stop()
+    join(*made.threads)
+
+
+@pytest.mark.parametrize(("batches", "threads"), [("a", 1), ("abc", 3), ("abcdefgh", MOST)])
+@pytest.mark.parametrize("wakes", ["each", "once"])
+def test_there_are_as_many_threads_as_there_is_work_for_up_to_a_limit(tasks, batches, threads, wakes):
     assert tasks.threads == set()
-    tasks.add("a")
-    tasks.under_way(1)
-    assert len(tasks.threads) == 1
-
-
-def test_while_there_is_more_to_do_there_are_more_threads_up_to_a_limit(tasks):
-    tasks.add(*"abcdefgh")
-    tasks.under_way(MOST)
-    assert len(tasks.threads) == MOST
-    assert sorted(each.batch for each in tasks.batch_threads._in_progress.values()) == ["a", "b", "c", "d"]
-    tasks.finish(8)
-    assert sorted(batch for batch, _ in tasks.concluded) == list("abcdefgh")
+    if wakes == "each":
+        tasks.add(*batches)
+    else:
+        with tasks.batch_threads.lock:
+            tasks.waiting += [(0.0, batch) for batch in batches]
+            tasks.batch_threads.wake()
+    tasks.under_way(threads)
+    assert len(tasks.threads) == threads
+    assert sorted(tasks.sent) == list(batches[:threads])
+    tasks.finish(len(batches))
+    assert sorted(batch for batch, _ in tasks.concluded) == list(batches)
     assert len(tasks.threads) <= MOST
-
-
-def test_what_came_at_once_is_seen_to_by_all(tasks):
-    with tasks.batch_threads.lock:
-        tasks.waiting += [(0.0, batch) for batch in "abc"]
-        tasks.batch_threads.wake()  # one for all three
-    tasks.under_way(3)
-    tasks.finish(3)
 
 
 def test_a_thread_that_is_free_does_it_instead_of_a_new_one(tasks):
     for batch in "abc":
         tasks.add(batch)
-        tasks.under_way(1)
         tasks.finish(1)
     assert len(tasks.threads) <= 2  # the one before may still be about to wait
 
@@ -161,14 +155,13 @@ def test_those_that_are_not_needed_any_more_end_but_one(tasks):
     tasks.add(*"abcd")
     tasks.under_way(MOST)
     threads = tasks.threads
-    tasks.clock.advance(IDLE_SECONDS)
     tasks.finish(MOST)
+    tasks.add("for one to wait for", at=tasks.clock.monotonic() + 1e6)
 
     def one_is_left():
         """In the end: each lingers from when it had nothing more to do."""
-        with tasks.batch_threads.lock:
-            tasks.clock.advance(IDLE_SECONDS)
-            tasks.batch_threads._woken.notify_all()
+        tasks.clock.advance(IDLE_SECONDS)
+        tasks.batch_threads.wake()
         return len(tasks.threads) == 1
 
     wait_until(one_is_left, SOON, "the others to end")
@@ -179,23 +172,21 @@ def test_those_that_are_not_needed_any_more_end_but_one(tasks):
     tasks.finish(1)
 
 
-def test_the_errors_of_a_batch_are_told_by_position(tasks):
+@pytest.mark.parametrize(
+    ("raises", "failed", "lines"),
+    [
+        (None, [1, 3], 0),
+        (UnavailableError("down"), [0, 1, 2, 3], 0),
+        (ZeroDivisionError(), [0, 1, 2, 3], 1),
+    ],
+    ids=["some fail", "all fail", "a bug"],
+)
+def test_errors_are_told_by_position_and_what_is_raised_failed_for_all(tasks, caplog, raises, failed, lines):
+    tasks.raises = raises
     tasks.add("oxox")
-    tasks.under_way(1)
     tasks.finish(1)
-    assert tasks.concluded == [("oxox", [1, 3])]
-
-
-@pytest.mark.parametrize("error", [UnavailableError("down"), ZeroDivisionError()])
-def test_what_is_raised_failed_for_all(tasks, error, caplog):
-    def fail(_batch, _since):
-        raise error
-
-    tasks.send = fail
-    tasks.add("abc")
-    assert tasks.over.acquire(timeout=SOON)
-    assert tasks.concluded == [("abc", [0, 1, 2])]
-    assert len(caplog.records) == isinstance(error, ZeroDivisionError)
+    assert tasks.concluded == [("oxox", failed)]
+    assert len(caplog.records) == lines
 
 
 @pytest.mark.parametrize("method", ["take", "conclude"])
@@ -225,8 +216,7 @@ def test_where_no_thread_can_be_started_the_supervisor_tries_again(tasks, monkey
         tasks.add("a")
     assert tasks.threads == set()
     assert caplog.messages == ["cannot start a thread that does its work; it is tried again in a moment"]
-    tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
-    tasks.under_way(1)
+    tasks.supervise()
     tasks.finish(1)
 
 
@@ -258,42 +248,27 @@ def test_after_a_stop_threads_finish_and_end_and_new_work_starts_them_again(task
 @DIES
 @pytest.mark.parametrize("how", ["hangs", "died"])
 def test_one_that_hangs_or_died_is_replaced_and_its_batch_failed(tasks, how, caplog):
-    if how == "died":
-
-        def die(_batch, _since):
-            tasks.sending.release()
-            del tasks.send
-            raise SystemExit
-
-        tasks.send = die
+    tasks.raises = SystemExit() if how == "died" else None
     tasks.add("abc")
     tasks.under_way(1)
     (first,) = tasks.threads
     if how == "died":
+        tasks.let_go.release()
         join(first)
+        tasks.raises = None
     else:
-        tasks.clock.advance(HUNG_AFTER_SECONDS)
-    tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
+        tasks.clock.advance(HUNG_AFTER_SECONDS - 1)
+        tasks.supervise()
+        assert (tasks.threads, caplog.messages) == ({first}, []), "one that works is left alone"
+        tasks.clock.advance(1)
+    tasks.supervise()
     assert tasks.over.acquire(timeout=SOON)
     assert tasks.concluded == [("abc", [0, 1, 2])]
     assert first not in tasks.threads
-    logged = [record.getMessage() for record in caplog.records]
-    assert logged == [f"a thread that does its work {how}; another takes its place"]
+    assert caplog.messages == [f"a thread that does its work {how}; another takes its place"]
     tasks.add("d")
     tasks.under_way(1)
-    for _ in range(2):
-        tasks.let_go.release()
+    tasks.let_go.release(2)
     assert tasks.over.acquire(timeout=SOON)
     join(first)
     assert tasks.concluded[1:] == [("d", [])], "the late answer of the first counts for nothing"
-
-
-def test_a_thread_that_works_is_left_alone(tasks, caplog):
-    tasks.add("a")
-    tasks.under_way(1)
-    before = tasks.threads
-    tasks.clock.advance(HUNG_AFTER_SECONDS - 1)
-    tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
-    assert tasks.threads == before
-    assert caplog.records == []
-    tasks.finish(1)

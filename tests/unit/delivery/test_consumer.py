@@ -123,13 +123,10 @@ def test_a_signal_handler_may_settle_the_last_one_wherever_the_closing_is(world,
     assert settled == [True]
 
 
-def test_cancelling_and_closing_are_harmless_before_anything_and_twice(world):
+def test_it_can_be_closed_before_anything_and_twice_and_used_again(world, queue, events):
     world.consumer.cancel("nothing")
     world.consumer.close()
     world.consumer.close()
-
-
-def test_it_can_be_used_again_after_it_was_closed(world, queue, events):
     world.deliveries(queue, "a")
     world.consumer.close()
     world.handed.clear()

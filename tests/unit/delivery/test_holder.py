@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support import factories
 from support.factories import CHANGES, DELETES, TIMEOUT
-from support.processes import SOON, wait_until
+from support.processes import SOON
 
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse
@@ -23,47 +23,30 @@ from celery_sqs_visibility.events import (
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 
-def test_what_was_settled_is_no_longer_held(world, queue, events):
+@pytest.mark.parametrize(
+    ("end", "event", "seconds", "requests"),
+    [
+        (lambda one: one.settle(Hide(30)), lambda facts: Hidden(facts, 30), 30, 1),
+        (lambda one: one.reject(requeue=True), Released, 0, 1),
+        (lambda one: one.settle(Lapse()), lambda facts: Hidden(facts, TIMEOUT - 20), TIMEOUT - 20, 0),
+    ],
+    ids=["hidden", "requeued", "at the deadline, which costs no request"],
+)
+def test_what_will_be_visible_comes_back_although_the_queue_sleeps(
+    world, queue, events, end, event, seconds, requests
+):
     (one,) = world.deliveries(queue, "a")
-    assert one.settle(Delete())
-    events.wait(Deleted)
-    assert world.held() == 0
-    assert factories.left(queue) == 0
-
-
-def test_a_second_settlement_does_nothing(world, queue, events):
-    (one,) = world.deliveries(queue, "a")
-    one.settle(Hide(30))
-    assert one.settle(Delete()) is False
-    events.wait(Hidden)
-    assert world.held() == 0
-    assert factories.left(queue) == 1
-
-
-def test_a_hidden_message_comes_back_although_the_queue_sleeps(world, queue, events):
-    (one,) = world.deliveries(queue, "a")
-    one.settle(Hide(30))
-    assert events.wait(Hidden) == [Hidden(one.facts, 30)]
-    world.clock.advance(30 + REAPPEARS_AFTER_SECONDS)
+    world.clock.advance(20)
+    end(one)
+    told = event(one.facts)
+    assert events.wait(type(told)) == [told]
+    assert len(world.entries(CHANGES)) == requests
+    again_at = world.clock.monotonic() + seconds + REAPPEARS_AFTER_SECONDS
+    assert world.next_poll(queue) == pytest.approx(again_at, abs=1e-6)
+    world.clock.advance(seconds + REAPPEARS_AFTER_SECONDS)
     receiver = world.consumer._receivers.get("q")
     receiver.expect("to have it look at the clock again", world.clock.monotonic() - 1)
     assert world.buffer.wait(SOON)
-
-
-def test_a_requeued_message_comes_back_although_the_queue_sleeps(world, queue, events):
-    (one,) = world.deliveries(queue, "a")
-    one.reject(requeue=True)
-    events.wait(Released)
-    wait_until(lambda: world.next_poll(queue) <= world.clock.monotonic() + 1, SOON, "it to be expected")
-
-
-def test_a_lapse_costs_no_request_and_is_expected_at_the_deadline(world, queue, events):
-    (one,) = world.deliveries(queue, "a")
-    world.clock.advance(20)
-    one.settle(Lapse())
-    assert events.of(Hidden) == [Hidden(one.facts, TIMEOUT - 20)]
-    assert world.entries(CHANGES) == []
-    assert world.next_poll(queue) == one.deadline + REAPPEARS_AFTER_SECONDS
 
 
 def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, queue, events):
@@ -75,14 +58,6 @@ def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, 
     ((_, asked),) = world.entries(CHANGES)
     assert asked <= 3600
     assert hidden.seconds == asked
-
-
-def test_a_retry_delay_is_not_overwritten_by_an_extension_in_flight(world, queue, events):
-    (one,) = world.deliveries(queue, "a")
-    world.sqs.meanwhile = lambda: one.settle(Hide(5))
-    world.extend()
-    events.wait(Hidden)
-    assert [seconds for _, seconds in world.entries(CHANGES)] == [TIMEOUT, 5]
 
 
 def test_what_lapsed_is_not_hidden_any_more_but_may_still_be_deleted(make, events):
@@ -178,28 +153,30 @@ class TestComingBack:
         assert events.of(Lost) == []
         assert world.held() == 1
 
-    def test_in_the_buffer_it_may_lapse_again_and_is_let_go(self, world, queue, taken):
-        world.come_back(queue)
+    @pytest.mark.parametrize("whose", ["its own", "another"])
+    def test_in_the_buffer_it_may_lapse_again_and_is_let_go_by_the_consumer_that_has_it(
+        self, world, queue, taken, other, whose
+    ):
+        consumer = other if whose == "another" else world.consumer
+        world.come_back(queue, consumer)
         world.clock.advance(TIMEOUT)
         world.hand_over()
         assert taken == []
-        assert world.held() == 0
+        assert world.held(consumer) == 0
 
     @pytest.mark.parametrize("begin", ["start", "dispatch"])
-    def test_what_was_handed_over_is_begun_as_the_newest(self, world, queue, one, begin):
-        (back,) = world.come_back(queue)
-        assert getattr(one, begin)()
-        assert (back.started, back.dispatched) == (begin == "start", begin == "dispatch")
-        assert world.consumer.ledger.unstarted() == []
-
-    @pytest.mark.parametrize("begin", ["start", "dispatch"])
-    def test_what_runs_is_not_run_twice_and_settled_with_its_newest_handle(
-        self, world, queue, one, events, begin
+    @pytest.mark.parametrize("runs", ["before it comes back", "after it came back"])
+    def test_what_celery_has_is_run_once_and_settled_with_its_newest_handle(
+        self, world, queue, one, events, begin, runs
     ):
-        getattr(one, begin)()
+        if runs == "before it comes back":
+            assert getattr(one, begin)()
         (back,) = world.come_back(queue)
+        if runs == "after it came back":
+            assert getattr(one, begin)()
         assert len(world.buffer) == 0
         assert (back.started, back.dispatched) == (begin == "start", begin == "dispatch")
+        assert world.consumer.ledger.unstarted() == []
         assert world.held() == 1
         assert one.settle(Delete())
         events.wait(Deleted)
@@ -214,16 +191,9 @@ class TestComingBack:
         assert not back.settle(Delete())
         events.wait(Hidden)
         assert world.entries(CHANGES) == [(back.handle, 30)]
-        assert factories.left(queue) == 1
-
-    def test_what_was_hidden_and_then_deleted_by_mistake_is_run_when_it_comes_back(
-        self, world, queue, one, events
-    ):
-        one.settle(Hide(30))
-        one.settle(Delete())
-        events.wait(Hidden)
+        assert (world.held(), factories.left(queue)) == (0, 1)
         world.come_back(queue)
-        assert len(world.buffer) == 1
+        assert len(world.buffer) == 1, "it is run again, not deleted"
         assert events.of(FinishedBefore) == []
 
     def test_what_was_lost_is_no_longer_when_it_came_back_here(self, world, queue, one, events):
@@ -274,8 +244,10 @@ class TestComingBack:
         events.wait(Deleted)
         assert (len(world.buffer), world.held(), factories.left(queue)) == (0, 0, 0)
 
-    def come_back_before_it_lapses(self, world, queue):
-        """Its time is up, and it comes back right before that is noticed; what came back."""
+    @pytest.mark.parametrize("found", ["in the buffer", "start", "dispatch"])
+    def test_it_may_come_back_at_the_moment_it_is_found_lapsed(self, world, queue, taken, found):
+        if found != "in the buffer":
+            world.hand_over()
         came = []
         settle = world.consumer.settle
 
@@ -286,19 +258,10 @@ class TestComingBack:
 
         world.clock.advance(TIMEOUT)
         world.consumer.settle = settle_too_late
-        return came
-
-    def test_in_the_buffer_it_may_come_back_at_the_moment_it_is_found_lapsed(self, world, queue, taken):
-        came = self.come_back_before_it_lapses(world, queue)
-        world.hand_over()
-        assert [one.current for one in taken] == came
-        assert world.consumer.ledger.all() == came
-        assert taken[0].start()
-
-    @pytest.mark.parametrize("begin", ["start", "dispatch"])
-    def test_it_may_come_back_at_the_moment_a_pool_finds_it_lapsed(self, world, queue, one, begin):
-        came = self.come_back_before_it_lapses(world, queue)
-        assert getattr(one, begin)()
+        if found == "in the buffer":
+            world.hand_over()
+        (one,) = taken
+        assert one.start() if found == "in the buffer" else getattr(one, found)()
         assert [one.current] == came == world.consumer.ledger.all()
         assert world.consumer.ledger.unstarted() == []
 
@@ -340,12 +303,3 @@ class TestComingBack:
         world.consumer.close()
         assert events.wait(Released) == [Released(back.facts)]
         assert (world.held(other), len(world.buffer)) == (0, 0)
-
-    def test_what_lapsed_in_the_buffer_is_let_go_by_the_consumer_that_has_it(
-        self, world, queue, taken, other
-    ):
-        world.come_back(queue, other)
-        world.clock.advance(TIMEOUT)
-        world.hand_over()
-        assert taken == []
-        assert world.held(other) == 0

@@ -14,9 +14,9 @@ from support.processes import SOON
 
 from celery_sqs_visibility.delivery import lease_table as module
 from celery_sqs_visibility.delivery.lease_table import (
-    REQUESTED,
     ROWS,
     LeaseTable,
+    LeaseTableView,
     open_lease_table,
     spawned_lease_table,
 )
@@ -55,40 +55,40 @@ def ignore(_until):
     """A request that nobody hears."""
 
 
-def in_child(work):
-    """What `work()` says in a forked child, which stays alive meanwhile: True or False."""
+def in_child(work, meanwhile=lambda: None):
+    """What `work()` says in a forked child, after `meanwhile()` in its parent: True or False."""
+    told, tell = os.pipe()
     answer, say = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
+            os.read(told, 1)
             os.write(say, b"1" if work() else b"0")
         finally:
             os._exit(0)
     os.close(say)
     try:
+        meanwhile()
+        os.write(tell, b"!")
         return os.read(answer, 1) == b"1"
     finally:
-        os.close(answer)
+        for end in (told, tell, answer):
+            os.close(end)
         os.waitpid(pid, 0)
 
 
-def test_a_lease_says_what_it_was_given(lease):
-    assert lease.deadline == NOW
-    assert not lease.lost
-    assert not lease.over
-    assert lease.requested_deadline == 0
-
-
 def test_a_lease_is_found_by_its_key_and_reads_as_lost_when_it_is_over(table, lease):
-    lease.deadline = NOW + 5
     found = table.lease(lease.key)
+    for each in (lease, found):
+        assert (each.deadline, each.lost, each.over, each.requested_deadline) == (NOW, False, False, 0)
+    lease.deadline = NOW + 5
     assert found.deadline == NOW + 5
     lease.end()
     assert found.over
     assert found.lost
 
 
-def test_a_row_is_used_again_under_another_generation(table, lease):
+def test_a_row_is_used_again_under_another_generation_and_ended_once_by_each(table, lease):
     lease.lost = True
     lease.request(NOW + 5)
     lease.end()
@@ -97,11 +97,6 @@ def test_a_row_is_used_again_under_another_generation(table, lease):
     assert again.key != lease.key
     assert lease.over
     assert (again.deadline, again.lost, again.requested_deadline) == (NOW + 60, False, 0)
-
-
-def test_ending_a_lease_twice_does_not_touch_the_next_one_of_its_row(table, lease):
-    lease.end()
-    again = table.take(NOW, ignore)
     lease.end()
     assert not again.over
     assert table.take(NOW, ignore).key[0] != again.key[0]
@@ -116,68 +111,49 @@ def test_a_full_table_has_no_row_until_one_is_free(table, lease):
     assert table.take(NOW, ignore) is None
 
 
-def test_a_request_is_passed_on_at_once_in_the_tables_own_process(lease, requests):
+def test_a_request_is_passed_on_at_once_in_the_tables_own_process_until_it_is_answered(
+    table, lease, requests
+):
+    others = []
+    table.take(NOW, others.append).request(NOW + 7)
+    assert (others, requests) == ([NOW + 7], []), "each lease has its own"
     lease.request(NOW + 30)
     assert requests == [NOW + 30]
-
-
-def test_what_was_answered_is_not_passed_on_again(table, lease, requests):
-    lease.request(NOW + 30)
     lease.answer(NOW + 30)
     table.on_readable()  # woken for nothing
     assert requests == [NOW + 30]
     assert lease.requested_deadline == 0
 
 
-def test_an_answer_to_the_request_before_leaves_the_present_one_open(table, lease, requests):
+def test_an_answer_to_the_request_before_leaves_the_present_one_open(lease):
     lease.request(NOW + 30)
     lease.request(NOW + 60)
     lease.answer(NOW + 30)
     assert lease.requested_deadline == NOW + 60
 
 
-def test_each_lease_has_its_own_requests(table, lease, requests):
-    others = []
-    other = table.take(NOW, others.append)
-    other.request(NOW + 7)
-    assert (others, requests) == ([NOW + 7], [])
-
-
 def test_a_lease_may_end_while_requests_are_passed_on(table):
     taken = [table.take(NOW, lambda _until: [lease.end() for lease in taken]) for _ in range(3)]
+    with Path(table.name).open("r+b") as shared:
+        silent = LeaseTableView(shared.fileno())  # a spawned child's, which wakes nobody
     for lease in taken:
-        lease._cells[lease._first + REQUESTED] = NOW + 1
+        silent.lease(lease.key).request(NOW + 1)
     table.pass_on_requests()
     assert all(lease.over for lease in taken)
 
 
 def test_a_forked_child_sees_what_its_parent_writes_later(table, lease):
-    told, tell = os.pipe()
-    seen, see = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.read(told, 1)
-            theirs = table.lease(lease.key)
-            os.write(see, b"1" if theirs.deadline == NOW + 60 and theirs.lost and table.stopping else b"0")
-        finally:
-            os._exit(0)
-    lease.deadline, lease.lost = NOW + 60, True
-    table.stop()
-    os.write(tell, b"!")
-    assert os.read(seen, 1) == b"1"
-    os.waitpid(pid, 0)
-    for end in (told, tell, seen, see):
-        os.close(end)
+    def write():
+        lease.deadline, lease.lost = NOW + 60, True
+        table.stop()
+
+    theirs = table.lease(lease.key)
+    assert in_child(lambda: theirs.deadline == NOW + 60 and theirs.lost and table.stopping, write)
 
 
 def test_a_childs_request_makes_the_parents_descriptor_readable_and_is_passed_on(table, lease, requests):
-    def ask():
-        table.lease(lease.key).request(NOW + 30)
-        return True
-
     assert select.select([table.fileno()], [], [], 0)[0] == []
-    assert in_child(ask)
+    assert in_child(lambda: table.lease(lease.key).request(NOW + 30) is None)
     assert requests == []
     assert select.select([table.fileno()], [], [], SOON)[0]
     table.on_readable()
@@ -189,31 +165,21 @@ def test_a_child_that_asks_is_not_kept_waiting_by_a_full_pipe(table, lease):
     with suppress(BlockingIOError):
         while True:
             os.write(table._pipe[1], bytes(4096))
-
-    def ask():
-        table.lease(lease.key).request(NOW + 30)
-        return True
-
-    assert in_child(ask)
+    assert in_child(lambda: table.lease(lease.key).request(NOW + 30) is None)
     assert lease.requested_deadline == NOW + 30
 
 
-def test_there_is_one_table_a_process_and_it_is_told_anew_that_nothing_stops(monkeypatch):
+def test_there_is_one_table_a_worker_and_it_is_told_anew_that_nothing_stops(monkeypatch):
     monkeypatch.setattr(module, "_lease_table", None)
     first = open_lease_table()
     first.stop()
     assert open_lease_table() is first
     assert module.lease_table() is first
     assert not first.stopping
+    assert in_child(lambda: open_lease_table() is not first), "inherited by another worker"
 
 
-def test_a_process_that_inherited_a_table_and_is_a_worker_itself_makes_its_own(monkeypatch):
-    monkeypatch.setattr(module, "_lease_table", None)
-    first = open_lease_table()
-    assert in_child(lambda: open_lease_table() is not first)
-
-
-def test_a_process_that_inherited_no_table_opens_it_by_its_name(table, lease):
+def test_a_process_that_inherited_no_table_opens_it_by_its_name_while_its_worker_lives(table, lease):
     lease_table = spawned_lease_table(lease.key)
     seen = lease_table.lease(lease.key)
     assert (seen.deadline, seen.lost) == (NOW, False)
@@ -223,9 +189,6 @@ def test_a_process_that_inherited_no_table_opens_it_by_its_name(table, lease):
     assert lease_table.stopping
     lease.end()
     assert seen.lost
-
-
-def test_a_table_whose_worker_is_gone_is_none():
     assert spawned_lease_table((0, 1.0, "/proc/0/fd/none")) is None
 
 
@@ -247,8 +210,7 @@ def test_where_there_is_no_memory_without_a_file_the_file_is_removed_at_exit(mon
 
 @given(st.lists(st.integers(0, 5)))
 def test_no_two_leases_share_a_row_and_none_is_lost_from_use(moves):
-    taken = []
-    most = 0
+    taken, most = [], 0
     with new_table() as table:
         for move in moves:
             if move < len(taken):

@@ -23,11 +23,6 @@ def outage(clock):
     return Outage(logging.getLogger("test"), "knit", "q", clock)
 
 
-def test_without_an_outage_nothing_is_logged(outage, caplog, clock):
-    outage.success(clock.monotonic())
-    assert caplog.messages == []
-
-
 def test_each_kind_of_error_has_one_line_and_the_end_has_one(outage, caplog, clock):
     for error in (SLOW, SLOW, UnavailableError("gone"), SLOW):
         outage.failure(error)
@@ -44,23 +39,21 @@ def test_each_kind_of_error_has_one_line_and_the_end_has_one(outage, caplog, clo
     assert {record.sqs["queue"] for record in caplog.records} == {"q"}
 
 
-def test_an_outage_that_comes_and_goes_is_over_when_it_stays_away(outage, caplog, clock):
-    for _ in range(100):
+@pytest.mark.parametrize(
+    ("times", "pause", "lines", "failures"),
+    [(100, STEADY_SECONDS / 20, 3, 99), (2, STEADY_SECONDS + 1, 4, 1)],
+)
+def test_an_outage_that_comes_back_soon_goes_on_and_late_is_a_new_one(
+    outage, caplog, clock, times, pause, lines, failures
+):
+    for _ in range(times):
         outage.failure(SLOW)
         outage.success(clock.monotonic())
-        clock.advance(STEADY_SECONDS / 20)
-    assert len(caplog.messages) == 3
+        clock.advance(pause)
+    assert len(caplog.messages) == lines
     clock.advance(STEADY_SECONDS)
     outage.success(clock.monotonic())
-    assert caplog.messages[-1].endswith("(queue=q failures=99)")
-
-
-def test_an_outage_that_comes_back_late_is_a_new_one(outage, caplog, clock):
-    for _ in range(2):
-        outage.failure(SLOW)
-        outage.success(clock.monotonic())
-        clock.advance(STEADY_SECONDS + 1)
-    assert len(caplog.messages) == 4
+    assert caplog.messages[-1].endswith(f"(queue=q failures={failures})")
 
 
 def test_a_request_made_before_the_outage_began_does_not_end_it(outage, caplog, clock):

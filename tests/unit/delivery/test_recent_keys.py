@@ -7,18 +7,9 @@ from support.clock import FakeClock
 from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 
 
-def test_a_key_is_new_once():
+def test_a_key_is_new_once_and_the_oldest_is_forgotten():
     remembered = RecentKeys(2)
-    assert remembered.add("a")
-    assert not remembered.add("a")
-    assert "a" in remembered
-
-
-def test_the_oldest_is_forgotten():
-    remembered = RecentKeys(2)
-    for key in "aba":
-        remembered.add(key)
-    remembered.add("c")
+    assert [remembered.add(key) for key in "abac"] == [True, True, False, True]
     assert "b" not in remembered
     assert "a" in remembered
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import pytest
 from support import factories
@@ -23,14 +24,13 @@ DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadException
 
 
 class Stubborn(FakeSQS):
-    """Its next request does `first`, whatever it is; the others are answered."""
+    """Of its next requests each hangs, or has its thread die, as told; the others are answered."""
 
-    def __init__(self, clock):
+    def __init__(self, clock, *how):
         super().__init__(clock)
-        self.first = None
-        self.lock = threading.Lock()  # guards it: two may ask at once
+        self.how = deque(how)
         self.asked = threading.Event()
-        self.hung = None  # the thread that did last
+        self.stuck = None  # the thread that asked last
         self.let_go = threading.Event()
 
     def change_visibility(self, queue_url, changes):
@@ -42,35 +42,26 @@ class Stubborn(FakeSQS):
         return super().delete(queue_url, handles)
 
     def _be_stubborn(self):
-        with self.lock:
-            first, self.first = self.first, None
-        if first is not None:
-            first(self)
-
-    def hang(self):
-        self.hung = threading.current_thread()
+        try:
+            how = self.how.popleft()
+        except IndexError:
+            return
+        self.stuck = threading.current_thread()
         self.asked.set()
+        if how == "died":
+            raise SystemExit
         assert self.let_go.wait(SOON)
-
-    def hang_twice(self):
-        self.first = Stubborn.hang
-        self.hang()
-
-    def die(self):
-        self.asked.set()
-        raise SystemExit
 
 
 class World:
-    def __init__(self, first):
+    def __init__(self, *how):
         self.clock = FakeClock()
-        self.sqs = Stubborn(self.clock)
-        self.sqs.first = first
+        self.sqs = Stubborn(self.clock, *how)
         self.queue = factories.queue(self.sqs)
         self.ledger = Ledger(TIMEOUT, 40.0)
         self.heartbeat = Heartbeat(self.ledger, self.clock, lambda *_: None)
-        self.settled = threading.Semaphore(0)
-        self.settler = Settler(0, self.clock, lambda *_: self.settled.release(), lambda *_: None)
+        self.settled = []
+        self.settler = Settler(0, self.clock, lambda one, *_: self.settled.append(one), lambda *_: None)
 
     def held(self, count):
         """That many deliveries."""
@@ -78,21 +69,41 @@ class World:
         self.ledger.add(deliveries)
         return deliveries
 
-    def beat(self):
-        """Have the heartbeat's threads extend what is due."""
-        self.heartbeat.batch_threads.start()
-
     def extended(self):
         """The handles, in order."""
         return [handle for batch in factories.entries(self.sqs, CHANGES) for handle, _ in batch]
+
+    def others_are_done(self, extended):
+        """So many are extended, and no more than one batch is being extended."""
+        return len(self.extended()) == extended and sum(one.extending for one in self.ledger.all()) <= 10
+
+    def relieve(self, threads, how="hangs", *, extended=0):
+        """A thread hangs or has died, and another takes its place; the one that was stuck."""
+        assert self.sqs.asked.wait(SOON)
+        self.sqs.asked.clear()
+        stuck = self.sqs.stuck
+        if how == "died":
+            stuck.join(SOON)
+        wait_until(lambda: self.others_are_done(extended), SOON, "the other threads to return")
+        self.clock.advance(HUNG_AFTER_SECONDS)
+        threads.replace_stuck(self.clock.monotonic())
+        return stuck
+
+    def let_return(self, *relieved):
+        """The calls that hang are answered, and their threads end."""
+        self.sqs.let_go.set()
+        self.heartbeat.batch_threads.stop()
+        for thread in relieved:
+            thread.join(SOON)
+            assert not thread.is_alive()
 
 
 @pytest.fixture
 def make():
     worlds = []
 
-    def new(first):
-        worlds.append(World(first))
+    def new(*how):
+        worlds.append(World(*how))
         return worlds[-1]
 
     yield new
@@ -103,114 +114,67 @@ def make():
 
 
 @DIES
-@pytest.mark.parametrize("first", [Stubborn.hang, Stubborn.die])
-def test_another_thread_extends_what_a_heartbeat_was_sending(make, first, caplog):
-    world = make(first)
+@pytest.mark.parametrize("how", ["hangs", "died"])
+@pytest.mark.parametrize("does", ["extends", "settles"])
+def test_another_thread_does_what_one_was_sending_and_a_late_answer_counts_for_nothing(
+    make, does, how, caplog
+):
+    world = make(how)
     deliveries = world.held(3)
-    world.clock.advance(TIMEOUT - 40)
-    world.beat()
-    assert world.sqs.asked.wait(SOON)
-    world.clock.advance(HUNG_AFTER_SECONDS)
-    if first is Stubborn.die:
-        wait_until(
-            lambda: not any(thread.is_alive() for thread in world.heartbeat.batch_threads._threads),
-            SOON,
-            "the thread to end",
-        )
-    world.heartbeat.batch_threads.replace_stuck(world.clock.monotonic())
+    if does == "extends":
+        world.clock.advance(TIMEOUT - 40)
+        threads, action = world.heartbeat.batch_threads, "extend"
+    else:
+        for delivery in deliveries:
+            world.settler.submit(delivery, Delete())
+        threads, action = world.settler.batch_threads, "delete"
+    threads.start()
+    stuck = world.relieve(threads, how)
     world.clock.advance(10)
-    world.heartbeat.batch_threads.wake()  # it may be asleep by now, on a clock that stood still
-    wait_until(
-        lambda: all(delivery.deadline > 1000 + TIMEOUT for delivery in deliveries), SOON, "the extensions"
-    )
-    what = "hangs" if first is Stubborn.hang else "died"
+    threads.wake()  # it may be asleep by now, on a clock that stood still
+    wait_until(lambda: len(world.settled) + len(world.extended()) == 3, SOON, "the others")
+    wait_until(lambda: len(caplog.messages) == 3, SOON, "the log")
     assert caplog.messages == [
-        f"a thread that extends messages {what}; another takes its place",
-        "cannot extend messages: no answer; trying again (queue=q)",
-        "can extend messages again after 10 s (queue=q failures=1)",
+        f"a thread that {does} messages {how}; another takes its place",
+        f"cannot {action} messages: no answer; trying again (queue=q)",
+        f"can {action} messages again after 10 s (queue=q failures=1)",
     ]
-    extended = [delivery.deadline for delivery in deliveries]
-    world.sqs.let_go.set()  # the late answer of the first thread counts for nothing
-    world.heartbeat.batch_threads.replace_stuck(world.clock.monotonic())
-    assert [delivery.deadline for delivery in deliveries] == extended
-
-
-def relieve(world):
-    """The heartbeat's thread hangs, and another takes its place; the one that hangs."""
-    assert world.sqs.asked.wait(SOON)
-    world.sqs.asked.clear()
-    batch_threads, thread = world.heartbeat.batch_threads, world.sqs.hung
-    wait_until(lambda: set(batch_threads._in_progress) == {thread}, SOON, "the others to have returned")
-    world.clock.advance(HUNG_AFTER_SECONDS)
-    batch_threads.replace_stuck(world.clock.monotonic())
-    assert thread not in batch_threads._threads
-    return thread
-
-
-def let_return(world, *relieved):
-    """The calls that hang are answered, and their threads end."""
-    world.sqs.let_go.set()
-    world.heartbeat.batch_threads.stop()
-    for thread in relieved:
-        thread.join(SOON)
-        assert not thread.is_alive()
+    done = [one.deadline for one in deliveries], [*world.settled]
+    world.let_return(stuck)
+    threads.replace_stuck(world.clock.monotonic())
+    assert ([one.deadline for one in deliveries], world.settled) == done
+    assert all(one.deadline > 1000 + TIMEOUT for one in deliveries) == (does == "extends")
 
 
 def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_being_extended(make):
-    world = make(Stubborn.hang_twice)
-    first = world.held(10)
+    world = make("hangs", "hangs")
+    threads = world.heartbeat.batch_threads
+    deliveries = world.held(10)
     world.clock.advance(25)
-    second = world.held(10)
+    deliveries += world.held(10)
     world.clock.advance(TIMEOUT - 40 - 25)
-    world.beat()
-    one = relieve(world)
+    threads.start()
+    one = world.relieve(threads)
     world.clock.advance(10)
-    world.heartbeat.batch_threads.wake()  # as above
-    other = relieve(world)
-    let_return(world, one, other)
-    work_off(world.heartbeat.batch_threads)
-    assert not any(delivery.extending for delivery in first + second)
-    assert {world.ledger.settle(delivery, Delete()) for delivery in first + second} == {(True, True)}
+    threads.wake()  # as above
+    other = world.relieve(threads, extended=10)
+    world.let_return(one, other)
+    work_off(threads)
+    wait_until(lambda: not any(delivery.extending for delivery in deliveries), SOON, "all to be concluded")
+    assert {world.ledger.settle(delivery, Delete()) for delivery in deliveries} == {(True, True)}
 
 
 def test_what_another_thread_has_taken_over_is_not_extended_by_the_one_that_hung(make):
-    world = make(Stubborn.hang)
+    world = make("hangs")
+    threads = world.heartbeat.batch_threads
     deliveries = world.held(20)
     world.clock.advance(TIMEOUT - 40)
-    world.beat()
-    hung = relieve(world)
+    threads.start()
+    hung = world.relieve(threads, extended=10)
     wait_until(lambda: not any(delivery.extending for delivery in deliveries), SOON, "all to be concluded")
     extended = world.extended()
     assert len(extended) == 10, "what the other was sending is tried again later"
     assert {world.ledger.settle(delivery, Delete()) for delivery in deliveries} == {(True, True)}
-    let_return(world, hung)
+    world.let_return(hung)
     assert world.extended()[:10] == extended
     assert len(set(world.extended())) == len(world.extended()) == 20, "its own call has got through, no more"
-
-
-@DIES
-@pytest.mark.parametrize("first", [Stubborn.hang, Stubborn.die])
-def test_another_thread_settles_what_a_settler_was_sending(make, first, caplog):
-    world = make(first)
-    world.settler.batch_threads.start()
-    for delivery in factories.received(world.queue, 3, world.clock):
-        world.settler.submit(delivery, Delete())
-    assert world.sqs.asked.wait(SOON)
-    world.clock.advance(HUNG_AFTER_SECONDS + 1)
-    if first is Stubborn.die:
-        wait_until(
-            lambda: not all(thread.is_alive() for thread in world.settler.batch_threads._threads),
-            SOON,
-            "the thread to end",
-        )
-    world.settler.batch_threads.replace_stuck(world.clock.monotonic())
-    world.clock.advance(5)  # the pause after a failure
-    assert world.settler.flush(SOON)
-    for _ in range(3):
-        assert world.settled.acquire(timeout=SOON)
-    world.sqs.let_go.set()
-    what = "hangs" if first is Stubborn.hang else "died"
-    assert caplog.records[0].getMessage() == (
-        f"a thread that settles messages {what}; another takes its place"
-    )
-    assert not world.settled.acquire(timeout=0.1)

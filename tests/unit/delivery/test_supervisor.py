@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from support.clock import FakeClock
 
 from celery_sqs_visibility.delivery import supervisor as supervisor_module
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS, Supervisor
-from celery_sqs_visibility.delivery.threads import start_thread
 
 
 class Broken:
@@ -33,18 +34,16 @@ def test_after_the_process_was_stopped_answers_have_time_to_come():
     supervised = Broken()
     supervisor = Supervisor(lambda: [supervised], clock)
 
-    class Stopped:
-        """The event that the thread waits for, between two checks."""
+    steps = iter([CHECK_INTERVAL_SECONDS, 60, CHECK_INTERVAL_SECONDS])
 
-        steps = iter([CHECK_INTERVAL_SECONDS, 60, CHECK_INTERVAL_SECONDS])
-
-        def wait(self, _timeout):
-            step = next(self.steps, None)
-            clock.advance(step or 0)
-            return step is None
+    def wait(_timeout):
+        """The time from one check to the next."""
+        step = next(steps, None)
+        clock.advance(step or 0)
+        return step is None
 
     began = clock.monotonic()
-    supervisor._run(Stopped())
+    supervisor._run(SimpleNamespace(wait=wait))
     assert supervised.checks == [began + CHECK_INTERVAL_SECONDS, clock.monotonic()]
 
 
@@ -56,11 +55,3 @@ def test_where_it_has_no_thread_the_start_fails_and_can_be_tried_again(monkeypat
             supervisor.start()
     supervisor.start()
     supervisor.stop()
-
-
-def test_a_refused_thread_is_none(monkeypatch):
-    def refuse(_thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("threading.Thread.start", refuse)
-    assert start_thread(lambda: None, "name") is None
