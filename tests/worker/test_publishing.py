@@ -57,19 +57,14 @@ def take_all(site, url):
     """Take what is in the queue: the numbers of each group, in order."""
     seen = defaultdict(list)
     while site.counts(url)[0]:
-        for message in site.sqs.receive_message(
+        answer = site.sqs.receive_message(
             QueueUrl=url, AttributeNames=["MessageGroupId"], MaxNumberOfMessages=10
-        )["Messages"]:
+        )
+        for message in answer["Messages"]:
             site.sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
             sent = json.loads(base64.b64decode(message["Body"]))
             seen[message["Attributes"].get("MessageGroupId")].append(int(sent["headers"]["argsrepr"]))
     return seen
-
-
-def publish_numbers(site, count, **options):
-    """The ids of so many tasks, published in a block."""
-    with publish_batch(site.app):
-        return [signature(site, n).apply_async(argsrepr=str(n), **options).id for n in range(count)]
 
 
 def test_in_a_block_ten_tasks_are_one_request_of_threads_that_join_too_and_each_is_run_once(site):
@@ -103,15 +98,16 @@ def test_groups_chords_and_chunks_share_batches(site):
     assert sum(len(call.request["Entries"]) for call in site.proxy.calls(BATCHES)) == 14
 
 
+TWO_FAIL = fail_entries("InternalError", sender_fault=False, positions={2, 5})
+
+
 @pytest.mark.parametrize(
     ("fault", "times", "sizes", "copies"),
     [
         pytest.param(error("RequestThrottled"), 5, [10] * 6, 1, id="throttled"),
         pytest.param(error("InternalError", 500), 5, [10] * 6, 1, id="5xx"),
         pytest.param(None, 0, [10], 1, id="down"),
-        pytest.param(
-            fail_entries("InternalError", sender_fault=False, positions={2, 5}), 1, [10, 2], 1, id="two fail"
-        ),
+        pytest.param(TWO_FAIL, 1, [10, 2], 1, id="two fail"),
         # At least once is all SQS promises.
         pytest.param(lose_response(), 1, [10, 10], 2, id="the answer is lost"),
     ],
@@ -122,7 +118,9 @@ def test_what_passes_is_waited_for_and_what_failed_is_sent_again(site, fault, ti
     else:
         site.proxy.refuse()
         threading.Timer(2, site.proxy.accept).start()
-    publish_numbers(site, 10)
+    with publish_batch(site.app):
+        for number in range(10):
+            signature(site, number).apply_async(argsrepr=str(number))
     assert [len(call.request["Entries"]) for call in site.proxy.calls(BATCHES)] == sizes
     assert sorted(take_all(site, site.url)[None]) == sorted([*range(10)] * copies)
 
