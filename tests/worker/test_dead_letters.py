@@ -277,6 +277,14 @@ def test_what_is_to_be_kept_is_kept_and_not_run_again(make_site, pool, task, opt
     assert site.diary.count("errback") == 1
 
 
+def test_what_is_neither_kept_nor_moved_is_deleted(make_site):
+    site = make_site()
+    site.start("letters")
+    send(site, "twice", "a")
+    site.diary.wait_for("started", 2, key="a")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+
+
 @pytest.mark.parametrize(("backend", "runs"), [(True, 2), (False, 3)])
 def test_it_is_kept_across_a_restart(make_site, backend, runs, reliability):
     # Without a result backend the next worker cannot know: what was only released must not fail unrun.
