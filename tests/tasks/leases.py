@@ -92,9 +92,13 @@ def extending_in_the_shutdown(self, key, seconds):
 
 @app.task(bind=True)
 def too_late(self, key):
+    """Notice the loss, ask for more time all the same, and go on."""
     note("started", key=key)
-    run_for(self, 30, lambda: self.visibility.lost)
+    if run_for(self, 30, lambda: self.visibility.lost):
+        note("lost", key=key)
     try:
         self.visibility.extend(10)
     except VisibilityLostError as error:
         note("refused", key=key, error=str(error))
+    run_for(self, 1)
+    note("done", key=key)

@@ -62,10 +62,8 @@ class Site:
     def counts(self, url=None):
         """Messages visible and hidden."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        attributes = self.sqs.get_queue_attributes(QueueUrl=url or self.url, AttributeNames=names)[
-            "Attributes"
-        ]
-        return tuple(int(attributes[name]) for name in names)
+        answer = self.sqs.get_queue_attributes(QueueUrl=url or self.url, AttributeNames=names)
+        return tuple(int(answer["Attributes"][name]) for name in names)
 
     @property
     def kept(self):

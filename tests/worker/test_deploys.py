@@ -13,8 +13,11 @@ from celery_sqs_visibility.worker.grace_period import warn_if_too_long
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 
 
-def hold_more_than_runs(site, tasks, seconds=60, **options):
-    """Have the worker hold that many long tasks, as it does when it has only known short ones so far."""
+def hold_more_than_runs(site, tasks, seconds=60):
+    """Have the worker hold that many long tasks, as it does when it has only known short ones so far.
+
+    Every second one may expire, of which Celery keeps a note of its own.
+    """
     for number in range(25):  # a slow first run is forgotten by then
         site.send("quick", f"short {number}")
     site.diary.wait_for("started", 25, task="work.quick")
@@ -22,15 +25,26 @@ def hold_more_than_runs(site, tasks, seconds=60, **options):
     with site.proxy.inject(error("InternalError", 500), "ReceiveMessage") as silence:
         site.proxy.wait_for(lambda _: silence.hits)  # so that one poll brings them all
         for number in range(tasks):
-            site.send("slow", number, seconds, **options)
+            site.send("slow", number, seconds, expires=600 if number % 2 else None)
     site.diary.wait_for("started", task="work.slow")
     site.proxy.wait_for(lambda _: site.counts() == (0, tasks))
 
 
-def received(site):
-    """The ids of what the polls brought, in order."""
-    answers = [call.response for call in site.proxy.calls("ReceiveMessage")]
-    return [message["MessageId"] for answer in answers for message in answer.get("Messages", [])]
+def at_work(site, *seconds, **options):
+    """A worker that has begun the first of tasks that take so many seconds."""
+    for key, duration in enumerate(seconds):
+        site.send("slow", key, duration)
+    worker = site.start(**options)
+    site.diary.wait_for("started")
+    return worker
+
+
+def seconds_to_end(worker, code=0):
+    """From a SIGTERM on."""
+    asked = time.monotonic()
+    worker.terminate()
+    assert worker.wait_exit(40) == code
+    return time.monotonic() - asked
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -58,10 +72,16 @@ def test_what_has_not_begun_is_visible_again_at_once_and_what_runs_when_the_time
     )
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_what_ends_in_time_is_done(make_site, pool, reliability):
-    site = make_site(visibility_timeout=4, wait_time_seconds=1)
-    site.send("slow", "a", 6)
+OF_THE_USERS = "slow_with_a_request_of_its_own"
+
+
+@pytest.mark.parametrize(
+    ("pool", "task", "lease"),
+    [*((pool, "slow", 4) for pool in POOLS), ("prefork", OF_THE_USERS, 30), ("threads", OF_THE_USERS, 30)],
+)
+def test_what_ends_in_time_is_done(make_site, pool, task, lease, reliability):
+    site = make_site(visibility_timeout=lease, wait_time_seconds=1)
+    site.send(task, "a", 6)
     worker = site.start(pool=pool)
     site.diary.wait_for("started")
     worker.terminate()
@@ -69,7 +89,7 @@ def test_what_ends_in_time_is_done(make_site, pool, reliability):
     assert site.diary.count("done") == 1
     assert site.counts() == (0, 0)
     assert "orphaned" not in worker.log
-    reliability("SIGTERM: what ends in time", "a task of 6 s, with a lease of 4 s", ["a"])
+    reliability("SIGTERM: what ends in time", f"a task of 6 s, with a lease of {lease} s", ["a"])
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -77,47 +97,10 @@ def test_an_idle_worker_ends_when_its_poll_has(make_site, pool, reliability):
     site = make_site(wait_time_seconds=6)
     worker = site.start(pool=pool)
     site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))
-    asked = time.monotonic()
-    worker.terminate()
-    assert worker.wait_exit(30) == 0
-    seconds = time.monotonic() - asked
+    seconds = seconds_to_end(worker)
     assert seconds < 20, "the poll takes 6, and `shutdown_timeout` is 25"
     assert not site.proxy.in_flight("ReceiveMessage")
     reliability("SIGTERM: nothing to do", "while a poll waits up to 6 s", [], seconds=seconds)
-
-
-@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
-def test_what_was_given_back_does_not_begin_when_the_run_before_ends_and_nothing_is_printed(make_site, pool):
-    site = make_site(visibility_timeout=60, wait_time_seconds=1)
-    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=4)
-    hold_more_than_runs(site, 4, seconds=8)
-    worker.terminate()
-    worker.wait_for_log("3 messages given back that had not begun")
-    assert worker.wait_exit(40) == 0
-    assert site.diary.count("done") == 1
-    assert site.diary.count("started", task="work.slow") == 1
-    assert site.counts() == (3, 0)
-    assert "Traceback" not in worker.log
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_run_with_a_request_class_of_the_users_is_not_given_back(make_site, pool):
-    site = make_site(visibility_timeout=30, wait_time_seconds=1)
-    site.send("slow_with_a_request_of_its_own", "a", 5)
-    worker = site.start(pool=pool)
-    site.diary.wait_for("started")
-    worker.terminate()
-    assert worker.wait_exit(30) == 0
-    assert site.diary.count("done") == 1
-    assert site.counts() == (0, 0)
-
-
-def test_what_has_not_begun_and_may_expire_is_visible_again_at_once(make_site):
-    site = make_site(visibility_timeout=60, wait_time_seconds=1)
-    worker = site.start(concurrency=1, prefetch_multiplier=4)
-    hold_more_than_runs(site, 4, expires=600)
-    worker.terminate()
-    site.proxy.wait_for(lambda _: site.counts() == (3, 1), timeout=20)
 
 
 def test_what_waits_for_its_eta_is_visible_again_at_once_although_a_long_poll_is_open(make_site):
@@ -127,13 +110,11 @@ def test_what_waits_for_its_eta_is_visible_again_at_once_although_a_long_poll_is
         site.send("quick", key, countdown=100)
     site.proxy.wait_for(lambda _: worker.log.count("] received") == 3)
     site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))  # of 20 s
-    asked = time.monotonic()
-    worker.terminate()
-    worker.wait_for_log("shutdown: 3 messages given back that had not begun")
-    assert worker.wait_exit(30) == 0
-    assert time.monotonic() - asked < 12, "the poll takes 20"
+    assert seconds_to_end(worker) < 12, "the poll takes 20"
+    assert "shutdown: 3 messages given back that had not begun" in worker.log
     assert site.counts() == (3, 0)
-    assert len(received(site)) <= 3 + 1, "one of them ended the poll, and the others waited for that"
+    answers = [call.response.get("Messages", []) for call in site.proxy.calls("ReceiveMessage")]
+    assert sum(map(len, answers)) <= 3 + 1, "one of them ended the poll, and the others waited for that"
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -148,11 +129,7 @@ def test_while_sqs_does_not_answer_the_end_comes_in_time_and_nothing_is_said_to_
     site.send("slow", "runs", 60)
     site.diary.wait_for("started")
     with site.proxy.inject(black_hole()):
-        asked = time.monotonic()
-        worker.terminate()
-        assert worker.wait_exit(40) == 0
-        seconds = time.monotonic() - asked
-    assert seconds < 8 + 2 + 2, "of which two are for a machine that stalls"
+        assert seconds_to_end(worker) < 8 + 2 + 2, "of which two are for a machine that stalls"
     assert "shutdown: 0 messages given back that had not begun" in worker.log
     assert "orphaned, handed back" not in worker.log
     assert (
@@ -184,25 +161,14 @@ def test_a_shutdown_timeout_beyond_the_known_grace_period_is_warned_of(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     warn_if_too_long(60)
-    if warning is None:
-        assert caplog.messages == []
-    else:
-        (message,) = caplog.messages
-        assert warning in message
-
-
-def test_a_worker_warns_at_its_start(make_site):
-    site = make_site(shutdown_timeout=60)
-    worker = site.start(env={TOLD: "30"})
-    worker.wait_for_log("shutdown_timeout is 60 s, but")
+    assert len(caplog.messages) == (warning is not None)
+    assert (warning or "") in caplog.text
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_second_sigterm_changes_nothing(make_site, pool, reliability):
     site = make_site(visibility_timeout=60, shutdown_timeout=8, wait_time_seconds=1)
-    site.send("slow", "a", 60)
-    worker = site.start(pool=pool)
-    site.diary.wait_for("started")
+    worker = at_work(site, 60, pool=pool)
     asked = time.monotonic()
     worker.terminate()
     worker.wait_for_log("messages given back that had not begun")
@@ -213,42 +179,36 @@ def test_a_second_sigterm_changes_nothing(make_site, pool, reliability):
     assert seconds < 13, "it would be 14 if the timeout began anew"
     site.proxy.wait_for(lambda _: site.counts() == (1, 0), timeout=5)
     assert worker.children() == []
-    reliability("two SIGTERMs", "`shutdown_timeout` 8 s", ["a"], kept=site.kept, seconds=seconds)
+    reliability("two SIGTERMs", "`shutdown_timeout` 8 s", [0], kept=site.kept, seconds=seconds)
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_ctrl_c_is_a_warm_shutdown(make_site, pool, reliability):
     site = make_site(visibility_timeout=60, wait_time_seconds=1)
-    site.send("slow", "a", 8)
-    for key in range(3):
-        site.send("slow", key, 30)
     worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=4)
-    site.diary.wait_for("started")
+    hold_more_than_runs(site, 4, seconds=8)
     worker.process.signal_main(signal.SIGINT)
+    worker.wait_for_log("3 messages given back that had not begun")
     worker.wait_exit(40)
     assert site.diary.count("done") == 1
-    assert site.diary.count("started") == 1
+    assert site.diary.count("started", task="work.slow") == 1, "what was given back does not begin"
     assert site.counts() == (3, 0)
-    reliability("SIGINT", "1 task runs, 3 wait", ["a", 0, 1, 2], kept=site.kept)
+    assert "Traceback" not in worker.log
+    reliability("SIGINT", "1 task runs, 3 wait", range(4), kept=site.kept)
 
 
 REMAPPED = {"REMAP_SIGTERM": "SIGQUIT"}
 
 
+TERM, INT, QUIT = signal.SIGTERM, signal.SIGINT, signal.SIGQUIT
+
+
 @pytest.mark.parametrize(
-    ("signals", "env"),
-    [
-        ([signal.SIGQUIT], {}),
-        ([signal.SIGTERM, signal.SIGQUIT], {}),
-        ([signal.SIGINT] * 2, {}),
-        ([signal.SIGTERM], REMAPPED),
-    ],
+    ("signals", "env"), [([QUIT], {}), ([TERM, QUIT], {}), ([INT] * 2, {}), ([TERM], REMAPPED)]
 )
 def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, signals, env, reliability):
     site = make_site(visibility_timeout=60, wait_time_seconds=1)
-    for key in range(4):
-        site.send("slow", key, 60)
-    worker = site.start(pool="prefork", concurrency=2, prefetch_multiplier=2, env=env)
+    worker = at_work(site, *[60] * 4, pool="prefork", concurrency=2, prefetch_multiplier=2, env=env)
     site.diary.wait_for("started", 2)
     asked = time.monotonic()
     for number in signals:
@@ -267,15 +227,13 @@ def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, si
 
 def test_a_soft_shutdown_lets_what_runs_end_in_time(make_site, reliability):
     site = make_site({"worker_soft_shutdown_timeout": 8}, visibility_timeout=2, wait_time_seconds=1)
-    site.send("slow", "short", 3)
-    worker = site.start(pool="prefork")
-    site.diary.wait_for("started")
+    worker = at_work(site, 3, pool="prefork")
     worker.process.signal_main(signal.SIGQUIT)
     worker.wait_exit(30)
     assert site.diary.count("done") == 1
     site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=5)
     assert "Error on" not in worker.log
-    reliability("soft shutdown", "SIGQUIT; a task of 3 s", ["short"])
+    reliability("soft shutdown", "SIGQUIT; a task of 3 s", [0])
 
 
 @pytest.mark.parametrize("warm_first", [False, True])
@@ -308,9 +266,8 @@ def test_a_soft_shutdown_waits_for_what_begins_just_then(make_site, size):
 
 def test_a_second_sigterm_while_the_last_polls_are_waited_for_gives_no_more_time(make_site):
     site = make_site(visibility_timeout=60, shutdown_timeout=10)
-    site.send("slow", "a", 60)
-    worker = site.start(pool="threads", concurrency=2)
-    site.diary.wait_for("started")
+    worker = at_work(site, 60, pool="threads", concurrency=2, env={TOLD: "10"})
+    assert "shutdown_timeout is 10 s, but" in worker.log, "a worker that may be killed warns at its start"
     site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))  # a long poll of 20 seconds
     asked = time.monotonic()
     worker.terminate()
@@ -323,15 +280,8 @@ def test_a_second_sigterm_while_the_last_polls_are_waited_for_gives_no_more_time
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_cold_shutdown_hands_back_what_runs_after_the_soft_timeout(make_site, pool):
     site = make_site({"worker_soft_shutdown_timeout": 3}, visibility_timeout=60, wait_time_seconds=1)
-    for key in range(2):
-        site.send("slow", key, 60)
-    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=3, env=REMAPPED)
-    site.diary.wait_for("started")
-    asked = time.monotonic()
-    worker.terminate()
-    assert worker.wait_exit() == 1
-    seconds = time.monotonic() - asked
-    assert 3 <= seconds < 30, "the runs take 60"
+    worker = at_work(site, 60, 60, pool=pool, concurrency=1, prefetch_multiplier=3, env=REMAPPED)
+    assert 3 <= seconds_to_end(worker, code=1) < 30, "the runs take 60"
     site.proxy.wait_for(lambda _: site.counts() == (2, 0), timeout=5)
     assert site.diary.count("started") == 1
 
@@ -350,10 +300,7 @@ def test_a_stop_without_a_signal_of_its_own_gives_back_what_has_not_begun(make_s
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_a_cold_shutdown_of_green_pools_loses_nothing(make_site, pool, reliability):
     site = make_site(visibility_timeout=10, wait_time_seconds=1)
-    for key in range(3):
-        site.send("slow", key, 30)
-    worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=3)
-    site.diary.wait_for("started")
+    worker = at_work(site, *[30] * 3, pool=pool, concurrency=1, prefetch_multiplier=3)
     time.sleep(0.5)
     worker.process.signal_main(signal.SIGQUIT)
     worker.wait_exit(30)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -53,33 +53,35 @@ def run_all(site, count):
     return Counter(entry["key"] for entry in site.diary.entries("started"))
 
 
-def number_in(body):
-    return int(json.loads(base64.b64decode(body))["headers"]["argsrepr"])
+def take_all(site, url):
+    """Take what is in the queue: the numbers of each group, in order."""
+    seen = defaultdict(list)
+    while site.counts(url)[0]:
+        answer = site.sqs.receive_message(
+            QueueUrl=url, AttributeNames=["MessageGroupId"], MaxNumberOfMessages=10
+        )
+        for message in answer["Messages"]:
+            site.sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+            sent = json.loads(base64.b64decode(message["Body"]))
+            seen[message["Attributes"].get("MessageGroupId")].append(int(sent["headers"]["argsrepr"]))
+    return seen
 
 
-def test_delay_alone_is_one_request(site):
-    signature(site, "a").delay()
-    assert requests(site) == {SENDS: 1}
-
-
-def test_three_hundred_tasks_are_thirty_requests_and_run_once_each(site):
-    with publish_batch(site.app):
-        results = [site.send("quick", key) for key in range(300)]
-    assert requests(site) == {BATCHES: 30}
-    assert len({result.id for result in results}) == 300
-    assert run_all(site, 300) == dict.fromkeys(range(300), 1)
-
-
-def test_threads_that_join_share_batches_and_others_send(site):
+def test_in_a_block_ten_tasks_are_one_request_of_threads_that_join_too_and_each_is_run_once(site):
     def send_joining(key):
         with batch.joined():
-            site.send("quick", key)
+            return site.send("quick", key)
 
+    signature(site, "a").delay()
+    assert requests(site) == {SENDS: 1}
     with publish_batch(site.app) as batch, ThreadPoolExecutor(8) as pool:
-        list(pool.map(send_joining, range(200)))
+        results = [site.send("quick", key) for key in range(100)]
+        results += pool.map(send_joining, range(100, 300))
         pool.submit(site.send, "quick", "another request's").result()
-        assert site.proxy.count(SENDS) == 1
-    assert requests(site) == {BATCHES: 20, SENDS: 1}
+        assert site.proxy.count(SENDS) == 2
+    assert requests(site) == {BATCHES: 30, SENDS: 2}
+    assert len({result.id for result in results}) == 300
+    assert run_all(site, 302) == dict.fromkeys([*range(300), "a", "another request's"], 1)
 
 
 def test_groups_chords_and_chunks_share_batches(site):
@@ -96,83 +98,65 @@ def test_groups_chords_and_chunks_share_batches(site):
     assert sum(len(call.request["Entries"]) for call in site.proxy.calls(BATCHES)) == 14
 
 
-def test_an_entry_that_fails_is_sent_again_alone(site):
-    fault = fail_entries("InternalError", sender_fault=False, positions={2, 5})
-    site.proxy.inject(fault, BATCHES, times=1)
-    with publish_batch(site.app):
-        for key in range(10):
-            site.send("quick", key)
-    assert [len(call.request["Entries"]) for call in site.proxy.calls(BATCHES)] == [10, 2]
-    assert run_all(site, 10) == dict.fromkeys(range(10), 1)
-
-
-def test_what_sqs_refuses_is_told_by_its_id_and_the_rest_is_run(site):
-    site.proxy.inject(fail_entries("InvalidMessageContents", positions={2, 5}), BATCHES, times=1)
-    sent = []
-    with pytest.raises(PublishError) as caught, publish_batch(site.app):
-        sent += [site.send("quick", key).id for key in range(10)]
-    assert [task_id for task_id, _ in caught.value.failures] == [sent[2], sent[5]]
-    assert f"2 of 10 messages could not be sent: {sent[2]}: SendMessageBatch" in str(caught.value)
-    assert run_all(site, 8) == dict.fromkeys(set(range(10)) - {2, 5}, 1)
-
-
-def test_a_message_that_is_too_large_fails_alone(site):
-    keys = {"small": "small", "large": "x" * 2**20, "small too": "small too"}
-    with pytest.raises(PublishError) as caught, publish_batch(site.app):
-        _ = [site.send("quick", key, task_id=name) for name, key in keys.items()]
-    ((task_id, reason),) = caught.value.failures
-    assert task_id == "large"
-    assert "SQS takes 1,048,576" in str(reason)
-    assert run_all(site, 2) == {"small": 1, "small too": 1}
+TWO_FAIL = fail_entries("InternalError", sender_fault=False, positions={2, 5})
 
 
 @pytest.mark.parametrize(
-    "fault", [error("RequestThrottled"), error("InternalError", 500), None], ids=["throttled", "5xx", "down"]
+    ("fault", "times", "sizes", "copies"),
+    [
+        pytest.param(error("RequestThrottled"), 5, [10] * 6, 1, id="throttled"),
+        pytest.param(error("InternalError", 500), 5, [10] * 6, 1, id="5xx"),
+        pytest.param(None, 0, [10], 1, id="down"),
+        pytest.param(TWO_FAIL, 1, [10, 2], 1, id="two fail"),
+        # At least once is all SQS promises.
+        pytest.param(lose_response(), 1, [10, 10], 2, id="the answer is lost"),
+    ],
 )
-def test_what_passes_is_waited_for(site, fault):
+def test_what_passes_is_waited_for_and_what_failed_is_sent_again(site, fault, times, sizes, copies):
     if fault:
-        site.proxy.inject(fault, BATCHES, times=5)
+        site.proxy.inject(fault, BATCHES, times=times)
     else:
         site.proxy.refuse()
         threading.Timer(2, site.proxy.accept).start()
     with publish_batch(site.app):
-        for key in range(20):
-            site.send("quick", key)
-    assert run_all(site, 20) == dict.fromkeys(range(20), 1)
+        for number in range(10):
+            signature(site, number).apply_async(argsrepr=str(number))
+    assert [len(call.request["Entries"]) for call in site.proxy.calls(BATCHES)] == sizes
+    assert sorted(take_all(site, site.url)[None]) == sorted([*range(10)] * copies)
 
 
-def test_after_an_answer_that_was_lost_a_batch_is_sent_again(site):
-    site.proxy.inject(lose_response(), BATCHES, times=1)
-    with publish_batch(site.app):
-        for key in range(10):
-            site.send("quick", key)
-    assert requests(site) == {BATCHES: 2}
-    assert run_all(site, 20).keys() == set(range(10))  # ten of them twice: at least once is all SQS promises
+def test_what_sqs_refuses_or_is_too_large_is_told_by_its_id_and_the_rest_is_run(site):
+    site.proxy.inject(fail_entries("InvalidMessageContents", positions={2, 5}), BATCHES, times=1)
+    keys = {**{f"task {key}": key for key in range(10)}, "large": "x" * 2**20}
+    with pytest.raises(PublishError) as caught, publish_batch(site.app):
+        _ = [site.send("quick", key, task_id=name) for name, key in keys.items()]
+    reasons = dict(caught.value.failures)
+    assert reasons.keys() == {"large", "task 2", "task 5"}
+    assert "SQS takes 1,048,576" in str(reasons["large"])
+    assert "3 of 11 messages could not be sent: " in str(caught.value)
+    assert "task 2: SendMessageBatch" in str(caught.value)
+    assert run_all(site, 8) == dict.fromkeys(set(range(10)) - {2, 5}, 1)
 
 
-def test_a_fifo_queue_takes_what_is_sent_again_once_and_in_order(site, sqs):
+@pytest.fixture
+def fifo(site, sqs):
+    """The name and the URL of a FIFO queue."""
     name = f"{site.queue[:60]}.fifo"
-    url = sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
+    return name, sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
+
+
+def test_a_fifo_queue_takes_what_is_sent_again_once_and_in_order(site, fifo):
+    name, url = fifo
     site.proxy.inject(fail_entries("RequestThrottled", sender_fault=False, positions={0}), BATCHES, times=1)
     site.proxy.inject(lose_response(), BATCHES, times=1)
     with publish_batch(site.app):
-        for number in range(8):
-            task = signature(site, number, task="quick")
-            task.apply_async(queue=name, MessageGroupId="ab"[number % 2], argsrepr=str(number))
-    seen = {"a": [], "b": []}
-    for _ in range(8):
-        answer = sqs.receive_message(
-            QueueUrl=url, AttributeNames=["MessageGroupId"], MaxNumberOfMessages=10, WaitTimeSeconds=1
-        )
-        for message in answer.get("Messages", []):
-            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-            seen[message["Attributes"]["MessageGroupId"]].append(number_in(message["Body"]))
-    assert seen == {"a": [0, 2, 4, 6], "b": [1, 3, 5, 7]}
+        for n in range(8):
+            signature(site, n).apply_async(queue=name, MessageGroupId="ab"[n % 2], argsrepr=str(n))
+    assert take_all(site, url) == {"a": [0, 2, 4, 6], "b": [1, 3, 5, 7]}
 
 
-def test_a_fifo_queue_takes_what_delay_sends_again_once(site, sqs):
-    name = f"{site.queue[:60]}.fifo"
-    url = sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
+def test_a_fifo_queue_takes_what_delay_sends_again_once(site, fifo):
+    name, url = fifo
     site.proxy.inject(lose_response(), SENDS, times=1)
     for number in range(2):  # which differ in nothing that SQS could tell them apart by
         signature(site, "same").apply_async(queue=name, argsrepr=str(number))
@@ -188,32 +172,29 @@ def test_a_task_may_publish_many(site):
 
 
 @pytest.mark.parametrize(
-    ("task", "published"),
+    ("task", "published", "logged"),
     [
-        ("replaced_in_a_block", {"with a", "in place of a"}),
-        ("retried_with_other_arguments_in_a_block", {"with a", "a again"}),
-        ("rejected_in_a_block", {"with a"}),
+        ("replaced_in_a_block", ["with a", "in place of a"], []),
+        ("retried_with_other_arguments_in_a_block", ["with a", "a again"], []),
+        ("rejected_in_a_block", ["with a"], []),
+        # Its own retry stands, with its delay, and publishes no more.
+        ("retried_in_a_block", [], ["1 of 1 messages could not be sent"]),
     ],
+    ids=["Ignore", "Retry", "Reject", "a retry of the same message"],
 )
 def test_a_task_that_ends_by_a_predicate_comes_back_while_its_messages_could_not_be_sent(
-    site, task, published
+    site, task, published, logged
 ):
     site.proxy.inject(fail_entries("InvalidMessageContents"), BATCHES, times=1)
     site.send(task, "a")
-    site.start()
-    for key in published:
-        site.diary.wait_for("started", key=key)
-    assert len(site.diary.entries("started", key="a")) == 2
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-
-
-def test_a_retry_of_the_same_message_keeps_its_delay(site):
-    site.proxy.inject(fail_entries("InvalidMessageContents"), BATCHES, times=1)
-    site.send("retried_in_a_block", "a")
     worker = site.start()
     site.diary.wait_for("started", 2, key="a")
+    for key in published:
+        site.diary.wait_for("started", key=key)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started", key="a") == 2
     assert site.changes()[:1] == [1]
-    assert "1 of 1 messages could not be sent" in worker.log
+    assert all(text in worker.log for text in logged)
 
 
 PUBLISHER = """
@@ -240,16 +221,15 @@ def publisher(site):
         CONFIG_VARIABLE: encode_config(behind(site.proxy.url, site.config)),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    process = subprocess.Popen(
-        [sys.executable, "-c", PUBLISHER], env=environment, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", PUBLISHER]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    site.proxy.wait_for_calls(BATCHES, timeout=SOON)
     yield process
     process.kill()
     process.communicate()
 
 
 def test_ctrl_c_sends_what_was_published_and_a_second_one_tells_what_was_not(site, publisher):
-    site.proxy.wait_for_calls(BATCHES, timeout=SOON)
     site.proxy.inject(hold_request(SOON), BATCHES)
     publisher.send_signal(signal.SIGINT)
     site.proxy.wait_for(lambda _: site.proxy.in_flight(BATCHES))
@@ -260,7 +240,6 @@ def test_ctrl_c_sends_what_was_published_and_a_second_one_tells_what_was_not(sit
 
 
 def test_one_ctrl_c_sends_what_was_published(site, publisher):
-    site.proxy.wait_for_calls(BATCHES, timeout=SOON)
     publisher.send_signal(signal.SIGINT)
     _, errors = publisher.communicate(timeout=SOON)
     assert publisher.returncode == -signal.SIGINT

@@ -52,18 +52,27 @@ def test_what_the_last_poll_brings_is_given_back_at_once(make_site, pool):
     assert site.diary.count("started") == 0
 
 
+TERM, INT, QUIT = signal.SIGTERM, signal.SIGINT, signal.SIGQUIT
+
+
 @pytest.mark.parametrize(
-    "signals", [[signal.SIGTERM] * 2, [signal.SIGINT] * 2, [signal.SIGTERM, signal.SIGQUIT]]
+    ("signals", "at_a_terminal"),
+    [([TERM] * 2, False), ([INT] * 2, False), ([TERM, QUIT], False), ([INT], True)],
 )
-def test_who_signals_twice_does_not_wait_for_the_poll(make_site, signals):
+def test_who_signals_twice_or_at_a_terminal_does_not_wait_for_the_poll(make_site, signals, at_a_terminal):
     site = make_site()
-    worker = idle_worker(site, pool="prefork")
-    asked = time.monotonic()
-    for number in signals:
-        worker.process.signal_main(number)
-        time.sleep(1)
-    worker.wait_exit()
-    assert time.monotonic() - asked < 15, "the poll takes 20"
+    ours, terminal = pty.openpty()
+    try:
+        worker = idle_worker(site, pool="prefork", **{"stdin": terminal} if at_a_terminal else {})
+        asked = time.monotonic()
+        for number in signals:
+            worker.process.signal_main(number)
+            time.sleep(1)
+        worker.wait_exit()
+        assert time.monotonic() - asked < 15, "the poll takes 20"
+    finally:
+        os.close(ours)
+        os.close(terminal)
 
 
 def test_the_wait_for_the_poll_is_part_of_the_shutdown_timeout(make_site):
@@ -73,17 +82,3 @@ def test_the_wait_for_the_poll_is_part_of_the_shutdown_timeout(make_site):
     worker.terminate()
     assert worker.wait_exit() == 0
     assert time.monotonic() - asked < 15, "the poll takes 20"
-
-
-def test_ctrl_c_at_a_terminal_does_not_wait_for_the_poll(make_site):
-    site = make_site()
-    ours, terminal = pty.openpty()
-    try:
-        worker = idle_worker(site, pool="prefork", stdin=terminal)
-        asked = time.monotonic()
-        worker.process.signal_main(signal.SIGINT)
-        worker.wait_exit()
-        assert time.monotonic() - asked < 15, "the poll takes 20"
-    finally:
-        os.close(ours)
-        os.close(terminal)
