@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import json
 import logging
 import pickle
 import zlib
 
-import billiard.pool
-import celery.worker.loops
-import celery.worker.worker
-import kombu.message
 import pytest
 from celery import Celery
 from celery.exceptions import InvalidTaskError
@@ -319,26 +314,3 @@ def test_that_an_unreadable_message_is_hidden_again_and_again_is_not_told_each_t
         "message is no task for this worker",
         "message hidden",
     ]
-
-
-def test_celery_makes_its_handler_of_messages_where_we_wrap_it():
-    assert "obj.create_task_handler()" in inspect.getsource(celery.worker.loops.asynloop)
-    assert "obj.create_task_handler()" in inspect.getsource(celery.worker.loops.synloop)
-
-
-def test_celery_reads_of_a_message_what_we_look_at_and_frees_the_slot_of_what_was_revoked():
-    source = inspect.getsource(Request.__init__)
-    for name in ("id", "task", "shadow", "root_id", "parent_id", "timelimit", "eta", "expires"):
-        assert f"'{name}'" in source
-    source = inspect.getsource(celery.worker.worker.WorkController._process_task)
-    assert source.index("except TaskRevokedError") < source.index("self._quick_release()")
-
-
-def test_a_job_that_was_not_sent_can_be_taken_back():
-    source = inspect.getsource(billiard.pool.ApplyResult)
-    for name in ("self._accepted", "self._callback", "def discard", "self._cache.pop(self._job, None)"):
-        assert name in source
-
-
-def test_kombu_decompresses_by_the_header_that_we_keep_from_it():
-    assert "self.headers.get('compression')" in inspect.getsource(kombu.message.Message.__init__)
