@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import gc
-import json
 import pickle
 import subprocess
 import sys
@@ -17,16 +16,12 @@ import pytest
 from celery import Celery
 from celery.worker.request import Request, create_request_cls
 from kombu.transport import virtual
+from support.badmessages import TASK, encoded, envelope
 from support.clock import FakeClock
+from support.factories import queue_consumer, sqs_queue
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.port import ReceiveOptions
-from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.request import DeliveryRequest
@@ -55,21 +50,20 @@ class World:
 
     def __init__(self):
         self.clock = FakeClock()
-        self.sqs = FakeSQS(self.clock)
-        self.queue = Queue("q", self.sqs.create_queue("q", {}, {}), self.sqs)
+        self.queue = sqs_queue(sqs=FakeSQS(self.clock))
         self.buffer = Buffer()
         self.opened = {}
-        self.queue_consumer = QueueConsumer(
-            Options.parse({"polling_interval": 3600}),
-            ReceiveOptions(visibility_timeout=120),
-            lambda _, message: self.opened[message["ReceiptHandle"]],
-            RedriveBook(),
-            RedeliveryIndex(120),
-            self.buffer,
+        self.messages = []
+        self.queue_consumer = queue_consumer(
             self.clock,
+            buffer=self.buffer,
+            open_message=lambda _, message: self.opened[message["ReceiptHandle"]],
+            polling_interval=3600,
         )
+        # Whatever is handed over becomes a message, as for a consumer.
+        self.queue_consumer.consume(self.queue, lambda payload: self.messages.append(Message(payload, self)))
         self.app = Celery("lean", set_as_current=False, broker="memory://")
-        self.task = self.app.task(quick, name="work.quick", shared=False)
+        self.task = self.app.task(quick, name=TASK, shared=False)
 
     def received(self, count, **message):
         """Messages, opened beforehand: what they weigh, stock has too."""
@@ -103,24 +97,15 @@ class World:
 def received(argument="a", handle_bytes=350):
     """A message as SQS answers it; real receipt handles are that long."""
     identity = str(uuid.uuid4())
-    message = {
-        "body": base64.b64encode(json.dumps([[argument], {}, {}]).encode()).decode(),
-        "headers": {"id": identity, "task": "work.quick", "lang": "py", "root_id": identity, "retries": 0},
-        "content-type": "application/json",
-        "content-encoding": "utf-8",
-        "properties": {
-            "correlation_id": identity,
-            "delivery_tag": str(uuid.uuid4()),
-            "delivery_info": {"exchange": "", "routing_key": "q"},
-            "body_encoding": "base64",
-            "delivery_mode": 2,
-            "priority": 0,
-        },
-    }
+    message = envelope(
+        [[argument], {}, {}],
+        headers={"id": identity, "root_id": identity},
+        properties={"correlation_id": identity, "delivery_tag": str(uuid.uuid4())},
+    )
     return {
         "MessageId": str(uuid.uuid4()),
         "ReceiptHandle": f"{uuid.uuid4()}".ljust(handle_bytes, "="),
-        "Body": base64.b64encode(json.dumps(message).encode()).decode(),
+        "Body": encoded(message),
         "Attributes": {"ApproximateReceiveCount": "1", "ApproximateFirstReceiveTimestamp": "1700000000000"},
     }
 
@@ -128,9 +113,6 @@ def received(argument="a", handle_bytes=350):
 @pytest.fixture
 def world():
     world = World()
-    world.messages = []
-    # Whatever is handed over becomes a message, as for a consumer.
-    world.queue_consumer.consume(world.queue, lambda payload: world.messages.append(Message(payload, world)))
     yield world
     world.queue_consumer.close()
     world.app.close()
