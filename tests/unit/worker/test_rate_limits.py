@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from types import SimpleNamespace
 
 import pytest
 from kombu.common import QoS
@@ -26,16 +25,20 @@ class Asked(DeliveryRequest):
 
     delivery = object()
     visibility_timeout = TIMEOUT
+    may = True
     id = "an id"
 
-    def __init__(self, *, may_be_put_off=True):
-        self._may = may_be_put_off
+    def __init__(self):
         self.eta_given = None
 
     def put_off(self, eta):
-        if self._may:
+        if self.may:
             self.eta_given = eta - SYSTEM_CLOCK.wall()
-        return self._may
+        return self.may
+
+
+class Stuck(Asked):
+    may = False
 
 
 class Consumer:
@@ -64,91 +67,87 @@ class Consumer:
 
 @pytest.fixture
 def make():
-    """`make()`: a consumer, and `arrive(count)` for so many tasks of a limited rate: their requests."""
-
     def make(**limit):
         consumer = Consumer(**limit)
         RateLimits(consumer)
         original = consumer._limit_task
+        return consumer, lambda request: original(request, bucket, 1) or request
 
-        def arrive(count=1, kind=Asked, **options):
-            requests = [kind(**options) for _ in range(count)]
-            for request in requests:
-                original(request, make.bucket, 1)
-            return requests
-
-        return consumer, arrive
-
-    make.bucket = TokenBucket(RATE)
+    bucket = TokenBucket(RATE)
+    make.bucket = bucket
     return make
-
-
-def turns(requests):
-    return [request.eta_given for request in requests]
-
-
-def soon(*seconds):
-    return [pytest.approx(each, abs=MARGIN) for each in seconds]
 
 
 def test_who_need_not_wait_runs_at_once_and_who_waits_a_little_needs_no_slot_until_its_turn(make):
     consumer, arrive = make()
-    first = arrive()
-    assert consumer.ran == first
+    first = arrive(Asked())
+    assert consumer.ran == [first]
     assert consumer.qos.value == SLOTS
-    waiting = arrive(2)
-    assert turns(waiting) == [None, None]
+    waiting = [arrive(Asked()) for _ in range(2)]
+    assert [request.eta_given for request in waiting] == [None, None]
     assert consumer.qos.value == SLOTS + 2
     for request in waiting:
         consumer._limit_move_to_pool(request)
-    assert consumer.ran == first + waiting
+    assert consumer.ran == [first, *waiting]
     assert consumer.qos.value == SLOTS
 
 
 def test_who_waits_long_is_put_off_each_after_the_one_before(make):
     consumer, arrive = make()
-    etas = turns(arrive(8))
-    assert etas[:4] == [None] * 4
-    assert etas[4:] == soon(40, 50, 60, 70)
-    assert all(later > earlier for earlier, later in itertools.pairwise(etas[4:]))
+    requests = [arrive(Asked()) for _ in range(8)]
+    turns = [request.eta_given for request in requests]
+    assert turns[:4] == [None] * 4
+    assert turns[4:] == [pytest.approx(seconds, abs=MARGIN) for seconds in (40, 50, 60, 70)]
+    assert all(later > earlier for earlier, later in itertools.pairwise(turns[4:]))
     assert consumer.qos.value == SLOTS + 3
 
 
-@pytest.mark.parametrize(
-    ("before", "has_turn"), [(5, True), (4, False)], ids=["goes before who arrives", "too early: once more"]
-)
-def test_who_comes_back_for_its_turn(make, before, has_turn):
+def test_who_comes_back_for_its_turn_goes_before_who_arrives(make):
     consumer, arrive = make()
-    arrive(before)
-    if has_turn:
-        make.bucket.clear_pending()
-        assert turns(arrive()) == soon(50), "after the one that was put off"
+    for _ in range(5):
+        arrive(Asked())
+    make.bucket.clear_pending()
+    assert arrive(Asked()).eta_given == pytest.approx(50, abs=MARGIN), "after the one that was put off"
     consumer.qos.increment_eventually()  # as Celery does for an ETA
-    held = consumer.qos.value
+    before = consumer.qos.value
     back = Asked()
     consumer._limit_post_eta(back, make.bucket, 1)
-    assert [back.eta_given] == ([None] if has_turn else soon(40))
-    assert consumer.qos.value == (held if has_turn else SLOTS + 3)
+    assert back.eta_given is None
+    assert consumer.qos.value == before
+
+
+def test_who_comes_back_too_early_is_put_off_once_more(make):
+    consumer, arrive = make()
+    for _ in range(4):
+        arrive(Asked())
+    consumer.qos.increment_eventually()
+    back = Asked()
+    consumer._limit_post_eta(back, make.bucket, 1)
+    assert back.eta_given == pytest.approx(40, abs=MARGIN)
+    assert consumer.qos.value == SLOTS + 3
 
 
 def test_who_cannot_wait_in_sqs_is_held_and_makes_no_room_for_more_where_its_turn_is_far_away(make):
     consumer, arrive = make()
-    arrive(6, may_be_put_off=False)
+    for _ in range(6):
+        arrive(Stuck())
     assert len(make.bucket.contents) == 5
     assert consumer.qos.value == SLOTS + 3
 
 
 def test_there_is_a_limit_to_who_is_put_off(make, monkeypatch):
-    assert MOST_AWAY > 5
     monkeypatch.setattr(rate_limits, "MOST_AWAY", 5)
     _, arrive = make()
-    assert sum(turn is not None for turn in turns(arrive(12))) == 2
+    turns = [arrive(Asked()).eta_given for _ in range(12)]
+    assert sum(turn is not None for turn in turns) == 2
+    assert MOST_AWAY > 5
 
 
 def test_there_is_a_limit_to_who_needs_no_slot(make, monkeypatch):
     monkeypatch.setattr(rate_limits, "MOST_HELD", 2)
     consumer, arrive = make()
-    arrive(4, may_be_put_off=False)
+    for _ in range(4):
+        arrive(Stuck())
     assert consumer.qos.value == SLOTS + 2
 
 
@@ -157,7 +156,7 @@ def test_there_is_a_limit_to_who_needs_no_slot(make, monkeypatch):
 )
 def test_what_celerys_own_limit_did_not_count_is_not_discounted(make):
     consumer, arrive = make(max_prefetch=SLOTS + 1)
-    waiting = arrive(4)[1:]
+    waiting = [arrive(Asked()) for _ in range(4)][1:]
     assert consumer.qos.value == SLOTS + 1
     for request in waiting:
         consumer._limit_move_to_pool(request)
@@ -166,5 +165,6 @@ def test_what_celerys_own_limit_did_not_count_is_not_discounted(make):
 
 def test_tasks_that_did_not_come_from_sqs_are_celerys(make):
     _, arrive = make()
-    arrive(6, kind=SimpleNamespace)
+    for _ in range(6):
+        arrive(type("Request", (), {})())
     assert len(make.bucket.contents) == 5
