@@ -168,10 +168,8 @@ def test_a_message_in_the_inbox_weighs_less_than_a_kilobyte_and_a_half(world):
 def test_a_message_in_celerys_hands_weighs_that_more_than_on_another_transport(world):
     messages = world.received(MESSAGES)
     with Weighed() as theirs:
-        requests = [
-            world.request(virtual.Message(opened.payload, channel=world), Request)
-            for opened in world.opened.values()
-        ]
+        foreign = (virtual.Message(opened.payload, channel=world) for opened in world.opened.values())
+        requests = [world.request(message, Request) for message in foreign]
     assert len(requests) == MESSAGES
     del requests
     with Weighed() as ours:
