@@ -61,28 +61,22 @@ def stopping(monkeypatch):
 
 
 class TestRecords:
-    def test_an_object_is_claimed_once_and_free_at_once_where_it_is_given_back(self, records):
+    def test_an_object_is_claimed_once_unless_given_back_or_left_by_the_dead_and_processed_once(
+        self, records, wall
+    ):
         assert records.claim(NAME) is Claim.OURS
         assert records.claim(NAME) is Claim.TAKEN
         records.give_back(NAME)
         assert records.claim(NAME) is Claim.OURS
-
-    def test_what_was_processed_is_never_claimed_again(self, records, wall):
-        records.claim(NAME)
-        records.finish(NAME)
-        wall.now += 10 * PROCESS_TIMEOUT
-        assert records.claim(NAME) is Claim.PROCESSED
-
-    def test_what_a_dead_worker_left_is_taken_over_but_one_that_makes_progress_is_not_dead(
-        self, records, wall
-    ):
-        records.claim(NAME)
         wall.now += PROCESS_TIMEOUT - 1
         records.keep(NAME, [], 1)
         wall.now += PROCESS_TIMEOUT - 1
-        assert records.claim(NAME) is Claim.TAKEN
+        assert records.claim(NAME) is Claim.TAKEN, "a worker that makes progress is not dead"
         wall.now += 1
         assert records.claim(NAME) is Claim.OURS
+        records.finish(NAME)
+        wall.now += 10 * PROCESS_TIMEOUT
+        assert records.claim(NAME) is Claim.PROCESSED
 
     def test_the_place_is_kept_whatever_becomes_of_the_object_and_never_goes_back(self, records):
         records.claim(NAME)

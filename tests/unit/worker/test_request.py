@@ -63,7 +63,7 @@ def test_an_acknowledged_message_is_deleted_once_and_its_run_has_finished_if_the
     make, holder, started
 ):
     finished = []
-    forget = subscribe(lambda event: finished.append(event) if isinstance(event, Finished) else None)
+    forget = subscribe(finished.append, Finished)
     one = make()
     if started:
         one.on_accepted(PID, 0.0)
@@ -101,15 +101,15 @@ def unpublished_retry(task, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("max_retries", "receive_count", "comes_back"),
-    [(3, 3, True), (3, 4, False), (None, 99, True)],
+    ("max_retries", "receive_count", "settled"),
+    [(3, 3, [AFTER_AN_ERROR]), (3, 4, GIVEN_UP), (None, 99, [AFTER_AN_ERROR])],
 )
 def test_a_run_whose_retry_could_not_be_published_comes_back_while_it_has_attempts(
-    make, holder, monkeypatch, max_retries, receive_count, comes_back
+    make, holder, monkeypatch, max_retries, receive_count, settled
 ):
     one = make(running=True, max_retries=max_retries, facts={"receive_count": receive_count})
     one.on_failure(unpublished_retry(one.task, monkeypatch))
-    assert holder.settled == ([AFTER_AN_ERROR] if comes_back else GIVEN_UP)
+    assert holder.settled == settled
     assert one not in state.active_requests
 
 
@@ -264,8 +264,7 @@ def test_the_tasks_own_on_lost_goes_before_the_transports(make, own, option):
 def test_in_processes_it_is_ended_where_results_are_read_unless_its_result_was_read(
     running, holder, monkeypatch
 ):
-    leases = LeaseTable()
-    monkeypatch.setattr(worker_context, "lease_table", lambda: leases)
+    monkeypatch.setattr(worker_context, "lease_table", LeaseTable)
     called = []
     running.worker.hub = SimpleNamespace(call_soon=called.append)
     running.end_lost_run(running.delivery)

@@ -31,7 +31,7 @@ CHORD = {"task": "body", "args": [], "kwargs": {}, "options": {}}
 @pytest.fixture
 def failures():
     seen = []
-    forget = subscribe(lambda event: seen.append(event) if isinstance(event, Failed) else None)
+    forget = subscribe(seen.append, Failed)
     yield seen
     forget()
 
@@ -211,10 +211,10 @@ def test_where_a_pool_reports_a_hard_time_limit_once_the_run_fails_and_its_handl
 def test_its_retries_are_its_receives_and_what_messages_before_it_used_up(
     app, receive_count, parks, published, retries
 ):
-    task = app.task(noop, base=VisibilityTask, name="task", shared=False)
+    task = app.tasks[app.task(noop, base=VisibilityTask, name="task", shared=False).name]
     delivery = held_delivery(FakeHolder(), receive_count=receive_count)
     delivery.parks = parks
-    assert request(app.tasks["task"], delivery, retries=published).request_dict["retries"] == retries
+    assert request(task, delivery, retries=published).request_dict["retries"] == retries
     assert task.acks_late
 
 
