@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tracemalloc
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
@@ -118,18 +120,16 @@ def world():
     world.app.close()
 
 
-class Weighed:
+@contextmanager
+def weighed():
     """The bytes that a block allocates and keeps."""
-
-    def __enter__(self):
-        gc.collect()
-        tracemalloc.start()
-        return self
-
-    def __exit__(self, *_):
-        gc.collect()
-        self.bytes, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+    gc.collect()
+    tracemalloc.start()
+    weight = SimpleNamespace()
+    yield weight
+    gc.collect()
+    weight.bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
 
 
 def python(code):
@@ -159,7 +159,7 @@ def test_the_face_imports_nothing_but_itself():
 
 def test_a_message_in_the_inbox_weighs_less_than_a_kilobyte_and_a_half(world):
     messages = world.received(MESSAGES)
-    with Weighed() as ours:
+    with weighed() as ours:
         world.arrive(messages)
     assert len(world.buffer) == MESSAGES
     assert ours.bytes / MESSAGES < BYTES_A_MESSAGE
@@ -167,12 +167,12 @@ def test_a_message_in_the_inbox_weighs_less_than_a_kilobyte_and_a_half(world):
 
 def test_a_message_in_celerys_hands_weighs_that_more_than_on_another_transport(world):
     messages = world.received(MESSAGES)
-    with Weighed() as theirs:
+    with weighed() as theirs:
         foreign = (virtual.Message(opened.payload, channel=world) for opened in world.opened.values())
         requests = [world.request(message, Request) for message in foreign]
     assert len(requests) == MESSAGES
     del requests
-    with Weighed() as ours:
+    with weighed() as ours:
         world.arrive(messages)
         while world.buffer.dispatch(world.clock):
             pass

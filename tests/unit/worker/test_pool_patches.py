@@ -18,30 +18,18 @@ DEAD = SimpleNamespace(_is_alive=lambda: False)
 PID = 4711
 
 
-class Held:
-    """A delivery that notes how it is settled."""
-
-    def __init__(self):
-        self.settled = []
-
-    def settle(self, settlement):
-        self.settled.append(settlement)
-
-
 def job(sent_to=None, *, accepted_by=None, ended=False):
-    request = DeliveryRequest.__new__(DeliveryRequest)
-    request.delivery = Held()
+    """A request's job in the pool; `settled` has what became of its delivery."""
+    request, settled = DeliveryRequest.__new__(DeliveryRequest), []
+    request.delivery = SimpleNamespace(settle=settled.append)
     return SimpleNamespace(
         _accepted=accepted_by is not None,
         _worker_pid=accepted_by,
         _write_to=sent_to,
         _accept_callback=request.on_accepted,
         ready=lambda: ended,
+        settled=settled,
     )
-
-
-def settled(one):
-    return one._accept_callback.__self__.delivery.settled
 
 
 class Pool:
@@ -91,7 +79,7 @@ def test_at_a_consumers_end(times, facts, forgets_all, kept, fate):
     pool.flush()
     assert (one in pool.cache.values()) is kept
     assert pool.lost == ([(one, PID + 1)] if fate == ["lost"] else [])
-    assert settled(one) == [settlement for settlement in fate if settlement != "lost"]
+    assert one.settled == [settlement for settlement in fate if settlement != "lost"]
 
 
 def test_a_run_that_is_half_sent_is_sent_to_its_end_before_celery_forgets_it():
