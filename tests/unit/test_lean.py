@@ -62,6 +62,7 @@ class World:
             open_message=lambda _, message: self.opened[message["ReceiptHandle"]],
             polling_interval=3600,
         )
+        self.queue_consumer.capacity.prefetch_count = 0  # no limit
         # Whatever is handed over becomes a message, as for a consumer.
         self.queue_consumer.consume(self.queue, lambda payload: self.messages.append(Message(payload, self)))
         self.app = Celery("lean", set_as_current=False, broker="memory://")
