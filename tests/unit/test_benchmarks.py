@@ -25,6 +25,11 @@ def benchmark_module(monkeypatch):
             del sys.modules[name]
 
 
+def asking(action, parameters):
+    headers = {"x-amz-target": f"AmazonSQS.{action}", "content-type": "application/x-amz-json-1.0"}
+    return Request("POST", "/", headers, json.dumps(parameters).encode())
+
+
 def test_a_cell_tells_the_median_and_the_spread(benchmark_module):
     results = benchmark_module("results")
     result = results.Result("consume", "10 ms", "ours", load=0.5)
@@ -56,9 +61,7 @@ def test_a_meter_counts_requests_from_the_first_message_to_the_last_deletion(ben
     meter = benchmark_module("meter").Meter(tasks=3)
 
     def ask(action, body, answer):
-        headers = {"x-amz-target": f"AmazonSQS.{action}"}
-        request = Request("POST", "/", headers, json.dumps(body).encode())
-        meter(request, lambda _: json_answer(200, answer), threading.Event())
+        meter(asking(action, body), lambda _: json_answer(200, answer), threading.Event())
 
     messages = [{"ReceiptHandle": str(number)} for number in range(3)]
     ask("GetQueueUrl", {}, {})
@@ -77,9 +80,8 @@ def test_a_played_queue_hands_out_each_message_once_and_takes_deletions(benchmar
     ended.set()
 
     def ask(action, **parameters):
-        headers = {"x-amz-target": f"AmazonSQS.{action}", "content-type": "application/x-amz-json-1.0"}
-        request = Request("POST", "/", headers, json.dumps(parameters).encode())
-        return json.loads(queue(request, lambda _request: json_answer(200, {"Passed": action}), ended).body)
+        passed_on = json_answer(200, {"Passed": action})
+        return json.loads(queue(asking(action, parameters), lambda _request: passed_on, ended).body)
 
     received = [
         [message["Body"] for message in ask("ReceiveMessage", MaxNumberOfMessages=10).get("Messages", [])]

@@ -4,49 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import pkgutil
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
 
-import billiard.pool
 import botocore.credentials
 import botocore.endpoint
 import botocore.parsers
-import botocore.session
-import botocore.signers
 import celery._state
-import celery.app.autoretry
-import celery.app.trace
-import celery.apps.worker
-import celery.bootsteps
-import celery.concurrency.asynpool
-import celery.concurrency.base
 import celery.concurrency.prefork
 import celery.concurrency.thread
-import celery.events.dispatcher
 import celery.events.event
-import celery.worker.consumer.connection
-import celery.worker.consumer.consumer
-import celery.worker.consumer.tasks
-import celery.worker.request
-import celery.worker.state
-import celery.worker.strategy
-import celery.worker.worker
-import kombu.asynchronous.hub
 import kombu.common
-import kombu.connection
 import kombu.message
-import kombu.messaging
 import kombu.pidbox
-import kombu.serialization
 import kombu.transport
-import kombu.transport.virtual
-import kombu.transport.virtual.exchange
 import kombu.utils.limits
 import pytest
 from celery import Celery
 from celery.app.task import Context, Task
-from celery.backends.redis import RedisBackend
+from celery.worker.consumer.consumer import Consumer
+from celery.worker.request import Request
 from support.ends import CELERY
 
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
@@ -57,24 +36,150 @@ from celery_sqs_visibility.transport import channel, exchanges
 from celery_sqs_visibility.transport.codec import eta_of
 from celery_sqs_visibility.transport.temporary_queues import temporary
 
+#: Sources that we rely on and what they mention; with " ... " between, in that order.
+MENTIONED = [
+    # Kombu loads the entry points we hide behind.
+    ("kombu.serialization", "entrypoints('kombu.serializers')"),
+    # Kombu decompresses by the header that we keep from it.
+    ("kombu.message:Message.__init__", "self.headers.get('compression')"),
+    # A worker has its bootsteps before it builds its blueprints.
+    ("celery.worker.worker:WorkController.setup_instance", "worker_init.send ... Blueprint("),
+    (
+        "celery.worker.consumer.consumer:Consumer.__init__",
+        "self.conninfo.connection_errors ... self.app.steps['consumer']",
+    ),
+    # A request keeps its facts where we complete them.
+    ("celery.worker.request:Request.__init__", "self._request_dict", "self._delivery_info"),
+    ("celery.worker.request:Request", "def acknowledge", "def reject", "self.acknowledged"),
+    ("celery.worker.request:Request", "_already_cancelled"),
+    ("celery.worker.request:create_request_cls", "def on_success", "def execute_using_pool"),
+    ("celery.worker.request:create_request_cls", "self.revoked()"),
+    # Celery reads of a message what we look at and frees the slot of what was revoked.
+    ("celery.worker.request:Request.__init__", "'id'", "'task'", "'shadow'", "'root_id'", "'parent_id'"),
+    ("celery.worker.request:Request.__init__", "'timelimit'", "'eta'", "'expires'"),
+    (
+        "celery.worker.worker:WorkController._process_task",
+        "except TaskRevokedError ... self._quick_release()",
+    ),
+    # A run is ended by its process and then called terminated.
+    ("celery.worker.request:Request.cancel", "pool.terminate_job(self.worker_pid, signal)"),
+    ("celery.worker.request:Request.cancel", "self._announce_cancelled("),
+    ("celery.worker.request:Request._announce_cancelled", "task_ready(self)", "task-cancelled"),
+    ("celery.worker.request:Request.terminate", "pool.terminate_job", "self._terminate_on_ack"),
+    ("celery.worker.request:Request.on_failure", "isinstance(exc, Terminated)", "self._announce_revoked("),
+    ("celery.worker.state:task_ready", "active_requests"),
+    ("kombu.asynchronous.hub:Hub.call_soon", "self._ready_lock", "self._ready.add(callback)"),
+    # Celery makes its handler of messages where we wrap it.
+    ("celery.worker.loops:asynloop", "obj.create_task_handler()"),
+    ("celery.worker.loops:synloop", "obj.create_task_handler()"),
+    # The consumer turns bad messages away in the four methods we replace.
+    ("celery.worker.consumer.consumer:Consumer.create_task_handler", "self.on_unknown_message"),
+    ("celery.worker.consumer.consumer:Consumer.create_task_handler", "self.on_unknown_task"),
+    ("celery.worker.consumer.consumer:Consumer.create_task_handler", "self.on_invalid_task"),
+    ("celery.worker.consumer.consumer:Consumer.create_task_handler", "self.on_decode_error"),
+    # The tracer records a retry and runs what we wrap.
+    ("celery.app.trace:build_tracer", "except Retry as exc", "task.run"),
+    ("celery.app.trace:build_tracer", "task_before_start(uuid, args, kwargs)", "Info=TraceInfo"),
+    ("celery.app.trace:build_tracer", "I, R, state, retval = on_error(", "return trace_ok_t(R, I, T, Rstr)"),
+    ("celery.app.trace:TraceInfo.handle_error_state", "self.handle_retry", "self.handle_failure"),
+    ("celery.app.trace:fast_trace_task", "tasks[task].__trace__("),
+    # A retry that cannot be published is rejected in Celery's own file.
+    ("celery.app.task:Task.retry", "S.apply_async()", "raise Reject(exc, requeue=False)"),
+    # A shutdown tells how.
+    ("celery.apps.worker:_shutdown_handler", "worker_shutting_down.send", "how=how", "sig=sig"),
+    ("celery.apps.worker:_shutdown_handler", "_handle_request.__name__ = str(f'worker_{how}')"),
+    ("celery.worker.worker:WorkController.__init__", "self.setup_instance("),
+    ("celery.apps.worker:Worker.on_start", "self.install_platform_tweaks(self)"),
+    ("celery.worker.worker:WorkController.signal_consumer_close", "self.consumer.close()"),
+    ("celery.worker.worker:WorkController.on_stopped", "self.consumer.shutdown()"),
+    ("celery.bootsteps:Blueprint.send_all", "reverse=True"),
+    ("celery.worker.worker:WorkController._process_task", "self._quick_release()"),
+    ("celery.concurrency.base:apply_target", "accept_callback(pid or getpid(), monotonic())"),
+    # At a consumer's end the pool forgets what no child has accepted.
+    ("celery.worker.consumer.consumer:Consumer.on_close", "self.pool.flush()"),
+    ("celery.concurrency.asynpool:AsynPool.flush", "self._cache", "job._accepted", "_state == RUN:"),
+    ("celery.concurrency.asynpool:AsynPool._flush_writer", "self._active_writers.discard(writer)"),
+    ("celery.concurrency.asynpool:_get_job_writer", "writer = job._writer", "return writer()"),
+    ("celery.concurrency.asynpool:AsynPool.on_job_process_lost", "self.mark_as_worker_lost(job, exitcode)"),
+    ("billiard.pool:ApplyResult._ack", "self._worker_pid = pid"),
+    ("billiard.pool:Pool._join_exited_workers", "self._cache.values()", "job.worker_pids()"),
+    ("celery.concurrency.asynpool:AsynPool._create_write_handlers", "job._write_to = proc"),
+    # A job that was not sent can be taken back.
+    ("billiard.pool:ApplyResult", "self._accepted", "self._callback", "def discard"),
+    ("billiard.pool:ApplyResult", "self._cache.pop(self._job, None)"),
+    # Autoretry lets a retry pass.
+    ("celery.app.autoretry:add_autoretry_behaviour", "except Retry:"),
+    ("celery.app.autoretry:add_autoretry_behaviour", "task._orig_run, task.run = task.run, run"),
+    # Pools without processes give a lost run to the callback.
+    ("celery.concurrency.base:apply_target", "except BaseException", "callback(ExceptionInfo())"),
+    # A hard time limit is told to on_failure before on_timeout.
+    ("billiard.pool:TimeoutHandler.on_hard_timeout", "job._set( ... job.handle_timeout(soft=False)"),
+    # The virtual channel keeps its consumers where we look.
+    ("kombu.transport.virtual:Channel.__init__", "_consumers", "_tag_to_queue", "_active_queues"),
+    # The virtual channel tells its QoS of a message before its consumer.
+    (
+        "kombu.transport.virtual:Channel.basic_consume",
+        "self.qos.append(message, message.delivery_tag) ... return callback(message)",
+    ),
+    # The virtual channel deletes what is bound, which we do not.
+    ("kombu.transport.virtual:Channel.exchange_delete", "self.queue_delete("),
+    ("kombu.transport.virtual:Channel.queue_declare", "self._size(queue)", "self._has_queue("),
+    ("kombu.transport.virtual.exchange:DirectExchange.deliver", "self.channel._lookup"),
+    # A consumer connects before it consumes and an exit code ends the worker.
+    ("celery.worker.consumer.connection:Connection.start", "c.connection = c.connect()"),
+    ("celery.worker.worker:WorkController.start", "except SystemExit as exc", "exitcode=exc.code"),
+    ("celery.worker.state:maybe_shutdown", "should_stop", "should_terminate"),
+    # Botocore signs and finds credentials where we stand before it.
+    ("botocore.signers:RequestSigner.sign", "'before-sign.", "request=request", "request_signer=self"),
+    ("botocore.session:Session.get_credentials", "self._credentials"),
+    # Kombu connects anew before it publishes again and says how long to wait.
+    ("kombu.connection:Connection.ensure", "conn_errors = self.recoverable_connection_errors"),
+    ("kombu.connection:Connection.ensure", "if max_retries is not None and retries >= max_retries:"),
+    ("kombu.connection:Connection.ensure", "self.collect() ... self._ensure_connection("),
+    ("kombu.connection:Connection._connection_factory", "self._establish_connection()"),
+    ("kombu.messaging:Producer.publish", "self.connection.transport_options.update(retry_policy)"),
+    ("kombu.connection:Connection._do_close_transport", "self._transport = None"),
+    # Celery publishes its events where its settings say.
+    ("celery.events.dispatcher:EventDispatcher", "name=self.app.conf.event_exchange"),
+    # A worker's consumer is told to turn bad messages away by itself.
+    ("celery.worker.consumer.tasks:Tasks.start", "on_decode_error=c.on_decode_error"),
+    # Celery holds what exceeds a rate in buckets that we stand before.
+    ("celery.worker.strategy:default", "consumer._limit_task", "consumer._limit_post_eta", "limit_task(req"),
+    (
+        "celery.worker.consumer.consumer:Consumer._schedule_bucket_request",
+        "self._limit_move_to_pool(request)",
+    ),
+    ("celery.worker.consumer.consumer:Consumer._schedule_bucket_request", "bucket.can_consume"),
+    ("celery.worker.consumer.consumer:Consumer._limit_post_eta", "self.qos.decrement_eventually()"),
+    ("celery.worker.consumer.consumer:Consumer._limit_post_eta", "bucket.add((request, tokens))"),
+]
+if CELERY >= (5, 7):
+    MENTIONED += [
+        # The body of a chord is claimed for a while.
+        (
+            "celery.backends.redis:RedisBackend.on_chord_part_return",
+            "claim_expires = max(5, int(join_timeout * 2))",
+        ),
+        ("celery.backends.redis:RedisBackend.on_chord_part_return", "self._chord_publish_claim_expires("),
+        ("celery.backends.redis:RedisBackend.on_chord_part_return", "_retry_publish(callback.delay, resl)"),
+        ("celery.worker.request:Request.on_failure", "self._success_was_stored()"),
+    ]
+
+
+@pytest.mark.parametrize(("source", "phrases"), [(row[0], row[1:]) for row in MENTIONED], ids=str)
+def test_what_we_rely_on_is_where_it_was(source, phrases):
+    text = inspect.getsource(pkgutil.resolve_name(source))
+    for phrase in phrases:
+        places = [text.find(part) for part in phrase.split(" ... ")]
+        assert -1 not in places, (
+            f"{source} no longer mentions {phrase!r}: "
+            "see which module of celery_sqs_visibility names it in its docstring, and adapt that one"
+        )
+        assert places == sorted(places), f"{source}: the order of {phrase!r} is another"
+
 
 def noop():
     """A task."""
-
-
-def calls(function, *names):
-    """Assert that the source of a function of Celery's still mentions what we rely on."""
-    source = inspect.getsource(function)
-    for name in names:
-        assert name in source, (
-            f"{function.__module__}.{function.__qualname__} no longer mentions {name!r}: "
-            "see which module of celery_sqs_visibility names it in its docstring, and adapt that one"
-        )
-
-
-def test_kombu_loads_the_entry_points_we_hide_behind():
-    calls(kombu.serialization, "entrypoints('kombu.serializers')")
-    assert kombu.transport.TRANSPORT_ALIASES["celery_sqs_visibility"] == "celery_sqs_visibility:Transport"
 
 
 ETAS = [datetime(2030, 1, 1, 12), datetime(2030, 7, 1, 12, tzinfo=timezone(timedelta(hours=-5)))]  # noqa: DTZ001
@@ -89,12 +194,13 @@ def test_celery_takes_an_eta_for_the_instant_that_we_take_it_for(settings, eta):
         task = app.task(noop, name="task", shared=False)
         sent = app.amqp.as_task_v2("id-1", "task", eta=eta)
         message = kombu.message.Message(headers=sent.headers, properties=sent.properties, delivery_tag="tag")
-        request = celery.worker.request.Request(message, app=app, task=task, body=sent.body, decoded=True)
+        request = Request(message, app=app, task=task, body=sent.body, decoded=True)
     instant = eta.replace(tzinfo=eta.tzinfo or timezone.utc).timestamp()
     assert request.eta.timestamp() == eta_of(sent.headers) == instant
 
 
-def test_importing_kombu_imports_nothing_heavy_of_ours():
+def test_importing_kombu_finds_our_alias_and_imports_nothing_heavy_of_ours():
+    assert kombu.transport.TRANSPORT_ALIASES["celery_sqs_visibility"] == "celery_sqs_visibility:Transport"
     code = (
         "import kombu.serialization, sys;"
         "ours = {m for m in sys.modules if m.startswith('celery_sqs_visibility')};"
@@ -104,122 +210,11 @@ def test_importing_kombu_imports_nothing_heavy_of_ours():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_worker_has_its_bootsteps_before_it_builds_its_blueprints():
-    source = inspect.getsource(celery.worker.worker.WorkController.setup_instance)
-    assert source.index("worker_init.send") < source.index("Blueprint(")
-    source = inspect.getsource(celery.worker.consumer.consumer.Consumer.__init__)
-    assert source.index("self.conninfo.connection_errors") < source.index("self.app.steps['consumer']")
-    app = celery.Celery("app", set_as_current=False)
-    assert app in celery._state._get_active_apps()
-    app.close()
-
-
-def test_a_request_keeps_its_facts_where_we_complete_them():
-    calls(celery.worker.request.Request.__init__, "self._request_dict", "self._delivery_info")
-    calls(
-        celery.worker.request.Request,
-        "def acknowledge",
-        "def reject",
-        "self.acknowledged",
-        "_already_cancelled",
-    )
-    calls(
-        celery.worker.request.create_request_cls, "def on_success", "def execute_using_pool", "self.revoked()"
-    )
-
-
-def test_a_run_is_ended_by_its_process_and_then_called_terminated():
-    calls(
-        celery.worker.request.Request.cancel,
-        "pool.terminate_job(self.worker_pid, signal)",
-        "self._announce_cancelled(",
-    )
-    calls(celery.worker.request.Request._announce_cancelled, "task_ready(self)", "task-cancelled")
-    calls(celery.worker.request.Request.terminate, "pool.terminate_job", "self._terminate_on_ack")
-    calls(celery.worker.request.Request.on_failure, "isinstance(exc, Terminated)", "self._announce_revoked(")
-    calls(celery.worker.state.task_ready, "active_requests")
-    calls(kombu.asynchronous.hub.Hub.call_soon, "self._ready_lock", "self._ready.add(callback)")
-
-
-def test_the_consumer_turns_bad_messages_away_in_the_four_methods_we_replace():
-    calls(
-        celery.worker.consumer.consumer.Consumer.create_task_handler,
-        "self.on_unknown_message",
-        "self.on_unknown_task",
-        "self.on_invalid_task",
-        "self.on_decode_error",
-    )
-
-
-def test_the_tracer_records_a_retry_and_runs_what_we_wrap():
-    calls(
-        celery.app.trace.build_tracer,
-        "except Retry as exc",
-        "task.run",
-        "task_before_start(uuid, args, kwargs)",
-        "Info=TraceInfo",
-        "I, R, state, retval = on_error(",
-        "return trace_ok_t(R, I, T, Rstr)",
-    )
-    calls(celery.app.trace.TraceInfo.handle_error_state, "self.handle_retry", "self.handle_failure")
-    calls(celery.app.trace.fast_trace_task, "tasks[task].__trace__(")
-
-
-@pytest.mark.skipif(CELERY < (5, 7), reason="Celery claims the body of a chord since 5.7")
-def test_the_body_of_a_chord_is_claimed_for_a_while():
-    calls(
-        RedisBackend.on_chord_part_return,
-        "claim_expires = max(5, int(join_timeout * 2))",
-        "self._chord_publish_claim_expires(",
-        "_retry_publish(callback.delay, resl)",
-    )
-    calls(celery.worker.request.Request.on_failure, "self._success_was_stored()")
-
-
-def test_a_retry_that_cannot_be_published_is_rejected_in_celerys_own_file():
-    calls(Task.retry, "S.apply_async()", "raise Reject(exc, requeue=False)")
-
-
-def test_a_shutdown_tells_how_and_prefork_alone_has_a_semaphore():
-    calls(celery.apps.worker._shutdown_handler, "worker_shutting_down.send", "how=how", "sig=sig")
-    calls(celery.apps.worker._shutdown_handler, "_handle_request.__name__ = str(f'worker_{how}')")
-    calls(celery.worker.worker.WorkController.__init__, "self.setup_instance(")
-    calls(celery.apps.worker.Worker.on_start, "self.install_platform_tweaks(self)")
-    calls(celery.worker.worker.WorkController.signal_consumer_close, "self.consumer.close()")
-    calls(celery.worker.worker.WorkController.on_stopped, "self.consumer.shutdown()")
-    calls(celery.bootsteps.Blueprint.send_all, "reverse=True")
-    calls(celery.worker.worker.WorkController._process_task, "self._quick_release()")
+def test_celery_knows_its_apps_and_which_pools_have_a_semaphore():
+    with Celery("app", set_as_current=False) as app:
+        assert app in celery._state._get_active_apps()
     assert celery.concurrency.prefork.TaskPool.uses_semaphore
     assert not celery.concurrency.thread.TaskPool.uses_semaphore
-    calls(celery.concurrency.base.apply_target, "accept_callback(pid or getpid(), monotonic())")
-
-
-def test_at_a_consumers_end_the_pool_forgets_what_no_child_has_accepted():
-    calls(celery.worker.consumer.consumer.Consumer.on_close, "self.pool.flush()")
-    calls(celery.concurrency.asynpool.AsynPool.flush, "self._cache", "job._accepted", "_state == RUN:")
-    calls(celery.concurrency.asynpool.AsynPool._flush_writer, "self._active_writers.discard(writer)")
-    calls(celery.concurrency.asynpool._get_job_writer, "writer = job._writer", "return writer()")
-    calls(celery.concurrency.asynpool.AsynPool.on_job_process_lost, "self.mark_as_worker_lost(job, exitcode)")
-    calls(billiard.pool.ApplyResult._ack, "self._worker_pid = pid")
-    calls(billiard.pool.Pool._join_exited_workers, "self._cache.values()", "job.worker_pids()")
-    calls(celery.concurrency.asynpool.AsynPool._create_write_handlers, "job._write_to = proc")
-
-
-def test_autoretry_lets_a_retry_pass():
-    calls(
-        celery.app.autoretry.add_autoretry_behaviour,
-        "except Retry:",
-        "task._orig_run, task.run = task.run, run",
-    )
-
-
-def test_pools_without_processes_give_a_lost_run_to_the_callback():
-    calls(celery.concurrency.base.apply_target, "except BaseException", "callback(ExceptionInfo())")
-
-
-def test_a_hard_time_limit_is_told_to_on_failure_before_on_timeout():
-    source = inspect.getsource(billiard.pool.TimeoutHandler.on_hard_timeout)
-    assert source.index("job._set(") < source.index("job.handle_timeout(soft=False)")
 
 
 def test_what_context_knows_is_not_sent_along_as_a_header():
@@ -227,50 +222,21 @@ def test_what_context_knows_is_not_sent_along_as_a_header():
     assert Context({"sqs": {"queue": "q"}, "mine": 1}).headers == {"mine": 1}
 
 
-def test_celerys_default_retry_delay_is_what_the_docs_say():
+def test_celerys_names_and_its_default_retry_delay_are_what_we_say():
     assert Task.default_retry_delay == CELERY_RETRY_DELAY_SECONDS == 180
-
-
-@pytest.mark.parametrize("name", ["_consumers", "_tag_to_queue", "_active_queues"])
-def test_the_virtual_channel_keeps_its_consumers_where_we_look(name):
-    calls(kombu.transport.virtual.Channel.__init__, name)
-
-
-def test_the_virtual_channel_tells_its_qos_of_a_message_before_its_consumer():
-    source = inspect.getsource(kombu.transport.virtual.Channel.basic_consume)
-    assert source.index("self.qos.append(message, message.delivery_tag)") < source.index(
-        "return callback(message)"
-    )
-
-
-def test_a_consumer_connects_before_it_consumes_and_an_exit_code_ends_the_worker():
-    calls(celery.worker.consumer.connection.Connection.start, "c.connection = c.connect()")
-    calls(celery.worker.worker.WorkController.start, "except SystemExit as exc", "exitcode=exc.code")
-    calls(celery.worker.state.maybe_shutdown, "should_stop", "should_terminate")
+    assert kombu.pidbox.Mailbox.exchange_fmt.endswith(exchanges.CONTROL_SUFFIX)
+    assert kombu.pidbox.Mailbox.reply_exchange_fmt.endswith(exchanges.CONTROL_SUFFIX)
+    assert celery.events.event.EVENT_EXCHANGE_NAME == exchanges.EVENT_EXCHANGE
+    assert Consumer.on_decode_error.__module__ == channel.CELERYS_CONSUMER
 
 
 def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
     assert callable(botocore.endpoint.convert_to_response_dict)
     assert callable(botocore.parsers.create_parser)
+    assert callable(botocore.credentials.create_assume_role_refresher)
     client = new_client(ClientSettings("eu-west-1", access_key_id="a", secret_access_key="b"), Purpose.SETTLE)
     assert callable(client._endpoint.http_session.send)
     assert isinstance(client._endpoint.http_session._socket_options, list)
-    calls(botocore.signers.RequestSigner.sign, "'before-sign.", "request=request", "request_signer=self")
-    calls(botocore.session.Session.get_credentials, "self._credentials")
-    assert callable(botocore.credentials.create_assume_role_refresher)
-
-
-def test_kombu_connects_anew_before_it_publishes_again_and_says_how_long_to_wait():
-    calls(
-        kombu.connection.Connection.ensure,
-        "conn_errors = self.recoverable_connection_errors",
-        "if max_retries is not None and retries >= max_retries:",
-    )
-    source = inspect.getsource(kombu.connection.Connection.ensure)
-    assert source.index("self.collect()") < source.index("self._ensure_connection(")
-    calls(kombu.connection.Connection._connection_factory, "self._establish_connection()")
-    calls(kombu.messaging.Producer.publish, "self.connection.transport_options.update(retry_policy)")
-    calls(kombu.connection.Connection._do_close_transport, "self._transport = None")
 
 
 def test_a_generator_has_one_frame_and_contextlib_enters_from_its_own_module():
@@ -278,48 +244,22 @@ def test_a_generator_has_one_frame_and_contextlib_enters_from_its_own_module():
         yield sys._getframe()
         yield sys._getframe()
 
-    one, again = generator_frames = list(generator())
+    one, again = generator()
     assert one is again
-    assert all(frame.f_code.co_flags & inspect.CO_GENERATOR for frame in generator_frames)
+    assert one.f_code.co_flags & inspect.CO_GENERATOR
     assert contextlib._GeneratorContextManager.__enter__.__globals__["__name__"] == "contextlib"
     assert contextlib.ExitStack.enter_context.__globals__["__name__"] == "contextlib"
 
 
-def test_celery_publishes_unasked_to_the_exchanges_that_we_let_through():
-    assert kombu.pidbox.Mailbox.exchange_fmt.endswith(exchanges.CONTROL_SUFFIX)
-    assert kombu.pidbox.Mailbox.reply_exchange_fmt.endswith(exchanges.CONTROL_SUFFIX)
-    assert celery.events.event.EVENT_EXCHANGE_NAME == exchanges.EVENT_EXCHANGE
-    calls(celery.events.dispatcher.EventDispatcher, "name=self.app.conf.event_exchange")
-
-
-def test_a_workers_consumer_is_known_by_what_it_does_with_bad_messages():
-    calls(celery.worker.consumer.tasks.Tasks.start, "on_decode_error=c.on_decode_error")
-    on_decode_error = celery.worker.consumer.consumer.Consumer.on_decode_error
-    assert on_decode_error.__module__ == channel.CELERYS_CONSUMER
-
-
 def test_a_client_of_rpc_has_a_temporary_queue():
-    app = celery.Celery("rpc", set_as_current=False, backend="rpc://")
-    queue = app.backend.binding
-    attributes = temporary(queue.name, auto_delete=queue.auto_delete, arguments={"x-expires": 3_600_000})
-    assert attributes == {"MessageRetentionPeriod": "3600"}
-    assert temporary(queue.name, auto_delete=queue.auto_delete, arguments={}) == {}
-    app.close()
+    with Celery("rpc", set_as_current=False, backend="rpc://") as app:
+        queue = app.backend.binding
+        attributes = temporary(queue.name, auto_delete=queue.auto_delete, arguments={"x-expires": 3_600_000})
+        assert attributes == {"MessageRetentionPeriod": "3600"}
+        assert temporary(queue.name, auto_delete=queue.auto_delete, arguments={}) == {}
 
 
-def test_the_virtual_channel_deletes_what_is_bound_which_we_do_not():
-    calls(kombu.transport.virtual.Channel.exchange_delete, "self.queue_delete(")
-    calls(kombu.transport.virtual.Channel.queue_declare, "self._size(queue)", "self._has_queue(")
-    calls(kombu.transport.virtual.exchange.DirectExchange.deliver, "self.channel._lookup")
-
-
-def test_celery_holds_what_exceeds_a_rate_in_buckets_that_we_stand_before():
-    calls(
-        celery.worker.strategy.default, "consumer._limit_task", "consumer._limit_post_eta", "limit_task(req"
-    )
-    consumer = celery.worker.consumer.consumer.Consumer
-    calls(consumer._schedule_bucket_request, "self._limit_move_to_pool(request)", "bucket.can_consume")
-    calls(consumer._limit_post_eta, "self.qos.decrement_eventually()", "bucket.add((request, tokens))")
+def test_kombus_buckets_and_counts_are_read_as_we_read_them():
     bucket = kombu.utils.limits.TokenBucket(2)
     assert (bucket.fill_rate, len(bucket.contents), bucket.expected_time(1)) == (2, 0, 0)
     qos = kombu.common.QoS(print, 2)

@@ -24,8 +24,7 @@ NAME = "shop/day.csv"
 class Wall:
     """A clock that stands still until it is told."""
 
-    def __init__(self):
-        self.now = 1_000_000.0
+    now = 1_000_000.0
 
     def __call__(self):
         return self.now
@@ -62,86 +61,63 @@ def stopping(monkeypatch):
 
 
 class TestRecords:
-    def test_an_object_is_claimed_once(self, records):
+    def test_an_object_is_claimed_once_unless_given_back_or_left_by_the_dead_and_processed_once(
+        self, records, wall
+    ):
         assert records.claim(NAME) is Claim.OURS
         assert records.claim(NAME) is Claim.TAKEN
-
-    def test_what_was_processed_is_never_claimed_again(self, records, wall):
-        records.claim(NAME)
+        records.give_back(NAME)
+        assert records.claim(NAME) is Claim.OURS
+        wall.now += PROCESS_TIMEOUT - 1
+        records.keep(NAME, [], 1)
+        wall.now += PROCESS_TIMEOUT - 1
+        assert records.claim(NAME) is Claim.TAKEN, "a worker that makes progress is not dead"
+        wall.now += 1
+        assert records.claim(NAME) is Claim.OURS
         records.finish(NAME)
         wall.now += 10 * PROCESS_TIMEOUT
         assert records.claim(NAME) is Claim.PROCESSED
 
-    def test_what_a_dead_worker_left_is_taken_over(self, records, wall):
-        records.claim(NAME)
-        wall.now += PROCESS_TIMEOUT
-        assert records.claim(NAME) is Claim.OURS
-
-    def test_a_worker_that_makes_progress_is_not_dead(self, records, wall):
-        records.claim(NAME)
-        wall.now += PROCESS_TIMEOUT - 1
-        records.keep(NAME, [], 1)
-        wall.now += PROCESS_TIMEOUT - 1
-        assert records.claim(NAME) is Claim.TAKEN
-
-    def test_what_was_given_back_is_free_at_once(self, records):
-        records.claim(NAME)
-        records.give_back(NAME)
-        assert records.claim(NAME) is Claim.OURS
-
-    def test_the_place_is_kept_whatever_becomes_of_the_object(self, records, wall):
+    def test_the_place_is_kept_whatever_becomes_of_the_object_and_never_goes_back(self, records):
         records.claim(NAME)
         assert records.kept(NAME) == (0, 0)
-        records.keep(NAME, [(1, "a", 100)], 2)
+        records.keep(NAME, [(3, "c", 300)], 3)
         records.give_back(NAME)
         records.claim(NAME)
-        assert records.kept(NAME) == (1, 2)
-
-    def test_the_place_never_goes_back(self, records):
-        records.keep(NAME, [(3, "c", 300)], 3)
+        assert records.kept(NAME) == (1, 3)
         records.keep(NAME, [(1, "a", 100)], 1)
         assert records.kept(NAME) == (2, 3)
 
-    def test_the_same_orders_twice_are_stored_once(self, records):
+    def test_the_same_orders_twice_are_stored_once_and_objects_do_not_mix(self, records):
         records.keep(NAME, [(1, "a", 100), (2, "b", 200)], 2)
         records.keep(NAME, [(2, "b", 200), (3, "c", 300)], 3)
         assert records.orders(NAME) == [(1, "a", 100), (2, "b", 200), (3, "c", 300)]
-
-    def test_objects_do_not_mix(self, records):
-        records.keep(NAME, [(1, "a", 100)], 1)
-        assert records.orders("shop/other.csv") == []
-        assert records.kept("shop/other.csv") == (0, 0)
-        assert records.state("shop/other.csv") == "unprocessed"
+        other = "shop/other.csv"
+        assert (records.orders(other), records.kept(other)) == ([], (0, 0))
+        assert records.state(other) == "unprocessed"
 
 
 class TestImport:
-    def test_a_second_delivery_is_skipped(self, put, records):
+    def test_an_error_leaves_the_object_to_the_next_delivery_and_the_one_after_is_skipped(self, put, records):
+        with pytest.raises(FileNotFoundError):
+            import_object("shop", "day.csv")
+        assert records.state(NAME) == "unprocessed"
         put(b"a,1.00\n")
         assert import_object("shop", "day.csv") == "1 orders"
         put(b"changed,2.00\n")
         assert import_object("shop", "day.csv") == "imported before"
         assert records.orders(NAME) == [(1, "a", 100)]
 
-    def test_bad_lines_are_skipped_with_a_warning_each(self, put, records, caplog):
+    def test_bad_lines_are_skipped_with_a_warning_and_a_shutdown_after_the_last_costs_no_second_run(
+        self, put, records, stopping, caplog
+    ):
         put(b"a,1.00\nb,one\n\xff\xfe,1\n\nc,3.50\n")
+        stopping(False)
         assert import_object("shop", "day.csv") == "2 orders, 3 skipped"
         assert records.orders(NAME) == [(1, "a", 100), (5, "c", 350)]
         assert records.state(NAME) == "processed"
         assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
         assert "line 2 skipped" in caplog.text
-
-    def test_more_lines_than_are_kept_at_a_time(self, put, records, monkeypatch):
-        monkeypatch.setattr("proj.tasks.LINES_AT_A_TIME", 2)
-        put(b"a,1\nb,2\nc,3\nd,4\ne,5\n")
-        assert import_object("shop", "day.csv") == "5 orders"
-        assert len(records.orders(NAME)) == 5
-
-    def test_an_error_leaves_the_object_to_the_next_delivery(self, put, records):
-        with pytest.raises(FileNotFoundError):
-            import_object("shop", "day.csv")
-        assert records.state(NAME) == "unprocessed"
-        put(b"a,1.00\n")
-        assert import_object("shop", "day.csv") == "1 orders"
 
     def test_at_a_shutdown_it_saves_its_place_and_gives_the_object_and_the_message_back(
         self, put, records, stopping, monkeypatch
@@ -159,12 +135,6 @@ class TestImport:
         assert import_object("shop", "day.csv") == "4 orders, 1 skipped"
         assert [cents for _, _, cents in records.orders(NAME)] == [100, 300, 400, 500]
 
-    def test_a_shutdown_after_the_last_line_costs_no_second_run(self, put, records, stopping):
-        put(b"a,1\n")
-        stopping(False)
-        assert import_object("shop", "day.csv") == "1 orders"
-        assert records.state(NAME) == "processed"
-
     def test_what_another_worker_imports_is_an_error_so_that_the_message_comes_back(self, put, tmp_path):
         put(b"a,1.00\n")
         Records(str(tmp_path / "proj.sqlite3")).claim(NAME)
@@ -181,6 +151,27 @@ class TestImport:
 def test_webhook_errors_survive_the_way_out_of_the_pool(error):
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.retry_after) == (type(error), str(error), error.retry_after)
+
+
+FACTS = {
+    "Received": {},
+    "Started": {},
+    "Failed": {"attempt": 1, "error": "Error()", "last": False},
+    "Hidden": {"seconds": 2},
+    "Finished": {},
+    "Deleted": {},
+}
+
+AS_PLANNED = [
+    (0.5, "Received"),
+    (0.5, "Started"),
+    (1.0, "Failed"),
+    (1.0, "Hidden"),
+    (3.5, "Started"),
+    (3.6, "Finished"),
+    (3.6, "Deleted"),
+]
+TOO_SOON = [(1.5 if at == 3.5 else at, event) for at, event in AS_PLANNED]
 
 
 class TestStory:
@@ -202,41 +193,22 @@ class TestStory:
         assert story.rows["id"].gaps == [2.5]
         assert story.rows["id"].problems() == []
 
-    def test_a_retry_that_came_too_soon_is_one(self):
-        events = [(1.5 if at == 3.5 else at, event) for at, event in AS_PLANNED]
-        assert "expected gaps of at least (2.0,) s, got [0.5]" in self.told(*events).rows["id"].problems()
-
-    def test_so_is_a_message_that_was_not_deleted(self):
-        story = self.told(*AS_PLANNED[:4])
-        assert not story.over
-        assert "expected done, is hidden" in story.rows["id"].problems()
-
-    def test_and_another_result(self):
-        problems = self.told(*AS_PLANNED, result="other").rows["id"].problems()
-        assert problems == ["expected the result 'ok', got 'other'"]
+    @pytest.mark.parametrize(
+        ("events", "result", "problem"),
+        [
+            (TOO_SOON, "ok", "expected gaps of at least (2.0,) s, got [0.5]"),
+            (AS_PLANNED[:4], "ok", "expected done, is hidden; expected 2 runs, had 1"),
+            (AS_PLANNED, "other", "expected the result 'ok', got 'other'"),
+        ],
+        ids=["a retry that came too soon", "a message that was not deleted", "another result"],
+    )
+    def test_a_problem_is_told(self, events, result, problem):
+        story = self.told(*events, result=result)
+        assert "; ".join(story.rows["id"].problems()) == problem
+        assert story.over is (events[-1] == AS_PLANNED[-1])
 
     def test_events_of_strangers_and_requests_are_no_lines(self):
         story = Story(began=0.0)
         stranger = {"at": 1.0, "event": "Started", "delivery": {"task_id": "other"}}
         assert story.hear([stranger, {"at": 1.0, "event": "SQSRequest", "action": "ReceiveMessage"}]) == []
         assert story.total_requests == 1
-
-
-FACTS = {
-    "Received": {},
-    "Started": {},
-    "Failed": {"attempt": 1, "error": "Error()", "last": False},
-    "Hidden": {"seconds": 2},
-    "Finished": {},
-    "Deleted": {},
-}
-
-AS_PLANNED = [
-    (0.5, "Received"),
-    (0.5, "Started"),
-    (1.0, "Failed"),
-    (1.0, "Hidden"),
-    (3.5, "Started"),
-    (3.6, "Finished"),
-    (3.6, "Deleted"),
-]

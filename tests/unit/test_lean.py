@@ -5,28 +5,25 @@ from __future__ import annotations
 import base64
 import functools
 import gc
-import json
 import pickle
 import subprocess
 import sys
 import tracemalloc
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 from celery.worker.request import Request, create_request_cls
 from kombu.transport import virtual
+from support.badmessages import TASK, encoded, envelope
 from support.clock import FakeClock
+from support.factories import queue_consumer, sqs_queue
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.port import ReceiveOptions
-from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.request import DeliveryRequest
@@ -55,21 +52,21 @@ class World:
 
     def __init__(self):
         self.clock = FakeClock()
-        self.sqs = FakeSQS(self.clock)
-        self.queue = Queue("q", self.sqs.create_queue("q", {}, {}), self.sqs)
+        self.queue = sqs_queue(sqs=FakeSQS(self.clock))
         self.buffer = Buffer()
         self.opened = {}
-        self.queue_consumer = QueueConsumer(
-            Options.parse({"polling_interval": 3600}),
-            ReceiveOptions(visibility_timeout=120),
-            lambda _, message: self.opened[message["ReceiptHandle"]],
-            RedriveBook(),
-            RedeliveryIndex(120),
-            self.buffer,
+        self.messages = []
+        self.queue_consumer = queue_consumer(
             self.clock,
+            buffer=self.buffer,
+            open_message=lambda _, message: self.opened[message["ReceiptHandle"]],
+            polling_interval=3600,
         )
+        self.queue_consumer.capacity.prefetch_count = 0  # no limit
+        # Whatever is handed over becomes a message, as for a consumer.
+        self.queue_consumer.consume(self.queue, lambda payload: self.messages.append(Message(payload, self)))
         self.app = Celery("lean", set_as_current=False, broker="memory://")
-        self.task = self.app.task(quick, name="work.quick", shared=False)
+        self.task = self.app.task(quick, name=TASK, shared=False)
 
     def received(self, count, **message):
         """Messages, opened beforehand: what they weigh, stock has too."""
@@ -103,24 +100,15 @@ class World:
 def received(argument="a", handle_bytes=350):
     """A message as SQS answers it; real receipt handles are that long."""
     identity = str(uuid.uuid4())
-    message = {
-        "body": base64.b64encode(json.dumps([[argument], {}, {}]).encode()).decode(),
-        "headers": {"id": identity, "task": "work.quick", "lang": "py", "root_id": identity, "retries": 0},
-        "content-type": "application/json",
-        "content-encoding": "utf-8",
-        "properties": {
-            "correlation_id": identity,
-            "delivery_tag": str(uuid.uuid4()),
-            "delivery_info": {"exchange": "", "routing_key": "q"},
-            "body_encoding": "base64",
-            "delivery_mode": 2,
-            "priority": 0,
-        },
-    }
+    message = envelope(
+        [[argument], {}, {}],
+        headers={"id": identity, "root_id": identity},
+        properties={"correlation_id": identity, "delivery_tag": str(uuid.uuid4())},
+    )
     return {
         "MessageId": str(uuid.uuid4()),
         "ReceiptHandle": f"{uuid.uuid4()}".ljust(handle_bytes, "="),
-        "Body": base64.b64encode(json.dumps(message).encode()).decode(),
+        "Body": encoded(message),
         "Attributes": {"ApproximateReceiveCount": "1", "ApproximateFirstReceiveTimestamp": "1700000000000"},
     }
 
@@ -128,26 +116,21 @@ def received(argument="a", handle_bytes=350):
 @pytest.fixture
 def world():
     world = World()
-    world.messages = []
-    # Whatever is handed over becomes a message, as for a consumer.
-    world.queue_consumer.consume(world.queue, lambda payload: world.messages.append(Message(payload, world)))
     yield world
     world.queue_consumer.close()
     world.app.close()
 
 
-class Weighed:
+@contextmanager
+def weighed():
     """The bytes that a block allocates and keeps."""
-
-    def __enter__(self):
-        gc.collect()
-        tracemalloc.start()
-        return self
-
-    def __exit__(self, *_):
-        gc.collect()
-        self.bytes, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+    gc.collect()
+    tracemalloc.start()
+    weight = SimpleNamespace()
+    yield weight
+    gc.collect()
+    weight.bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
 
 
 def python(code):
@@ -177,7 +160,7 @@ def test_the_face_imports_nothing_but_itself():
 
 def test_a_message_in_the_inbox_weighs_less_than_a_kilobyte_and_a_half(world):
     messages = world.received(MESSAGES)
-    with Weighed() as ours:
+    with weighed() as ours:
         world.arrive(messages)
     assert len(world.buffer) == MESSAGES
     assert ours.bytes / MESSAGES < BYTES_A_MESSAGE
@@ -185,14 +168,12 @@ def test_a_message_in_the_inbox_weighs_less_than_a_kilobyte_and_a_half(world):
 
 def test_a_message_in_celerys_hands_weighs_that_more_than_on_another_transport(world):
     messages = world.received(MESSAGES)
-    with Weighed() as theirs:
-        requests = [
-            world.request(virtual.Message(opened.payload, channel=world), Request)
-            for opened in world.opened.values()
-        ]
+    with weighed() as theirs:
+        foreign = (virtual.Message(opened.payload, channel=world) for opened in world.opened.values())
+        requests = [world.request(message, Request) for message in foreign]
     assert len(requests) == MESSAGES
     del requests
-    with Weighed() as ours:
+    with weighed() as ours:
         world.arrive(messages)
         while world.buffer.dispatch(world.clock):
             pass

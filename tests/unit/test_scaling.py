@@ -9,64 +9,47 @@ from dataclasses import replace
 import pytest
 from support.batch_threads import work_off
 from support.clock import FakeClock
+from support.factories import CHANGES, TIMEOUT, entries, received, sqs_queue
 from support.scaling import ROOT, scaling
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.hold.extension_schedule import BUCKETS
 from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TRANSIT_SECONDS
-from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.options import Options
 
 PAGE = ROOT / "docs/scaling.md"
 WORK = scaling.Workload("task", seconds=1)
 
 
-def extended(count, seconds, timeout, interval, phase):
+def extended(count, seconds, phase=0.0):
     """Extensions, and requests for them, of messages held for so long; the clock begins at `phase`."""
     clock = FakeClock(monotonic=1000 + phase)
     sqs = FakeSQS(clock)
-    queue = Queue("q", sqs.create_queue("q", {}, {}), sqs)
-    ledger = Ledger(timeout, interval)
+    ledger = Ledger(TIMEOUT, 40.0)
     heartbeat = Heartbeat(ledger, clock, lambda *_: None)
-    for _ in range(count):
-        sqs.send(queue.url, OutgoingMessage("task"))
-    began = clock.monotonic()
-    ledger.add(
-        Delivery(queue, message["ReceiptHandle"], Facts("q", "id", 1, 0), began, began + timeout, None)
-        for _ in range(0, count, 10)
-        for message in sqs.receive(queue.url, 10, 0, ReceiveOptions(timeout))
-    )
-    while (due := ledger.next_extension()) < began + seconds:
+    ledger.add(received(sqs_queue(sqs=sqs), count, clock))
+    end = clock.monotonic() + seconds
+    while (due := ledger.next_extension()) < end:
         clock.advance(max(0.0, due - clock.monotonic()))
         work_off(heartbeat.batch_threads)
-    batches = [
-        arguments["changes"]
-        for action, arguments in sqs.calls
-        if action == "ChangeMessageVisibilityBatch" and arguments["changes"]
-    ]
+    batches = [changes for changes in entries(sqs, CHANGES) if changes]
     return sum(map(len, batches)), len(batches)
 
 
-def test_the_tables_of_the_page_are_generated_from_the_code():
+def test_the_tables_of_the_page_are_generated_from_the_code_and_its_json_is_json():
     page = PAGE.read_text()
     assert page == scaling.written(page), "run: python benchmarks/scaling.py --write docs/scaling.md"
+    blocks = re.findall(r"^```json\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    assert blocks
+    for block in blocks:
+        json.loads(block)
 
 
 def test_a_page_without_its_table_is_told_so():
     with pytest.raises(ValueError, match="expected one table 'tasks' in the page, got 0"):
         scaling.written("no table here")
-
-
-def test_the_json_of_the_page_is_json():
-    blocks = re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert blocks
-    for block in blocks:
-        json.loads(block)
 
 
 def test_the_formulae_know_the_defaults_and_the_package():
@@ -81,20 +64,17 @@ def test_the_formulae_know_the_defaults_and_the_package():
 @pytest.mark.parametrize("phase", [0, 3.3, 9.9])
 def test_a_heartbeat_extends_as_often_as_the_formula_says(seconds, phase):
     """Received at any phase of the schedule, at the most that often, at the least one less."""
-    often, _ = extended(1, seconds, 120, 40.0, phase)
-    most = scaling.extensions(seconds, 120)
+    often, _ = extended(1, seconds, phase)
+    most = scaling.extensions(seconds, TIMEOUT)
     assert most - 1 <= often <= most
+    assert scaling.extensions(seconds, TIMEOUT, 0) == 0, "without heartbeat"
 
 
 @pytest.mark.parametrize("count", [10, 30, 60])
 def test_extensions_share_requests_as_the_formula_says(count):
-    often, requests = extended(count, 1200, 120, 40.0, 0)
-    assert often / count in (scaling.extensions(1200, 120) - 1, scaling.extensions(1200, 120))
+    often, requests = extended(count, 1200)
+    assert often / count in (scaling.extensions(1200, TIMEOUT) - 1, scaling.extensions(1200, TIMEOUT))
     assert often / requests == scaling.extension_batch(replace(WORK, seconds=1200, slots=count))
-
-
-def test_without_heartbeat_nothing_is_extended():
-    assert scaling.extensions(3600, 120, 0) == 0
 
 
 def test_long_tasks_are_received_one_by_one_and_short_ones_by_ten():
@@ -131,11 +111,8 @@ def test_a_retry_costs_a_receive_and_a_hide_and_a_dead_letter_a_send():
     assert scaling.requests(replace(long, dead=1)) == 3 + 1
 
 
-def test_idle_at_the_defaults_is_three_polls_a_minute_and_less_than_one_where_polling_sleeps():
+def test_idle_at_the_defaults_is_three_polls_a_minute_and_as_many_workers_as_keep_up_are_needed():
     assert scaling.idle_polls() == 3
     assert scaling.idle_polls(sleep=60) == 0.75
-
-
-def test_as_many_workers_as_keep_up():
     assert scaling.workers_for(100, replace(WORK, seconds=30, slots=8)) == 375
     assert scaling.workers_for(100, replace(WORK, seconds=30, slots=8, retries=0.5)) == 563

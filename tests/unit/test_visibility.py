@@ -46,20 +46,23 @@ def table(monkeypatch):
 
 
 @pytest.fixture
-def lease(table, clock):
-    """A lease whose every wish is granted."""
+def take(table, clock):
+    """`take(lost=True, ...)`: a lease with half a minute left, and what a task sees of it.
 
-    def grant(until):
-        lease.deadline = until
-        lease.answer(until)
+    `answer` says what an extension is granted, unless nobody answers it; `lost`, that it is lost then.
+    """
 
-    lease = table.take(clock.monotonic() + LEFT, grant)
-    return lease
+    def take(answer=lambda until: until, *, lost=False):
+        def extend(until):
+            lease.lost = lost
+            if answer:
+                lease.deadline = answer(until)
+                lease.answer(until)
 
+        lease = table.take(clock.monotonic() + LEFT, extend)
+        return lease, Visibility(Context(visibility_lease=lease.key))
 
-@pytest.fixture
-def seen(lease):
-    return Visibility(Context(visibility_lease=lease.key))
+    return take
 
 
 class TestElsewhere:
@@ -70,32 +73,24 @@ class TestElsewhere:
         with Celery("test", set_as_current=False, broker="memory://", backend="cache+memory://") as app:
 
             @app.task(base=VisibilityTask, bind=True, shared=False)
-            def task(self, action):
-                seen = self.visibility
-                return (
-                    seen.release() if action == "release" else (seen.lost, seen.remaining(), seen.extend(60))
-                )
+            def task(self, *, release=False):
+                if release:
+                    self.visibility.release()
+                return self.visibility.lost, self.visibility.remaining(), self.visibility.extend(60)
 
             yield task
 
-    def test_called_directly(self, task):
-        assert task("look") == (False, math.inf, math.inf)
-
-    def test_eagerly(self, task):
-        assert task.apply(("look",)).get() == (False, math.inf, math.inf)
-
-    def test_a_release_is_a_reject(self, task):
+    def test_nothing_lapses_and_a_release_is_a_reject(self, task):
+        assert task() == task.apply().get() == (False, math.inf, math.inf)
         with pytest.raises(Reject) as raised:
-            task("release")
+            task(release=True)
         assert raised.value.requeue
 
-    def test_nothing_is_stopping(self, monkeypatch):
-        monkeypatch.setattr(visibility, "lease_table", lambda: None)
-        assert not Visibility(Context()).stopping
-
-    def test_a_task_of_another_broker_in_this_worker_sees_the_shutdown_all_the_same(self, table):
+    def test_nothing_is_stopping_but_the_worker_that_consumes_from_sqs_too(self, table, monkeypatch):
         table.stop()
         assert Visibility(Context()).stopping
+        monkeypatch.setattr(visibility, "lease_table", lambda: None)
+        assert not Visibility(Context()).stopping
 
 
 def test_what_has_no_lease_though_it_is_of_sqs_cannot_be_extended_and_says_so(table):
@@ -105,93 +100,69 @@ def test_what_has_no_lease_though_it_is_of_sqs_cannot_be_extended_and_says_so(ta
         seen.extend(60)
 
 
-def test_a_lease_is_seen(seen):
-    assert not seen.lost
-    assert seen.remaining() == LEFT
-
-
-def test_what_lapsed_is_lost_although_nobody_has_said_so(seen, clock):
+def test_a_lease_is_seen_until_it_lapses_although_nobody_has_said_so(take, clock):
+    _, seen = take()
+    assert (seen.lost, seen.remaining()) == (False, LEFT)
     clock.advance(LEFT)
-    assert seen.lost
-    assert seen.remaining() == 0
+    assert (seen.lost, seen.remaining()) == (True, 0)
 
 
-def test_what_was_told_lost_is_lost_before_its_time(seen, lease):
+def test_what_was_told_lost_is_lost_before_its_time_and_too_late_to_extend(take):
+    lease, seen = take()
     lease.lost = True
-    assert seen.lost
-    assert seen.remaining() == 0
-
-
-def test_a_lease_that_is_over_is_lost_whoever_has_its_row(seen, lease, table, clock):
-    lease.end()
-    table.take(clock.monotonic() + 600, lambda _until: None)
-    assert seen.lost
-    assert seen.remaining() == 0
-
-
-def test_the_shutdown_is_seen(seen, table):
-    assert not seen.stopping
-    table.stop()
-    assert seen.stopping
-
-
-def test_an_extension_tells_what_is_left(seen):
-    assert seen.extend(600) == 600
-
-
-def test_less_than_what_is_left_is_not_asked_for(table, clock):
-    lease = table.take(clock.monotonic() + LEFT, lambda _until: pytest.fail("nobody needs that"))
-    assert Visibility(Context(visibility_lease=lease.key)).extend(LEFT - 1) == LEFT
-
-
-def test_where_the_horizon_is_nearer_it_tells_the_less(table, clock):
-    def grant_less(until):
-        lease.deadline = until - 500
-        lease.answer(until)
-
-    lease = table.take(clock.monotonic() + LEFT, grant_less)
-    assert Visibility(Context(visibility_lease=lease.key)).extend(600) == 100
-
-
-@pytest.mark.parametrize("seconds", [-1, VISIBILITY_HORIZON_SECONDS + 1, math.nan, math.inf])
-@pytest.mark.parametrize("where", ["seen", "elsewhere"])
-def test_bad_values_are_refused_on_sqs_and_elsewhere(request, table, where, seconds):
-    asked = request.getfixturevalue("seen") if where == "seen" else Visibility(Context())
-    with pytest.raises(ValueError, match="expected 0 to 43200 seconds"):
-        asked.extend(seconds)
-
-
-def test_it_is_too_late_for_what_is_lost(seen, lease):
-    lease.lost = True
+    assert (seen.lost, seen.remaining()) == (True, 0)
     with pytest.raises(VisibilityLostError):
         seen.extend(600)
     assert lease.requested_deadline == 0
 
 
-def test_what_is_lost_while_it_waits_is_told_lost(table, clock):
-    def lose(until):
-        lease.lost = True
-        lease.answer(until)
+def test_a_lease_that_is_over_is_lost_whoever_has_its_row(take, table, clock):
+    lease, seen = take()
+    lease.end()
+    table.take(clock.monotonic() + 600, lambda _until: None)
+    assert (seen.lost, seen.remaining()) == (True, 0)
 
-    lease = table.take(clock.monotonic() + LEFT, lose)
+
+def test_the_shutdown_is_seen(take, table):
+    _, seen = take()
+    assert not seen.stopping
+    table.stop()
+    assert seen.stopping
+
+
+@pytest.mark.parametrize(
+    ("seconds", "answer", "left"),
+    [
+        (600, lambda until: until, 600),
+        (600, lambda until: until - 500, 100),
+        (LEFT - 1, lambda _until: pytest.fail("nobody needs that"), LEFT),
+    ],
+    ids=["granted", "the horizon is nearer", "less than what is left is not asked for"],
+)
+def test_an_extension_tells_what_is_left(take, seconds, answer, left):
+    _, seen = take(answer)
+    assert seen.extend(seconds) == left
+
+
+@pytest.mark.parametrize("seconds", [-1, VISIBILITY_HORIZON_SECONDS + 1, math.nan, math.inf])
+@pytest.mark.parametrize("on_sqs", [True, False])
+def test_bad_values_are_refused_on_sqs_and_elsewhere(take, on_sqs, seconds):
+    seen = take()[1] if on_sqs else Visibility(Context())
+    with pytest.raises(ValueError, match="expected 0 to 43200 seconds"):
+        seen.extend(seconds)
+
+
+@pytest.mark.parametrize("answer", [lambda until: until, None], ids=["and answered", "and nobody answers"])
+def test_what_is_lost_while_it_waits_is_told_lost(take, answer):
+    _, seen = take(answer, lost=True)
     with pytest.raises(VisibilityLostError):
-        Visibility(Context(visibility_lease=lease.key)).extend(600)
+        seen.extend(600)
 
 
-def test_what_was_lost_a_moment_before_it_asked_is_told_so_although_nobody_answers(table, clock):
-    def lose(_until):
-        lease.lost = True
-
-    lease = table.take(clock.monotonic() + LEFT, lose)
-    with pytest.raises(VisibilityLostError):
-        Visibility(Context(visibility_lease=lease.key)).extend(600)
-
-
-def test_an_extension_that_sqs_does_not_confirm_times_out_and_stays_wanted(table, clock):
-    lease = table.take(clock.monotonic() + LEFT, lambda _until: None)
+def test_an_extension_that_sqs_does_not_confirm_times_out_and_stays_wanted(take, clock):
+    lease, seen = take(None)
     clock.step = EXTEND_TIMEOUT_SECONDS / 5
-    with pytest.raises(
-        TimeoutError, match="SQS has not confirmed within 10 s that the message is hidden for 600 s"
-    ):
-        Visibility(Context(visibility_lease=lease.key)).extend(600)
+    unconfirmed = "SQS has not confirmed within 10 s that the message is hidden for 600 s"
+    with pytest.raises(TimeoutError, match=unconfirmed):
+        seen.extend(600)
     assert lease.requested_deadline

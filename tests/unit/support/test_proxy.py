@@ -87,20 +87,21 @@ def test_the_first_fault_that_answers_wins_and_delays_add_up(client, proxy, url)
     assert all(call.finished - call.started >= 0.4 for call in proxy.calls("SendMessage"))
 
 
-def test_a_lost_response_was_a_success_at_sqs(client, proxy, sqs, url, queue):
-    proxy.inject(lose_response(), "SendMessage", times=1)
-    with pytest.raises(ConnectionClosedError):
+@pytest.mark.parametrize(
+    ("fault", "error", "arrived"),
+    [(lose_response(), ConnectionClosedError, 1), (reset_connection(), BotoCoreError, 0)],
+    ids=["a lost response", "a reset connection"],
+)
+def test_a_lost_response_was_a_success_at_sqs_and_a_reset_connection_never_reached_it(
+    client, proxy, sqs, url, queue, fault, error, arrived
+):
+    proxy.inject(fault, "SendMessage", times=1)
+    with pytest.raises(error, match=r"reset|closed"):
         client.send_message(QueueUrl=url, MessageBody="x")
-    assert depth(sqs, queue) == 1
+    assert depth(sqs, queue) == arrived
     assert proxy.calls("SendMessage")[0].status is None
-
-
-def test_a_reset_connection_never_reached_sqs(client, proxy, sqs, url, queue):
-    proxy.inject(reset_connection(), times=1)
-    with pytest.raises(BotoCoreError, match=r"reset|closed"):
-        client.send_message(QueueUrl=url, MessageBody="x")
-    assert depth(sqs, queue) == 0
     client.send_message(QueueUrl=url, MessageBody="x")
+    assert depth(sqs, queue) == arrived + 1
 
 
 def test_entries_of_a_batch_fail_and_sqs_gets_the_others(client, proxy, sqs, url, queue):

@@ -68,36 +68,29 @@ class TestSettings:
 
 
 class TestOffSqs:
-    def test_called_directly_it_is_a_plain_function(self, app):
+    def test_called_directly_or_by_a_worker_of_another_broker_it_fails_plainly(self, app):
         task = app.task(failing, shared=False)
         with pytest.raises(ValueError, match="no"):
             task()
+        assert end(task, sqs=None) == (states.FAILURE, RAISED)
 
-    def test_eagerly_it_is_a_plain_task_and_fails_at_once(self, app):
+    @pytest.mark.parametrize(
+        ("options", "retries"),
+        [
+            ({}, [0]),
+            ({"autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0}, [0, 1, 2]),
+        ],
+    )
+    def test_eagerly_it_is_a_plain_task_whose_retries_are_celerys(self, app, options, retries):
         runs = []
 
-        @app.task(shared=False, bind=True, error_visibility_timeout=60)
+        @app.task(shared=False, bind=True, error_visibility_timeout=60, retry_backoff=False, **options)
         def eager(self):
-            runs.append(self.request.sqs)
+            runs.append((self.request.sqs, self.request.retries))
             raise RAISED
 
         assert eager.apply().state == "FAILURE"
-        assert runs == [None]
-
-    def test_eagerly_celerys_own_retries_are_celerys(self, app):
-        runs = []
-        options = {"autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0}
-
-        @app.task(shared=False, bind=True, retry_backoff=False, **options)
-        def eager(self):
-            runs.append(self.request.retries)
-            raise RAISED
-
-        assert eager.apply().state == "FAILURE"
-        assert runs == [0, 1, 2]
-
-    def test_a_worker_of_another_broker_sees_a_plain_failure(self, app):
-        assert end(app.task(failing, shared=False), sqs=None) == (states.FAILURE, RAISED)
+        assert runs == [(None, number) for number in retries]
 
     def test_a_task_class_can_be_run_without_an_app(self):
         class Adding(VisibilityTask):
@@ -123,9 +116,16 @@ def test_a_visibility_retry_survives_the_way_from_child_to_parent():
 class TestFailures:
     """An exception that nobody handles."""
 
-    def test_one_comes_back_after_its_delay(self, app):
-        assert hidden_for(app.task(failing, shared=False, error_visibility_timeout=60)) == 60
-        assert hidden_for(app.task(failing, shared=False, name="plain")) is None
+    @pytest.mark.parametrize(
+        ("options", "seconds"),
+        [
+            ({}, None),
+            ({"error_visibility_timeout": 60}, 60),
+            ({"error_visibility_timeout": 60, "retry_kwargs": {"countdown": 5}}, 5),
+        ],
+    )
+    def test_one_comes_back_after_its_delay(self, app, options, seconds):
+        assert hidden_for(app.task(failing, shared=False, **options)) == seconds
 
     @pytest.mark.parametrize(
         ("options", "request_"),
@@ -136,14 +136,9 @@ class TestFailures:
             ({"dont_autoretry_for": (ValueError,)}, {}),
             ({"autoretry_for": (OSError,)}, {}),
         ],
-        ids=["max_retries", "redrive policy", "retry_kwargs", "excluded", "not named"],
     )
     def test_the_last_or_one_not_to_be_retried_is_celerys_plain_failure(self, app, options, request_):
         assert end(app.task(failing, shared=False, **options), **request_) == (states.FAILURE, RAISED)
-
-    def test_a_countdown_in_retry_kwargs_is_its_delay(self, app):
-        task = app.task(failing, shared=False, error_visibility_timeout=60, retry_kwargs={"countdown": 5})
-        assert hidden_for(task) == 5
 
     def test_other_retry_kwargs_take_a_message_as_in_celery(self, app, published):
         task = app.task(failing, shared=False, autoretry_for=(ValueError,), retry_kwargs={"queue": "other"})
@@ -232,41 +227,61 @@ class TestRetry:
         ],
         ids=str,
     )
-    def test_it_publishes_what_sqs_cannot_express(self, app, published, given):
-        end(make_retrying(app, given))
-        assert len(published) == 1
+    def test_it_publishes_what_sqs_cannot_express_and_to_its_message_group(self, app, published, given):
+        end(make_retrying(app, given), properties={"MessageGroupId": "g"})
+        [(_, _, options)] = published
+        assert options["MessageGroupId"] == "g"
 
     def test_a_poll_for_a_chord_is_published_since_it_is_no_failure(self, app, published):
-        @app.task(shared=False, bind=True, name="celery.chord_unlock", max_retries=None)
-        def unlock(self):
-            raise self.retry(countdown=1)
-
+        unlock = make_retrying(app, {"countdown": 1}, name="celery.chord_unlock", max_retries=None)
         assert type(end(unlock)[1]) is Retry
         assert len(published) == 1
 
-    def test_what_is_published_stays_in_its_message_group(self, app, published):
-        end(make_retrying(app, {"args": (1,)}), properties={"MessageGroupId": "g"})
-        assert published[0][2]["MessageGroupId"] == "g"
-
-    @pytest.mark.parametrize("exc", [None, RAISED])
-    def test_at_the_last_attempt_it_fails_with_the_error_given(self, app, exc):
-        state, raised = end(make_retrying(app, {"exc": exc, "max_retries": 2}), retries=2)
-        assert state == states.FAILURE
-        assert raised is exc or isinstance(raised, MaxRetriesExceededError)
-
-    @pytest.mark.parametrize("given", [{}, {"args": (1,)}], ids=["hidden", "published"])
-    def test_the_failure_of_a_last_attempt_is_not_retried_by_autoretry(self, app, published, given):
-        state, raised = end(make_retrying(app, given), retries=3)
-        assert (state, type(raised)) == (states.FAILURE, MaxRetriesExceededError)
+    @pytest.mark.parametrize(
+        ("given", "retries", "error"),
+        [
+            ({}, 3, MaxRetriesExceededError),
+            ({"args": (1,)}, 3, MaxRetriesExceededError),
+            ({"max_retries": 2}, 2, MaxRetriesExceededError),
+            ({"max_retries": 2, "exc": RAISED}, 2, ValueError),
+        ],
+    )
+    def test_at_the_last_attempt_it_fails_and_autoretry_does_not_retry_that(
+        self, app, published, given, retries, error
+    ):
+        state, raised = end(make_retrying(app, given), retries=retries)
+        assert (state, type(raised)) == (states.FAILURE, error)
         assert not published
 
     @pytest.mark.parametrize("reason", [OperationalError("down"), RuntimeError("unknown")])
-    def test_the_message_comes_back_where_its_successor_cannot_be_published(self, app, monkeypatch, reason):
+    @pytest.mark.parametrize(
+        ("given", "own_limit"), [({"args": (1,)}, 3), ({"max_retries": 5}, 1)], ids=["successor", "limit"]
+    )
+    def test_the_message_comes_back_where_its_successor_cannot_be_published(
+        self, app, monkeypatch, reason, given, own_limit
+    ):
         def send_task(*_args, **_options):
             raise reason
 
         monkeypatch.setattr(app, "send_task", send_task)
-        assert hidden_for(make_retrying(app, {"args": (1,), "countdown": 7})) == 7
+        assert hidden_for(make_retrying(app, {**given, "countdown": 7}, max_retries=own_limit)) == 7
+
+
+PUBLISHED, HIDDEN, FAILED = (states.RETRY, 1), (states.RETRY, 0), (states.FAILURE, 0)
+#: A predefined queue, say, whose name does not tell.
+IN_FIFO_QUEUE = {"delivery_info": {"sqs_queue": "https://sqs.test/q.fifo"}}
+LIMITS_TOLD = {
+    "before the known last": ({}, PUBLISHED),
+    "beyond it": ({"retries": 2}, PUBLISHED),
+    "told": ({"retries": 2, "visibility_max_retries": 5}, HIDDEN),
+    "told less": ({"retries": 4, "visibility_max_retries": 4}, PUBLISHED),
+    "told less, but not there yet": ({"retries": 2, "visibility_max_retries": 4}, HIDDEN),
+    "where the message would lose its place": (
+        {"sqs": sqs_facts(queue="orders"), "properties": IN_FIFO_QUEUE},
+        HIDDEN,
+    ),
+    "ended before by the redrive policy": ({"sqs": sqs_facts(receive_count=3, max_receive_count=3)}, FAILED),
+}
 
 
 class TestLimitsGivenToRetry:
@@ -276,39 +291,16 @@ class TestLimitsGivenToRetry:
     def task(self, app):
         return make_retrying(app, {"max_retries": 5, "countdown": 7}, max_retries=1)
 
-    @pytest.mark.parametrize(
-        ("retries", "told", "is_published"),
-        [(0, None, True), (2, None, True), (2, 5, False), (4, 4, True), (2, 4, False)],
-        ids=["before the known last", "beyond it", "told", "told less", "told less, but not there yet"],
-    )
+    @pytest.mark.parametrize(("request_", "ends"), LIMITS_TOLD.values(), ids=LIMITS_TOLD)
     def test_it_is_published_before_the_last_attempt_that_others_know_of(
-        self, task, published, retries, told, is_published
+        self, task, published, request_, ends
     ):
-        state, retry = end(task, retries=retries, visibility_max_retries=told)
-        assert state == states.RETRY
-        if is_published:
+        state, retry = end(task, **request_)
+        assert (state, len(published)) == ends
+        if ends == PUBLISHED:
             assert published[0][2]["headers"] == {LIMIT_HEADER: 5}
-        else:
-            assert not published
+        if ends == HIDDEN:
             assert retry.delay == 7
-
-    def test_not_in_a_fifo_queue_where_the_message_would_lose_its_place(self, task, published):
-        url = "https://sqs.test/q.fifo"  # of a predefined queue, say, whose name does not tell
-        properties = {"delivery_info": {"sqs_queue": url}}
-        assert hidden_for(task, sqs=sqs_facts(queue="orders"), properties=properties) == 7
-        assert not published
-
-    def test_not_where_the_redrive_policy_ends_it_before(self, task, published):
-        state, _ = end(task, sqs=sqs_facts(receive_count=3, max_receive_count=3))
-        assert state == states.FAILURE
-        assert not published
-
-    def test_the_message_comes_back_where_it_cannot_be_published(self, app, task, monkeypatch):
-        def send_task(*_args, **_options):
-            raise OperationalError("down")
-
-        monkeypatch.setattr(app, "send_task", send_task)
-        assert hidden_for(task) == 7
 
     def test_one_run_with_it_leaves_nothing_to_the_next(self, task, published):
         end(task)

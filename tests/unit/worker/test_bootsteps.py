@@ -89,47 +89,43 @@ def drains():
 WARM, COLD, SECOND_COLD = (None, False), (SOFT_TIMEOUT, True), (0, True)
 
 
-@pytest.mark.usefixtures("ending")
 @pytest.mark.parametrize(
-    ("told", "calls"),
+    ("told", "terminal", "calls"),
     [
-        ([("Warm", "SIGTERM")], [WARM]),
-        ([("Warm", "SIGINT")], [WARM]),
-        ([("Warm", "SIGTERM")] * 2, [WARM, "shorten_polls", WARM]),
-        ([("Warm", "SIGTERM"), ("Cold", "SIGQUIT")], [WARM, "shorten_polls", COLD]),
-        ([("Cold", "SIGQUIT")] * 2, ["shorten_polls", COLD, "shorten_polls", SECOND_COLD]),
+        ([("Warm", "SIGTERM")], False, [WARM]),
+        ([("Warm", "SIGINT")], False, [WARM]),
+        ([("Warm", "SIGTERM")], True, [WARM]),
+        ([("Warm", "SIGINT")], True, ["shorten_polls", WARM]),
+        ([("Warm", "SIGTERM")] * 2, False, [WARM, "shorten_polls", WARM]),
+        ([("Warm", "SIGTERM"), ("Cold", "SIGQUIT")], False, [WARM, "shorten_polls", COLD]),
+        ([("Cold", "SIGQUIT")] * 2, False, ["shorten_polls", COLD, "shorten_polls", SECOND_COLD]),
     ],
 )
-def test_a_signal_drains_and_a_second_one_or_a_cold_shutdown_does_not_wait_for_polls(asked, told, calls):
+def test_a_signal_drains_and_a_second_one_or_a_cold_one_or_ctrl_c_at_a_terminal_does_not_wait_for_polls(
+    monkeypatch, request, asked, told, terminal, calls
+):
+    monkeypatch.setattr(os, "isatty", lambda _descriptor: terminal)
+    request.getfixturevalue("ending")
     for how, sig in told:
         tell(how, sig)
-    assert asked == calls
-
-
-@pytest.mark.parametrize(("sig", "calls"), [("SIGTERM", [WARM]), ("SIGINT", ["shorten_polls", WARM])])
-def test_ctrl_c_at_a_terminal_does_not_wait_for_polls(monkeypatch, consumer, asked, sig, calls):
-    monkeypatch.setattr(os, "isatty", lambda _descriptor: True)
-    ending = Endings(consumer)
-    ending.create(consumer)
-    ending.start(consumer)
-    tell("Warm", sig)
-    ending.shutdown(consumer)
     assert asked == calls
 
 
 def test_a_cold_shutdown_is_a_drain_in_place_of_celerys_handler(ending, consumer, asked):
     celerys = celerys_cold_handler(signal.SIGQUIT)
     sent = []
-    receiver = signals.worker_shutting_down.connect(lambda **facts: sent.append(facts), weak=False)
+
+    def note(sender, sig, how, exitcode, **_):
+        sent.append((sender, sig, how, exitcode))
+
+    signals.worker_shutting_down.connect(note)
     ending.start(consumer)
     ending.start(consumer)  # whenever it has connected anew
     signal.raise_signal(signal.SIGQUIT)
-    signals.worker_shutting_down.disconnect(receiver)
+    signals.worker_shutting_down.disconnect(note)
     assert asked == ["shorten_polls", COLD]
     assert state.should_stop == 1
-    assert [(facts["sender"], facts["sig"], facts["how"], facts["exitcode"]) for facts in sent] == [
-        (HOSTNAME, "SIGQUIT", "Cold", 1)
-    ]
+    assert sent == [(HOSTNAME, "SIGQUIT", "Cold", 1)]
     assert celerys == []
 
 
@@ -176,35 +172,31 @@ def test_a_stop_without_a_signal_lets_runs_end(consumer, asked, terminated, call
     assert asked == calls
 
 
-def test_a_consumer_that_starts_again_has_one_drain(consumer, ending):
-    before = len(drains())
-    ending.start(consumer)
-    assert len(drains()) == before
-
-
-def test_nothing_is_asked_before_the_start_or_after_the_end(consumer, asked):
+def test_nothing_is_asked_before_the_start_or_after_the_end_and_there_is_one_drain(consumer, asked):
     before = drains()
     ending = Endings(consumer)
     ending.create(consumer)
     consumer.close()
+    assert asked == []
     ending.start(consumer)
+    ending.start(consumer)  # whenever it has connected anew
     [thread] = [thread for thread in drains() if thread not in before]
+    tell("Warm")
     ending.shutdown(consumer)
     tell("Warm")
     consumer.close()
-    assert asked == []
+    assert asked == [WARM]
     thread.join(10)
     assert not thread.is_alive()
 
 
 def test_of_two_workers_in_turn_each_hears_its_signal(consumer, asked):
-    endings = []
     for _ in range(2):
-        endings.append(Endings(consumer))
-        endings[-1].create(consumer)
-        endings[-1].start(consumer)
+        ending = Endings(consumer)
+        ending.create(consumer)
+        ending.start(consumer)
         tell("Warm")
-        endings[-1].shutdown(consumer)
+        ending.shutdown(consumer)
     assert asked == [WARM, WARM]
 
 

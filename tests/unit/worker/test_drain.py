@@ -72,9 +72,10 @@ def run(monkeypatch):
 ALL = ["stop_polling", "give_back_unstarted", "wait_for_polls", "give_back_unstarted", "hand_back"]
 
 
-def test_a_worker_without_runs_is_left_to_celery(run):
+@pytest.mark.parametrize("then_cold", [False, True])
+def test_a_worker_without_runs_is_left_to_celery(run, then_cold):
     consumer = Consumer()
-    assert run(consumer) == []
+    assert run(consumer, then_cold=then_cold) == []
     assert consumer.calls == ALL
 
 
@@ -90,25 +91,17 @@ class Early:
     """A run that was acknowledged when it began."""
 
 
-@pytest.mark.parametrize(("cold", "statuses"), [(False, []), (True, [1])])
-def test_a_cold_shutdown_ends_what_was_acknowledged_early_too(run, cold, statuses):
-    early = Early()
-    state.active_requests.add(early)
-    assert run(Consumer(), 0.1, cold=cold) == statuses
-
-
-def test_a_cold_shutdown_after_a_warm_one_ends_what_was_acknowledged_early(run):
+@pytest.mark.parametrize(
+    ("ends", "statuses", "hand_backs"),
+    [({"timeout": 0.1}, [], 1), ({"timeout": 0.1, "cold": True}, [1], 1), ({"then_cold": True}, [1], 2)],
+    ids=["warm", "cold", "cold after warm"],
+)
+def test_a_cold_shutdown_ends_what_was_acknowledged_early_too(run, ends, statuses, hand_backs):
     early = Early()
     state.active_requests.add(early)
     consumer = Consumer()
-    assert run(consumer, then_cold=True) == [1]
-    assert consumer.calls.count("hand_back") == 2
-
-
-def test_a_cold_shutdown_after_a_warm_one_does_nothing_more_where_nothing_runs(run):
-    consumer = Consumer()
-    run(consumer, then_cold=True)
-    assert consumer.calls.count("hand_back") == 1
+    assert run(consumer, **ends) == statuses
+    assert consumer.calls.count("hand_back") == hand_backs
 
 
 def test_a_cold_shutdown_leaves_time_for_polls_where_it_leaves_none_for_runs(run):

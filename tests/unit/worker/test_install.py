@@ -63,11 +63,10 @@ OURS = {f"celery_sqs_visibility.worker.bootsteps.{step}" for step in ("Deliverie
 
 def steps(first="", settings=THE_ONE, *, eventloop=False):
     code = WORKER.format(first=first, settings=settings, eventloop=eventloop)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    command = [sys.executable, "-c", code]
+    return set(
+        subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout.split()
     )
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
 
 
 @pytest.mark.parametrize("first", IMPORTS)
@@ -75,13 +74,11 @@ def test_whatever_is_imported_first(first):
     assert steps(first) >= OURS
 
 
-@pytest.mark.parametrize("settings", NAMED.values(), ids=NAMED)
-def test_however_the_transport_is_named(settings):
-    assert steps(settings=settings) >= OURS
-
-
-def test_with_an_event_loop():
-    assert steps(eventloop=None) >= OURS
+@pytest.mark.parametrize(
+    ("settings", "eventloop"), [*((each, False) for each in NAMED.values()), (THE_ONE, None)]
+)
+def test_however_the_transport_is_named_and_with_an_event_loop(settings, eventloop):
+    assert steps(settings=settings, eventloop=eventloop) >= OURS
 
 
 def test_in_an_embedded_worker_and_in_one_that_is_made_after_another():

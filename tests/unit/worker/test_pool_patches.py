@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from billiard.einfo import ExceptionInfo
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+from support.factories import exc_info
 
 from celery_sqs_visibility.delivery.model import Release
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -18,30 +18,18 @@ DEAD = SimpleNamespace(_is_alive=lambda: False)
 PID = 4711
 
 
-class Held:
-    """A delivery that notes how it is settled."""
-
-    def __init__(self):
-        self.settled = []
-
-    def settle(self, settlement):
-        self.settled.append(settlement)
-
-
 def job(sent_to=None, *, accepted_by=None, ended=False):
-    request = DeliveryRequest.__new__(DeliveryRequest)
-    request.delivery = Held()
+    """A request's job in the pool; `settled` has what became of its delivery."""
+    request, settled = DeliveryRequest.__new__(DeliveryRequest), []
+    request.delivery = SimpleNamespace(settle=settled.append)
     return SimpleNamespace(
         _accepted=accepted_by is not None,
         _worker_pid=accepted_by,
         _write_to=sent_to,
         _accept_callback=request.on_accepted,
         ready=lambda: ended,
+        settled=settled,
     )
-
-
-def settled(one):
-    return one._accept_callback.__self__.delivery.settled
 
 
 class Pool:
@@ -67,17 +55,31 @@ class Pool:
         return self._pool._cache
 
 
-@pytest.mark.parametrize("forgets_all", [False, True])
-@pytest.mark.parametrize("times", [1, 2])
-def test_what_was_sent_to_a_child_is_waited_for(times, forgets_all):
-    sent, accepted = job(ALIVE), job(ALIVE, accepted_by=PID)
-    pool = Pool(sent, accepted, forgets_all=forgets_all)
-    for _ in range(times):  # a consumer may start more than once
+SENT, ACCEPTED = {"sent_to": ALIVE}, {"sent_to": ALIVE, "accepted_by": PID}
+GONE = {"sent_to": DEAD, "accepted_by": PID + 1}
+FATES = {
+    "what was sent to a child is waited for": (SENT, False, True, []),
+    "also where Celery forgets all": (SENT, True, True, []),
+    "so is what was accepted": (ACCEPTED, False, True, []),
+    "and where Celery forgets that": (ACCEPTED, True, True, []),
+    "what ran in a child that is gone is lost with it": (GONE, True, False, ["lost"]),
+    "what no child has is given back": ({}, False, False, [Release()]),
+    "what was sent to a dead one is too": ({"sent_to": DEAD}, False, False, [Release()]),
+    "what ended meanwhile is left alone": ({**SENT, "ended": True}, False, False, []),
+}
+
+
+@pytest.mark.parametrize("times", [1, 2])  # a consumer may start more than once
+@pytest.mark.parametrize(("facts", "forgets_all", "kept", "fate"), FATES.values(), ids=FATES)
+def test_at_a_consumers_end(times, facts, forgets_all, kept, fate):
+    one = job(**facts)
+    pool = Pool(one, forgets_all=forgets_all)
+    for _ in range(times):
         keep_what_was_sent(pool)
     pool.flush()
-    assert sorted(pool.cache) == [0, 1]
-    assert settled(sent) == settled(accepted) == []
-    assert pool.lost == []
+    assert (one in pool.cache.values()) is kept
+    assert pool.lost == ([(one, PID + 1)] if fate == ["lost"] else [])
+    assert one.settled == [settlement for settlement in fate if settlement != "lost"]
 
 
 def test_a_run_that_is_half_sent_is_sent_to_its_end_before_celery_forgets_it():
@@ -93,34 +95,6 @@ def test_a_run_that_is_half_sent_is_sent_to_its_end_before_celery_forgets_it():
     assert sorted(pool.cache) == [0, 1]
 
 
-def test_what_ran_in_a_child_that_is_gone_is_lost_with_it():
-    lost = job(DEAD, accepted_by=PID + 1)
-    pool = Pool(lost, forgets_all=True)
-    keep_what_was_sent(pool)
-    pool.flush()
-    assert pool.cache == {}
-    assert pool.lost == [(lost, PID + 1)]
-
-
-@pytest.mark.parametrize("sent_to", [None, DEAD])
-def test_what_no_child_has_is_given_back(sent_to):
-    waiting = job(sent_to)
-    pool = Pool(waiting)
-    keep_what_was_sent(pool)
-    pool.flush()
-    assert pool.cache == {}
-    assert settled(waiting) == [Release()]
-
-
-def test_what_ended_meanwhile_is_left_alone():
-    done = job(ALIVE, ended=True)
-    pool = Pool(done)
-    keep_what_was_sent(pool)
-    pool.flush()
-    assert pool.cache == {}
-    assert settled(done) == []
-
-
 def test_a_pool_that_has_nothing_to_forget_with_is_left_alone():
     pool = Pool()
     pool.flush = None  # Celery's, where there is no event loop
@@ -128,17 +102,23 @@ def test_a_pool_that_has_nothing_to_forget_with_is_left_alone():
     assert pool.flush is None
 
 
-def test_thousands_that_may_not_begin_free_their_slot_one_after_the_other():
+@pytest.fixture
+def semaphore():
+    """One slot, which is taken, and whose release is that of `semaphore.worker`."""
     semaphore = LaxBoundedSemaphore(1)
-    worker = SimpleNamespace(_quick_release=semaphore.release)
-    release_in_turn(worker)
+    semaphore.worker = SimpleNamespace(_quick_release=semaphore.release)
+    release_in_turn(semaphore.worker)
+    assert semaphore.acquire(lambda: None)
+    return semaphore
+
+
+def test_thousands_that_may_not_begin_free_their_slot_one_after_the_other(semaphore):
     asked = []
 
     def may_not_begin(number):
         asked.append(number)
-        worker._quick_release()
+        semaphore.worker._quick_release()
 
-    assert semaphore.acquire(lambda: None)
     for number in range(5000):
         semaphore.acquire(may_not_begin, number)
     semaphore.release()  # as billiard does when a run has ended
@@ -146,46 +126,38 @@ def test_thousands_that_may_not_begin_free_their_slot_one_after_the_other():
     assert semaphore.value == 1
 
 
-def test_what_one_of_them_raises_keeps_no_other_from_its_slot():
-    semaphore = LaxBoundedSemaphore(1)
-    worker = SimpleNamespace(_quick_release=semaphore.release)
-    release_in_turn(worker)
+def test_what_one_of_them_raises_keeps_no_other_from_its_slot(semaphore):
     asked = []
-    semaphore.acquire(lambda: None)
     semaphore.acquire(lambda: 1 / 0)
     semaphore.acquire(asked.append, "the next")
     with pytest.raises(ZeroDivisionError):
-        worker._quick_release()
-    worker._quick_release()
+        semaphore.worker._quick_release()
+    semaphore.worker._quick_release()
     assert asked == ["the next"]
 
 
 @pytest.mark.parametrize(
     ("processes", "autoscaler", "number"),
-    [
-        (True, None, 2),
-        (True, SimpleNamespace(max_concurrency=6), 6),
-        (False, None, 3),
-    ],
+    [(True, None, 2), (True, SimpleNamespace(max_concurrency=6), 6), (False, None, 3)],
 )
 def test_a_pool_runs_as_much_as_it_may(processes, autoscaler, number):
     # Of greenlets `num_processes` was, before Celery 5.7, how many run.
     pool = SimpleNamespace(uses_semaphore=processes, num_processes=2, limit=3)
-    controller = SimpleNamespace(autoscaler=autoscaler)
-    consumer = SimpleNamespace(pool=pool, controller=controller, initial_prefetch_count=8)
+    consumer = SimpleNamespace(
+        pool=pool, controller=SimpleNamespace(autoscaler=autoscaler), initial_prefetch_count=8
+    )
     assert slots_of(consumer) == Slots(number, 8)
 
 
 class Asked(DeliveryRequest):
     """A request of a task that was acknowledged when it began, or is when it ends."""
 
-    def __init__(self, *, acks_late):
-        self._task = SimpleNamespace(acks_late=acks_late)
-        self.told = []
+    id = "an id"
 
-    @property
-    def id(self):
-        return "an id"
+    def __init__(self, *, acks_late, given_back=False):
+        self._task = SimpleNamespace(acks_late=acks_late)
+        self._given_back = given_back
+        self.told = []
 
     def dispatch(self):
         return True
@@ -195,6 +167,18 @@ class Asked(DeliveryRequest):
 
     def on_accepted(self, *_):
         self.told.append("accepted")
+        if self._given_back:
+            raise GivenBackError(self.id)
+
+    def apply(self, apply_async, *, processes):
+        """Run it in a watched pool that applies so; what it was told."""
+        watched(SimpleNamespace(apply_async=apply_async), processes=processes)(
+            lambda: self.told.append("run"),
+            accept_callback=self.on_accepted,
+            callback=lambda _: self.told.append("success"),
+            error_callback=lambda _: self.told.append("failure"),
+        )
+        return self.told
 
 
 @pytest.mark.parametrize("processes", [True, False])
@@ -206,28 +190,9 @@ def test_the_end_of_a_run_that_was_acknowledged_before_is_told(processes, fails,
         failed = fails and processes  # without processes failures come as results
         options["error_callback" if failed else "callback"](ended_with)
 
-    try:
-        ended_with = 1 / 0 if fails else "result"
-    except ZeroDivisionError:
-        ended_with = ExceptionInfo()
-    request = Asked(acks_late=acks_late)
-    apply = watched(SimpleNamespace(apply_async=apply_async), processes=processes)
-    apply(
-        print,
-        accept_callback=request.on_accepted,
-        callback=lambda _: request.told.append("success"),
-        error_callback=lambda _: request.told.append("failure"),
-    )
-    ends = ["failure" if fails else "success"]
-    assert request.told == ["accepted", *([] if acks_late else ["ended"]), *ends]
-
-
-class GivenBack(Asked):
-    """Its message was given back while it waited in the pool."""
-
-    def on_accepted(self, *_):
-        super().on_accepted()
-        raise GivenBackError("an id")
+    ended_with = exc_info(ZeroDivisionError()) if fails else "result"
+    told = Asked(acks_late=acks_late).apply(apply_async, processes=processes)
+    assert told == ["accepted", *([] if acks_late else ["ended"]), "failure" if fails else "success"]
 
 
 def test_what_was_given_back_is_not_run_and_nothing_is_raised_where_a_green_pool_would_print_it():
@@ -235,12 +200,5 @@ def test_what_was_given_back_is_not_run_and_nothing_is_raised_where_a_green_pool
         options["accept_callback"](1, 2.0)
         options["callback"](target(*args, **kwargs))
 
-    request = GivenBack(acks_late=True)
-    apply = watched(SimpleNamespace(apply_async=apply_async), processes=False)
-    apply(
-        lambda: request.told.append("run"),
-        accept_callback=request.on_accepted,
-        callback=lambda _: request.told.append("success"),
-        error_callback=lambda _: request.told.append("failure"),
-    )
-    assert request.told == ["accepted"]
+    request = Asked(acks_late=True, given_back=True)
+    assert request.apply(apply_async, processes=False) == ["accepted"]

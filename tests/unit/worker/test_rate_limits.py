@@ -78,20 +78,17 @@ def make():
     return make
 
 
-def test_who_need_not_wait_runs_at_once_and_leaves_no_trace(make):
+def test_who_need_not_wait_runs_at_once_and_who_waits_a_little_needs_no_slot_until_its_turn(make):
     consumer, arrive = make()
-    assert consumer.ran == [arrive(Asked())]
+    first = arrive(Asked())
+    assert consumer.ran == [first]
     assert consumer.qos.value == SLOTS
-
-
-def test_who_waits_a_little_needs_no_slot_until_its_turn(make):
-    consumer, arrive = make()
-    waiting = [arrive(Asked()) for _ in range(3)][1:]
+    waiting = [arrive(Asked()) for _ in range(2)]
     assert [request.eta_given for request in waiting] == [None, None]
     assert consumer.qos.value == SLOTS + 2
     for request in waiting:
         consumer._limit_move_to_pool(request)
-    assert consumer.ran[1:] == waiting
+    assert consumer.ran == [first, *waiting]
     assert consumer.qos.value == SLOTS
 
 

@@ -63,7 +63,7 @@ def test_an_acknowledged_message_is_deleted_once_and_its_run_has_finished_if_the
     make, holder, started
 ):
     finished = []
-    forget = subscribe(lambda event: finished.append(event) if isinstance(event, Finished) else None)
+    forget = subscribe(finished.append, Finished)
     one = make()
     if started:
         one.on_accepted(PID, 0.0)
@@ -101,24 +101,30 @@ def unpublished_retry(task, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("max_retries", "receive_count", "comes_back"),
-    [(3, 3, True), (3, 4, False), (None, 99, True)],
+    ("max_retries", "receive_count", "settled"),
+    [(3, 3, [AFTER_AN_ERROR]), (3, 4, GIVEN_UP), (None, 99, [AFTER_AN_ERROR])],
 )
 def test_a_run_whose_retry_could_not_be_published_comes_back_while_it_has_attempts(
-    make, holder, monkeypatch, max_retries, receive_count, comes_back
+    make, holder, monkeypatch, max_retries, receive_count, settled
 ):
     one = make(running=True, max_retries=max_retries, facts={"receive_count": receive_count})
     one.on_failure(unpublished_retry(one.task, monkeypatch))
-    assert holder.settled == ([AFTER_AN_ERROR] if comes_back else GIVEN_UP)
+    assert holder.settled == settled
     assert one not in state.active_requests
 
 
-@pytest.mark.parametrize("end", ["on_failure", "on_retry", "on_timeout"])
-def test_a_message_comes_back_when_celery_fails_to_end_its_run(running, holder, monkeypatch, end):
+@pytest.mark.parametrize(
+    ("end", "arguments"),
+    [
+        ("on_failure", [exc_info(ValueError())]),
+        ("on_retry", [exc_info(Retry())]),
+        ("on_timeout", [False, 1.0]),
+    ],
+)
+def test_a_message_comes_back_when_celery_fails_to_end_its_run(running, holder, monkeypatch, end, arguments):
     monkeypatch.setattr(Request, end, raising(ConnectionError("the result backend is down")))
-    arguments = {"on_failure": [exc_info(ValueError())], "on_retry": [exc_info(Retry())]}
     with pytest.raises(ConnectionError):
-        getattr(running, end)(*arguments.get(end, [False, 1.0]))
+        getattr(running, end)(*arguments)
     assert holder.settled == [AFTER_AN_ERROR]
 
 
@@ -174,38 +180,22 @@ def test_a_task_knows_its_delivery(app, receive_count, parks, redelivered):
     }
 
 
-def of_celery_5_5(self, pool, signal=None):
-    """A result backend that does not answer raises from Celery's own, after the kill and before its flag."""
-    assert self._already_cancelled
-    pool.terminate_job(self.worker_pid, signal)
-    raise ConnectionError("the result backend is down")
-
-
-def of_newer_ones(self, pool, signal=None, emit_retry=True):
-    of_celery_5_5(self, pool, signal)
-
-
-@pytest.mark.parametrize("cancel", [of_celery_5_5, of_newer_ones])
+@pytest.mark.parametrize("newer", [{}, {"emit_retry": False}], ids=["Celery 5.5", "newer ones"])
 @pytest.mark.parametrize("processes", [True, False])
-def test_a_run_knows_that_it_is_cancelled_before_it_is_killed(make, holder, monkeypatch, cancel, processes):
+def test_a_run_knows_that_it_is_cancelled_before_it_is_killed(make, holder, monkeypatch, newer, processes):
+    def cancel(self, pool, signal=None, **options):
+        """A result backend that does not answer raises from Celery's own, after the kill."""
+        assert self._already_cancelled
+        assert (signal, options) == ("TERM", newer)
+        pool.terminate_job(self.worker_pid, signal)
+        raise ConnectionError("the result backend is down")
+
     monkeypatch.setattr(Request, "cancel", cancel)
     one = make(running=True, processes=processes)
     with pytest.raises(ConnectionError):
-        one.cancel(one.worker.pool, "TERM")
+        one.cancel(one.worker.pool, "TERM", **newer)
     assert one.worker.pool.killed == [PID]
     assert holder.settled == ([] if processes else [AFTER_AN_ERROR])
-
-
-@pytest.mark.parametrize(
-    ("options", "passed_on"), [({}, ("TERM",)), ({"emit_retry": False}, ("TERM", False))]
-)
-def test_celerys_own_cancelling_gets_what_it_was_called_with(running, monkeypatch, options, passed_on):
-    asked = []
-    monkeypatch.setattr(
-        Request, "cancel", lambda self, pool, signal, **more: asked.append((signal, *more.values()))
-    )
-    running.cancel(running.worker.pool, "TERM", **options)
-    assert asked == [passed_on]
 
 
 def test_a_pool_that_cannot_end_runs_is_not_asked_to(running, holder, caplog):
@@ -223,13 +213,20 @@ def test_what_was_acknowledged_before_is_cancelled_all_the_same(running, holder)
     assert holder.settled == []
 
 
-@pytest.mark.parametrize("exc", [Terminated(15), WorkerLostError("gone"), SystemExit(1)])
-def test_what_comes_of_a_process_that_was_killed_is_not_its_runs_end(running, holder, monkeypatch, exc):
+@pytest.mark.parametrize(
+    ("cancelled", "exc"),
+    [(True, Terminated(15)), (True, WorkerLostError("gone")), (True, SystemExit(1)), (False, Terminated(15))],
+)
+def test_what_comes_of_a_process_that_was_killed_is_not_its_runs_end(
+    running, holder, monkeypatch, caplog, cancelled, exc
+):
     monkeypatch.setattr(Request, "on_failure", lambda *_: pytest.fail("Celery would delete it"))
-    running.cancel(running.worker.pool)
+    if cancelled:
+        running.cancel(running.worker.pool)
     running.on_failure(exc_info(exc))
     assert holder.settled == [Release()]
     assert running not in state.active_requests
+    assert cancelled or "comes back: its process was killed" in caplog.text
 
 
 def test_what_had_ended_before_it_was_cancelled_has_ended(running, holder):
@@ -245,18 +242,16 @@ def test_a_run_whose_message_is_lost_is_settled_first_and_then_ended(running, ho
     assert holder.settled == [Lapse(), "killed"]
 
 
-def test_a_run_that_ended_first_or_whose_message_came_back_here_is_not_ended(running, holder):
+def test_a_run_that_ended_first_or_whose_message_came_back_here_or_that_has_not_begun_is_not_ended(
+    make, running, holder
+):
+    waiting = make()
+    waiting.end_lost_run(waiting.delivery)
+    assert holder.settled == []
     holder.settled.append(Delete())  # the ledger does not hold it any more
     running.end_lost_run(running.delivery)
-    assert running.worker.pool.killed == []
+    assert running.worker.pool.killed == waiting.worker.pool.killed == []
     assert not running.acknowledged
-
-
-def test_what_does_not_run_is_not_ended(make, holder):
-    one = make()
-    one.end_lost_run(one.delivery)
-    assert one.worker.pool.killed == []
-    assert holder.settled == []
 
 
 @pytest.mark.parametrize("own", ["terminate", "continue", None])
@@ -269,8 +264,7 @@ def test_the_tasks_own_on_lost_goes_before_the_transports(make, own, option):
 def test_in_processes_it_is_ended_where_results_are_read_unless_its_result_was_read(
     running, holder, monkeypatch
 ):
-    leases = LeaseTable()
-    monkeypatch.setattr(worker_context, "lease_table", lambda: leases)
+    monkeypatch.setattr(worker_context, "lease_table", LeaseTable)
     called = []
     running.worker.hub = SimpleNamespace(call_soon=called.append)
     running.end_lost_run(running.delivery)
@@ -286,13 +280,6 @@ def test_in_a_shutdown_which_the_loop_has_left_it_is_ended_at_once(running, monk
     monkeypatch.setattr(state, "should_stop", 0)
     running.end_lost_run(running.delivery)
     assert running.worker.pool.killed == [PID]
-
-
-def test_a_run_that_was_killed_and_not_meant_comes_back(running, holder, monkeypatch, caplog):
-    monkeypatch.setattr(Request, "on_failure", lambda *_: pytest.fail("Celery would delete it"))
-    running.on_failure(exc_info(Terminated(15)))
-    assert holder.settled == [Release()]
-    assert "comes back: its process was killed" in caplog.text
 
 
 def test_a_run_that_was_revoked_stays_revoked(running, holder, monkeypatch):

@@ -43,23 +43,24 @@ def test_an_exception_that_cannot_say_what_it_is_is_described_all_the_same():
 
 
 @pytest.mark.parametrize(
-    "done",
+    ("meta", "at"),
     [
-        NOON,
-        NOON.isoformat(),
-        NOON.isoformat().replace("+00:00", "Z"),
-        NOON.replace(tzinfo=None),  # SQL and MongoDB
-        NOON.replace(tzinfo=None).isoformat(),
-        NOON.astimezone(timezone(timedelta(hours=5))).isoformat(),
+        *[
+            ({"date_done": done}, NOON.timestamp())
+            for done in (
+                NOON,
+                NOON.isoformat(),
+                NOON.isoformat().replace("+00:00", "Z"),
+                NOON.replace(tzinfo=None),  # SQL and MongoDB
+                NOON.replace(tzinfo=None).isoformat(),
+                NOON.astimezone(timezone(timedelta(hours=5))).isoformat(),
+            )
+        ],
+        *[(meta, None) for meta in ({}, {"date_done": None}, {"date_done": 7}, {"date_done": "yesterday"})],
     ],
 )
-def test_the_time_of_an_outcome_without_a_zone_is_utc(done):
-    assert StoredResult({"date_done": done}).done_at == NOON.timestamp()
-
-
-@pytest.mark.parametrize("meta", [{}, {"date_done": None}, {"date_done": 7}, {"date_done": "yesterday"}])
-def test_a_time_that_cannot_be_read_is_not_known(meta):
-    assert StoredResult(meta).done_at is None
+def test_the_time_of_an_outcome_without_a_zone_is_utc_and_one_that_cannot_be_read_is_not_known(meta, at):
+    assert StoredResult(meta).done_at == at
 
 
 @pytest.mark.parametrize("uri", ["rpc://", "redis://"])

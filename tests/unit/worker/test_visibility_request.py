@@ -24,14 +24,33 @@ LAST, NOT_RETRIED, BEFORE = (
     "failed, and is not to be retried",
     "was given up before",
 )
+STORED_FAILURE = BEFORE, {"exception": "ValueError: no", "traceback": "Traceback: no"}
+CHORD = {"task": "body", "args": [], "kwargs": {}, "options": {}}
 
 
 @pytest.fixture
 def failures():
     seen = []
-    forget = subscribe(lambda event: seen.append(event) if isinstance(event, Failed) else None)
+    forget = subscribe(seen.append, Failed)
     yield seen
     forget()
+
+
+@pytest.fixture
+def down(monkeypatch):
+    """The result backend is down: Celery's own handling of a failure raises."""
+
+    def fail(*_):
+        raise ConnectionError("the result backend is down")
+
+    monkeypatch.setattr(Request, "on_failure", fail)
+
+
+@pytest.fixture
+def claim(app, monkeypatch):
+    """Whoever publishes the body of a chord has 30 seconds for it."""
+    monkeypatch.setattr(app.backend, "_chord_publish_claim_expires", lambda join, _chord: 30, raising=False)
+    app.conf.result_chord_join_timeout = 5
 
 
 @pytest.fixture
@@ -101,22 +120,28 @@ def test_a_failure_that_its_child_decided_is_stored_and_then_given_up(make, fail
     assert failures[0].last
 
 
-def test_a_failure_that_cannot_be_stored_comes_back(make, monkeypatch):
-    def fail(*_):
-        raise ConnectionError("the result backend is down")
-
-    monkeypatch.setattr(Request, "on_failure", fail)
+@pytest.mark.usefixtures("down")
+def test_a_failure_that_cannot_be_stored_comes_back(make):
     one = make(facts={"receive_count": 4}, max_retries=3)
     with pytest.raises(ConnectionError):
         one.on_failure(exc_info(ValueError("no")), return_ok=True)
     assert one.holder.settled == [AFTER_AN_ERROR]
 
 
-@pytest.mark.parametrize("exc", [Ignore(), Reject("no", requeue=True)])
-def test_celerys_own_ways_to_end_keep_their_meaning(make, failures, exc):
+@pytest.mark.usefixtures("down")
+def test_what_cannot_be_failed_unrun_comes_back_and_raises_nothing(make, app, caplog):
+    one = make(facts={"receive_count": 9}, max_retries=1)
+    stored(app, "STARTED")
+    assert one.revoked()
+    assert one.holder.settled == [AFTER_AN_ERROR]
+    assert "could not be failed, and comes back" in caplog.text
+
+
+@pytest.mark.parametrize(("exc", "settled"), [(Ignore(), Delete()), (Reject("no", requeue=True), Release())])
+def test_celerys_own_ways_to_end_keep_their_meaning(make, failures, exc, settled):
     one = make()
     one.on_failure(exc_info(exc), return_ok=True)
-    assert one.holder.settled == [Delete() if isinstance(exc, Ignore) else Release()]
+    assert one.holder.settled == [settled]
     assert failures == []
 
 
@@ -165,6 +190,8 @@ def test_a_run_past_its_hard_time_limit_is_hidden_until_its_process_is_killed(ma
     app.conf.broker_transport = "celery_sqs_visibility"
     app.conf.broker_transport_options = {"error_visibility_timeout": 30}
     one = make(error_visibility_timeout=delay)
+    one.on_timeout(soft=True, timeout=5)
+    assert one.holder.settled == [], "a soft one is the child's business"
     one.on_failure(exc_info(TimeLimitExceeded(5)))
     one.on_timeout(soft=False, timeout=5)
     assert one.holder.settled == [hidden]
@@ -177,12 +204,6 @@ def test_where_a_pool_reports_a_hard_time_limit_once_the_run_fails_and_its_handl
     assert one.handled == [("on_failure", TimeLimitExceeded)]
 
 
-def test_a_soft_time_limit_is_the_childs_business(make):
-    one = make()
-    one.on_timeout(soft=True, timeout=5)
-    assert one.holder.settled == []
-
-
 @pytest.mark.parametrize(
     ("receive_count", "parks", "published", "retries"),
     [(1, 0, 0, 0), (3, 0, 0, 2), (3, 1, 0, 1), (2, 0, 4, 5)],
@@ -190,18 +211,11 @@ def test_a_soft_time_limit_is_the_childs_business(make):
 def test_its_retries_are_its_receives_and_what_messages_before_it_used_up(
     app, receive_count, parks, published, retries
 ):
-    task = app.task(noop, base=VisibilityTask, name="task", shared=False)
+    task = app.tasks[app.task(noop, base=VisibilityTask, name="task", shared=False).name]
     delivery = held_delivery(FakeHolder(), receive_count=receive_count)
     delivery.parks = parks
-    assert request(app.tasks["task"], delivery, retries=published).request_dict["retries"] == retries
+    assert request(task, delivery, retries=published).request_dict["retries"] == retries
     assert task.acks_late
-
-
-def test_what_was_given_up_before_is_not_run(make):
-    one = make(given_up=True)
-    assert one.revoked()
-    assert reason(one) == BEFORE
-    assert one not in state.active_requests
 
 
 def stored(app, status, result=None, *, done=None, traceback=None):
@@ -211,39 +225,33 @@ def stored(app, status, result=None, *, done=None, traceback=None):
     app.backend.get_task_meta = lambda _id, cache=True: meta
 
 
+def test_what_was_given_up_before_is_not_run(make):
+    one = make(given_up=True)
+    assert one.revoked()
+    assert reason(one) == BEFORE
+    assert one not in state.active_requests
+
+
 @pytest.mark.parametrize(
-    ("received", "status", "runs"),
+    ("minutes", "receive_count", "status", "settled"),
     [
-        (NOON - timedelta(minutes=1), "FAILURE", False),
-        (NOON + timedelta(minutes=1), "FAILURE", True),  # an older message's with that task id
-        (NOON - timedelta(minutes=1), "SUCCESS", True),
-        (None, "FAILURE", True),
+        (-1, 3, "FAILURE", [STORED_FAILURE]),
+        (1, 3, "FAILURE", []),  # an older message's with that task id
+        (-1, 3, "SUCCESS", []),
+        (None, 3, "FAILURE", []),
+        (None, 3 + RELEASES_FORGIVEN, "STARTED", [LAST]),
+        (None, 2 + RELEASES_FORGIVEN, "STARTED", []),  # it may have been released only
+        (None, 3 + RELEASES_FORGIVEN, "PENDING", []),
     ],
 )
-def test_a_message_whose_failure_is_stored_is_given_up_and_told_why(make, app, received, status, runs):
-    first = received.timestamp() if received else 0.0
-    one = make(facts={"receive_count": 3, "first_received": first}, max_retries=1)
+def test_what_failed_before_or_began_its_last_attempt_is_given_up_without_a_run(
+    make, app, minutes, receive_count, status, settled
+):
+    first = 0.0 if minutes is None else (NOON + timedelta(minutes=minutes)).timestamp()
+    one = make(facts={"receive_count": receive_count, "first_received": first}, max_retries=1)
     stored(app, status, ValueError("no"), done=NOON, traceback="Traceback: no")
-    assert one.revoked() is not runs
-    if runs:
-        assert one.holder.settled == []
-    else:
-        assert one.holder.settled == [(BEFORE, {"exception": "ValueError: no", "traceback": "Traceback: no"})]
-
-
-@pytest.mark.parametrize(
-    ("beyond", "status", "runs"),
-    [
-        (RELEASES_FORGIVEN + 1, "STARTED", False),
-        (RELEASES_FORGIVEN, "STARTED", True),  # it may have been released only
-        (RELEASES_FORGIVEN + 1, "PENDING", True),
-    ],
-)
-def test_what_has_no_attempts_left_and_began_its_last_fails_without_a_run(make, app, beyond, status, runs):
-    one = make(facts={"receive_count": 2 + beyond}, max_retries=1)
-    stored(app, status)
-    assert one.revoked() is not runs
-    assert one.holder.settled == [] if runs else reason(one) == LAST
+    assert one.revoked() is bool(settled)
+    assert one.holder.settled == settled or [reason(one)] == settled
 
 
 @pytest.mark.parametrize(
@@ -265,22 +273,7 @@ def test_the_result_backend_is_asked_only_where_it_may_know_more(make, app, opti
     assert bool(asked) is asks
 
 
-def test_what_cannot_be_failed_unrun_comes_back_and_raises_nothing(make, app, monkeypatch, caplog):
-    one = make(facts={"receive_count": 9}, max_retries=1)
-    stored(app, "STARTED")
-
-    def fail(*_):
-        raise ConnectionError("the result backend is down")
-
-    monkeypatch.setattr(Request, "on_failure", fail)
-    assert one.revoked()
-    assert one.holder.settled == [AFTER_AN_ERROR]
-    assert "could not be failed, and comes back" in caplog.text
-
-
-CHORD = {"task": "body", "args": [], "kwargs": {}, "options": {}}
-
-
+@pytest.mark.usefixtures("claim")
 @pytest.mark.parametrize(
     ("chord", "beyond", "settled"),
     [
@@ -290,10 +283,8 @@ CHORD = {"task": "body", "args": [], "kwargs": {}, "options": {}}
     ],
 )
 def test_a_run_lost_after_its_success_comes_back_for_its_chord_once_the_claim_on_that_is_over(
-    make, app, monkeypatch, chord, beyond, settled
+    make, monkeypatch, chord, beyond, settled
 ):
-    monkeypatch.setattr(app.backend, "_chord_publish_claim_expires", lambda join, _chord: 30, raising=False)
-    app.conf.result_chord_join_timeout = 5
     one = make(chord=chord, facts={"receive_count": 2 + beyond}, max_retries=1)
     one._success_was_stored = lambda: True
     monkeypatch.setattr(Request, "on_failure", lambda self, *_: self.acknowledge())
@@ -301,12 +292,9 @@ def test_a_run_lost_after_its_success_comes_back_for_its_chord_once_the_claim_on
     assert one.holder.settled == [settled]
 
 
+@pytest.mark.usefixtures("claim")
 @pytest.mark.parametrize(("ago", "runs"), [(0, False), (45, True)])
-def test_while_a_lost_run_may_keep_others_from_its_chord_the_message_is_hidden(
-    make, app, monkeypatch, ago, runs
-):
-    monkeypatch.setattr(app.backend, "_chord_publish_claim_expires", lambda join, _chord: 30, raising=False)
-    app.conf.result_chord_join_timeout = 5
+def test_while_a_lost_run_may_keep_others_from_its_chord_the_message_is_hidden(make, app, ago, runs):
     one = make(chord=CHORD, facts={"receive_count": 2})
     stored(app, "SUCCESS", done=datetime.now(timezone.utc) - timedelta(seconds=ago))
     assert one.revoked() is not runs
