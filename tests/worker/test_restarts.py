@@ -60,7 +60,7 @@ def test_who_signals_twice_does_not_wait_for_the_poll(make_site, signals):
     worker = idle_worker(site, pool="prefork")
     asked = time.monotonic()
     for number in signals:
-        worker.process.signal_main(number)
+        worker.signal_main(number)
         time.sleep(1)
     worker.wait_exit()
     assert time.monotonic() - asked < 15, "the poll takes 20"
@@ -81,7 +81,7 @@ def test_ctrl_c_at_a_terminal_does_not_wait_for_the_poll(make_site):
     try:
         worker = idle_worker(site, pool="prefork", stdin=terminal)
         asked = time.monotonic()
-        worker.process.signal_main(signal.SIGINT)
+        worker.signal_main(signal.SIGINT)
         worker.wait_exit()
         assert time.monotonic() - asked < 15, "the poll takes 20"
     finally:
