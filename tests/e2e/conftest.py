@@ -120,7 +120,7 @@ else:
 
     @pytest.fixture
     def start_process(tmp_path):
-        """Start a `LocalProcess` in a directory of its own, ended after the test; its container, when ready."""
+        """Start a `LocalProcess` in a directory of its own, ended after the test; its container, ready."""
         started = []
 
         def start(container_class, name, command, **options):
