@@ -202,12 +202,6 @@ def a_block_and_more():
         yield batch
 
 
-@asynccontextmanager
-async def an_async_block():
-    with a_block_and_more() as batch:
-        yield batch
-
-
 class BlockOfTheUsers:
     def __enter__(self):
         self.block = publish_batch("app")
@@ -241,6 +235,11 @@ def test_a_block_is_of_the_generator_that_opens_it_itself_or_by_a_context_manage
 
 
 def test_an_async_context_manager_may_open_the_block_for_whom_it_manages(site):
+    @asynccontextmanager
+    async def an_async_block():
+        with a_block_and_more() as batch:
+            yield batch
+
     async def main():
         async with an_async_block():
             return site.publish("a")
@@ -395,11 +394,7 @@ def test_a_forked_child_leaves_its_parents_block_alone(site):
 def test_elsewhere_a_block_changes_nothing(settings):
     app = make_app("elsewhere", {"broker_transport": None, **settings}, set_as_current=False)
     ran = []
-
-    @app.task(shared=False)
-    def task():
-        ran.append(True)
-
+    task = app.task(lambda: ran.append(True), shared=False, name="task")
     with publish_batch(app):
         task.delay()
     if settings.get("task_always_eager"):
