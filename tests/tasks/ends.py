@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from functools import partial, wraps
+from functools import partial
 
 from celery import Task, signals
 from celery.exceptions import Ignore, Reject
-from support.app import make_app
+from support.app import make_app, noting_of
 from support.diary import note
 from support.dying import Unpicklable, kill_self
 
@@ -40,22 +40,11 @@ class Trouble(Exception):
     """What the tasks fail with."""
 
 
-def noting(**options):
-    """A task that notes each of its runs."""
-
-    def make(body):
-        @app.task(bind=True, **options)
-        @wraps(body)
-        def run(self, *args, **kwargs):
-            key = self.name.partition(".")[2]
-            note("run", id=self.request.id, retries=self.request.retries, key=key)
-            return body(self, *args, **kwargs)
-
-        return run
-
-    return make
+def begins(task, *_, **__):
+    note("run", id=task.request.id, retries=task.request.retries, key=task.name.partition(".")[2])
 
 
+noting = noting_of(app, begins)
 noting_stock = partial(noting, base=Task, acks_late=True)
 
 
@@ -64,12 +53,12 @@ def errback(request, exc, traceback):
     note("errback", id=request.id)
 
 
-@noting()
+@noting
 def returning(self, **_):
     return "done"
 
 
-@noting()
+@noting
 def failing(self, times=1000, **_):
     if self.request.retries < times:
         raise Trouble
@@ -100,7 +89,7 @@ def narrowed_and_returning(self, **_):
     """Nothing."""
 
 
-@noting()
+@noting
 def retrying(self, times=1000, **changes):
     if self.request.retries < times:
         raise self.retry(countdown=1, **{k: v for k, v in changes.items() if k != "refused"})
@@ -112,39 +101,39 @@ def narrowed_and_retrying(self, times=1000, **_):
         raise self.retry(countdown=1)
 
 
-@noting()
+@noting
 def retrying_with_arguments(self, again=True, **_):
     if again:
         raise self.retry(countdown=0, kwargs={"again": False})
 
 
-@noting()
+@noting
 def replacing(self, **_):
     raise self.replace(returning.s())
 
 
-@noting()
+@noting
 def ignoring(self, **_):
     raise Ignore
 
 
-@noting()
+@noting
 def rejecting(self, **_):
     raise Reject(Trouble(), requeue=False)
 
 
-@noting()
+@noting
 def releasing(self, **_):
     if self.request.retries < 1:
         self.visibility.release()
 
 
-@noting()
+@noting
 def exiting(self, **_):
     sys.exit(3)
 
 
-@noting()
+@noting
 def killed(self, **_):
     kill_self()
 
@@ -154,12 +143,12 @@ def limited(self, **_):
     time.sleep(60)
 
 
-@noting()
+@noting
 def raising_what_cannot_be_pickled(self, **_):
     raise Unpicklable(1, 2)
 
 
-@noting()
+@noting
 def returning_what_cannot_be_stored(self, **_):
     return threading.Lock()
 
@@ -168,14 +157,14 @@ def returning_what_cannot_be_stored(self, **_):
 def calling_itself(self, nested=False, **_):
     if nested:
         raise Trouble
-    note("run", id=self.request.id)
+    begins(self)
     try:
         self.run(nested=True)
     except Trouble:
         return "its own exception"
 
 
-@noting_stock()
+@noting_stock
 def stock_retrying(self, queue=None, **_):
     raise self.retry(countdown=0, queue=queue)
 
@@ -185,7 +174,7 @@ def stock_retrying_with_what_cannot_be_sent(self, **_):
     raise self.retry(countdown=0, kwargs={"lock": threading.Lock()})
 
 
-@noting_stock()
+@noting_stock
 def stock_rejecting(self, **_):
     raise Reject(Trouble(), requeue=False)
 
@@ -198,32 +187,32 @@ def extending_and_failing(self, times=1, **_):
         raise Trouble
 
 
-@noting()
+@noting
 def adding(self, numbers, **_):
     """A chord's body."""
     note("sum", id=self.request.root_id, sum=sum(numbers))
 
 
-@noting()
+@noting
 def number(self, value, seconds=0, **_):
     time.sleep(seconds if self.request.retries < 1 else 0)
     return value
 
 
-@noting()
+@noting
 def retrying_and_killed(self, limit, killed_at, **_):
     if self.request.retries == killed_at:
         kill_self()
     raise self.retry(countdown=1, max_retries=limit)
 
 
-@noting()
+@noting
 def retrying_anew_and_killed(self, limit, killed_at, **_):
     if self.request.retries == killed_at:
         kill_self()
     raise self.retry(countdown=0, max_retries=limit, kwargs={"limit": limit, "killed_at": killed_at})
 
 
-@noting()
+@noting
 def following(self, *_, **__):
     """A step of a chain, or a callback."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from functools import partial, wraps
+from functools import partial
 
 from celery import Task
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
-from support.app import make_app
+from support.app import make_app, noting_of
 from support.diary import note
 from support.dying import Unpicklable, exit_now, kill_self
 
@@ -29,7 +29,7 @@ class Later(Exception):
     retry_after = 2
 
 
-def started(task, key):
+def started(task, key, *_, **__):
     request = task.request
     sqs = getattr(request, "sqs", None)
     note(
@@ -44,23 +44,11 @@ def started(task, key):
     )
 
 
-def noting(**options):
-    """A task that notes that it starts and that it is done; its first argument, `key`, says which it is."""
-
-    def make(body):
-        @app.task(bind=True, **options)
-        @wraps(body)
-        def run(self, key, *args, **kwargs):
-            started(self, key)
-            result = body(self, key, *args, **kwargs)
-            note("done", key=key)
-            return result
-
-        return run
-
-    return make
+def done(task, result, key, *_, **__):
+    note("done", key=key)
 
 
+noting = noting_of(app, started, done)
 stock_late = partial(noting, base=Task, acks_late=True)
 
 
@@ -77,8 +65,8 @@ def failing(name, times=1, error=Trouble, **options):
     def body(self, key, times=times):
         return fail_until(self, key, times, error)
 
-    body.__name__ = body.__qualname__ = name
-    noting(name=f"work.{name}", **options)(body)
+    body.__name__ = name
+    noting(body, **options)
 
 
 class ByMethod(VisibilityTask):
@@ -106,7 +94,7 @@ def quick(self, key="quick"):
     return key
 
 
-@noting()
+@noting
 def slow(self, key, seconds):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -178,7 +166,7 @@ def exiting(self, key):
         raise SystemExit(3)
 
 
-@noting()
+@noting
 def with_a_queue_of_its_own(self, key, name):
     with self.app.connection_for_write() as connection, connection.SimpleQueue(name) as queue:
         queue.put({"a": 1})
@@ -208,12 +196,12 @@ def stock_failing(self, key):
         raise Trouble(key)
 
 
-@stock_late()
+@stock_late
 def stock_exiting(self, key):
     raise SystemExit(3)
 
 
-@stock_late()
+@stock_late
 def stock_out_of_memory(self, key):
     if not self.request.delivery_info["redelivered"]:
         raise MemoryError
@@ -261,7 +249,7 @@ def crashing(self, key, times=1):
         crash(key)
 
 
-@stock_late()
+@stock_late
 def stock_crashing(self, key):
     crash(key)
 
@@ -272,19 +260,19 @@ def stock_crashing_once(self, key):
         crash(key)
 
 
-@noting()
+@noting
 def looking_around(self, key):
     """What this process has of the worker's."""
     threads = [thread.name for thread in threading.enumerate()]
     note("looked", key=key, threads=threads, parent=os.getppid())
 
 
-@noting()
+@noting
 def publishing(self, key):
     quick.delay(f"published by {key}")
 
 
-@noting()
+@noting
 def publishing_many(self, key, count):
     with publish_batch(self.app):
         for number in range(count):
