@@ -86,9 +86,7 @@ class GuardedProcess:
     ) -> None:
         self.command = list(command)
         self.log_path = Path(log_path)
-        self._env = env
-        self._cwd = cwd
-        self._stdin = stdin
+        self._options = {"env": env, "cwd": cwd, "stdin": stdin}
         self._process: subprocess.Popen | None = None
         self._read_from = 0
 
@@ -99,13 +97,7 @@ class GuardedProcess:
         self._read_from += len(self.log)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command,
-                env=self._env,
-                cwd=self._cwd,
-                stdin=self._stdin,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, **self._options
             )
         _tell_guard(self.pid)
         return self
