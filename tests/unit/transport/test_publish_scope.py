@@ -394,7 +394,11 @@ def test_a_forked_child_leaves_its_parents_block_alone(site):
 def test_elsewhere_a_block_changes_nothing(settings):
     app = make_app("elsewhere", {"broker_transport": None, **settings}, set_as_current=False)
     ran = []
-    task = app.task(lambda: ran.append(True), shared=False, name="task")
+
+    @app.task(shared=False)
+    def task():
+        ran.append(True)
+
     with publish_batch(app):
         task.delay()
     if settings.get("task_always_eager"):
