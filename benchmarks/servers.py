@@ -12,8 +12,7 @@ import boto3
 from paths import ROOT
 from support.emulator import MotoServer
 from support.processes import GuardedProcess, free_port, wait_until
-from support.redis_server import redis_program
-from support.redis_server import redis_server as running_redis
+from support.redis_server import RedisServer, redis_program
 
 #: Names the interpreter that has ministack, which pins botocore and so wants an environment of its own.
 INTERPRETER_VARIABLE = "MINISTACK_PYTHON"
@@ -53,7 +52,7 @@ def sqs_server(directory):
     python = ministack_python()
     if python is None:
         with MotoServer(directory) as moto:
-            yield Server("moto", moto.url, moto.process.pid)
+            yield Server("moto", moto.url, moto.pid)
         return
     port = free_port()
     environment = {**os.environ, "BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "IOT_MTLS_PORT": "0"}
@@ -80,8 +79,8 @@ def redis_server(directory):
     if redis_program() is None:
         yield None
         return
-    with running_redis(directory) as redis:
-        yield Server("redis", *redis)
+    with RedisServer(directory) as redis:
+        yield Server("redis", redis.url, redis.pid)
 
 
 @contextlib.contextmanager

@@ -67,20 +67,18 @@ def pytest_collection_modifyitems(config, items):
 
     With `--reliability`, leave out what would write no row.
     """
-    if config.getoption("pool") != "prefork":
-        _keep(config, items, lambda item: not _is_about_a_pool_of_its_own(item))
-    if config.getoption("reliability"):
-        _keep(config, items, lambda item: FIXTURE in getattr(item, "fixturenames", ()))
+    other_pool = config.getoption("pool") != "prefork"
+    rows_only = config.getoption("reliability")
 
+    def unwanted(item):
+        names_pool = "pool" in getattr(getattr(item, "callspec", None), "params", {})
+        own_pool = (
+            names_pool or item.get_closest_marker("own_pool") or item.get_closest_marker("prefork_only")
+        )
+        return (other_pool and own_pool) or (rows_only and FIXTURE not in getattr(item, "fixturenames", ()))
 
-def _keep(config, items, wanted):
-    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
-    items[:] = filter(wanted, items)
-
-
-def _is_about_a_pool_of_its_own(item):
-    names_it = "pool" in getattr(getattr(item, "callspec", None), "params", {})
-    return names_it or any(item.iter_markers("own_pool")) or any(item.iter_markers("prefork_only"))
+    config.hook.pytest_deselected(items=[item for item in items if unwanted(item)])
+    items[:] = [item for item in items if not unwanted(item)]
 
 
 @pytest.fixture(scope="session", autouse=True)

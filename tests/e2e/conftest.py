@@ -22,20 +22,13 @@ from pytest_celery import (
 from pytest_docker_tools import build, container, fxtr
 from support.app import close_app
 from support.emulator import MotoServer
-from support.nodes import (
-    LocalProcess,
-    MotoContainer,
-    RedisProcessContainer,
-    WorkerProcessContainer,
-    when_ready,
-)
-from support.processes import free_port
-from support.redis_server import redis_program
+from support.nodes import LocalProcess, MotoContainer, RedisProcessContainer, WorkerProcessContainer
+from support.redis_server import RedisServer, redis_program
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_DOCKER = os.environ.get("SQS_TEST_NODES", "process") == "docker"
-BROKER_TRANSPORT = "celery_sqs_visibility"
 VISIBILITY_TIMEOUT = 10
+START_SECONDS = 60
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -76,7 +69,7 @@ def default_worker_env(default_worker_env):
 def default_worker_app(default_worker_app):
     """The settings of worker and test. They reach the worker as source text: JSON values only."""
     default_worker_app.conf.update(
-        broker_transport=BROKER_TRANSPORT,
+        broker_transport="celery_sqs_visibility",
         broker_transport_options={
             "region": LOCALSTACK_CREDS["AWS_DEFAULT_REGION"],
             "is_secure": False,
@@ -127,32 +120,33 @@ else:
 
     @pytest.fixture
     def start_process(tmp_path):
-        """Start a `LocalProcess` in a directory of its own, and end it after the test."""
+        """Start a `LocalProcess` in a directory of its own, ended after the test; its container, ready."""
         started = []
 
-        def start(name, command, **options):
+        def start(container_class, name, command, **options):
             directory = tmp_path / name
             directory.mkdir(exist_ok=True)
-            started.append(LocalProcess(name, command, directory, **options).start())
-            return started[-1]
+            process = LocalProcess(name, command, directory, **options)
+            started.append(process)
+            container = container_class(process)
+            process.start().wait_for_log(container.ready_prompt, START_SECONDS)
+            return container
 
         yield start
         for process in reversed(started):
-            process.remove()
+            process.stop()
 
     @pytest.fixture
-    def default_localstack_broker(start_process):
-        port = free_port()
-        return when_ready(MotoContainer(start_process("moto", MotoServer.command(port), port=port)))
+    def default_localstack_broker(start_process, tmp_path):
+        server = MotoServer(tmp_path)
+        return start_process(MotoContainer, "moto", server.command, port=server.port)
 
     @pytest.fixture
-    def default_redis_backend(start_process):
-        server = redis_program()
-        if server is None:
+    def default_redis_backend(start_process, tmp_path):
+        if redis_program() is None:
             pytest.fail("redis-server, the result backend of these tests, is not on PATH: install it")
-        port = free_port()
-        command = RedisProcessContainer.local_command(server, port)
-        return RedisProcessContainer(start_process("redis", command, port=port))
+        server = RedisServer(tmp_path)
+        return start_process(RedisProcessContainer, "redis", server.command, port=server.port)
 
     @pytest.fixture
     def start_worker_process(
@@ -165,7 +159,7 @@ else:
                 (directory / path).write_bytes(source)
             import_paths = (str(directory), str(ROOT), os.environ.get("PYTHONPATH", ""))
             env = {**default_worker_env, "PYTHONPATH": os.pathsep.join(filter(None, import_paths))}
-            return when_ready(WorkerProcessContainer(start_process(name, default_worker_command, env=env)))
+            return start_process(WorkerProcessContainer, name, default_worker_command, env=env)
 
         return start
 

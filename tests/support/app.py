@@ -6,6 +6,7 @@ environment, and the test makes its own producer app from the same settings.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -54,6 +55,26 @@ def make_app(name: str, config: Mapping[str, Any] | None = None, **options: Any)
     app = Celery(name, **options)
     app.conf.update({**DEFAULTS, **settings})
     return app
+
+
+def noting_of(app, begins, ended=lambda *_, **__: None):
+    """Decorates a bound task: calls `begins(task, ...)` before a run, `ended(task, result, ...)` after it."""
+
+    def make(body=None, **options):
+        if body is None:
+            return functools.partial(make, **options)
+
+        @app.task(bind=True, **options)
+        @functools.wraps(body)
+        def run(self, *args, **kwargs):
+            begins(self, *args, **kwargs)
+            result = body(self, *args, **kwargs)
+            ended(self, result, *args, **kwargs)
+            return result
+
+        return run
+
+    return make
 
 
 def behind(endpoint: str, config: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -7,22 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class BrokenFilter(logging.Filter):
-    """A user's, with a bug: `logging` lets through what it raises."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        raise RuntimeError("a filter's bug")
+def broken(record: logging.LogRecord) -> bool:
+    """A user's filter, with a bug: `logging` lets through what it raises."""
+    raise RuntimeError("a filter's bug")
 
 
 @contextmanager
 def a_filter_that_raises() -> Iterator[None]:
     """On every logger of the package."""
-    broken = BrokenFilter()
-    loggers = [
-        logging.getLogger(name)
-        for name in list(logging.root.manager.loggerDict)
-        if name.startswith("celery_sqs_visibility")
-    ]
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("celery_sqs_visibility")]
+    loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
         logger.addFilter(broken)
     try:

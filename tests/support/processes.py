@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -46,40 +49,32 @@ for group in groups:
 """
 
 
-class _Guard:
-    """The process that kills what this one leaves behind. Used from the thread that starts processes."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen | None = None
-
-    def tell(self, group: int) -> None:
-        """Register a process group, or forget it when negative."""
-        if self._process is None:
-            # A session of its own: Ctrl-C and a killed process group must not take the guard along.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", GUARD],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-                text=True,
-                bufsize=1,
-            )
-            atexit.register(self.dismiss)
-        self._process.stdin.write(f"{group}\n")
-        self._process.stdin.flush()
-
-    def dismiss(self) -> None:
-        if self._process is not None:
-            self._process.stdin.close()
-            self._process.wait(5)
-            self._process = None
+@functools.cache
+def _guard() -> subprocess.Popen:
+    """The process that kills what this one leaves behind."""
+    # A session of its own: Ctrl-C and a killed process group must not take the guard along.
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", GUARD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+        bufsize=1,
+    )
+    atexit.register(guard.communicate, timeout=5)
+    return guard
 
 
-_guard = _Guard()
+def _tell_guard(group: int) -> None:
+    """Register a process group, or forget it when negative."""
+    _guard().stdin.write(f"{group}\n")
 
 
 class GuardedProcess:
-    """A command in its own process group, surely gone after `stop()`; its log is appended to."""
+    """A command in its own process group, surely gone after `stop()`; its log is appended to.
+
+    A context manager.
+    """
 
     def __init__(
         self,
@@ -91,26 +86,21 @@ class GuardedProcess:
     ) -> None:
         self.command = list(command)
         self.log_path = Path(log_path)
-        self._env = env
-        self._cwd = cwd
-        self._stdin = stdin
+        self._options = {"env": env, "cwd": cwd, "stdin": stdin}
         self._process: subprocess.Popen | None = None
+        self._read_from = 0
 
-    def start(self) -> None:
+    def start(self) -> Self:
         """Start the command. Starting a running process is an error."""
         if self.running:
             raise RuntimeError(f"{self.command} is running already")
+        self._read_from += len(self.log)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command,
-                env=self._env,
-                cwd=self._cwd,
-                stdin=self._stdin,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, **self._options
             )
-        _guard.tell(self.pid)
+        _tell_guard(self.pid)
+        return self
 
     @property
     def pid(self) -> int:
@@ -130,8 +120,23 @@ class GuardedProcess:
 
     @property
     def log(self) -> str:
-        """Everything printed so far, over restarts."""
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        """What it printed since the last `start()`."""
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return text[self._read_from :]
+
+    def wait_for_log(self, text: str, timeout: float = SOON) -> Self:
+        """Wait until it has printed that; a process that exits instead is an error with its log."""
+
+        def logged() -> bool:
+            gone = not self.running  # asked before the log is read: what it wrote last still counts
+            if text in self.log:
+                return True
+            if gone:
+                raise RuntimeError(f"exited with {self.returncode} before {text!r}. Its log:\n{self.log}")
+            return False
+
+        wait_until(logged, timeout, lambda: f"{text!r} in the log:\n{self.log}")
+        return self
 
     def signal_main(self, number: int) -> None:
         """Signal the main process only, as Docker and systemd's `KillMode=mixed` do."""
@@ -143,8 +148,8 @@ class GuardedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def wait_exit(self, timeout: float) -> int:
-        """Wait for the main process to end and return its code."""
+    def wait_exit(self, timeout: float = 60) -> int:
+        """The return code: 0 after a clean shutdown, minus the signal's number when killed."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -156,7 +161,13 @@ class GuardedProcess:
             return
         self.signal_group(signal.SIGKILL)
         self._process.wait(10)
-        _guard.tell(-self.pid)
+        _tell_guard(-self.pid)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
 
 
 def free_port() -> int:

@@ -73,18 +73,6 @@ class FaultProxy:
         self._closing = threading.Event()
         self._acceptor: threading.Thread | None = None
 
-    def start(self) -> Self:
-        self.accept()
-        return self
-
-    def stop(self) -> None:
-        """Remove the faults, cut every connection, and wait for the threads. Idempotent."""
-        self.clear_faults()
-        self.refuse()
-        for thread in self._open_relays().values():
-            thread.join(STOP_SECONDS)
-        self._reservation.close()
-
     def calls(self, action: str | None = None, queue: str | None = None) -> list[Call]:
         """Finished calls, in the order they were made."""
         return [call for call in self._recorded(action, queue) if call.finished is not None]
@@ -104,7 +92,13 @@ class FaultProxy:
 
     def wait_for(self, predicate: Callable[[list[Call]], T], timeout: float = 30) -> T:
         """Poll `predicate(calls())` until it is true, and return what it returned."""
-        return wait_until(lambda: predicate(self.calls()), timeout, self._summary)
+        return wait_until(
+            lambda: predicate(self.calls()),
+            timeout,
+            lambda: (
+                f"a predicate of the calls; finished were {Counter(call.action for call in self.calls())}"
+            ),
+        )
 
     def wait_for_calls(
         self, action: str, count: int = 1, *, queue: str | None = None, timeout: float = 30
@@ -178,9 +172,6 @@ class FaultProxy:
                 return injection.apply(functools.partial(self._pass, injections[position:], forward), request)
         return forward(request)
 
-    def _summary(self) -> str:
-        return f"a predicate of the calls; finished were {Counter(call.action for call in self.calls())}"
-
     def _recorded(self, action: str | None, queue: str | None) -> list[Call]:
         with self._lock:
             recorded = list(self._calls.values())
@@ -220,7 +211,13 @@ class FaultProxy:
         return bound
 
     def __enter__(self) -> Self:
-        return self.start()
+        self.accept()
+        return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.stop()
+        """Remove the faults, cut every connection, and wait for the threads."""
+        self.clear_faults()
+        self.refuse()
+        for thread in self._open_relays().values():
+            thread.join(STOP_SECONDS)
+        self._reservation.close()

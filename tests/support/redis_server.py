@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from support.processes import GuardedProcess, free_port, wait_until
+from support.processes import GuardedProcess, free_port
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 START_SECONDS = 60
 
 
-def redis_program():
-    """The path of a `redis-server`, or `None`."""
+def redis_program() -> str | None:
+    """The path of a `redis-server`."""
     path = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
     found = shutil.which("redis-server", path=path)
     if found is None:
@@ -27,30 +29,14 @@ def redis_program():
     return found
 
 
-class RedisServer(NamedTuple):
-    """One that runs."""
+class RedisServer(GuardedProcess):
+    """One that keeps nothing on disk. `start()` returns when it listens."""
 
-    url: str
-    pid: int
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        options = f"--port {self.port} --bind 127.0.0.1 --appendonly no --dir {directory}".split()
+        super().__init__([redis_program(), "--save", "", *options], Path(directory) / "redis.log")
 
-
-@contextlib.contextmanager
-def redis_server(directory):
-    """Start one, which keeps nothing on disk."""
-    port = free_port()
-    options = f"--port {port} --bind 127.0.0.1 --appendonly no --dir".split()
-    command = [redis_program(), "--save", "", *options, str(directory)]
-    process = GuardedProcess(command, Path(directory) / "redis.log")
-    process.start()
-
-    def answers():
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return True
-        return False
-
-    try:
-        wait_until(answers, START_SECONDS, lambda: process.log)
-        yield RedisServer(f"redis://127.0.0.1:{port}/0", process.pid)
-    finally:
-        process.stop()
+    def start(self) -> Self:
+        return super().start().wait_for_log("Ready to accept connections", START_SECONDS)

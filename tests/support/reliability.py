@@ -41,38 +41,45 @@ class Row:
 
     fault: str
     done: str
-    pools: frozenset[str]
+    pools: list[str]
     messages: int
     lost: int
     repeated: int
     seconds: float | None
-    tests: frozenset[str]
+    tests: list[str]
 
     def __add__(self, other: Row) -> Row:
         times = [row.seconds for row in (self, other) if row.seconds is not None]
         return dataclasses.replace(
             self,
-            pools=self.pools | other.pools,
+            pools=sorted({*self.pools, *other.pools}),
             messages=self.messages + other.messages,
             lost=self.lost + other.lost,
             repeated=self.repeated + other.repeated,
             seconds=max(times, default=None),
-            tests=self.tests | other.tests,
+            tests=sorted({*self.tests, *other.tests}),
         )
 
     @property
     def test(self) -> str:
         """The test's id, without its parameters if there were several."""
-        return next(iter(self.tests)) if len(self.tests) == 1 else self.function
+        return self.tests[0] if len(self.tests) == 1 else self.function
 
     @property
     def function(self) -> str:
-        return next(iter(self.tests)).partition("[")[0]
+        return self.tests[0].partition("[")[0]
 
     def __str__(self) -> str:
         seconds = "-" if self.seconds is None else f"{max(0.0, self.seconds):.1f}"
-        pools = ", ".join(sorted(self.pools))
-        cells = [self.fault, self.done, pools, self.messages, self.lost, self.repeated, seconds]
+        cells = [
+            self.fault,
+            self.done,
+            ", ".join(self.pools),
+            self.messages,
+            self.lost,
+            self.repeated,
+            seconds,
+        ]
         return f"| {' | '.join(map(str, cells))} | `{self.test}` |"
 
 
@@ -109,29 +116,20 @@ def report(
     row = Row(
         fault,
         done,
-        pools=frozenset(worker.pool for worker in workers),
+        pools=sorted({worker.pool for worker in workers}),
         messages=len(sent),
         lost=max(0, len(undone) - kept),
         repeated=sum(noted["started"][key] - noted["failing"][key] > runs for key in sent),
         seconds=seconds,
-        tests=frozenset({f"{node.path.name}::{node.name}"}),
+        tests=[f"{node.path.name}::{node.name}"],
     )
-    node.user_properties.append((FIXTURE, _as_plain(row)))
+    node.user_properties.append((FIXTURE, dataclasses.asdict(row)))
     assert not row.lost, f"of {undone}, {kept} are in a queue"
 
 
 def _count(diary: Diary, event: str) -> Counter[str]:
     """How often tasks noted it, by their key's `repr`."""
     return Counter(repr(entry.get("key")) for entry in diary.entries(event))
-
-
-def _as_plain(row: Row) -> dict[str, Any]:
-    """What pytest-xdist can send."""
-    return {**dataclasses.asdict(row), "pools": sorted(row.pools), "tests": sorted(row.tests)}
-
-
-def _of_plain(row: dict[str, Any]) -> Row:
-    return Row(**{**row, "pools": frozenset(row["pools"]), "tests": frozenset(row["tests"])})
 
 
 class Table:
@@ -143,7 +141,7 @@ class Table:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" and report.passed:
-            self._rows += [_of_plain(row) for name, row in report.user_properties if name == FIXTURE]
+            self._rows += [Row(**row) for name, row in report.user_properties if name == FIXTURE]
 
     def pytest_sessionfinish(self) -> None:
         before, _, rest = self._path.read_text().partition(BEGIN)

@@ -7,14 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def load():
-    """The module; it is not on the path, since other benchmarks have names that tests have too."""
-    spec = importlib.util.spec_from_file_location("benchmarks_scaling", ROOT / "benchmarks/scaling.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-scaling = load()
+# It is not on the path, since other benchmarks have names that tests have too.
+spec = importlib.util.spec_from_file_location("benchmarks_scaling", ROOT / "benchmarks/scaling.py")
+scaling = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(scaling)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
 from celery.exceptions import Reject
-from support.app import make_app
+from support.app import make_app, noting_of
 from support.diary import note
 
 from celery_sqs_visibility import VisibilityTask
@@ -20,11 +22,14 @@ class Unpicklable(Exception):
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
-        self.lock = __import__("threading").Lock()
+        self.lock = threading.Lock()
 
 
-def started(task, key):
+def started(task, key, *_, **__):
     note("started", key=key, retries=task.request.retries)
+
+
+noting = noting_of(app, started)
 
 
 @app.task
@@ -32,50 +37,43 @@ def on_error(request, exc, traceback):
     note("errback", exc=repr(exc))
 
 
-@app.task(bind=True, max_retries=1, error_visibility_timeout=1)
+@noting(max_retries=1, error_visibility_timeout=1)
 def twice(self, key, text="in vain"):
-    started(self, key)
     raise Trouble(text)
 
 
-@app.task(bind=True, dont_autoretry_for=(Trouble,))
+@noting(dont_autoretry_for=(Trouble,))
 def once(self, key):
-    started(self, key)
     raise Trouble(key)
 
 
-@app.task(bind=True, max_retries=0)
+@noting(max_retries=0)
 def unpicklable(self, key):
-    started(self, key)
     raise Unpicklable("one", "two")
 
 
 def even(depth, text):
+    """Fail that deep, in two functions that call each other: Python would fold the lines of one."""
     if not depth:
         raise Trouble(text)
     odd(depth - 1, text)
 
 
 def odd(depth, text):
-    if not depth:
-        raise Trouble(text)
     even(depth - 1, text)
 
 
-@app.task(bind=True, max_retries=0)
+@noting(max_retries=0)
 def deep(self, key):
     """A traceback of many lines, and a message that SQS would refuse."""
-    started(self, key)
     even(300, "bad \x00\x0b\ud800\uffff " + "x" * 20_000)
 
 
-@app.task(bind=True, max_retries=1, error_visibility_timeout=1, on_exhausted="keep")
+@noting(max_retries=1, error_visibility_timeout=1, on_exhausted="keep")
 def precious(self, key):
-    started(self, key)
     raise Trouble(key)
 
 
-@app.task(bind=True)
+@noting
 def rejecting(self, key):
-    started(self, key)
     raise Reject("not for me", requeue=False)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
+from functools import partial
 
 from celery import Task
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
-from support.app import make_app
+from support.app import make_app, noting_of
 from support.diary import note
-from support.dying import exit_now, kill_self
+from support.dying import Unpicklable, exit_now, kill_self
 
 from celery_sqs_visibility import VisibilityTask, publish_batch
 
@@ -23,16 +23,9 @@ class Trouble(Exception):
     """What the tasks fail with."""
 
 
-class Unpicklable(Exception):
-    """Fails to travel from the child to the main process."""
-
-    def __init__(self, one, two):
-        super().__init__("cannot be pickled")
-        self.lock = threading.Lock()
-
-
-def started(task, key):
+def started(task, key, *_, **__):
     request = task.request
+    sqs = getattr(request, "sqs", None)
     note(
         "started",
         key=key,
@@ -40,18 +33,41 @@ def started(task, key):
         id=request.id,
         retries=request.retries,
         redelivered=request.delivery_info["redelivered"],
-        sqs=dict(request.sqs) if request.sqs else None,
+        sqs=dict(sqs) if sqs else None,
         headers=request.headers,
     )
 
 
-def fail_until(task, key, times, error=None):
-    started(task, key)
+def done(task, result, key, *_, **__):
+    note("done", key=key)
+
+
+noting = noting_of(app, started, done)
+stock_late = partial(noting, base=Task, acks_late=True)
+
+
+def fail_until(task, key, times, error=Trouble):
     if task.request.retries < times:
         note("failing", key=key)
-        raise error or Trouble(key)
-    note("done", key=key)
+        raise error(key)
     return key
+
+
+def failing(name, times=1, error=Trouble, **options):
+    """A task of that name that fails `times` times."""
+
+    def body(self, key, times=times):
+        return fail_until(self, key, times, error)
+
+    body.__name__ = name
+    noting(body, **options)
+
+
+failing("plain")
+failing("number", error_visibility_timeout=2)
+failing("computed", times=2, error_visibility_timeout=lambda retries, exc: 1 + retries if exc.args else 30)
+failing("unpicklable", error=partial(Unpicklable, 1), error_visibility_timeout=1)
+failing("hopeless", times=1000, error_visibility_timeout=1, max_retries=2)
 
 
 @app.task(bind=True)
@@ -60,39 +76,12 @@ def quick(self, key="quick"):
     return key
 
 
-@app.task(bind=True)
+@noting
 def slow(self, key, seconds):
-    started(self, key)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(0.05)
-    note("done", key=key)
     return key
-
-
-@app.task(bind=True)
-def plain(self, key, times=1):
-    return fail_until(self, key, times)
-
-
-@app.task(bind=True, error_visibility_timeout=2)
-def number(self, key, times=1):
-    return fail_until(self, key, times)
-
-
-@app.task(bind=True, error_visibility_timeout=lambda retries, exc: 1 + retries if exc.args else 30)
-def computed(self, key, times=2):
-    return fail_until(self, key, times)
-
-
-@app.task(bind=True, error_visibility_timeout=1)
-def unpicklable(self, key, times=1):
-    return fail_until(self, key, times, Unpicklable(1, 2))
-
-
-@app.task(bind=True, error_visibility_timeout=1, max_retries=2)
-def hopeless(self, key):
-    return fail_until(self, key, 1000)
 
 
 @app.task
@@ -100,56 +89,23 @@ def on_error(request, exc, traceback):
     note("errback", exc=repr(exc))
 
 
-@app.task(bind=True, error_visibility_timeout=30)
+@noting(error_visibility_timeout=30)
 def retrying(self, key, countdown=1, **changes):
-    started(self, key)
     if self.request.retries < 1:
         raise self.retry(countdown=countdown, **changes)
-    note("done", key=key)
 
 
-@app.task(bind=True, error_visibility_timeout=1, soft_time_limit=3)
+@noting(error_visibility_timeout=1, soft_time_limit=3)
 def softly_limited(self, key):
-    started(self, key)
     if self.request.retries < 1:
         try:
             time.sleep(30)
         except SoftTimeLimitExceeded:
             note("limit", key=key)
             raise
-    note("done", key=key)
 
 
-@app.task(bind=True, base=Task, acks_late=False)
-def stock(self, key):
-    note("started", key=key, retries=self.request.retries, sqs=getattr(self.request, "sqs", None))
-    return key
-
-
-@app.task(bind=True, base=Task, acks_late=False)
-def stock_slow(self, key, seconds):
-    started(self, key)
-    time.sleep(seconds)
-    note("done", key=key)
-
-
-@app.task(bind=True, base=Task, acks_late=True, max_retries=2)
-def stock_retrying(self, key):
-    note("started", key=key, retries=self.request.retries)
-    if self.request.retries < 1:
-        raise self.retry(countdown=0)
-    note("done", key=key)
-
-
-@app.task(bind=True, base=Task, acks_late=True, acks_on_failure_or_timeout=False)
-def stock_failing(self, key):
-    note("started", key=key, redelivered=self.request.delivery_info["redelivered"])
-    if not self.request.delivery_info["redelivered"]:
-        raise Trouble(key)
-    note("done", key=key)
-
-
-@app.task(bind=True, error_visibility_timeout=1)
+@noting(error_visibility_timeout=1)
 def slow_then_failing(self, key, seconds):
     if self.request.retries == 0:
         time.sleep(seconds)
@@ -171,10 +127,9 @@ class Prepared(VisibilityTask):
         return self.run(*args, **kwargs)
 
 
-@app.task(bind=True, base=Prepared, error_visibility_timeout=1)
+@noting(base=Prepared, error_visibility_timeout=1)
 def prepared(self, key):
-    started(self, key)
-    note("done", key=key)
+    """Nothing."""
 
 
 @app.task(bind=True, max_retries=0)
@@ -182,34 +137,50 @@ def once(self, key):
     started(self, key)
 
 
-@app.task(bind=True, max_retries=0)
+@noting(max_retries=0)
 def hopeless_killer(self, key):
-    started(self, key)
     kill_self()
 
 
-@app.task(bind=True, base=Task, acks_late=True)
+@noting
+def with_a_queue_of_its_own(self, key, name):
+    with self.app.connection_for_write() as connection, connection.SimpleQueue(name) as queue:
+        queue.put({"a": 1})
+        queue.get(timeout=20).ack()
+
+
+@app.task(bind=True, base=Task, acks_late=False)
+def stock(self, key):
+    started(self, key)
+    return key
+
+
+@noting(base=Task, acks_late=False)
+def stock_slow(self, key, seconds):
+    time.sleep(seconds)
+
+
+@stock_late(max_retries=2)
+def stock_retrying(self, key):
+    if self.request.retries < 1:
+        raise self.retry(countdown=0)
+
+
+@stock_late(acks_on_failure_or_timeout=False)
+def stock_failing(self, key):
+    if not self.request.delivery_info["redelivered"]:
+        raise Trouble(key)
+
+
+@stock_late
 def stock_exiting(self, key):
-    note("started", key=key)
     raise SystemExit(3)
 
 
-@app.task(bind=True)
-def with_a_queue_of_its_own(self, key, name):
-    started(self, key)
-    with self.app.connection_for_write() as connection, connection.SimpleQueue(name) as queue:
-        queue.put({"a": 1})
-        message = queue.get(timeout=20)
-        message.ack()
-    note("done", key=key)
-
-
-@app.task(bind=True, base=Task, acks_late=True)
+@stock_late
 def stock_out_of_memory(self, key):
-    note("started", key=key)
     if not self.request.delivery_info["redelivered"]:
         raise MemoryError
-    note("done", key=key)
 
 
 class UsersRequest(Request):
@@ -220,115 +191,94 @@ class WithARequestOfItsOwn(Task):
     Request = UsersRequest
 
 
-@app.task(bind=True, base=WithARequestOfItsOwn, acks_late=True)
+@noting(base=WithARequestOfItsOwn, acks_late=True)
 def slow_with_a_request_of_its_own(self, key, seconds):
-    note("started", key=key)
     time.sleep(seconds)
-    note("done", key=key)
 
 
 def call_itself():
     return call_itself()
 
 
-def press_ctrl_c():
-    raise KeyboardInterrupt
-
-
-def end_a_generator():
-    raise GeneratorExit
-
-
-def run_out_of_memory():
-    raise MemoryError
-
-
-#: Ways for a run to end badly, of which no exception handler knows.
+#: Ways for a run to end badly, of which no exception handler knows: what it calls or raises.
 CRASHES = {
     "os._exit": exit_now,
     "SIGKILL": kill_self,
-    "SystemExit": sys.exit,
-    "KeyboardInterrupt": press_ctrl_c,
-    "GeneratorExit": end_a_generator,
-    "MemoryError": run_out_of_memory,
     "RecursionError": call_itself,
+    "SystemExit": SystemExit,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "MemoryError": MemoryError,
 }
 
 
-@app.task(bind=True, error_visibility_timeout=1, max_retries=2)
+def crash(key):
+    error = CRASHES[key]()
+    raise error
+
+
+@noting(error_visibility_timeout=1, max_retries=2)
 def crashing(self, key, times=1):
     """`key` says how."""
-    started(self, key)
     if self.request.retries < times:
         note("failing", key=key)
-        CRASHES[key]()
-    note("done", key=key)
+        crash(key)
 
 
-@app.task(bind=True, base=Task, acks_late=True)
+@stock_late
 def stock_crashing(self, key):
-    note("started", key=key)
-    CRASHES[key]()
+    crash(key)
 
 
-@app.task(bind=True, base=Task, acks_late=True, reject_on_worker_lost=True)
+@stock_late(reject_on_worker_lost=True)
 def stock_crashing_once(self, key):
-    note("started", key=key)
     if not self.request.delivery_info["redelivered"]:
-        CRASHES[key]()
-    note("done", key=key)
+        crash(key)
 
 
-@app.task(bind=True)
+@noting
 def looking_around(self, key):
     """What this process has of the worker's."""
-    started(self, key)
     threads = [thread.name for thread in threading.enumerate()]
     note("looked", key=key, threads=threads, parent=os.getppid())
 
 
-@app.task(bind=True)
+@noting
 def publishing(self, key):
-    started(self, key)
     quick.delay(f"published by {key}")
 
 
-@app.task(bind=True)
+@noting
 def publishing_many(self, key, count):
-    started(self, key)
     with publish_batch(self.app):
         for number in range(count):
             quick.delay(number)
 
 
-@app.task(bind=True, error_visibility_timeout=1)
+@noting(error_visibility_timeout=1)
 def replaced_in_a_block(self, key):
-    started(self, key)
     with publish_batch(self.app):
         quick.delay(f"with {key}")
         raise self.replace(quick.si(f"in place of {key}"))
 
 
-@app.task(bind=True, error_visibility_timeout=1)
+@noting(error_visibility_timeout=1)
 def retried_with_other_arguments_in_a_block(self, key, again=False):
-    started(self, key)
     if not again:
         with publish_batch(self.app):
             quick.delay(f"with {key}")
             raise self.retry(args=(f"{key} again", True), countdown=0)
 
 
-@app.task(bind=True, error_visibility_timeout=1)
+@noting(error_visibility_timeout=1)
 def rejected_in_a_block(self, key):
-    started(self, key)
     with publish_batch(self.app):
         quick.delay(f"with {key}")
         raise Reject("it is of no use", requeue=False)
 
 
-@app.task(bind=True, error_visibility_timeout=30)
+@noting(error_visibility_timeout=30)
 def retried_in_a_block(self, key):
-    started(self, key)
     if self.request.retries < 1:
         with publish_batch(self.app):
             quick.delay(f"with {key}")

@@ -62,7 +62,7 @@ def test_what_is_neither_done_nor_in_a_queue_is_lost(tell):
 
 
 def row(test, seconds=None, fault="fault"):
-    return Row(fault, "done", frozenset({test[-2]}), 2, 0, 1, seconds, frozenset({test}))
+    return Row(fault, "done", [test[-2]], 2, 0, 1, seconds, [test])
 
 
 def test_rows_that_differ_in_parameters_are_one():

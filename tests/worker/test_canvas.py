@@ -7,7 +7,7 @@ import time
 import pytest
 from celery import chain, chord
 from support.faults import error
-from support.redis_server import redis_server
+from support.redis_server import RedisServer
 
 SERVER_ERROR = error("InternalError", 500)
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:Depreca
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory):
-    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         yield server.url
 
 

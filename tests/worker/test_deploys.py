@@ -187,7 +187,7 @@ def test_ctrl_c_is_a_warm_shutdown(make_site, pool, reliability):
     site = make_site(visibility_timeout=60, wait_time_seconds=1)
     worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=4)
     hold_more_than_runs(site, 4, seconds=8)
-    worker.process.signal_main(signal.SIGINT)
+    worker.signal_main(signal.SIGINT)
     worker.wait_for_log("3 messages given back that had not begun")
     worker.wait_exit(40)
     assert site.diary.count("done") == 1
@@ -212,7 +212,7 @@ def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, si
     site.diary.wait_for("started", 2)
     asked = time.monotonic()
     for number in signals:
-        worker.process.signal_main(number)
+        worker.signal_main(number)
         time.sleep(0.5)
     worker.wait_exit()
     seconds = time.monotonic() - asked
@@ -228,7 +228,7 @@ def test_a_cold_shutdown_ends_what_runs_and_its_messages_come_back(make_site, si
 def test_a_soft_shutdown_lets_what_runs_end_in_time(make_site, reliability):
     site = make_site({"worker_soft_shutdown_timeout": 8}, visibility_timeout=2, wait_time_seconds=1)
     worker = at_work(site, 3, pool="prefork")
-    worker.process.signal_main(signal.SIGQUIT)
+    worker.signal_main(signal.SIGQUIT)
     worker.wait_exit(30)
     assert site.diary.count("done") == 1
     site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=5)
@@ -248,7 +248,7 @@ def test_a_cold_shutdown_ends_a_run_that_was_acknowledged_when_it_began(make_sit
         worker.wait_for_log("messages given back that had not begun")
         time.sleep(1)  # what was to be drained is
     asked = time.monotonic()
-    worker.process.signal_main(signal.SIGQUIT)
+    worker.signal_main(signal.SIGQUIT)
     assert worker.wait_exit() == 1
     assert 2 <= time.monotonic() - asked < 30
     assert worker.children() == []
@@ -291,7 +291,7 @@ def test_a_stop_without_a_signal_of_its_own_gives_back_what_has_not_begun(make_s
     site = make_site(visibility_timeout=60, wait_time_seconds=1, shutdown_timeout=2)
     worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=5)
     hold_more_than_runs(site, 3, seconds=8)
-    worker.process.signal_main(signal.SIGHUP)  # Celery starts anew, when what runs has ended
+    worker.signal_main(signal.SIGHUP)  # Celery starts anew, when what runs has ended
     site.proxy.wait_for(lambda _: site.counts() == (2, 1), timeout=7)
     assert site.diary.count("done") == 0
     site.diary.wait_for("done", timeout=20)  # it has the time that it takes, and not `shutdown_timeout`
@@ -302,7 +302,7 @@ def test_a_cold_shutdown_of_green_pools_loses_nothing(make_site, pool, reliabili
     site = make_site(visibility_timeout=10, wait_time_seconds=1)
     worker = at_work(site, *[30] * 3, pool=pool, concurrency=1, prefetch_multiplier=3)
     time.sleep(0.5)
-    worker.process.signal_main(signal.SIGQUIT)
+    worker.signal_main(signal.SIGQUIT)
     worker.wait_exit(30)
     assert site.diary.count("done") == 0
     site.proxy.wait_for(lambda _: site.counts() == (3, 0), timeout=5)

@@ -66,7 +66,7 @@ def test_who_signals_twice_or_at_a_terminal_does_not_wait_for_the_poll(make_site
         worker = idle_worker(site, pool="prefork", **{"stdin": terminal} if at_a_terminal else {})
         asked = time.monotonic()
         for number in signals:
-            worker.process.signal_main(number)
+            worker.signal_main(number)
             time.sleep(1)
         worker.wait_exit()
         assert time.monotonic() - asked < 15, "the poll takes 20"

@@ -12,29 +12,35 @@ from support.kombu_site import declared_queue, publish
 from celery_sqs_visibility.errors import ThrottledError
 from celery_sqs_visibility.transport import channel as channel_module
 
+SLOW_DOWN = ThrottledError("slow down")
 
-def test_what_is_fetched_without_acknowledgement_is_deleted(site, channel):
+
+@pytest.fixture
+def queue(channel):
+    """A queue with one message, "a"."""
     queue = declared_queue(channel)
-    publish(channel, "a", "b")
+    publish(channel, "a")
+    return queue
+
+
+def test_what_is_fetched_without_acknowledgement_is_deleted(site, channel, queue):
+    publish(channel, "b")
     assert [queue.get(no_ack=True).payload, queue.get(no_ack=True).payload] == ["a", "b"]
     assert queue.get(no_ack=True) is None
     assert site.counts() == (0, 0, 0)
-    assert len(channel._fetched) == 0
+    channel.close()
+    assert "ChangeMessageVisibilityBatch" not in site.actions()
 
 
-def test_what_is_fetched_is_deleted_when_it_is_acknowledged(site, channel):
-    queue = declared_queue(channel)
-    publish(channel, "a")
-    message = queue.get()
+def test_what_is_fetched_is_deleted_when_it_is_acknowledged_and_visible_at_once_when_it_is_requeued(
+    site, channel, queue
+):
+    publish(channel, "b")
+    fetched, other = queue.get(), queue.get()
+    assert site.counts() == (0, 2, 0)
+    fetched.ack()
     assert site.counts() == (0, 1, 0)
-    message.ack()
-    assert site.counts() == (0, 0, 0)
-
-
-def test_what_is_requeued_is_visible_at_once(site, channel):
-    queue = declared_queue(channel)
-    publish(channel, "a")
-    queue.get().requeue()
+    other.requeue()
     assert site.counts() == (1, 0, 0)
 
 
@@ -51,18 +57,15 @@ def test_a_rejected_message_is_left_to_the_redrive_policy_or_deleted_without_one
     assert site.counts() == (0, int(redrive), 0)
 
 
-def test_a_deletion_that_fails_is_an_error(site, channel):
-    queue = declared_queue(channel)
-    publish(channel, "a")
+def test_a_deletion_that_fails_is_an_error(site, queue):
     message = queue.get()
-    site.sqs.fail_next("DeleteMessageBatch", ThrottledError("slow down"), position=0)
+    site.sqs.fail_next("DeleteMessageBatch", SLOW_DOWN, position=0)
     with pytest.raises(ThrottledError):
         message.ack()
 
 
-def test_what_was_fetched_and_not_settled_is_given_back_when_the_channel_closes(site, channel):
-    queue = declared_queue(channel)
-    publish(channel, *range(12))
+def test_what_was_fetched_and_not_settled_is_given_back_when_the_channel_closes(site, channel, queue):
+    publish(channel, *range(11))
     for _ in range(12):
         queue.get()
     channel.close()
@@ -70,30 +73,26 @@ def test_what_was_fetched_and_not_settled_is_given_back_when_the_channel_closes(
     assert site.actions().count("ChangeMessageVisibilityBatch") == 2
 
 
-def test_what_cannot_be_given_back_is_logged(site, channel, caplog):
-    queue = declared_queue(channel)
-    publish(channel, "a")
+def test_what_cannot_be_given_back_is_logged(site, channel, queue, caplog):
     queue.get()
-    site.sqs.fail_next("ChangeMessageVisibilityBatch", ThrottledError("slow down"))
+    site.sqs.fail_next("ChangeMessageVisibilityBatch", SLOW_DOWN)
     channel.close()
     assert "messages fetched from queue 'q' stay hidden" in caplog.text
 
 
-def test_a_fork_gives_nothing_back_that_its_parent_has(site, channel):
-    queue = declared_queue(channel)
-    publish(channel, "a")
+def test_a_fork_gives_nothing_back_that_its_parent_has(site, channel, queue):
     queue.get()
     channel._pid = os.getpid() + 1  # as seen by a child
     channel.close()
     assert site.counts() == (0, 1, 0)
 
 
-def test_handles_whose_time_is_up_do_not_pile_up(site, channel, monkeypatch):
+def test_handles_whose_time_is_up_do_not_pile_up(channel, queue, monkeypatch):
     clock = FakeClock()
     monkeypatch.setattr(channel_module, "SYSTEM_CLOCK", clock)
     channel = channel.connection.client.channel()
-    queue = declared_queue(channel)
-    publish(channel, *range(3))
+    publish(channel, "b", "c")
+    queue = queue(channel)
     queue.get()
     queue.get()
     clock.advance(200)

@@ -15,6 +15,11 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility.policy.prefetch import Slots
 
 
+@pytest.fixture(autouse=True)
+def queue(channel):
+    declared_queue(channel)
+
+
 class CallbackError(Exception):
     """What a consumer's callback raises."""
 
@@ -24,7 +29,6 @@ def raising(_body, _message):
 
 
 def test_one_get_takes_ten_messages_at_the_most(site, connection, channel):
-    declared_queue(channel)
     publish(channel, *range(50))
     queue = SimpleQueue(connection, "q")
     assert queue.get(timeout=SOON).payload == 0
@@ -37,7 +41,6 @@ def test_one_get_takes_ten_messages_at_the_most(site, connection, channel):
 @pytest.mark.parametrize("slots", [None, lambda: Slots(2, 200)], ids=["alone", "within a worker's task"])
 def test_a_consumer_without_a_prefetch_count_may_have_any_number_unsettled(site, connection, channel, slots):
     connection.transport.context.slots = slots
-    declared_queue(channel)
     publish(channel, *range(35))
     taken = []
     with Consumer(channel, [Queue("q")], callbacks=[lambda _, message: taken.append(message)]):
@@ -50,7 +53,6 @@ def test_a_consumer_without_a_prefetch_count_may_have_any_number_unsettled(site,
 
 
 def test_a_prefetch_count_of_nothing_still_means_no_limit(site, connection, channel):
-    declared_queue(channel)
     publish(channel, *range(35))
     channel.basic_qos(0, 0, False)
     with Consumer(channel, [Queue("q")], callbacks=[lambda *_: None]):
@@ -58,7 +60,6 @@ def test_a_prefetch_count_of_nothing_still_means_no_limit(site, connection, chan
 
 
 def test_a_prefetch_count_is_kept(site, connection, channel):
-    declared_queue(channel)
     publish(channel, *range(35))
     channel.basic_qos(0, 3, False)
     taken = []
@@ -73,7 +74,6 @@ def test_a_prefetch_count_is_kept(site, connection, channel):
 def test_an_exception_in_a_callback_leaves_drain_events_and_its_message_is_held_until_the_channel_closes(
     site, connection, channel
 ):
-    declared_queue(channel)
     publish(channel, "a", "b")
     with Consumer(channel, [Queue("q")], callbacks=[raising]):
         for _ in range(2):
@@ -85,7 +85,6 @@ def test_an_exception_in_a_callback_leaves_drain_events_and_its_message_is_held_
 
 
 def test_a_mixin_stops_by_raising(site, connection, channel):
-    declared_queue(channel)
     publish(channel, "a")
 
     class Worker(ConsumerMixin):
@@ -102,7 +101,6 @@ def test_a_mixin_stops_by_raising(site, connection, channel):
 def test_an_exception_in_a_callback_of_celerys_worker_is_logged_and_the_message_comes_back(
     site, connection, channel, caplog
 ):
-    declared_queue(channel)
     publish(channel, "a")
     connection.transport.for_worker = True
     with Consumer(channel, [Queue("q")], callbacks=[raising]):
@@ -119,7 +117,6 @@ def test_a_worker_without_the_bootsteps_is_refused_before_it_loses_a_message(sit
 
 
 def test_a_queue_that_was_deleted_after_it_was_found_is_created_again(site, channel):
-    declared_queue(channel)
     site.sqs.delete_queue(site.sqs.queue_url("q"))
     publish(channel, "a")
     assert site.counts() == (1, 0, 0)

@@ -10,6 +10,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -80,20 +81,14 @@ def test_leaving_the_block_means_sent_and_outside_of_it_publishing_does(site):
     assert site.requests() == [["x"], ["a", "b"], ["y"]]
 
 
-def test_another_apps_broker_is_left_alone(site):
-    with publish_batch("app"):
-        assert site.publish("a")
-        assert not site.publish("b", app="other")
-        assert site.requests() == [["b"]]
-
-
-def test_a_block_for_another_app_leaves_the_outer_one_its_own(site):
+def test_a_block_is_for_one_app_and_leaves_another_and_its_block_alone(site):
     with publish_batch("app"):
         with publish_batch("other"):
             assert site.publish("a")
             assert site.publish("b", app="other")
-        assert site.requests() == [["b"]]
-    assert site.requests() == [["b"], ["a"]]
+        assert not site.publish("c", app="other")
+        assert site.requests() == [["b"], ["c"]]
+    assert site.requests() == [["b"], ["c"], ["a"]]
 
 
 @pytest.mark.parametrize(
@@ -109,14 +104,6 @@ def test_leaving_an_inner_block_means_sent_too_and_overtakes_nothing_in_a_fifo_q
         assert site.requests() == first
         site.publish("c", queue=queue)
     assert site.requests() == first + second
-
-
-def test_a_pool_whose_threads_start_inside_serves_others_later(site):
-    """As asyncio's default executor, whose threads start when they are first needed."""
-    with ThreadPoolExecutor(1) as pool, publish_batch("app"):
-        pool.submit(bool).result(SOON)
-        assert not pool.submit(site.publish, "another request's").result(SOON)
-        assert site.requests() == [["another request's"]]
 
 
 def test_a_call_in_a_copy_of_the_context_takes_part_in_any_thread(site):
@@ -154,42 +141,24 @@ def publish_one_by_one(site, names):
             yield site.publish(name)
 
 
-def test_while_a_generator_that_holds_a_block_waits_delay_means_sent(site):
-    generator = publish_one_by_one(site, "ab")
-    assert next(generator)
-    assert not site.publish("the caller's")
-    assert site.requests() == [["the caller's"]]
-    assert list(generator) == [True]
-    assert site.requests() == [["the caller's"], ["a", "b"]]
-
-
-def test_what_a_generator_that_holds_a_block_calls_takes_part(site):
+def test_what_a_generator_that_holds_a_block_calls_takes_part_or_is_sent_at_the_end_of_its_own_block(site):
     def publish_by_others():
         with publish_batch("app"):
             yield all(list(map(site.publish, "ab")))
             yield from publish_all_of("cd")
+            yield publish_in_a_block("e") == ["e"]
 
     def publish_all_of(names):
         for name in names:
             yield site.publish(name)
-
-    assert all(publish_by_others())
-    assert site.requests() == [["a", "b", "c", "d"]]
-
-
-def test_a_block_that_a_generator_with_a_block_opens_further_in_is_sent_at_its_own_end(site):
-    def publish_all():
-        with publish_batch("app"):
-            yield site.publish("a")
-            yield publish_in_a_block("b")
 
     def publish_in_a_block(name):
         with publish_batch("app"):
             site.publish(name)
         return site.requests()[-1]
 
-    assert list(publish_all()) == [True, ["b"]]
-    assert site.requests() == [["b"], ["a"]]
+    assert all(publish_by_others())
+    assert site.requests() == [["e"], ["a", "b", "c", "d"]]
 
 
 def test_two_generators_and_their_callers_block_do_not_get_into_each_others_way(site):
@@ -233,12 +202,6 @@ def a_block_and_more():
         yield batch
 
 
-@asynccontextmanager
-async def an_async_block():
-    with a_block_and_more() as batch:
-        yield batch
-
-
 class BlockOfTheUsers:
     def __enter__(self):
         self.block = publish_batch("app")
@@ -254,8 +217,10 @@ def a_block_on_a_stack():
         yield stack.enter_context(a_block_and_more())
 
 
-@pytest.mark.parametrize("manager", [a_block_and_more, BlockOfTheUsers, a_block_on_a_stack])
-def test_a_context_manager_may_open_the_block_for_whom_it_manages(site, manager):
+@pytest.mark.parametrize(
+    "manager", [partial(publish_batch, "app"), a_block_and_more, BlockOfTheUsers, a_block_on_a_stack]
+)
+def test_a_block_is_of_the_generator_that_opens_it_itself_or_by_a_context_manager(site, manager):
     def publishing():
         with manager():
             yield site.publish("b")
@@ -270,6 +235,11 @@ def test_a_context_manager_may_open_the_block_for_whom_it_manages(site, manager)
 
 
 def test_an_async_context_manager_may_open_the_block_for_whom_it_manages(site):
+    @asynccontextmanager
+    async def an_async_block():
+        with a_block_and_more() as batch:
+            yield batch
+
     async def main():
         async with an_async_block():
             return site.publish("a")
@@ -298,17 +268,23 @@ def test_a_generator_that_is_forgotten_sends_what_it_has_published(site):
     assert not site.publish("b")
 
 
-def test_a_thread_means_sent_unless_it_joins_a_block_that_is_open(site):
+@pytest.mark.parametrize("starts_inside", [True, False])
+def test_a_thread_means_sent_unless_it_joins_a_block_that_is_open(site, starts_inside):
+    """The pool's thread starts when it is first needed, as those of asyncio's default executor."""
+
     def publish_joining(batch, name):
         with batch.joined():
             return site.publish(name)
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(site.publish, "before").result(SOON)
+        if not starts_inside:
+            pool.submit(bool).result(SOON)
         with publish_batch("app") as batch:
+            pool.submit(bool).result(SOON)
             assert not pool.submit(site.publish, "plain").result(SOON)
             assert pool.submit(publish_joining, batch, "joined").result(SOON)
             assert not pool.submit(site.publish, "plain again").result(SOON)
+            assert site.requests() == [["plain"], ["plain again"]]
         assert site.requests()[-1] == ["joined"]
         assert not pool.submit(publish_joining, batch, "late").result(SOON)
 
@@ -368,12 +344,8 @@ def test_an_error_or_a_message_that_comes_back_by_itself_goes_on_and_tells_what_
 
 
 def test_a_generator_that_is_closed_early_tells_what_could_not_be_sent(site):
-    def publishing():
-        with publish_batch("app"):
-            yield site.publish("a")
-
     site.sqs.fail_next("SendMessageBatch", AccessDeniedError("no"))
-    generator = publishing()
+    generator = publish_one_by_one(site, "a")
     next(generator)
     with pytest.raises(PublishError):
         generator.close()

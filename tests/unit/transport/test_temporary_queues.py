@@ -15,8 +15,11 @@ from support.kombu_site import publish
 from support.processes import SOON, wait_until
 
 
-def reply_queue(**options):
-    return Queue(str(uuid.uuid4()), Exchange(""), durable=True, auto_delete=True, **options)
+def reply_queue(channel, **options):
+    """A client's queue for results, declared."""
+    queue = Queue(str(uuid.uuid4()), Exchange(""), durable=True, auto_delete=True, **options)
+    queue(channel).declare()
+    return queue
 
 
 @pytest.mark.parametrize(
@@ -25,14 +28,13 @@ def reply_queue(**options):
     ids=["day", "5 s", "115 d"],
 )
 def test_messages_of_a_queue_that_expires_do(site, channel, expires, seconds):
-    queue = reply_queue(expires=expires)
-    queue(channel).declare()
+    queue = reply_queue(channel, expires=expires)
     assert site.attributes(queue.name)["MessageRetentionPeriod"] == seconds
 
 
 def test_a_temporary_queue_is_logged_once(site, channel, caplog):
     for _ in range(2):
-        reply_queue(expires=60)(channel).declare()
+        reply_queue(channel, expires=60)
     [record] = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "SQS has no queues that expire" in record.message
     assert "use another result backend" in record.message
@@ -40,8 +42,7 @@ def test_a_temporary_queue_is_logged_once(site, channel, caplog):
 
 @pytest.mark.parametrize("options", [{"expires": 60}, {}], ids=["expires", "result_expires=None"])
 def test_a_temporary_queue_is_deleted_when_its_consumer_ends(site, connection, channel, options, caplog):
-    queue = reply_queue(**options)
-    queue(channel).declare()
+    queue = reply_queue(channel, **options)
     consumer = Consumer(connection.channel(), [queue], no_ack=True)
     consumer.consume()
     assert site.exists(queue.name)
@@ -54,8 +55,7 @@ def test_a_temporary_queue_is_deleted_when_its_consumer_ends(site, connection, c
 
 
 def test_a_temporary_queue_is_deleted_when_its_consumers_connection_closes(site, channel):
-    queue = reply_queue(expires=60)
-    queue(channel).declare()
+    queue = reply_queue(channel, expires=60)
     other = site.connect()
     Consumer(other, [queue], no_ack=True).consume()
     other.close()
@@ -63,8 +63,7 @@ def test_a_temporary_queue_is_deleted_when_its_consumers_connection_closes(site,
 
 
 def test_what_is_left_in_a_temporary_queue_ends_with_it(site, connection, channel, caplog):
-    queue = reply_queue(expires=60)
-    queue(channel).declare()
+    queue = reply_queue(channel, expires=60)
     publish(channel, *range(15), name=queue.name)
     taken = []
     consumer = Consumer(channel, [queue], callbacks=[lambda _, message: taken.append(message)])
@@ -94,7 +93,7 @@ def test_a_queue_is_left_alone_that_is(site, connection, channel, of_a_worker, c
 
 
 def test_a_forked_child_deletes_no_queue_of_its_parents(site, channel):
-    queue = reply_queue(expires=60)
+    queue = reply_queue(channel, expires=60)
     Consumer(channel, [queue]).consume()
     channel._pid = os.getpid() + 1  # as seen by a child
     channel.close()
