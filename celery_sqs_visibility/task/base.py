@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 from celery import Task
@@ -138,6 +139,14 @@ class VisibilityTask(RetryDecisions):
             return self._retry_by_publishing(exc, countdown, eta, changes)
         return self._retry_by_hiding(exc, countdown, self.max_retries if max_retries is None else max_retries)
 
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Call `delay` when Django's transaction commits, never if it rolls back; at once outside of one."""
+        _on_commit(partial(self.delay, *args, **kwargs))
+
+    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Call `apply_async` when Django's transaction commits, as `delay_on_commit`."""
+        _on_commit(partial(self.apply_async, *args, **kwargs))
+
     def on_run_failed(self, exc: Exception) -> NoReturn:
         """A run raised `exc`: raise what Celery is to see, a `VisibilityRetry` if the message comes back."""
         if exc is self.request.visibility_final:
@@ -238,3 +247,10 @@ class VisibilityTask(RetryDecisions):
         finally:
             # Celery keeps it on the task, for its autoretry: the next message would be given it, too.
             self.__dict__.pop("override_max_retries", None)
+
+
+def _on_commit(publish: Callable[[], object]) -> None:
+    """Celery's Django fixup gives this to tasks of its own class only (celery/contrib/django/task.py)."""
+    from django.db import transaction  # noqa: PLC0415 - an app without Django never comes here
+
+    transaction.on_commit(publish)
