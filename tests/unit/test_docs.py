@@ -17,6 +17,7 @@ from celery_sqs_visibility.policy.options import NOT_SUPPORTED, REFERENCE, Optio
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+TROUBLESHOOTING = ROOT / "docs/troubleshooting.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 #: For somebody tired.
@@ -100,10 +101,19 @@ def test_who_comes_from_kombu_finds_every_option():
 
 
 def test_every_warning_and_error_of_the_log_has_a_cause_and_a_remedy():
-    text = " ".join((ROOT / "docs/troubleshooting.md").read_text().split())
+    text = " ".join(TROUBLESHOOTING.read_text().split())
     for sentence, where in loud_sentences():
         words = plain_words(sentence)
         assert words in text, (
             f"docs/troubleshooting.md lacks the words {words!r} of the log sentence {sentence!r} "
             f"({where}): give it a row with its cause and its remedy"
         )
+
+
+def test_every_log_line_of_the_page_is_still_logged():
+    words = {plain_words(sentence) for sentence, _ in loud_sentences()}
+    tables = re.findall(r"^\| log line .*?\n\n", TROUBLESHOOTING.read_text() + "\n", re.DOTALL | re.MULTILINE)
+    cells = [row.split(" | ")[0] for table in tables for row in table.splitlines()[2:] if row]
+    shown = [line for cell in cells for line in re.findall(r"`([^`]+)`", cell)]
+    assert len(shown) > len(tables)
+    assert [line for line in shown if not any(each in line for each in words)] == []
