@@ -105,8 +105,8 @@ class Options:
     prefetch_seconds: float = _option(
         1.0,
         Seconds(0, 60),
-        "How many seconds of work, at the measured pace, are held beyond what runs; 0 holds nothing more. "
-        "Tasks that run for a second or more are never held so.",
+        "How many seconds of work, at the measured pace, a worker holds beyond the tasks that run; 0: none. "
+        "Of tasks that take a second or more it holds none in any case.",
     )
     dead_letter_queue: str | None = _option(
         None,

@@ -1,33 +1,59 @@
-"""The documentation is true: its Python runs, its tables come from the code, its links lead somewhere."""
+"""The documentation is true: its Python runs, its tables are complete, its links lead somewhere."""
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+import os
 import re
 from pathlib import Path
 
 import pytest
 from celery import _state
+from kombu.transport.virtual import base as virtual
+from support.log_sentences import loud_sentences, plain_words
 
-from celery_sqs_visibility.policy.options import REFERENCE, Options, reference_table
+from celery_sqs_visibility.policy.options import NOT_SUPPORTED, REFERENCE, Options, reference_table
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+TROUBLESHOOTING = ROOT / "docs/troubleshooting.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+#: For somebody tired.
+MOST_README_LINES = 150
+
+#: The first line of a block that is an excerpt of a file, which other tests run.
+EXCERPT = re.compile(r"# (examples/\S+)\n")
 
 
 def blocks(page):
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
+def anchors(page):
+    """The fragments of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize(
-    ("page", "number"), [(page, number) for page in PAGES for number in range(len(blocks(page)))]
+    ("page", "number"),
+    [(page, number) for page in PAGES for number in range(len(blocks(page)))],
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_python_in_the_docs_runs(page, number, monkeypatch):
+    block = blocks(page)[number]
+    if excerpt := EXCERPT.match(block):
+        assert block[excerpt.end() :] in (ROOT / excerpt[1]).read_text()
+        return
     # A block's app becomes the current one of this process, in which other tests have theirs.
     monkeypatch.setattr(_state._tls, "current_app", None)
-    names = {"__name__": page.stem}
-    exec(compile(blocks(page)[number], f"{page.name}, block {number}", "exec"), names)
+    names = {"__name__": f"{page.stem}_{number}"}  # Celery gives tasks of one name to all apps
+    exec(compile(block, f"{page.name}, block {number}", "exec"), names)
     if "app" in names:
         names["app"].finalize()
+        Options.parse(names["app"].conf.broker_transport_options)
         names["app"].close()
     if "unsubscribe" in names:
         names["unsubscribe"]()
@@ -39,6 +65,55 @@ def test_the_reference_of_options_is_generated_from_the_code():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_to_files_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_links_to_files_and_headings_lead_somewhere(page):
+    for path, fragment in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text()):
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name} links to {path}"
+        assert not fragment or fragment in anchors(target), f"{page.name} links to {path}#{fragment}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != README], ids=lambda page: page.name)
+def test_every_page_can_be_reached_from_the_readme(page):
+    assert f"({os.path.relpath(page, ROOT)})" in README.read_text()
+
+
+def test_the_readme_is_for_somebody_tired():
+    assert len(README.read_text().splitlines()) <= MOST_README_LINES
+
+
+def kombus_options():
+    """The transport options that the SQS transport of the installed kombu reads."""
+    spec = importlib.util.find_spec("kombu.transport.SQS")  # a module until 5.6, a package in 5.7
+    files = [Path(spec.origin), *(Path(spec.origin).parent.glob("SNS.py"))]
+    source = "".join([*(file.read_text() for file in files), inspect.getsource(virtual.Transport.__init__)])
+    mapping = r"\b(?:transport_options|queue_config|q|e)"
+    names = re.findall(mapping + r"(?:\.get\(|\[)\s*['\"]([\w-]+)", source)
+    return {*names, *virtual.Channel.from_transport_options}
+
+
+def test_who_comes_from_kombu_finds_every_option():
+    text = (ROOT / "docs/coming-from-kombu.md").read_text()
+    declared = re.findall(r"^\| `([\w-]+)`", reference_table(), flags=re.MULTILINE)
+    options = {*declared, *NOT_SUPPORTED, *kombus_options()}
+    assert {"predefined_queues", "backoff_policy", "polling_interval", "body_encoding"} <= options
+    missing = sorted(name for name in options if f"`{name}`" not in text)
+    assert not missing, f"docs/coming-from-kombu.md does not say what becomes of {', '.join(missing)}"
+
+
+def test_every_warning_and_error_of_the_log_has_a_cause_and_a_remedy():
+    text = " ".join(TROUBLESHOOTING.read_text().split())
+    for sentence, where in loud_sentences():
+        words = plain_words(sentence)
+        assert words in text, (
+            f"docs/troubleshooting.md lacks the words {words!r} of the log sentence {sentence!r} "
+            f"({where}): give it a row with its cause and its remedy"
+        )
+
+
+def test_every_log_line_of_the_page_is_still_logged():
+    words = {plain_words(sentence) for sentence, _ in loud_sentences()}
+    tables = re.findall(r"^\| log line .*?\n\n", TROUBLESHOOTING.read_text() + "\n", re.DOTALL | re.MULTILINE)
+    cells = [row.split(" | ")[0] for table in tables for row in table.splitlines()[2:] if row]
+    shown = [line for cell in cells for line in re.findall(r"`([^`]+)`", cell)]
+    assert len(shown) > len(tables)
+    assert [line for line in shown if not any(each in line for each in words)] == []
