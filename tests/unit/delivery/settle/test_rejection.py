@@ -147,7 +147,8 @@ def test_the_head_of_a_group_is_deleted_after_some_receives_and_that_is_logged(c
     for receive_count in range(1, RECEIVES_OF_NO_TASK):
         assert world.refuse(receive_count) == Lapse()
     assert world.refuse(RECEIVES_OF_NO_TASK) == Delete()
-    (record,) = caplog.records
+    # The event's own line is there too, if a consumer of this process has begun to write events.
+    (record,) = (each for each in caplog.records if each.name.endswith(".rejection"))
     assert record.levelname == "ERROR"
     for fact in ("its FIFO group waits behind it", "message_id=m1", "group=g", "nobody can read it"):
         assert fact in record.getMessage()
