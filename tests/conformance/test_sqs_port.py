@@ -64,6 +64,12 @@ def url(sqs):
     return sqs.create_queue(unique(), {}, {})
 
 
+def test_a_location_is_where_queues_are(sqs, url):
+    location = sqs.location()
+    assert location.region == "us-east-1"
+    assert url.startswith(location.endpoint)
+
+
 def send(sqs, url, *bodies, **fields):
     return [sqs.send(url, OutgoingMessage(body, **fields)) for body in bodies]
 
