@@ -114,6 +114,12 @@ def test_a_worker_has_its_bootsteps_before_it_builds_its_blueprints():
     app.close()
 
 
+def test_kombu_asks_us_how_to_show_a_connection_though_it_parses_the_url():
+    calls(kombu.connection.Connection.__init__, "get_transport_cls(transport).can_parse_url")
+    calls(kombu.connection.Connection.as_uri, "self.transport.can_parse_url", "self.transport.as_uri(")
+    calls(celery.apps.worker.Worker.startup_info, "self.app.connection().as_uri()")
+
+
 def test_a_request_keeps_its_facts_where_we_complete_them():
     calls(celery.worker.request.Request.__init__, "self._request_dict", "self._delivery_info")
     calls(

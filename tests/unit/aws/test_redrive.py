@@ -78,6 +78,18 @@ def test_an_error_keeps_what_was_known_and_sqs_is_asked_again_in_time(
     assert book.get(queue, asked_again + REDRIVE_SECONDS) == policy
 
 
+@pytest.mark.parametrize("error", [AccessDeniedError("no"), UnavailableError("no answer")])
+def test_it_is_known_why_a_policy_is_not(sqs, queue, book, error):
+    assert book.why_unknown(queue) is None  # nobody asked
+    sqs.fail_next("GetQueueAttributes", error)
+    book.get(queue, 0)
+    assert book.why_unknown(queue) is error
+    book.get(queue, REDRIVE_SECONDS)
+    sqs.fail_next("GetQueueAttributes", error)
+    book.get(queue, 2 * REDRIVE_SECONDS)
+    assert book.why_unknown(queue) is None
+
+
 @pytest.mark.parametrize(("retention", "expected"), [({}, 345_600), ({RETENTION: "60"}, 60)])
 def test_the_retention_comes_with_the_policy(sqs, book, retention, expected):
     queue = Queues(sqs, attributes=retention).find_or_create("retained")
