@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from celery_sqs_visibility.aws.client_factory import SHORT_WAIT_SECONDS, Purpose, new_client, unknown_region
 from celery_sqs_visibility.aws.error_codes import translate, translate_entry
 from celery_sqs_visibility.aws.fast_requests import Caller
-from celery_sqs_visibility.aws.port import SQS, BatchResult
+from celery_sqs_visibility.aws.port import SQS, BatchResult, Location
 from celery_sqs_visibility.aws.process_lock import SESSIONS
 from celery_sqs_visibility.errors import (
     ClockSkewError,
@@ -58,6 +58,16 @@ class BotoSQS(SQS):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings!r})"
+
+    def location(self) -> Location:
+        """Makes a client where there is none: only botocore knows what the settings come to."""
+        action = "GetQueueUrl"  # the first request, for which the client is made soon in any case
+        try:
+            meta = self._caller(Purpose.SETTLE, action).client.meta
+        except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
+            error = translate(exc, action)
+            raise error from error.__cause__ or exc
+        return Location(meta.region_name, meta.endpoint_url)
 
     def receive(
         self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import difflib
 import functools
+import logging
 import os
 import socket
 from enum import Enum, unique
 from importlib import metadata
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.process_lock import SESSIONS
 from celery_sqs_visibility.aws.roles import assume_role
 from celery_sqs_visibility.errors import RequestRefusedError
+from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
     from celery_sqs_visibility.aws.client_settings import ClientSettings
+
+logger = logging.getLogger(__name__)
 
 #: Where kombu's SQS transport goes when nothing names a region.
 DEFAULT_REGION: Final = "us-east-1"
@@ -90,11 +95,10 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
             aws_secret_access_key=settings.secret_access_key,
             aws_session_token=settings.session_token,
         )
-        region = settings.region or session.region_name or os.environ.get("AWS_REGION") or DEFAULT_REGION
+        configured = settings.region or session.region_name or os.environ.get("AWS_REGION")
+        region = configured or DEFAULT_REGION
         if settings.role_arn:
-            options = settings.config_options()
-            network = {name: options[name] for name in NETWORK_OPTIONS & options.keys()}
-            assume_role(session, settings, region, network)
+            assume_role(session, settings, region, _network_options(settings))
         client = session.client(
             "sqs",
             region_name=region,
@@ -102,6 +106,8 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
             use_ssl=settings.use_ssl,
             config=_config(settings, purpose, core.get_config_variable("user_agent_appid")),
         )
+        if not configured and Location(region, client.meta.endpoint_url).is_amazons:
+            _warn_of_default_region()
     _notice_dead_peers(client)
     return client
 
@@ -123,6 +129,22 @@ def unknown_region(client: SQSClient) -> RequestRefusedError | None:
         f"{client.meta.endpoint_url} cannot be reached and botocore knows no region {region!r}. "
         f"The nearest is {nearest!r}.",
         code="UnknownRegionError",
+    )
+
+
+def _network_options(settings: ClientSettings) -> dict[str, Any]:
+    options = settings.config_options()
+    return {name: options[name] for name in NETWORK_OPTIONS & options.keys()}
+
+
+@functools.cache  # once a process; a pool's child has heard it from its parent
+def _warn_of_default_region() -> None:
+    """Say that the region is a guess. Not for an emulator's endpoint, for which any region is as good."""
+    log_safely(
+        logger.warning,
+        "no AWS region is configured: queues are looked for in %s, as kombu's SQS transport does; set the "
+        "transport option 'region', AWS_DEFAULT_REGION, or the region of the AWS profile",
+        DEFAULT_REGION,
     )
 
 

@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.fake_queue import FakeQueue, Message, Now, refused
-from celery_sqs_visibility.aws.port import SQS, BatchResult, OutgoingMessage, ReceivedMessage, ReceiveOptions
+from celery_sqs_visibility.aws.port import (
+    SQS,
+    BatchResult,
+    Location,
+    OutgoingMessage,
+    ReceivedMessage,
+    ReceiveOptions,
+)
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
 from celery_sqs_visibility.policy.message_attributes import is_asked_for, legal, message_bytes
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
 
 ACCOUNT: Final = "000000000000"
 REGION: Final = "us-east-1"
+ENDPOINT: Final = f"memory://{REGION}"
 
 _LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}|(?=.{1,80}$)[A-Za-z0-9_-]+\.fifo")
 
@@ -75,6 +83,9 @@ class FakeSQS(SQS):
         """
         with self._changed:
             self._failures[action].append((error, position))
+
+    def location(self) -> Location:
+        return Location(REGION, ENDPOINT)
 
     def receive(
         self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
@@ -211,7 +222,7 @@ class FakeSQS(SQS):
 
 
 def _url(name: str) -> str:
-    return f"memory://{REGION}/{ACCOUNT}/{name}"
+    return f"{ENDPOINT}/{ACCOUNT}/{name}"
 
 
 def _no_queue(action: str, queue: str) -> QueueDoesNotExistError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,12 +69,39 @@ class BatchResult:
     failed: Mapping[int, SQSError]
 
 
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where requests go. As text, the region, or the host of an endpoint that is not the region's own.
+
+    Attributes:
+        region: the one that requests are signed for.
+        endpoint: the URL of the endpoint.
+    """
+
+    region: str
+    endpoint: str
+
+    @property
+    def is_amazons(self) -> bool:
+        """Whether the endpoint is one of Amazon's, VPC endpoints included; an emulator's is not."""
+        host = urlsplit(self.endpoint).hostname or ""
+        return ".amazonaws." in host or host.endswith(".api.aws")
+
+    def __str__(self) -> str:
+        host = urlsplit(self.endpoint).netloc.rpartition("@")[2]
+        return self.region if self.is_amazons and host.startswith(f"sqs.{self.region}.") else host
+
+
 class SQS(Protocol):
     """The API actions that we use.
 
     Every method may be called from any thread and raises an `SQSError` and nothing else. A `queue_url` is
     `queue_url()`'s. Timeouts are whole seconds. A success does not prove that the handle held the message.
     """
+
+    def location(self) -> Location:
+        """Return where requests go. None is made."""
+        ...
 
     def receive(
         self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions

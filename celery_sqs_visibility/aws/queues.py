@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 import string
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
+from urllib.parse import urlsplit
 
 from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.process_lock import ProcessLock
@@ -14,7 +16,7 @@ from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistErr
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from celery_sqs_visibility.aws.port import SQS
+    from celery_sqs_visibility.aws.port import SQS, Location
 
 FIFO_SUFFIX: Final = ".fifo"
 
@@ -24,6 +26,13 @@ _LEGAL_CHARACTERS: Final = str.maketrans(
 )
 
 
+#: How a queue came to be known: SQS had it, SQS made it for us, or the option `predefined_queues` names it.
+Origin = Literal["found", "created", "predefined"]
+
+#: What the path of SQS's queue URLs begins with.
+_ACCOUNT: Final = re.compile(r"/(\d{12})/")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Queue:
     """A queue at SQS, by Celery's name, with the access whose credentials are for this queue."""
@@ -31,6 +40,18 @@ class Queue:
     name: str
     url: str
     sqs: SQS = field(repr=False)
+    origin: Origin = field(default="found", repr=False)
+
+    @property
+    def sqs_name(self) -> str:
+        """SQS's name of it."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def account(self) -> str | None:
+        """The number of its AWS account; `None` where an emulator's URL has none."""
+        account = _ACCOUNT.match(urlsplit(self.url).path)
+        return account[1] if account else None
 
     @property
     def fifo(self) -> bool:
@@ -89,6 +110,15 @@ class Queues:
         whole = self._prefix + name
         suffix = FIFO_SUFFIX if whole.endswith(FIFO_SUFFIX) else ""
         return whole.removesuffix(suffix).translate(_LEGAL_CHARACTERS) + suffix
+
+    def locations(self) -> set[Location]:
+        """Return where requests go; several, where predefined queues differ. No request.
+
+        Raises:
+            SQSError: the settings are no good.
+        """
+        accesses = {self._sqs_for(definition) for definition in self._predefined.values()} or {self._sqs}
+        return {sqs.location() for sqs in accesses}
 
     def find(self, name: str) -> Queue:
         """Return the queue of that name. SQS is asked for its URL the first time.
@@ -152,7 +182,7 @@ class Queues:
                 f"{', '.join(map(repr, names))}. The nearest is {nearest!r}.",
                 code="QueueDoesNotExist",
             )
-        return Queue(name, definition.url, self._sqs_for(definition))
+        return Queue(name, definition.url, self._sqs_for(definition), "predefined")
 
     def _existing(self, name: str) -> Queue:
         canonical = self.canonical_name(name)
@@ -174,4 +204,4 @@ class Queues:
                 f"SQS has no queue {which} and does not let us create it: "
                 f"create the queue or allow sqs:CreateQueue. {error}",
             ) from error
-        return Queue(name, url, self._sqs)
+        return Queue(name, url, self._sqs, "created")

@@ -36,6 +36,11 @@ class Redrive:
     max_receive_count: int
     dead_letter_arn: str
 
+    @property
+    def name(self) -> str:
+        """SQS's name of the dead-letter queue."""
+        return self.dead_letter_arn.rpartition(":")[2]
+
 
 class RedriveBook:
     """Remembers queues' redrive policies. Usable from any thread; requests are made outside its lock.
@@ -49,8 +54,9 @@ class RedriveBook:
 
     def __init__(self, plain: Callable[[], Queue] | None = None) -> None:
         self._plain = plain
-        self._lock = ProcessLock()  # guards _asked, _known, _retention and _dead_letter_queues
+        self._lock = ProcessLock()  # guards _asked, _errors, _known, _retention and _dead_letter_queues
         self._asked: dict[str, float] = {}
+        self._errors: dict[str, SQSError] = {}
         self._known: dict[str, Redrive | None] = {}
         self._retention: dict[str, int] = {}
         self._dead_letter_queues: dict[tuple[str, str], Queue] = {}
@@ -68,19 +74,24 @@ class RedriveBook:
             self._asked[queue.url] = now
         try:
             attributes = queue.sqs.queue_attributes(queue.url, ["RedrivePolicy", RETENTION])
-        except AccessDeniedError as error:
-            self._warn(queue, error)
-            return self.peek(queue)
-        except SQSError:
-            with self._lock:
-                self._asked[queue.url] = now - REDRIVE_SECONDS + RETRY_SECONDS
+        except SQSError as error:
+            self._failed(queue, error, now)
             return self.peek(queue)
         with self._lock:
             policy = self._known[queue.url] = parse_redrive_policy(attributes)
             self._retention[queue.url] = int(attributes.get(RETENTION, DEFAULT_RETENTION_SECONDS))
         return policy
 
-    def _warn(self, queue: Queue, error: AccessDeniedError) -> None:
+    def _failed(self, queue: Queue, error: SQSError, now: float) -> None:
+        passes = not isinstance(error, AccessDeniedError)
+        with self._lock:
+            self._errors[queue.url] = error
+            if passes:
+                self._asked[queue.url] = now - REDRIVE_SECONDS + RETRY_SECONDS
+        if not passes:
+            self._warn(queue, error)
+
+    def _warn(self, queue: Queue, error: SQSError) -> None:
         if self.knows(queue):
             return
         kept = "are kept, to come back until SQS moves or expires them"
@@ -96,6 +107,11 @@ class RedriveBook:
         """Return whether SQS has ever answered, if only that there is no policy. No request is made."""
         with self._lock:
             return queue.url in self._known
+
+    def why_unknown(self, queue: Queue) -> SQSError | None:
+        """Return the error of the latest request, if SQS has never answered one. No request is made."""
+        with self._lock:
+            return None if queue.url in self._known else self._errors.get(queue.url)
 
     def peek(self, queue: Queue) -> Redrive | None:
         """Return the last known policy. No request and no lock: every task asks."""

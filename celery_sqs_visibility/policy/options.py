@@ -121,7 +121,11 @@ class Options:
         "comes back every hour, not to be run, until its retention ends; in a FIFO queue its group waits "
         "behind it. A task's `on_exhausted` goes first.",
     )
-    region: str | None = _option(None, text, "The AWS region; otherwise the profile's or the environment's.")
+    region: str | None = _option(
+        None,
+        text,
+        "The AWS region; otherwise the profile's or the environment's; else us-east-1, with a warning.",
+    )
     is_secure: bool = _option(
         None,
         flag,

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any, ClassVar
 
 from kombu.transport import virtual
+from kombu.utils.url import as_url, safequote
 
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.errors import PASSING_ERRORS, SQSError
@@ -50,10 +51,28 @@ class Transport(virtual.Transport):
         self._loop: Any = None
         self._context: BrokerContext | None = None
         self.buffer = Buffer()
+        # kombu asks the class whether to leave the broker URL unparsed, and the instance whether to call its
+        # `as_uri` (kombu/connection.py: `Connection.__init__`, `Connection.as_uri`).
+        self.can_parse_url = True
 
     def driver_version(self) -> str:
         """The package's version, for `celery report`."""
         return version("celery_sqs_visibility")
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:  # noqa: ARG002, FBT001, FBT002 - kombu's
+        """Say where this connection leads, for banners and logs: `sqs://eu-west-1`. No request to SQS.
+
+        With the password it is a URL to connect by.
+        """
+        client = self.client
+        if include_password:
+            return as_url("sqs", client.hostname, client.port, client.userid, client.password)
+        key = f"{safequote(client.userid)}:{mask}@" if client.userid else ""
+        try:
+            places = sorted(map(str, self.context.queues.locations()))
+        except SQSError:  # about the settings, and the first request says so
+            places = []
+        return f"sqs://{key}{','.join(places)}"
 
     @property
     def context(self) -> BrokerContext:

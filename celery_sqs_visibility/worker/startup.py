@@ -32,6 +32,7 @@ from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import refuse_type
+from celery_sqs_visibility.worker.start_report import report
 
 logger = get_logger(__name__)
 
@@ -80,6 +81,8 @@ class QueuesFirst:
             for name in self._app.amqp.queues.consume_from:
                 self._await("queue", name, partial(context.queues.ensure, name))
                 self._await("dead-letter queue of", name, partial(_find_dead_letter_queue, context, name))
+                if not self._started:
+                    report(context.queues.find(name), context.redrive, context.options)
         self._started = True
         connection = self._connect()
         connection.transport.for_worker = True

@@ -300,3 +300,9 @@ def test_nobody_at_the_endpoint_is_unavailable():
     sqs.close()
     assert (caught.value.action, caught.value.code) == ("GetQueueUrl", "EndpointConnectionError")
     assert not isinstance(caught.value.__cause__, SQSError)
+
+
+def test_a_location_is_where_queues_are(sqs, url):
+    location = sqs.location()
+    assert location.region == "us-east-1"
+    assert url.startswith(location.endpoint)

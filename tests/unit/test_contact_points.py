@@ -42,6 +42,10 @@ MENTIONED = [
     ("kombu.serialization", "entrypoints('kombu.serializers')"),
     # Kombu decompresses by the header that we keep from it.
     ("kombu.message:Message.__init__", "self.headers.get('compression')"),
+    # Kombu asks us how to show a connection, though it parses the URL.
+    ("kombu.connection:Connection.__init__", "get_transport_cls(transport).can_parse_url"),
+    ("kombu.connection:Connection.as_uri", "self.transport.can_parse_url", "self.transport.as_uri("),
+    ("celery.apps.worker:Worker.startup_info", "self.app.connection().as_uri()"),
     # A worker has its bootsteps before it builds its blueprints.
     ("celery.worker.worker:WorkController.setup_instance", "worker_init.send ... Blueprint("),
     (

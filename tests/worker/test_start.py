@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from urllib.parse import urlsplit
 
 import pytest
 from kombu.exceptions import OperationalError
@@ -27,6 +28,36 @@ def assert_refused(site, *said, env=None):
         assert part in sentence
     assert "Traceback" not in worker.log
     assert worker.log.count("Connected to") == 0
+
+
+def test_a_worker_says_where_it_is_connected_without_a_request_more(make_site, queue):
+    name = queue[-20:]
+    site = make_site({"task_default_queue": f"{name}.a"})
+    site.queue = f"{name}-a"
+    site.create_queue_with_dead_letters(5)
+    worker = site.start()
+    host = urlsplit(site.proxy.url).netloc
+    (line,) = [line for line in worker.log.splitlines() if "INFO/MainProcess] queue " in line]
+    assert line.endswith(
+        f"queue '{name}-a' (Celery's '{name}.a') found at http://{host}/123456789012/{name}-a "
+        f"(region us-east-1, account 123456789012): dead letters go to '{name}-a-dead' after 5 receives; "
+        "visibility timeout 30 s"
+    )
+    assert f"transport:   sqs://{host}\n" in worker.log
+    assert f"Connected to sqs://{host}\n" in worker.log
+    assert "localhost" not in worker.log
+    assert ":**@" not in worker.log
+    actions = [call.action for call in site.proxy.calls() if call.action != "ReceiveMessage"]
+    assert actions == ["GetQueueUrl", "GetQueueAttributes"]
+
+
+def test_a_region_that_nobody_configured_is_warned_of(make_site):
+    # Nothing leaves this machine: a proxy is asked for Amazon's endpoint, and there is none.
+    env = {"AWS_ENDPOINT_URL_SQS": "", "AWS_DEFAULT_REGION": "", "HTTPS_PROXY": "http://127.0.0.1:1"}
+    worker = make_site(region=None).start(pool="solo", ready=False, env=env)
+    worker.wait_for_log("cannot find the queue: ")
+    assert worker.log.count("no AWS region is configured: queues are looked for in us-east-1") == 1
+    assert "transport:   sqs://us-east-1\n" in worker.log
 
 
 @pytest.mark.parametrize(

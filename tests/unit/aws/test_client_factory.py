@@ -10,7 +10,13 @@ from botocore.awsrequest import AWSResponse
 from botocore.loaders import JSONFileLoader
 from botocore.validate import ParamValidationDecorator
 
-from celery_sqs_visibility.aws.client_factory import KEEPALIVE, Purpose, new_client, unknown_region
+from celery_sqs_visibility.aws.client_factory import (
+    KEEPALIVE,
+    Purpose,
+    _warn_of_default_region,
+    new_client,
+    unknown_region,
+)
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
 
 KEYS = {"access_key_id": "AKIAEXAMPLE", "secret_access_key": "hush"}
@@ -135,3 +141,29 @@ def test_an_app_id_of_the_environment_is_told(monkeypatch):
     client.meta.events.register("before-send.sqs", answer)
     client.list_queues()
     assert b"app/billing" in agents[0]
+
+
+@pytest.fixture
+def warnings(caplog):
+    """Those of a process that has given none."""
+    _warn_of_default_region.cache_clear()
+    yield caplog
+    _warn_of_default_region.cache_clear()
+
+
+@pytest.mark.parametrize("endpoint", [None, "https://vpce-1.sqs.eu-west-1.vpce.amazonaws.com"])
+def test_a_region_that_nobody_configured_is_warned_of_once_a_process(warnings, endpoint):
+    for purpose in Purpose:
+        client_of(purpose, endpoint_url=endpoint)
+    (warning,) = warnings.messages
+    assert warning.startswith("no AWS region is configured: queues are looked for in us-east-1")
+    assert (
+        "set the transport option 'region', AWS_DEFAULT_REGION, or the region of the AWS profile" in warning
+    )
+
+
+@pytest.mark.parametrize("name", ["AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_SQS"])
+def test_a_region_that_is_configured_or_does_not_matter_is_not_warned_of(warnings, monkeypatch, name):
+    monkeypatch.setenv(name, "http://127.0.0.1:1" if "URL" in name else "us-east-1")
+    client_of()
+    assert warnings.messages == []

@@ -6,8 +6,11 @@ import pytest
 from kombu.transport.SQS import Channel
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.queues import PredefinedQueue, Queue, Queues
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, UnavailableError
+
+ELSEWHERE = Location("eu-west-1", "https://sqs.eu-west-1.amazonaws.com")
 
 
 def actions(sqs):
@@ -113,3 +116,35 @@ def test_ensuring_asks_whether_a_predefined_queue_is_there_where_that_is_permitt
         queues.ensure("a")
     sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
     assert queues.ensure("a").url == "https://sqs.example/1/gone"
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "account"),
+    [
+        ("https://sqs.eu-west-1.amazonaws.com/123456789012/a.fifo", "a.fifo", "123456789012"),
+        ("http://localhost:9324/queue/a", "a", None),
+        ("http://localhost:9324/000000000000/a", "a", "000000000000"),
+    ],
+)
+def test_a_url_has_sqss_name_and_perhaps_the_account(sqs, url, name, account):
+    queue = Queue("celerys", url, sqs)
+    assert (queue.sqs_name, queue.account) == (name, account)
+
+
+def test_a_queue_knows_where_it_came_from(sqs):
+    assert Queues(sqs).find_or_create("a").origin == "created"
+    assert Queues(sqs).find_or_create("a").origin == "found"
+    predefined = {"a": PredefinedQueue("https://sqs.example/1/a")}
+    assert Queues(sqs, predefined=predefined).find("a").origin == "predefined"
+
+
+def test_predefined_queues_may_be_in_several_places(sqs, monkeypatch):
+    other, unused = FakeSQS(), FakeSQS()
+    monkeypatch.setattr(other, "location", lambda: ELSEWHERE)
+    definitions = [PredefinedQueue("https://sqs.example/1/a"), PredefinedQueue("https://sqs.example/1/b")]
+    predefined = dict(zip("ab", definitions, strict=True))
+    queues = Queues(
+        unused, predefined=predefined, sqs_for=dict(zip(definitions, [sqs, other], strict=True)).get
+    )
+    assert queues.locations() == {sqs.location(), ELSEWHERE}
+    assert Queues(sqs).locations() == {sqs.location()}

@@ -145,3 +145,15 @@ NOT_POLICIES = ["", "not JSON", "[]", "null", "{}", '{"maxReceiveCount": 3}']
 )
 def test_a_policy_that_cannot_be_understood_is_none_though_its_count_may_be_a_string(value, expected):
     assert parse_redrive_policy({"RedrivePolicy": value}) == expected
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError("no"), UnavailableError("no answer")])
+def test_it_is_known_why_a_policy_is_not(sqs, queue, book, error):
+    assert book.why_unknown(queue) is None  # nobody asked
+    sqs.fail_next("GetQueueAttributes", error)
+    book.get(queue, 0)
+    assert book.why_unknown(queue) is error
+    book.get(queue, REDRIVE_SECONDS)
+    sqs.fail_next("GetQueueAttributes", error)
+    book.get(queue, 2 * REDRIVE_SECONDS)
+    assert book.why_unknown(queue) is None

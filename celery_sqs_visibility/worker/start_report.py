@@ -1,0 +1,81 @@
+"""The line that a worker writes of each of its queues at its start: where it is, and where dead letters go.
+
+Celery's banner lists Celery's names of the queues, and asks nobody for SQS's (celery/app/amqp.py:
+`Queues.format`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from celery.utils.log import get_logger
+
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.errors import AccessDeniedError, SQSError
+from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.options import Options
+
+logger = get_logger(__name__)
+
+#: The one right without which a worker starts all the same; a lack of others shows later, or ends it.
+READ_POLICY: Final = "sqs:GetQueueAttributes"
+
+
+def report(queue: Queue, redrive: RedriveBook, options: Options) -> None:
+    """Log one line about a queue that was found; its facts are the record's `sqs`. No request is made."""
+    facts = describe(queue, redrive, options)
+    name = repr(facts["sqs_name"])
+    if queue.name != queue.sqs_name:
+        name += f" (Celery's {queue.name!r})"
+    log_safely(
+        logger.info,
+        "queue %s %s at %s (%s): %s; visibility timeout %d s",
+        name,
+        queue.origin,
+        queue.url,
+        ", ".join(f"{key} {facts[key]}" for key in ("region", "account") if facts[key]),
+        _dead_letters(facts, redrive.why_unknown(queue)),
+        options.visibility_timeout,
+        extra={"sqs": facts},
+    )
+
+
+def describe(queue: Queue, redrive: RedriveBook, options: Options) -> dict[str, Any]:
+    """Return what is known of a queue; `None` is "unknown" or "has none". No request is made."""
+    policy = redrive.peek(queue)
+    # Of a policy's queue only the name: its URL would be a request.
+    plain = redrive.dead_letter_queue(queue) if policy is None else None
+    denied = isinstance(redrive.why_unknown(queue), AccessDeniedError)
+    return {
+        "queue": queue.name,
+        "sqs_name": queue.sqs_name,
+        "url": queue.url,
+        "region": _region(queue),
+        "account": queue.account,
+        "origin": queue.origin,
+        "dead_letter_queue": policy.name if policy else plain and plain.sqs_name,
+        "max_receive_count": policy.max_receive_count if policy else None,
+        "visibility_timeout": options.visibility_timeout,
+        "not_allowed": [READ_POLICY] if denied else [],
+    }
+
+
+def _region(queue: Queue) -> str | None:
+    try:
+        return queue.sqs.location().region
+    except SQSError:  # the settings have gone bad since the queue was found
+        return None
+
+
+def _dead_letters(facts: dict[str, Any], error: SQSError | None) -> str:
+    target, receives = facts["dead_letter_queue"], facts["max_receive_count"]
+    if receives is not None:
+        return f"dead letters go to {target!r} after {receives} receive{'' if receives == 1 else 's'}"
+    policy = "no redrive policy"
+    if error is not None:
+        reason = f"{READ_POLICY} is not allowed" if facts["not_allowed"] else str(error).rstrip(".")
+        policy = f"redrive policy not known, since {reason}"
+    if target is not None:
+        return f"{policy}; dead letters go to {target!r}, by the option dead_letter_queue"
+    return policy if error is not None else f"{policy} and no dead_letter_queue"

@@ -1,0 +1,28 @@
+"""A location is shown by the shortest text that tells it from others."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sqs_visibility.aws.port import Location
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown", "amazons"),
+    [
+        ("https://sqs.eu-west-1.amazonaws.com", "eu-west-1", True),
+        ("https://sqs.eu-west-1.api.aws", "eu-west-1", True),
+        ("https://sqs.us-east-1.amazonaws.com", "sqs.us-east-1.amazonaws.com", True),
+        ("https://vpce-1.sqs.eu-west-1.vpce.amazonaws.com", "vpce-1.sqs.eu-west-1.vpce.amazonaws.com", True),
+        ("http://127.0.0.1:4566", "127.0.0.1:4566", False),
+        (
+            "http://sqs.eu-west-1.localhost.localstack.cloud:4566",
+            "sqs.eu-west-1.localhost.localstack.cloud:4566",
+            False,
+        ),
+        ("https://key:secret@sqs.example/sqs", "sqs.example", False),
+    ],
+)
+def test_a_location_is_its_region_or_its_host(endpoint, shown, amazons):
+    location = Location("eu-west-1", endpoint)
+    assert (str(location), location.is_amazons) == (shown, amazons)

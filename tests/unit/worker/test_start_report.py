@@ -1,0 +1,100 @@
+"""A worker writes a line of each queue, from what it knows already."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from celery_sqs_visibility.aws.fake import ACCOUNT, ENDPOINT, REGION, FakeSQS
+from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.worker import start_report
+
+OPTIONS = Options.parse({"visibility_timeout": 90})
+PLACE = f"at {ENDPOINT}/{ACCOUNT}/app-a-b (region {REGION}, account {ACCOUNT}): "
+DENIED = AccessDeniedError("not authorized")
+
+
+@pytest.fixture
+def sqs():
+    return FakeSQS()
+
+
+@pytest.fixture
+def queues(sqs):
+    return Queues(sqs, prefix="app-")
+
+
+@pytest.fixture
+def report(sqs, caplog):
+    """Report a queue whose policy was asked for; the record."""
+    caplog.set_level(logging.INFO)
+
+    def report(queue, redrive):
+        redrive.get(queue, 0)
+        requests = len(sqs.calls)
+        start_report.report(queue, redrive, OPTIONS)
+        assert len(sqs.calls) == requests
+        return caplog.records[-1]
+
+    return report
+
+
+def policy(sqs, receives):
+    arn = sqs.queue_attributes(sqs.create_queue("dead", {}, {}), ["QueueArn"])["QueueArn"]
+    return {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": receives})}
+
+
+@pytest.mark.parametrize(("receives", "times"), [(1, "1 receive"), (5, "5 receives")])
+def test_a_queue_with_a_redrive_policy(sqs, queues, report, receives, times):
+    sqs.create_queue("app-a-b", policy(sqs, receives), {})
+    record = report(queues.find_or_create("a.b"), RedriveBook())
+    assert record.getMessage() == (
+        f"queue 'app-a-b' (Celery's 'a.b') found {PLACE}"
+        f"dead letters go to 'dead' after {times}; visibility timeout 90 s"
+    )
+    assert record.sqs == {
+        "queue": "a.b",
+        "sqs_name": "app-a-b",
+        "url": f"{ENDPOINT}/{ACCOUNT}/app-a-b",
+        "region": REGION,
+        "account": ACCOUNT,
+        "origin": "found",
+        "dead_letter_queue": "dead",
+        "max_receive_count": receives,
+        "visibility_timeout": 90,
+        "not_allowed": [],
+    }
+
+
+@pytest.mark.parametrize("option", [True, False])
+@pytest.mark.parametrize(
+    ("error", "policy"),
+    [
+        (None, "no redrive policy"),
+        (DENIED, "redrive policy not known, since sqs:GetQueueAttributes is not allowed"),
+        (UnavailableError("No answer."), "redrive policy not known, since No answer"),
+    ],
+)
+def test_a_queue_without_a_redrive_policy_that_we_know_of(sqs, queues, report, error, policy, option):
+    if error is not None:
+        sqs.fail_next("GetQueueAttributes", error)
+    letters = queues.find_or_create("letters")
+    record = report(queues.find_or_create("a.b"), RedriveBook((lambda: letters) if option else None))
+    told = "; dead letters go to 'app-letters', by the option dead_letter_queue"
+    none = "" if error else " and no dead_letter_queue"
+    assert f"created {PLACE}{policy}{told if option else none}; visibility" in record.getMessage()
+    assert record.sqs["dead_letter_queue"] == ("app-letters" if option else None)
+    assert record.sqs["not_allowed"] == (["sqs:GetQueueAttributes"] if error is DENIED else [])
+
+
+def test_a_name_that_is_the_same_is_said_once(sqs, report):
+    assert (
+        report(Queues(sqs).find_or_create("a"), RedriveBook())
+        .getMessage()
+        .startswith("queue 'a' created at ")
+    )
