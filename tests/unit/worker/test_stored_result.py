@@ -6,6 +6,8 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
+from celery import states
+from celery.exceptions import NotRegistered
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from celery_sqs_visibility.worker.exceptions import described
@@ -60,6 +62,13 @@ def test_the_time_of_an_outcome_without_a_zone_is_utc(done):
 @pytest.mark.parametrize("meta", [{}, {"date_done": None}, {"date_done": 7}, {"date_done": "yesterday"}])
 def test_a_time_that_cannot_be_read_is_not_known(meta):
     assert StoredResult(meta).done_at is None
+
+
+@pytest.mark.parametrize(("error", "failed"), [(Trouble("in vain"), True), (NotRegistered("t"), False)])
+def test_a_task_that_another_worker_did_not_know_has_not_failed(error, failed):
+    delivery = SimpleNamespace(facts=SimpleNamespace(first_received=NOON.timestamp() - 1))
+    meta = {"status": states.FAILURE, "result": error, "date_done": NOON}
+    assert StoredResult(meta).is_failure_of(delivery) is failed
 
 
 @pytest.mark.parametrize("uri", ["rpc://", "redis://"])
