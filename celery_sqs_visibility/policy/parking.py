@@ -10,6 +10,9 @@ from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, VISIBILITY_HO
 #: How early a parked message comes back, to be held until its ETA and start on time.
 LEAD_SECONDS = 5
 
+#: The shortest wait for an ETA that is worth a copy.
+SHORTEST_COPY_SECONDS = 2 * LEAD_SECONDS
+
 #: The 12 hours count from the receive, which was a moment ago.
 LONGEST_PARK_SECONDS = VISIBILITY_HORIZON_SECONDS - 60
 
@@ -24,6 +27,7 @@ class Limits:
         age: since the message was sent.
         retention: the age at which SQS deletes it, hidden or not.
         visibility_timeout: the one in force.
+        wasted_receives: see the function of that name.
     """
 
     receive_count: int
@@ -31,6 +35,7 @@ class Limits:
     age: float
     retention: int
     visibility_timeout: int
+    wasted_receives: int = 0
 
     @property
     def may_return(self) -> bool:
@@ -67,8 +72,11 @@ def hop_for(wait: float, limits: Limits) -> Hop | None:
     The first receive parks the message, unless the redrive policy allows no second receive. A later one
     renews it if the next park would outlast the retention, or be the last but one of the redrive policy: a
     copy that cannot be sent then has another chance. The last park before the ETA is always a copy's first:
-    so waiting costs one of the receives that the policy allows, and the others are attempts.
+    so waiting costs one of the receives that the policy allows, and the others are attempts. A copy is also
+    what gets rid of wasted receives, which would count as attempts.
     """
+    if limits.wasted_receives and wait >= SHORTEST_COPY_SECONDS:
+        return Hop(min(math.floor(wait) - LEAD_SECONDS, LONGEST_PARK_SECONDS), renewed=True)
     seconds = park_for(wait, limits.visibility_timeout)
     if seconds is None:
         return None
@@ -99,3 +107,20 @@ def parks_so_far(eta: float, first_received: float, now: float, visibility_timeo
     message may have an attempt too many, but never fails unrun.
     """
     return parks_before(eta - max(first_received, now - RETENTION_SECONDS), visibility_timeout)
+
+
+def wasted_receives(receive_count: int, parks: int, wait: float, visibility_timeout: int) -> int:
+    """How many receives of a message before this one were neither parks nor attempts: its ETA is to come.
+
+    Whoever had the message held it for the ETA, and gave it back or died: kombu's own SQS transport holds
+    every ETA in memory, and gives all of them back when it ends.
+
+    Args:
+        receive_count: of the message, this receive included.
+        parks: all parks from the first receive to the ETA, as `parks_so_far` counts them.
+        wait: seconds until the ETA.
+        visibility_timeout: the one in force.
+    """
+    if wait <= 0:
+        return 0
+    return max(0, receive_count - 1 - (parks - parks_before(wait, visibility_timeout)))

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from celery import Task, states
 from celery.canvas import maybe_signature
+from celery.exceptions import NotRegistered
 
 from celery_sqs_visibility.delivery.model import Delivery
 
@@ -47,10 +48,14 @@ class StoredResult:
         """Whether the message of this delivery is the one that failed for good.
 
         A message that was moved back from a dead-letter queue has the task id of one that failed before. In
-        doubt it is run: an unknown time decides nothing, and no clock is taken to be wrong.
+        doubt it is run: an unknown time decides nothing, and no clock is taken to be wrong. Nor has it failed
+        where a worker of kombu's own SQS transport did not know its task, which Celery stores as a failure
+        (celery/worker/consumer/consumer.py: `on_unknown_task`).
         """
         first = delivery.facts.first_received
         if self.status != states.FAILURE or self.done_at is None or not first:
+            return False
+        if isinstance(self.error, NotRegistered):
             return False
         return self.done_at > first
 

@@ -1,7 +1,8 @@
 """Messages whose ETA is far away wait in SQS: hidden, or as a copy where SQS would not let them wait longer.
 
 SQS moves a message to the dead-letter queue that was received too often, and deletes one that is too old, be
-it hidden or not. A copy has neither receives nor age. It is sent before the original is deleted.
+it hidden or not. A copy has neither receives nor age. It is sent before the original is deleted. Nor has it
+the receives of workers that held the message in vain, which would count as attempts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from celery_sqs_visibility.delivery.model import Delivery, Park, Renew
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.parking import LEAD_SECONDS, Limits, hop_for, parks_so_far
+from celery_sqs_visibility.policy.parking import (
+    LEAD_SECONDS,
+    Limits,
+    hop_for,
+    park_for,
+    parks_so_far,
+    wasted_receives,
+)
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -47,13 +55,13 @@ class Parking:
         if opened.eta is None:
             return None
         queue, wait = delivery.queue, opened.eta - self._clock.wall()
-        limits = self._limits(delivery, message)
+        limits = self._limits(delivery, message, wait)
         hop = hop_for(wait, limits)
         if hop is None:
             return None
         if not hop.renewed:
             return Park(hop.seconds)
-        park = hop.seconds if limits.may_return else None
+        park = park_for(wait, self._visibility_timeout) if limits.may_return else None
         # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
         if not self._may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
             return None if park is None else Park(park)
@@ -98,17 +106,21 @@ class Parking:
             self._refused[queue.url] = self._clock.monotonic()
             return None
 
-    def _limits(self, delivery: Delivery, message: ReceivedMessage) -> Limits:
+    def _limits(self, delivery: Delivery, message: ReceivedMessage, wait: float) -> Limits:
         sent = int(message.get("Attributes", {}).get("SentTimestamp", 0)) / 1000
         policy = self._redrive.peek(delivery.queue)
         # Where the policy cannot be read there may be one.
         unknown = None if self._redrive.knows(delivery.queue) else 2
+        receives, timeout = delivery.facts.receive_count, self._visibility_timeout
+        # In a FIFO queue a copy would lose its place in its group.
+        wasted = 0 if delivery.queue.fifo else wasted_receives(receives, delivery.parks, wait, timeout)
         return Limits(
-            receive_count=delivery.facts.receive_count,
+            receive_count=receives,
             max_receive_count=policy.max_receive_count if policy else unknown,
             age=max(0.0, self._clock.wall() - sent) if sent else 0.0,
             retention=self._redrive.retention(delivery.queue),
-            visibility_timeout=self._visibility_timeout,
+            visibility_timeout=timeout,
+            wasted_receives=wasted,
         )
 
 

@@ -83,6 +83,34 @@ def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(worl
     assert (copy["Body"], copy["Attributes"]["ApproximateReceiveCount"]) == ("eta:3600", "1")
 
 
+@pytest.mark.parametrize("seconds", [60, 3600])
+def test_receives_in_vain_before_the_eta_do_not_count_as_attempts(world, queue, events, seconds):
+    factories.send(queue, f"eta:{seconds}")
+    received_before(queue, 3)
+    world.consume(queue)
+    events.wait(Deleted)
+    world.clock.advance(900)
+    (copy,) = world.sqs.receive(queue.url, 1, 0, factories.EVERYTHING)
+    assert (copy["Body"], copy["Attributes"]["ApproximateReceiveCount"]) == (f"eta:{seconds}", "1")
+
+
+def test_a_near_eta_whose_copy_is_refused_is_held(world, queue, events):
+    factories.send(queue, "eta:60")
+    received_before(queue, 3)
+    world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    world.consume(queue)
+    wait_until(lambda: len(world.buffer) == 1, SOON, "it to be buffered")
+    assert events.of(Parked) == []
+
+
+def test_in_a_fifo_queue_an_eta_keeps_its_place_and_its_receives(world, events):
+    queue = world.queue("q.fifo")
+    world.sqs.send(queue.url, OutgoingMessage("eta:3600", {}, group_id="g", deduplication_id="d"))
+    received_before(queue, 3)
+    world.consume(queue)
+    assert events.wait(Parked)
+
+
 def test_a_copy_keeps_attributes_and_group_but_not_the_deduplication_id(world, dead_letters, events):
     queue = world.queue("q.fifo", letters=dead_letters)
     attributes = {"trace": {"DataType": "String", "StringValue": "1-2-3"}}

@@ -17,6 +17,7 @@ from celery_sqs_visibility.policy.parking import (
     park_for,
     parks_before,
     parks_so_far,
+    wasted_receives,
 )
 from celery_sqs_visibility.policy.quotas import (
     DEFAULT_RETENTION_SECONDS,
@@ -97,29 +98,40 @@ class Wait:
     age: float = 0.0
     copies: int = 0
 
-    @property
-    def limits(self):
-        return Limits(
-            self.receive_count, self.max_receive_count, self.age, self.retention, self.visibility_timeout
+    def __post_init__(self):
+        self.first_wait = self.wait
+
+    def hop(self):
+        parks = parks_before(self.first_wait, self.visibility_timeout)
+        wasted = wasted_receives(self.receive_count, parks, self.wait, self.visibility_timeout)
+        limits = Limits(
+            self.receive_count,
+            self.max_receive_count,
+            self.age,
+            self.retention,
+            self.visibility_timeout,
+            wasted,
         )
+        return hop_for(self.wait, limits), limits
+
+    def go(self, hop, limits):
+        seconds = min(hop.seconds, limits.seconds_to_stay, DELAY_SECONDS) if hop.renewed else hop.seconds
+        self.wait -= seconds
+        if hop.renewed:
+            self.copies, self.receive_count, self.age = self.copies + 1, 1, seconds
+            self.first_wait = self.wait
+        else:
+            self.receive_count, self.age = self.receive_count + 1, self.age + seconds
 
     def until_held(self):
-        parks, first_wait = 0, self.wait
-        while (hop := hop_for(self.wait, self.limits)) is not None:
-            if hop.renewed:
-                self.age = min(hop.seconds, self.limits.seconds_to_stay, DELAY_SECONDS)
-                self.wait -= self.age
-                self.copies, self.receive_count = self.copies + 1, 1
-                parks, first_wait = 0, self.wait
-            else:
-                self.age += hop.seconds
-                self.wait -= hop.seconds
-                self.receive_count += 1
-                parks += 1
+        parks = 0
+        while (step := self.hop())[0] is not None:
+            self.go(*step)
             assert self.wait >= LEAD_SECONDS
             assert self.age <= self.retention, "SQS would have deleted it"
             assert self.max_receive_count is None or self.receive_count <= self.max_receive_count, "redriven"
-        assert parks_before(first_wait, self.visibility_timeout) == parks == self.receive_count - 1
+            parks = 0 if step[0].renewed else parks + 1
+        assert parks_before(self.first_wait, self.visibility_timeout) == parks == self.receive_count - 1
         return self
 
 
@@ -166,3 +178,23 @@ def test_a_message_that_comes_back_late_is_counted_the_same_where_one_park_is_en
     if seconds is not None:
         assert parks_before(wait, visibility_timeout) == 1
         assert park_for(wait - seconds - late, visibility_timeout) is None
+
+
+@pytest.mark.parametrize(
+    ("receives", "wait", "wasted"),
+    [(1, 3600, 0), (3, 3600, 2), (2, 60, 0), (4, 60, 2), (4, 0, 0), (4, -60, 0)],
+)
+def test_receives_before_the_eta_that_were_no_parks_are_wasted(receives, wait, wasted):
+    parks = parks_before(3600, 120)
+    assert wasted_receives(receives, parks, wait, 120) == wasted
+
+
+@pytest.mark.parametrize(("wait", "copied"), [(9.9, False), (10, True), (60, True), (3600, True)])
+def test_a_copy_gets_rid_of_wasted_receives_if_there_is_time(wait, copied):
+    hop = hop_for(wait, Limits(3, None, 0, DEFAULT_RETENTION_SECONDS, 120, wasted_receives=2))
+    assert hop == (Hop(int(wait) - LEAD_SECONDS, renewed=True) if copied else None)
+
+
+def test_an_eta_next_week_is_a_dozen_parks():
+    assert parks_before(7 * 24 * 3600, 120) == 15
+    assert sum(park_until_held(7 * 24 * 3600, 120)[0]) == 7 * 24 * 3600 - LEAD_SECONDS

@@ -6,6 +6,8 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
+from celery import states
+from celery.exceptions import NotRegistered
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from celery_sqs_visibility.worker.exceptions import described
@@ -61,6 +63,13 @@ def test_an_exception_that_cannot_say_what_it_is_is_described_all_the_same():
 )
 def test_the_time_of_an_outcome_without_a_zone_is_utc_and_one_that_cannot_be_read_is_not_known(meta, at):
     assert StoredResult(meta).done_at == at
+
+
+@pytest.mark.parametrize(("error", "failed"), [(Trouble("in vain"), True), (NotRegistered("t"), False)])
+def test_a_task_that_another_worker_did_not_know_has_not_failed(error, failed):
+    delivery = SimpleNamespace(facts=SimpleNamespace(first_received=NOON.timestamp() - 1))
+    meta = {"status": states.FAILURE, "result": error, "date_done": NOON}
+    assert StoredResult(meta).is_failure_of(delivery) is failed
 
 
 @pytest.mark.parametrize("uri", ["rpc://", "redis://"])
