@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
@@ -16,6 +17,7 @@ import botocore.session
 import botocore.signers
 import celery._state
 import celery.app.autoretry
+import celery.app.log
 import celery.app.trace
 import celery.apps.worker
 import celery.bootsteps
@@ -163,6 +165,26 @@ def test_the_tracer_records_a_retry_and_runs_what_we_wrap():
     )
     calls(celery.app.trace.TraceInfo.handle_error_state, "self.handle_retry", "self.handle_failure")
     calls(celery.app.trace.fast_trace_task, "tasks[task].__trace__(")
+    calls(celery.app.trace.TraceInfo.handle_failure, "self._log_error(task, req, einfo)")
+
+
+def test_celerys_record_of_a_retry_has_no_step_that_ours_leaves_out():
+    source = inspect.getsource(celery.app.trace.TraceInfo.handle_retry)
+    # What 5.6 added last frees the frames; `build_tracer` does so, too.
+    assert set(re.findall(r"^ +(?:\w+ = )?([a-z_.]+[a-z])\(", source, re.MULTILINE | re.IGNORECASE)) <= {
+        "sys.exc_info",
+        "ExceptionInfo",
+        "task.backend.mark_as_retry",
+        "task.on_retry",
+        "signals.task_retry.send",
+        "info",
+        "traceback_clear",
+    }
+
+
+def test_a_worker_sets_the_root_loggers_level_unless_somebody_else_sets_up_logging():
+    calls(celery.app.log.Logging.setup_logging_subsystem, "signals.setup_logging.send(", "if not receivers:")
+    calls(celery.app.log.Logging._configure_logger, "logger.setLevel(loglevel)")
 
 
 @pytest.mark.skipif(CELERY < (5, 7), reason="Celery claims the body of a chord since 5.7")
