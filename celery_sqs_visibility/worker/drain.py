@@ -121,7 +121,7 @@ class Drain:
     def _drain(self, queue_consumers: list[QueueConsumer], released: _ReleasedMessages) -> bool:
         """Settle everything; whether a task still runs."""
         left = self._left()
-        time_left = f"{left:.0f} s" if math.isfinite(left) else "as long as they take"
+        time_left = f"{round(left, 1):g} s" if math.isfinite(left) else "as long as they take"
         logger.info("shutdown: no more polls; running tasks have %s", time_left)
         for queue_consumer in queue_consumers:
             queue_consumer.stop_polling()
