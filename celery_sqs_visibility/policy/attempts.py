@@ -21,17 +21,26 @@ def attempts_made(receive_count: int, parks: int, published_retries: int) -> int
     return published_retries + max(0, receive_count - 1 - parks)
 
 
+def attempts_allowed(
+    retries: int, max_retries: int | None, receive_count: int, max_receive_count: int | None
+) -> int | None:
+    """How many attempts a message has in all, as far as this attempt can tell; `None` is no limit.
+
+    They are `max_retries + 1`, or as many as the queue's `maxReceiveCount` leaves, after which SQS itself
+    moves the message to the dead-letter queue.
+    """
+    limits = [] if max_retries is None else [max_retries + 1]
+    if max_receive_count is not None:
+        limits.append(retries + 1 + max_receive_count - receive_count)
+    return min(limits, default=None)
+
+
 def is_last_attempt(
     retries: int, max_retries: int | None, receive_count: int, max_receive_count: int | None
 ) -> bool:
-    """Whether a failure now is final.
-
-    It is after `max_retries + 1` attempts, or at the queue's `maxReceiveCount`, after which SQS itself moves
-    the message to the dead-letter queue. `None` is no limit.
-    """
-    if max_retries is not None and retries >= max_retries:
-        return True
-    return max_receive_count is not None and receive_count >= max_receive_count
+    """Whether a failure now is final: see `attempts_allowed`."""
+    allowed = attempts_allowed(retries, max_retries, receive_count, max_receive_count)
+    return allowed is not None and retries + 1 >= allowed
 
 
 def is_no_task_for_good(receive_count: int, seconds_known: float, *, others_may: bool) -> bool:

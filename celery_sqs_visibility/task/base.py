@@ -131,6 +131,7 @@ class VisibilityTask(RetryDecisions):
         """
         if not is_delivery(self):
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+        self.request.visibility_given_limit = max_retries
         if eta is not None and countdown is None:
             aware = maybe_make_aware(eta, self.app.timezone)
             countdown = (aware - datetime.now(timezone.utc)).total_seconds()

@@ -20,6 +20,8 @@ class DeliveryContext(Context):
     visibility_lease: Any
     #: The limit that a run before this one gave to `self.retry()`.
     visibility_max_retries: int | None
+    #: The limit that this run gave to `self.retry()`.
+    visibility_given_limit: int | None
     #: The exception with which the task fails for good.
     visibility_final: BaseException | None
     #: Whether the task's own code runs: a call of `self.run()` within it is part of that.

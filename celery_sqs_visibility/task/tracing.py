@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from functools import cache, partial, wraps
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
-from celery import states
-from celery.app.trace import TraceInfo, build_tracer, trace_ok_t
+from celery import signals, states
+from celery.app import trace as celery_trace
+from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
 
+from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task.context import DeliveryContext, is_delivery
+from celery_sqs_visibility.task.failure_log import exception_behind, log_failed_attempt, traceback_of
 from celery_sqs_visibility.transport import publish_retries
 
 logger = logging.getLogger(__name__)
@@ -29,7 +33,7 @@ logger = logging.getLogger(__name__)
 CHORD_UNLOCK = "celery.chord_unlock"
 
 #: The file of Celery's tracer.
-TRACE_FILE = build_tracer.__code__.co_filename
+TRACE_FILE = celery_trace.__file__
 
 #: The header with which a published retry carries the limit that `self.retry()` was given.
 LIMIT_HEADER = "visibility_max_retries"
@@ -47,8 +51,10 @@ class VisibilityRetry(Retry):
         self.delay: float | None = when
 
     def humanize(self) -> str:
-        """For Celery's log line, "Task retry: ..."."""
-        return "when its visibility timeout runs out" if self.delay is None else f"in {self.delay:g}s"
+        """When it comes back, for log lines."""
+        if self.delay is None:
+            return "when its visibility timeout runs out"
+        return f"in {whole_seconds(self.delay)} s"
 
 
 class DeliveryTrace(TraceInfo):
@@ -76,17 +82,44 @@ class DeliveryTrace(TraceInfo):
         self.einfo = record(call_errbacks=call_errbacks)
         return self.einfo
 
+    def handle_retry(
+        self,
+        task: Any,
+        req: Any,
+        store_errors: bool = True,  # noqa: FBT001, FBT002
+        **kwargs: Any,
+    ) -> ExceptionInfo:
+        """As Celery's, but the log line is a WARNING with the traceback where an exception is behind it.
+
+        Without one the task polls, and Celery's INFO line does.
+        """
+        retry = self.retval
+        exc = exception_behind(retry)
+        if exc is None:
+            return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
+        einfo = ExceptionInfo((type(retry), retry, sys.exc_info()[2]))
+        if store_errors:
+            task.backend.mark_as_retry(req.id, retry.exc, einfo.traceback, request=req)
+        task.on_retry(retry.exc, req.id, req.args, req.kwargs, einfo)
+        signals.task_retry.send(sender=task, request=req, reason=retry, einfo=einfo)
+        log_failed_attempt(task, req, retry, exc, traceback=traceback_of(exc))
+        return einfo
+
 
 def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
     """Refine a tracer that Celery has built for a task: messages from SQS are traced by `DeliveryTrace`."""
-    build_ours = cache(partial(build_tracer, task.name, task, Info=DeliveryTrace, app=task.app))
+
+    @cache
+    def build_ours(hostname: str | None) -> Callable[..., Any]:
+        # Looked up when it is needed: error trackers replace it.
+        return celery_trace.build_tracer(task.name, task, hostname=hostname, Info=DeliveryTrace, app=task.app)
 
     def trace(uuid: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
         if request is None or not request.get("sqs"):
             return tracer(uuid, args, kwargs, request)
         try:
             _prepare(task, request)
-            trace_delivery = build_ours(hostname=request.get("hostname"))
+            trace_delivery = build_ours(request.get("hostname"))
             result, info, seconds, shown = trace_delivery(uuid, args, kwargs, request)
         except MemoryError:
             raise

@@ -23,6 +23,7 @@ from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bad_messages import BadMessages
+from celery_sqs_visibility.worker.dependency_logs import quiet_dependencies
 from celery_sqs_visibility.worker.drain import Drain
 from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.worker.rate_limits import RateLimits
@@ -50,6 +51,7 @@ class Deliveries(_SQSStep):
 
     def create(self, parent: Any) -> None:
         """Prepare the worker, which has not forked yet: children inherit the lease table."""
+        quiet_dependencies()
         open_lease_table()
         send_signals()
         pool = parent.pool

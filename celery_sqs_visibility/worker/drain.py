@@ -121,14 +121,14 @@ class Drain:
     def _drain(self, queue_consumers: list[QueueConsumer], released: _ReleasedMessages) -> bool:
         """Settle everything; whether a task still runs."""
         left = self._left()
-        time_left = f"{left:.3g} s" if math.isfinite(left) else "as long as they take"
+        time_left = f"{round(left, 1):g} s" if math.isfinite(left) else "as long as they take"
         logger.info("shutdown: no more polls; running tasks have %s", time_left)
         for queue_consumer in queue_consumers:
             queue_consumer.stop_polling()
         self._set_end(queue_consumers)
         given_back = _give_back_unstarted(queue_consumers)
         count = sum(map(released.has, given_back))
-        logger.info("shutdown: %d messages given back that had not begun", count)
+        logger.info("shutdown: %s given back that had not begun", _messages(count))
         self._wait_for_polls(queue_consumers, lambda: min(self._polls_until(), self._runs_until))
         given_back += _give_back_unstarted(queue_consumers)  # brought by a poll just before it stopped
         self._wait_for_runs(queue_consumers)
@@ -218,6 +218,10 @@ def _give_back_unstarted(queue_consumers: list[QueueConsumer]) -> list[Delivery]
     return [delivery for each in queue_consumers for delivery in each.give_back_unstarted()]
 
 
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count} messages"
+
+
 def _log_outcome(given_back: list[Delivery], orphans: list[Delivery], released: _ReleasedMessages) -> None:
     """Log which runs are orphaned, and what could not be given back because SQS does not answer."""
     for orphan in orphans:
@@ -231,9 +235,8 @@ def _log_outcome(given_back: list[Delivery], orphans: list[Delivery], released: 
     if kept:
         fields = Fields(message_ids=",".join(kept))
         logger.warning(
-            "shutdown: %d messages could not be given back: "
-            "they come back after their visibility timeout (%s)",
-            len(kept),
+            "shutdown: %s could not be given back: hidden until the visibility timeout is over (%s)",
+            _messages(len(kept)),
             fields,
             extra={"sqs": fields},
         )

@@ -25,6 +25,7 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
@@ -86,12 +87,13 @@ class VisibilityRequest(DeliveryRequest):
         if soft or self.delivery is None:
             super().on_timeout(soft, timeout)
             return
-        logger.error("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
         exc = TimeLimitExceeded(timeout)
         exc_info = exc_info_of(exc)
         if not self.acknowledged:
             self.on_failure(exc_info)
         if self._failed_for_good:  # as Celery 5.7 does in `on_timeout`
+            # Celery's ERROR in `on_failure` does not name the task. A run that comes back has its own line.
+            logger.warning("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
             self.task.on_failure(exc, self.id, self.args, self.kwargs, exc_info)
             self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, exc_info)
 
@@ -157,7 +159,7 @@ class VisibilityRequest(DeliveryRequest):
             signals.task_retry.send(task, request=context, reason=reason, einfo=exc_info)
         finally:
             task.request_stack.pop()
-        logger.info("Task %s[%s] retry: %s", self.name, self.id, reason)
+        log_failed_attempt(task, context, reason, exc)
         return True
 
     def _fate_of_lost_run(self, exc: BaseException) -> Fate:

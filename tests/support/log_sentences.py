@@ -28,7 +28,7 @@ def loud_sentences():
 
 def plain_words(sentence):
     """The first words of a sentence's longest part without a placeholder."""
-    parts = re.split(r"%[\d.]*[a-z]|[][()]", sentence)
+    parts = re.split(r"%(?:\(\w+\))?[\d.]*[a-z]|[][()]", sentence)
     return " ".join(max(parts, key=len).strip(" :;,").split()[:5])
 
 
@@ -44,6 +44,8 @@ def _after_a_level(node):
 
 
 def _is_loud(value):
+    if isinstance(value, ast.IfExp):
+        return _is_loud(value.body) or _is_loud(value.orelse)
     if not isinstance(value, ast.Attribute):
         return False
     owner = ast.unparse(value.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
@@ -13,6 +14,7 @@ import botocore.credentials
 import botocore.endpoint
 import botocore.parsers
 import celery._state
+import celery.app.trace
 import celery.concurrency.prefork
 import celery.concurrency.thread
 import celery.events.event
@@ -87,6 +89,13 @@ MENTIONED = [
     ("celery.app.trace:build_tracer", "I, R, state, retval = on_error(", "return trace_ok_t(R, I, T, Rstr)"),
     ("celery.app.trace:TraceInfo.handle_error_state", "self.handle_retry", "self.handle_failure"),
     ("celery.app.trace:fast_trace_task", "tasks[task].__trace__("),
+    ("celery.app.trace:TraceInfo.handle_failure", "self._log_error(task, req, einfo)"),
+    # A worker sets the root logger's level, unless somebody else sets up logging.
+    (
+        "celery.app.log:Logging.setup_logging_subsystem",
+        "signals.setup_logging.send( ... if not receivers:",
+    ),
+    ("celery.app.log:Logging._configure_logger", "logger.setLevel(loglevel)"),
     # A retry that cannot be published is rejected in Celery's own file.
     ("celery.app.task:Task.retry", "S.apply_async()", "raise Reject(exc, requeue=False)"),
     # A shutdown tells how.
@@ -219,6 +228,20 @@ def test_celery_knows_its_apps_and_which_pools_have_a_semaphore():
         assert app in celery._state._get_active_apps()
     assert celery.concurrency.prefork.TaskPool.uses_semaphore
     assert not celery.concurrency.thread.TaskPool.uses_semaphore
+
+
+def test_celerys_record_of_a_retry_has_no_step_that_ours_leaves_out():
+    source = inspect.getsource(celery.app.trace.TraceInfo.handle_retry)
+    # What 5.6 added last frees the frames; `build_tracer` does so, too.
+    assert set(re.findall(r"^ +(?:\w+ = )?([a-z_.]+[a-z])\(", source, re.MULTILINE | re.IGNORECASE)) <= {
+        "sys.exc_info",
+        "ExceptionInfo",
+        "task.backend.mark_as_retry",
+        "task.on_retry",
+        "signals.task_retry.send",
+        "info",
+        "traceback_clear",
+    }
 
 
 def test_what_context_knows_is_not_sent_along_as_a_header():

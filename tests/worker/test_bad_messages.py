@@ -103,7 +103,7 @@ def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once
     assert len(runs) == GOOD * BAD_MESSAGES / WAVE
     assert set(runs.values()) == {1}
     assert len(sent) == BAD_MESSAGES
-    failed = set(re.findall(r"task failed \(.* message_id=(\S+) .*last=True", worker.log))
+    failed = set(re.findall(r"dead-letter queue \(.* message_id=(\S+) .*reason=failed", worker.log))
     # One of which no more is wrong than that it is for another day.
     waiting = set(re.findall(r"goes on waiting for its ETA as a copy \(.* message_id=(\S+) ", worker.log))
     assert moved + Counter(failed | waiting) == Counter(sent)

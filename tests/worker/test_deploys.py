@@ -135,7 +135,10 @@ def test_while_sqs_does_not_answer_the_end_comes_in_time_and_nothing_is_said_to_
     assert (
         worker.log.count("orphaned, could not be handed back: comes back after its visibility timeout") == 1
     )
-    assert "shutdown: 2 messages could not be given back: they come back after their visib" in worker.log
+    assert (
+        "shutdown: 2 messages could not be given back: hidden until the visibility timeout is over"
+        in worker.log
+    )
     assert site.kept == 3
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Final
 
 from celery_sqs_visibility.aws.queues import Queue
@@ -22,7 +23,7 @@ from celery_sqs_visibility.delivery.model import (
 )
 from celery_sqs_visibility.delivery.receive.decoder import legible
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.events import Unreadable, emit
+from celery_sqs_visibility.events import Unreadable, emit, log_safely
 from celery_sqs_visibility.policy.attempts import is_no_task_for_good
 from celery_sqs_visibility.policy.retry_delays import DelayRule, whole_seconds
 
@@ -30,6 +31,15 @@ logger = logging.getLogger(__name__)
 
 #: The value of the option `on_exhausted` that is not "keep".
 DELETE: Final = "delete"
+
+DELETED: Final = (
+    "message deleted for good without a dead-letter queue; give its queue one, or set on_exhausted to "
+    "'keep' (%s)"
+)
+NO_TASK_DELETED: Final = (
+    "message is no task and is deleted, for its FIFO group waits behind it and there is no dead-letter queue "
+    "(%s)"
+)
 
 #: How long a message which may not be deleted stays hidden each time: each return costs two requests.
 KEPT_SECONDS: Final = 3600
@@ -71,7 +81,7 @@ class Rejection:
         if self._redrive.has_dead_letter_queue(delivery.queue):
             delivery.settle(DeadLetter(reason, body(), self._not_taken(delivery), attributes))
         else:
-            delivery.settle(self._without_dead_letters(delivery.queue, on_exhausted))
+            self._settle_without_dead_letters(delivery, reason, on_exhausted)
 
     def gave_up(self, delivery: Delivery) -> bool:
         """Whether its message was given up before."""
@@ -88,7 +98,7 @@ class Rejection:
         elif self._redrive.has_dead_letter_queue(delivery.queue):
             delivery.settle(Lapse())
         else:
-            delivery.settle(self._without_dead_letters(delivery.queue))
+            self._settle_without_dead_letters(delivery, "rejected")
 
     def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
         """No task of this worker can be made of it: a dead letter, or hidden as after an error.
@@ -137,14 +147,15 @@ class Rejection:
             return self._not_taken(delivery)
         settlement = self._without_dead_letters(delivery.queue)
         if isinstance(settlement, Delete):
-            fields = Fields({**asdict(delivery.facts), "reason": reason})
-            logger.error(
-                "message is no task and is deleted, for its FIFO group waits behind it and there is no "
-                "dead-letter queue (%s)",
-                fields,
-                extra={"sqs": fields},
-            )
+            _log(logging.ERROR, NO_TASK_DELETED, delivery, reason)
         return settlement
+
+    def _settle_without_dead_letters(
+        self, delivery: Delivery, reason: str, on_exhausted: str | None = None
+    ) -> None:
+        settlement = self._without_dead_letters(delivery.queue, on_exhausted)
+        if delivery.settle(settlement) and isinstance(settlement, Delete):
+            _log(logging.WARNING, DELETED, delivery, reason)
 
     def _without_dead_letters(self, queue: Queue, on_exhausted: str | None = None) -> Settlement:
         """How to give up a message of a queue that has no dead-letter queue, as far as is known."""
@@ -166,3 +177,8 @@ class Rejection:
     def _kept(self, queue: Queue) -> Settlement:
         """Come back seldom, not to be run; where there may be a redrive policy, as often as without us."""
         return Hide(KEPT_SECONDS) if self._redrive.knows(queue) else Lapse()
+
+
+def _log(level: int, sentence: str, delivery: Delivery, reason: str) -> None:
+    fields = Fields({**asdict(delivery.facts), "reason": reason})
+    log_safely(partial(logger.log, level), sentence, fields, extra={"sqs": fields})

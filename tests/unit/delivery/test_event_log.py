@@ -9,7 +9,7 @@ import pytest
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.delivery.event_log import log_event
-from celery_sqs_visibility.events import DeliveryEvent, Extended, Facts, Hidden, Lost, Unreadable
+from celery_sqs_visibility.events import DeliveryEvent, Extended, Facts, Hidden, Lost, Parked, Unreadable
 
 FACTS = Facts("q", "message-1", 2, 1_700_000_000.0, "tasks.add", "task-1", received=1_700_000_060.5)
 KINDS = [
@@ -19,10 +19,13 @@ KINDS = [
 ]
 SAMPLES = {"seconds": 5, "reason": "because", "attempt": 1, "error": "Oops()", "delay": 10.0, "last": False}
 LEVELS = {
-    logging.DEBUG: {"Received", "Started", "Extended", "Finished", "Deleted"},
-    logging.INFO: {"Failed", "Hidden", "Parked", "Renewed", "Released"},
-    logging.WARNING: {"Lost", "Superseded", "FinishedBefore"},
-    logging.ERROR: {"DeadLettered", "Unreadable"},
+    logging.DEBUG: {
+        *("Received", "Started", "Extended", "Finished", "Deleted"),
+        *("Failed", "Hidden", "Released"),  # people have read another line of it
+    },
+    logging.INFO: {"Parked", "Renewed"},
+    logging.WARNING: {"Lost", "Superseded", "FinishedBefore", "DeadLettered"},
+    logging.ERROR: {"Unreadable"},
 }
 
 
@@ -46,11 +49,21 @@ def test_the_sentence_is_constant_and_the_facts_are_fields(caplog):
     (record,) = caplog.records
     assert record.msg == "message extended (%s)"
     assert record.getMessage() == (
-        "message extended (queue=q message_id=message-1 receive_count=2 first_received=1700000000.0 "
-        "task=tasks.add task_id=task-1 received=1700000060.5 seconds=60)"
-    ), "the group, which there is none of, is left out"
+        "message extended (queue=q message_id=message-1 receive_count=2 first_received="
+        "2023-11-14T22:13:20Z task=tasks.add task_id=task-1 seconds=60)"
+    ), "the group, which there is none of, is left out, and the time of its receive"
     assert list(record.sqs) == [*(f.name for f in fields(Facts)), "seconds"]
     assert record.sqs["seconds"] == 60
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4.0, "4"), (12.3456789, "12.3"), (2_592_000.04, "2592000"), (0, "0")]
+)
+def test_durations_are_rounded_for_people_and_exact_in_the_fields(caplog, seconds, text):
+    log_event(Parked(Facts("q", "m", 1, 0.0), seconds))
+    (record,) = caplog.records
+    assert record.getMessage().endswith(f"(queue=q message_id=m receive_count=1 seconds={text})")
+    assert record.sqs["seconds"] == seconds
 
 
 def test_a_message_that_stays_unreadable_is_loud_once(caplog):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from celery_sqs_visibility.policy.attempts import (
     RECEIVES_OF_NO_TASK,
     SECONDS_OF_AN_UNKNOWN_TASK,
+    attempts_allowed,
     attempts_made,
     is_last_attempt,
     is_no_task_for_good,
@@ -35,6 +36,17 @@ def test_more_parks_than_receives_make_no_negative_attempts(receive_count, parks
 @given(COUNTS, st.integers(1, 1000))
 def test_no_limit_never_ends(retries, receive_count):
     assert not is_last_attempt(retries, None, receive_count, None)
+
+
+@pytest.mark.parametrize(
+    ("retries", "max_retries", "receive_count", "max_receive_count", "allowed"),
+    [(0, None, 1, None, None), (1, 5, 2, None, 6), (1, None, 2, 4, 4), (1, 5, 2, 4, 4), (0, 5, 3, 4, 2)],
+    ids=["no limit", "the task's", "the queue's", "the lower one", "parks use receives up"],
+)
+def test_the_lower_limit_says_how_many_attempts_there_are(
+    retries, max_retries, receive_count, max_receive_count, allowed
+):
+    assert attempts_allowed(retries, max_retries, receive_count, max_receive_count) == allowed
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_visibility_retry_survives_the_way_from_child_to_parent():
     again = make(*arguments)
     assert isinstance(again, Retry)
     assert again.delay == 2.5
-    assert str(again) == "Retry in 2.5s: ValueError('no')"
+    assert str(again) == "Retry in 3 s: ValueError('no')"
     assert str(VisibilityRetry(None, ValueError("no"))) == (
         "Retry when its visibility timeout runs out: ValueError('no')"
     )

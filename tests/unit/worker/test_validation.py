@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import pickle
 import zlib
 
@@ -23,10 +22,8 @@ from support.badmessages import BAD, body_of, encoded, envelope, old_body
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.event_log import log_event
 from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT_CHARACTERS, legible
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.events import Facts, Hidden, Unreadable
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
 from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, DEEPEST, decode_message, encode_payload
@@ -287,15 +284,3 @@ def test_names_are_told_as_far_as_they_can_be_printed():
     assert opened.task.startswith("a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}ccc")
     assert len(opened.task) <= LONGEST_TEXT_CHARACTERS + 3
     assert opened.task_id is None
-
-
-def test_that_an_unreadable_message_is_hidden_again_and_again_is_not_told_each_time(caplog):
-    bad, good = (Facts("q", name, 1, 0.0, None, None) for name in ("log-bad", "log-good"))
-    with caplog.at_level(logging.INFO, "celery_sqs_visibility"):
-        log_event(Unreadable(bad, "why"))
-        for facts in (bad, bad, good):
-            log_event(Hidden(facts, 5))
-    assert [record.message.split(" (")[0] for record in caplog.records] == [
-        "message is no task for this worker",
-        "message hidden",
-    ]

@@ -177,6 +177,26 @@ def test_a_lost_run_that_comes_back_is_reported_as_its_child_would_have(make, ap
     assert [(failed.attempt, failed.delay, failed.last) for failed in failures] == [(1, 9, False)]
 
 
+@pytest.mark.parametrize("exc", [LOST, TimeLimitExceeded(5)])
+def test_a_lost_run_that_comes_back_has_one_warning(make, caplog, exc):
+    one = make(facts={"receive_count": 2})
+    one.on_failure(exc_info(exc))
+    if isinstance(exc, TimeLimitExceeded):
+        one.on_timeout(soft=False, timeout=5)
+    (line,) = caplog.records
+    assert (line.levelname, line.exc_info) == ("WARNING", None)
+    assert line.getMessage() == f"Task task[task-id] failed at attempt 2 of 4 and comes back in 9 s: {exc!r}"
+
+
+def test_a_run_past_its_hard_time_limit_at_the_last_attempt_is_celerys_error_alone(make, caplog):
+    one = make(max_retries=0)
+    one.on_failure(exc_info(TimeLimitExceeded(5)))
+    one.on_timeout(soft=False, timeout=5)
+    errors = [line.getMessage() for line in caplog.records if line.levelname == "ERROR"]
+    assert errors == ["Task handler raised error: TimeLimitExceeded(5)"]
+    assert "Hard time limit (5s) exceeded for task[task-id]" in caplog.text
+
+
 @pytest.mark.parametrize(("processes", "kind"), [(True, WorkerLostError), (False, SystemExit)])
 def test_the_exit_of_a_process_is_a_lost_run(make, processes, kind):
     one = make(processes=processes, ignore_result=True)

@@ -76,6 +76,26 @@ def test_without_dead_letters_a_failed_message_is_deleted_or_kept(redrive, on_ex
     assert world.settled == [becomes]
 
 
+def given_up(world):
+    world.rejection.give_up(world.delivery(), "failed at its last attempt", lambda: "")
+
+
+def rejected(world):
+    world.rejection.reject(world.delivery(), requeue=False)
+
+
+@pytest.mark.parametrize("end", [given_up, rejected])
+@pytest.mark.parametrize(
+    ("redrive", "on_exhausted", "lines"), [(None, "delete", 1), (None, "keep", 0), (5, "delete", 0)]
+)
+def test_a_message_that_is_deleted_for_good_has_one_warning(caplog, end, redrive, on_exhausted, lines):
+    end(Rejecting("q.fifo", redrive, on_exhausted=on_exhausted))
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * lines
+    for record in caplog.records:
+        for fact in ("give its queue one", "queue=q.fifo", "message_id=m1", "reason="):
+            assert fact in record.getMessage()
+
+
 @pytest.mark.parametrize(
     ("redrive", "receive_count", "otherwise"),
     # Received more often than the policy says, SQS should have moved it, and could not; it must not spin.

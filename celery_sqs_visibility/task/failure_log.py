@@ -1,0 +1,92 @@
+"""The log line of an attempt that failed and comes back: one for each attempt, with the traceback.
+
+It is written where the exception is: in the pool's child, or, for a run whose child is gone, in the worker's
+main process. Celery's own line for a retry is at INFO, and has no traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import Any, Final
+
+from celery.exceptions import Retry
+from kombu.utils.encoding import safe_repr
+
+from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.attempts import attempts_allowed
+from celery_sqs_visibility.policy.message_attributes import beginning
+from celery_sqs_visibility.task.context import DeliveryContext
+from celery_sqs_visibility.task.retries import RetryDecisions
+
+logger = logging.getLogger(__name__)
+
+FAILED: Final = "Task %(name)s[%(id)s] failed at attempt %(attempt)s and comes back %(when)s: %(exc)s"
+
+#: The longest exception in the line; the traceback ends with all of it.
+EXCEPTION_CHARACTERS: Final = 200
+
+#: The facts of the delivery that are fields of the record.
+DELIVERY_FIELDS: Final = ("queue", "message_id", "receive_count")
+
+
+def log_failed_attempt(
+    task: RetryDecisions,
+    request: DeliveryContext,
+    retry: Retry,
+    exc: BaseException,
+    *,
+    traceback: TracebackType | None = None,
+) -> None:
+    """Log that a run failed with `exc`, and what `retry` makes of that.
+
+    A WARNING, with the traceback if there is one; INFO without it for an exception that the task `throws`.
+    Never raises.
+    """
+    expected = isinstance(exc, tuple(task.throws or ()))
+    name = request.shadow or task.name
+    error = beginning(safe_repr(exc), EXCEPTION_CHARACTERS)
+    told = {
+        "name": name,
+        "id": request.id,
+        "attempt": attempt_of(task, request),
+        "when": retry.humanize(),
+        "exc": error,
+    }
+    facts = {field: request.sqs.get(field) for field in DELIVERY_FIELDS}
+    facts |= {"task": name, "task_id": request.id, "attempt": request.retries + 1, "error": error}
+    log_safely(
+        logger.info if expected else logger.warning,
+        FAILED,
+        told,
+        exc_info=None if expected or traceback is None else (type(exc), exc, traceback),
+        extra={"data": told, "sqs": facts},  # `data` is what Celery's own lines have
+    )
+
+
+def attempt_of(task: RetryDecisions, request: DeliveryContext) -> str:
+    """The number of the attempt, as in "2 of 4" if there is a limit."""
+    given, sqs = request.visibility_given_limit, request.sqs
+    limit = task.limit_of(request) if given is None else given
+    most = attempts_allowed(request.retries, limit, sqs["receive_count"], sqs["max_receive_count"])
+    attempt = request.retries + 1
+    return str(attempt) if most is None or most < attempt else f"{attempt} of {most}"
+
+
+def exception_behind(retry: Retry) -> BaseException | None:
+    """The exception for which a task is retried; `None` for a task that only polls."""
+    cause: Any = retry.__cause__ or retry.exc or retry.__context__
+    return cause if isinstance(cause, BaseException) else None
+
+
+def traceback_of(exc: BaseException) -> TracebackType | None:
+    """An exception's traceback, without the frames of ours at its beginning."""
+    traceback = exc.__traceback__
+    while traceback is not None and traceback.tb_next is not None and _is_ours(traceback):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _is_ours(traceback: TracebackType) -> bool:
+    module: str = traceback.tb_frame.f_globals.get("__name__", "")
+    return module.startswith("celery_sqs_visibility.task.")
