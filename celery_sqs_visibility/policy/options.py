@@ -175,7 +175,7 @@ class Options:
                 # To kombu, None and "" mean "not set".
                 if value is not None and value != "":
                     values[declared[name].name] = declared[name].metadata["parse"](name, value)
-            elif name not in OTHER_PEOPLES_OPTIONS and not (name in NOT_SUPPORTED and not value):
+            elif name not in OTHER_PEOPLES_OPTIONS and not (name in REMEDIES and not value):
                 raise OptionError(_unknown(name, declared))
         return cls(**_derived_defaults(values) | values)
 
@@ -220,12 +220,35 @@ OTHER_PEOPLES_OPTIONS = frozenset(
     }
 )
 
-#: Options of kombu's SQS transport that we do not support.
-NOT_SUPPORTED = {
+_CREDENTIALS = (
+    "credentials are no options: set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for temporary ones, "
+    "AWS_SESSION_TOKEN in the environment, use a profile or a role, or write sqs://KEY:SECRET@ as broker_url"
+)
+_ENDPOINT = "set AWS_ENDPOINT_URL_SQS in the environment, or write sqs://KEY:SECRET@host:port// as broker_url"
+_PROFILE = "set AWS_PROFILE in the environment"
+
+#: What to do in place of options of kombu's SQS transport that we do not support, and of boto3's arguments.
+REMEDIES = {
     "supports_fanout": "fanout over SNS is not supported",
     "predefined_exchanges": "fanout over SNS is not supported",
     "port": "put the port into broker_url: sqs://KEY:SECRET@host:port//",
     "regioninfo": "it is an option of boto 2; use region",
+    "region_name": "use region",
+    "aws_region": "use region",
+    **dict.fromkeys(("profile", "profile_name", "aws_profile"), _PROFILE),
+    **dict.fromkeys(("endpoint", "endpoint_url", "aws_endpoint_url", "host", "hostname"), _ENDPOINT),
+    **{
+        prefix + name: _CREDENTIALS
+        for prefix in ("", "aws_")
+        for name in ("access_key", "access_key_id", "secret_key", "secret_access_key", "session_token")
+    },
+    "use_ssl": "use is_secure, for an endpoint that broker_url names",
+    "verify": "name the file of trusted certificates in the environment, as AWS_CA_BUNDLE",
+    "role_arn": "use sts_role_arn",
+    **dict.fromkeys(
+        ("connect_timeout", "max_pool_connections", "proxies", "read_timeout", "retries", "user_agent_extra"),
+        "it is an option of botocore.config.Config: put it into client-config",
+    ),
 }
 
 
@@ -243,8 +266,8 @@ def _derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(name: str, declared: Mapping[str, Any]) -> str:
-    if name in NOT_SUPPORTED:
-        return f"transport option {name!r}: {NOT_SUPPORTED[name]}"
+    if name in REMEDIES:
+        return f"there is no transport option {name!r}: {REMEDIES[name]}"
     near = difflib.get_close_matches(str(name), declared, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"valid ones are: {', '.join(sorted(declared))}"
     return f"unknown transport option {name!r}: {hint}"
@@ -255,7 +278,8 @@ REFERENCE = """\
 
 `broker_transport_options` of Celery, `transport_options` of kombu. Durations are seconds. A misspelt option,
 a value out of bounds or a contradiction is refused when the first connection is made, with a sentence that
-names the option, the value, the bound and the nearest valid name. `None` and empty text mean the default.
+names the option, the value, the bound and the nearest valid name. `celery worker` and `celery beat` end with
+that sentence and exit status 1. `None` and empty text mean the default.
 
 {table}"""
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.options import (
-    NOT_SUPPORTED,
     OTHER_PEOPLES_OPTIONS,
+    REMEDIES,
     OptionError,
     Options,
     option_name,
@@ -204,9 +204,23 @@ def test_a_name_like_no_other_lists_them_all():
     assert all(name in message for name in NAMES)
 
 
-@pytest.mark.parametrize("name", sorted(NOT_SUPPORTED))
+@pytest.mark.parametrize("name", sorted(REMEDIES))
 def test_what_we_do_not_do_is_refused_with_the_reason(name):
-    assert NOT_SUPPORTED[name] in refusal({name: True})
+    assert REMEDIES[name] in refusal({name: True})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"aws_secret_access_key": "hush"},
+        {"client-config": "https://me:hush@proxy"},
+        {"predefined_queues": [{"secret_access_key": "hush"}]},
+        {"predefined_queues": {"q": {"secret_access_key": "hush"}}},
+    ],
+    ids=repr,
+)
+def test_no_refusal_shows_a_secret(given):
+    assert "hush" not in refusal(given)
 
 
 @pytest.mark.parametrize("name", sorted(OTHER_PEOPLES_OPTIONS))
