@@ -28,8 +28,7 @@ def refusal(worker):
 
 def test_no_credentials(make_site):
     sentence = refusal(make_site().start(pool="solo", ready=False, env=UNSIGNED))
-    assert "Unable to locate credentials" in sentence
-    assert "Give the worker valid AWS credentials" in sentence
+    assert "no AWS credentials were found; set AWS_ACCESS_KEY_ID" in sentence
 
 
 def test_invalid_credentials(make_site):
@@ -37,7 +36,7 @@ def test_invalid_credentials(make_site):
     site.proxy.inject(INVALID)
     sentence = refusal(site.start(pool="solo", ready=False))
     assert "InvalidClientTokenId" in sentence
-    assert "Give the worker valid AWS credentials" in sentence
+    assert "check those in the environment, the profile, the role or broker_url" in sentence
 
 
 @pytest.mark.parametrize(
