@@ -59,7 +59,6 @@ _EXCEPTIONS: Final[dict[type[SQSError], str]] = {
     RequestRefusedError: "ParamValidationError ValidationError NoRegionError UnknownRegionError "
     "UnknownEndpointError EndpointProviderError InvalidRetryConfigurationError "
     "InvalidEndpointConfigurationError InvalidProxiesConfigError",
-    TLSError: "SSLError",
 }
 
 #: What to do about settings that are wrong.
@@ -70,7 +69,7 @@ _GIVE_CREDENTIALS: Final = (
 _CHECK_CREDENTIALS: Final = "check those in the environment, the profile, the role or broker_url"
 _CORRECT_SETTINGS: Final = "correct the region, the endpoint or the option client-config"
 
-#: OpenSSL's reasons, and what to do about them.
+#: OpenSSL's reasons that are a matter of settings, and what to do about them; others pass.
 _TLS_REMEDIES: Final = {
     "CERTIFICATE_VERIFY_FAILED": "name the file of its certificate authority in AWS_CA_BUNDLE",
     "WRONG_VERSION_NUMBER": "the endpoint speaks no TLS: leave out the option is_secure, or write http://",
@@ -117,13 +116,19 @@ def translate(exc: Exception, action: str) -> SQSError:
         operation = getattr(exc, "operation_name", action)
         error = _answered(response["Error"], status, action, operation)
     else:
-        classes = (_CLASS_BY_EXCEPTION.get(base.__name__) for base in type(exc).__mro__)
-        cls = next(filter(None, classes), UnavailableError)
+        cls = _class_of_exception(exc)
         error = cls(_unanswered(cls, exc, action), code=type(exc).__name__, action=action)
         if cls is not UnavailableError:
             return error  # its sentence says all
     error.__cause__ = exc
     return error
+
+
+def _class_of_exception(exc: Exception) -> type[SQSError]:
+    names = [base.__name__ for base in type(exc).__mro__]
+    if "SSLError" in names and any(reason in str(exc) for reason in _TLS_REMEDIES):
+        return TLSError
+    return next(filter(None, map(_CLASS_BY_EXCEPTION.get, names)), UnavailableError)
 
 
 def wrong_settings(exc: Exception, action: str) -> RequestRefusedError:

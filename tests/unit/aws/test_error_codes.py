@@ -153,7 +153,11 @@ def test_the_code_of_the_other_protocol_counts_when_the_first_is_unknown():
                 exceptions.ConfigParseError(path="p"),
             )
         ],
-        (exceptions.SSLError(endpoint_url="u", error="e"), TLSError),
+        (
+            exceptions.SSLError(endpoint_url="u", error="[SSL: UNEXPECTED_EOF_WHILE_READING]"),
+            UnavailableError,
+        ),
+        (exceptions.SSLError(endpoint_url="u", error="[SSL: CERTIFICATE_VERIFY_FAILED]"), TLSError),
         (exceptions.ParamValidationError(report="r"), RequestRefusedError),
         (exceptions.UnknownEndpointError(service_name="s", region_name="r"), RequestRefusedError),
     ],
