@@ -17,7 +17,9 @@ import botocore.signers
 import celery._state
 import celery.app.autoretry
 import celery.app.trace
+import celery.apps.beat
 import celery.apps.worker
+import celery.beat
 import celery.bootsteps
 import celery.concurrency.asynpool
 import celery.concurrency.base
@@ -25,6 +27,7 @@ import celery.concurrency.prefork
 import celery.concurrency.thread
 import celery.events.dispatcher
 import celery.events.event
+import celery.utils.dispatch.signal
 import celery.worker.consumer.connection
 import celery.worker.consumer.consumer
 import celery.worker.consumer.tasks
@@ -43,6 +46,7 @@ import kombu.transport
 import kombu.transport.virtual
 import kombu.transport.virtual.exchange
 import kombu.utils.limits
+import kombu.utils.url
 import pytest
 from celery import Celery
 from celery.app.task import Context, Task
@@ -271,6 +275,25 @@ def test_kombu_connects_anew_before_it_publishes_again_and_says_how_long_to_wait
     calls(kombu.connection.Connection._connection_factory, "self._establish_connection()")
     calls(kombu.messaging.Producer.publish, "self.connection.transport_options.update(retry_policy)")
     calls(kombu.connection.Connection._do_close_transport, "self._transport = None")
+
+
+def test_kombu_leaves_a_url_to_the_transport_and_an_unreadable_scheme_to_an_alias():
+    connection = kombu.connection.Connection
+    calls(connection.__init__, "get_transport_cls(transport).can_parse_url", "urlparse(hostname).scheme")
+    calls(connection.as_uri, "if self.transport.can_parse_url:", "return self.transport.as_uri(")
+    calls(
+        kombu.transport.resolve_transport, "transport = TRANSPORT_ALIASES[transport]", "callable(transport)"
+    )
+    assert kombu.utils.url.urlparse("celery_sqs_visibility://").scheme == ""
+
+
+def test_beat_looks_at_its_transport_and_says_that_it_starts_before_anything_is_due():
+    calls(celery.apps.beat.Beat.startup_info, "self.app.connection().as_uri()")
+    start = inspect.getsource(celery.beat.Service.start)
+    assert start.index("signals.beat_init.send(sender=self)") < start.index("try:")
+    assert start.index("try:") < start.index("self.scheduler.tick()")
+    calls(celery.utils.dispatch.signal.Signal.send, "except Exception as exc")  # and no SystemExit
+    calls(celery.beat.Scheduler.apply_entry, "exc_info=True")
 
 
 def test_a_generator_has_one_frame_and_contextlib_enters_from_its_own_module():
