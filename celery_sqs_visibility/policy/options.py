@@ -24,6 +24,7 @@ from celery_sqs_visibility.policy.option_parsers import (
     queues,
     text,
 )
+from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import DelayRule
 
@@ -200,56 +201,6 @@ class Options:
 
 
 _DASHED = {"client_config": "client-config", "sqs_creation_attributes": "sqs-creation-attributes"}
-
-#: Options of kombu and Celery in the same mapping.
-OTHER_PEOPLES_OPTIONS = frozenset(
-    {
-        "body_encoding",
-        "callback",
-        "client_properties",
-        "confirm_publish",
-        "connect_retries_timeout",
-        "deadletter_queue",
-        "errback",
-        "interval_max",
-        "interval_start",
-        "interval_step",
-        "max_retries",
-        "on_revive",
-        "retry_errors",
-    }
-)
-
-_CREDENTIALS = (
-    "credentials are no options: set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for temporary ones, "
-    "AWS_SESSION_TOKEN in the environment, use a profile or a role, or write sqs://KEY:SECRET@ as broker_url"
-)
-_ENDPOINT = "set AWS_ENDPOINT_URL_SQS in the environment, or write sqs://KEY:SECRET@host:port// as broker_url"
-_PROFILE = "set AWS_PROFILE in the environment"
-
-#: What to do in place of options of kombu's SQS transport that we do not support, and of boto3's arguments.
-REMEDIES = {
-    "supports_fanout": "fanout over SNS is not supported",
-    "predefined_exchanges": "fanout over SNS is not supported",
-    "port": "put the port into broker_url: sqs://KEY:SECRET@host:port//",
-    "regioninfo": "it is an option of boto 2; use region",
-    "region_name": "use region",
-    "aws_region": "use region",
-    **dict.fromkeys(("profile", "profile_name", "aws_profile"), _PROFILE),
-    **dict.fromkeys(("endpoint", "endpoint_url", "aws_endpoint_url", "host", "hostname"), _ENDPOINT),
-    **{
-        prefix + name: _CREDENTIALS
-        for prefix in ("", "aws_")
-        for name in ("access_key", "access_key_id", "secret_key", "secret_access_key", "session_token")
-    },
-    "use_ssl": "use is_secure, for an endpoint that broker_url names",
-    "verify": "name the file of trusted certificates in the environment, as AWS_CA_BUNDLE",
-    "role_arn": "use sts_role_arn",
-    **dict.fromkeys(
-        ("connect_timeout", "max_pool_connections", "proxies", "read_timeout", "retries", "user_agent_extra"),
-        "it is an option of botocore.config.Config: put it into client-config",
-    ),
-}
 
 
 def option_name(field_name: str) -> str:

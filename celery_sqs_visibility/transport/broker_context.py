@@ -19,7 +19,8 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.policy.options import OTHER_PEOPLES_OPTIONS, Options
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.codec import decode_message

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.options import (
-    OTHER_PEOPLES_OPTIONS,
-    REMEDIES,
     OptionError,
     Options,
     option_name,
     reference_table,
 )
+from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
 
