@@ -21,10 +21,11 @@ SCHEMES: Final = frozenset({"sqs", "celery-sqs-visibility", "celery_sqs_visibili
 #: What kombu fills in where the URL names no host.
 NO_HOST: Final = "localhost"
 
+SCHEME: Final = re.compile(r"[a-z][a-z0-9+._-]*", re.IGNORECASE)
 HOST: Final = re.compile(r"(?P<host>\[[^]]*\]|[^:]*)(:(?P<port>.*))?", re.DOTALL)
 LAST_PORT: Final = 65535
 
-FORM: Final = "broker_url has the form sqs://, sqs://KEY:SECRET@ or sqs://KEY:SECRET@host:port//"
+FORM: Final = "its form is sqs://, sqs://KEY:SECRET@ or sqs://KEY:SECRET@host:port//"
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,10 @@ class BrokerURL:
         """Read a URL. Credentials end at the last "@", so that secrets need no quotes."""
         scheme, _, rest = url.partition(SCHEME_END)
         if scheme.lower() not in SCHEMES:
+            shown = repr(scheme + SCHEME_END) if SCHEME.fullmatch(scheme) else "no scheme"
             raise OptionError(
-                f"broker_url begins with {scheme + SCHEME_END!r}, which is another broker's: with "
-                "broker_transport = 'celery_sqs_visibility' write sqs://, or leave broker_url out"
+                f"broker_url begins with {shown} and not with sqs://: with broker_transport = "
+                f"'celery_sqs_visibility' {FORM}, or it is left out"
             )
         credentials, _, location = rest.rpartition("@")
         userid, _, password = map(unquote, credentials.partition(":"))

@@ -52,7 +52,8 @@ def test_a_url_is_shown_without_its_secret():
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("redis://:hush@cache", "begins with 'redis://', which is another broker's"),
+        ("redis://:hush@cache", "begins with 'redis://' and not with sqs://"),
+        ("AKIA:hush@sqs://host", "begins with no scheme and not with sqs://"),
         ("sqs://AKIA:hush/hush", "no '@' after the secret"),
         ("sqs://AKIA:a@host:hush//", "a port that is no number from 1 to 65535"),
         ("sqs://AKIA:hush@host:65536//", "a port that is no number from 1 to 65535"),
