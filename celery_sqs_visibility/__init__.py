@@ -50,6 +50,7 @@ __all__ = [
     "SQSVisibilityError",
     "Started",
     "Superseded",
+    "TLSError",
     "ThrottledError",
     "TooLargeError",
     "Transport",

@@ -4,15 +4,37 @@ kombu has no entry-point group for transports, and looks a bare name up in `TRAN
 load the group `kombu.serializers` on import (kombu/serialization.py), in every process that publishes or
 consumes; so this module is registered there. It adds the alias, and provides a JSON codec that nobody
 uses. It must stay tiny and must not fail: an error here would break `import kombu`.
+
+A URL's scheme may have dashes and no underscores: of `celery_sqs_visibility://` nothing is left to kombu
+(kombu/connection.py: `Connection.__init__`), which then looks up the empty name.
 """
 
 import json
 from contextlib import suppress
+from typing import Any
 
 #: What kombu registers as a serializer: encoder, decoder, content type, content encoding.
 codec = (json.dumps, json.loads, "application/x-celery-sqs-visibility", "utf-8")
 
+
+def refuse_url_without_scheme() -> str:
+    """Called by kombu for the empty name (kombu/transport/__init__.py: `resolve_transport`)."""
+    from celery_sqs_visibility.command_line import shown_in_one_line  # noqa: PLC0415 - an alias stays cheap
+    from celery_sqs_visibility.errors import OptionError  # noqa: PLC0415
+
+    raise shown_in_one_line(
+        OptionError(
+            "the broker URL has no scheme that can be read, since schemes have no underscores: instead of "
+            "celery_sqs_visibility:// write celery-sqs-visibility://, or sqs:// together with "
+            "broker_transport = 'celery_sqs_visibility'"
+        )
+    )
+
+
 with suppress(Exception):
     from kombu.transport import TRANSPORT_ALIASES
 
-    TRANSPORT_ALIASES.setdefault("celery_sqs_visibility", "celery_sqs_visibility:Transport")
+    aliases: Any = TRANSPORT_ALIASES
+    aliases.setdefault("celery_sqs_visibility", "celery_sqs_visibility:Transport")
+    aliases.setdefault("celery-sqs-visibility", "celery_sqs_visibility:Transport")
+    aliases.setdefault("", refuse_url_without_scheme)

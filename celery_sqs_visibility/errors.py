@@ -73,6 +73,10 @@ class UnavailableError(SQSError):
     """Network failure, timeout or 5xx: try again, with backoff."""
 
 
+class TLSError(UnavailableError):
+    """The certificate is not trusted, or the endpoint does not speak TLS: try again, and say so."""
+
+
 class ThrottledError(SQSError):
     """SQS or KMS asks us to slow down: try again, with backoff."""
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from celery_sqs_visibility.aws.client_factory import SHORT_WAIT_SECONDS, Purpose, new_client, unknown_region
-from celery_sqs_visibility.aws.error_codes import translate, translate_entry
+from celery_sqs_visibility.aws.error_codes import translate, translate_entry, wrong_settings
 from celery_sqs_visibility.aws.fast_requests import Caller
 from celery_sqs_visibility.aws.port import SQS, BatchResult, Location
 from celery_sqs_visibility.aws.process_lock import SESSIONS
@@ -175,7 +175,7 @@ class BotoSQS(SQS):
         except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
             error = self._react(translate(exc, action), caller)
             outcome = error.code
-            raise error from error.__cause__ or exc
+            raise error from error.__cause__
         finally:
             if has_listener(SQSRequest):
                 emit(SQSRequest(action, SYSTEM_CLOCK.monotonic() - started, outcome))
@@ -206,11 +206,7 @@ class BotoSQS(SQS):
         try:
             return Caller(new_client(self._settings, purpose))
         except (TypeError, ValueError) as exc:  # botocore's for a bad endpoint, region or option
-            raise RequestRefusedError(
-                f"{action}: boto3 cannot make a client of {self._settings!r}: {exc}",
-                code=type(exc).__name__,
-                action=action,
-            ) from exc
+            raise wrong_settings(exc, action) from None
 
 
 def _entry(message: OutgoingMessage) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from celery_sqs_visibility.errors import (
     RequestRefusedError,
     SQSError,
     ThrottledError,
+    TLSError,
     UnavailableError,
     UnrecognizedResponseError,
 )
@@ -60,6 +61,20 @@ _EXCEPTIONS: Final[dict[type[SQSError], str]] = {
     "InvalidEndpointConfigurationError InvalidProxiesConfigError",
 }
 
+#: What to do about settings that are wrong.
+_GIVE_CREDENTIALS: Final = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, or write sqs://KEY:SECRET@ as "
+    "broker_url"
+)
+_CHECK_CREDENTIALS: Final = "check those in the environment, the profile, the role or broker_url"
+_CORRECT_SETTINGS: Final = "correct the region, the endpoint or the option client-config"
+
+#: OpenSSL's reasons that are a matter of settings, and what to do about them; others pass.
+_TLS_REMEDIES: Final = {
+    "CERTIFICATE_VERIFY_FAILED": "name the file of its certificate authority in AWS_CA_BUNDLE",
+    "WRONG_VERSION_NUMBER": "the endpoint speaks no TLS: leave out the option is_secure, or write http://",
+}
+
 
 def _inverted(table: Mapping[type[SQSError], str]) -> dict[str, type[SQSError]]:
     return {name: cls for cls, names in table.items() for name in names.split()}
@@ -87,8 +102,9 @@ _CLASS_BY_STATUS: Final[dict[int, type[SQSError]]] = {
 
 
 def translate(exc: Exception, action: str) -> SQSError:
-    """Return the `SQSError` to raise for an exception of botocore's, with that as its `__cause__`.
+    """Return the `SQSError` to raise for an exception of botocore's.
 
+    That is its `__cause__`, but for settings that are wrong: boto3's frames say nothing about them.
     An `SQSError` is returned as it is. Where botocore made another request for the action, such as
     AssumeRole, the message names that one.
     """
@@ -100,12 +116,45 @@ def translate(exc: Exception, action: str) -> SQSError:
         operation = getattr(exc, "operation_name", action)
         error = _answered(response["Error"], status, action, operation)
     else:
-        classes = (_CLASS_BY_EXCEPTION.get(base.__name__) for base in type(exc).__mro__)
-        cls = next(filter(None, classes), UnavailableError)
-        code = type(exc).__name__
-        error = cls(f"{action} got no answer from SQS: {code}: {exc}", code=code, action=action)
+        cls = _class_of_exception(exc)
+        error = cls(_unanswered(cls, exc, action), code=type(exc).__name__, action=action)
+        if cls is not UnavailableError:
+            return error  # its sentence says all
     error.__cause__ = exc
     return error
+
+
+def _class_of_exception(exc: Exception) -> type[SQSError]:
+    names = [base.__name__ for base in type(exc).__mro__]
+    if "SSLError" in names and any(reason in str(exc) for reason in _TLS_REMEDIES):
+        return TLSError
+    return next(filter(None, map(_CLASS_BY_EXCEPTION.get, names)), UnavailableError)
+
+
+def wrong_settings(exc: Exception, action: str) -> RequestRefusedError:
+    """Return the error for what boto3 raises in place of making a client."""
+    return RequestRefusedError(
+        _unanswered(RequestRefusedError, exc, action), code=type(exc).__name__, action=action
+    )
+
+
+def _unanswered(cls: type[SQSError], exc: Exception, action: str) -> str:
+    """Return the sentence for a request that SQS has not answered, or has not been sent."""
+    code, reason = type(exc).__name__, str(exc).rstrip(".")
+    if code == "NoCredentialsError":
+        return f"no AWS credentials were found; {_GIVE_CREDENTIALS}"
+    if cls is CredentialsRefusedError:
+        return f"no AWS credentials can be had: {reason}; {_GIVE_CREDENTIALS}"
+    if cls is RequestRefusedError:
+        return f"the settings are wrong: {reason}; {_CORRECT_SETTINGS}"
+    if cls is TLSError:
+        remedies = [remedy for name, remedy in _TLS_REMEDIES.items() if name in reason]
+        return f"{action} got no answer over TLS: {'; '.join((reason, *remedies))}"
+    if not type(exc).__module__.startswith("botocore"):
+        reason = f"{code}: {exc}"
+    if code == "ConnectionClosedError" and "http://" in reason:
+        reason += " (if the endpoint speaks TLS, set the option is_secure, or write https://)"
+    return f"{action} got no answer from SQS: {reason}"
 
 
 def reworded(error: E, sentence: str) -> E:
@@ -134,6 +183,8 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
     sentence = f"{request} was answered {code}: {message}"
     if cls is AccessDeniedError and operation == action and not code.startswith("Kms"):
         sentence += f" (the permission is sqs:{action.removesuffix('Batch')})"
+    if cls is CredentialsRefusedError:
+        sentence = f"{sentence.rstrip('.')} (the AWS credentials: {_CHECK_CREDENTIALS})"
     return cls(sentence, code=code, action=action)
 
 

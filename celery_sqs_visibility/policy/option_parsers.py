@@ -84,7 +84,9 @@ def instance_of(expected: type | tuple[type, ...], noun: str) -> Parser:
 
     def parse(name: str, value: Any) -> Any:
         if not isinstance(value, expected):
-            raise OptionError(f"expected {name} to be {noun}, got {value!r}")
+            # What should be a mapping may hold secrets.
+            got = f"a {type(value).__name__}" if expected is Mapping else repr(value)
+            raise OptionError(f"expected {name} to be {noun}, got {got}")
         return value
 
     return parse
@@ -118,7 +120,8 @@ def queues(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
     """`predefined_queues`: each has a url, and a name that ends with .fifo only if the url does."""
     for queue, settings in mapping(name, value).items():
         if not isinstance(settings, Mapping) or not settings.get("url"):
-            raise OptionError(f"expected {name}[{queue!r}] to be a mapping with a 'url', got {settings!r}")
+            got = f"the keys {sorted(settings)}" if isinstance(settings, Mapping) else repr(settings)
+            raise OptionError(f"expected {name}[{queue!r}] to be a mapping with a 'url', got {got}")
         if str(settings["url"]).endswith(".fifo") != str(queue).endswith(".fifo"):
             raise OptionError(
                 f"expected the name {queue!r} in {name} and its url {settings['url']!r} to agree: "

@@ -24,6 +24,7 @@ from celery_sqs_visibility.policy.option_parsers import (
     queues,
     text,
 )
+from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import DelayRule
 
@@ -179,7 +180,7 @@ class Options:
                 # To kombu, None and "" mean "not set".
                 if value is not None and value != "":
                     values[declared[name].name] = declared[name].metadata["parse"](name, value)
-            elif name not in OTHER_PEOPLES_OPTIONS and not (name in NOT_SUPPORTED and not value):
+            elif name not in OTHER_PEOPLES_OPTIONS and not (name in REMEDIES and not value):
                 raise OptionError(_unknown(name, declared))
         return cls(**_derived_defaults(values) | values)
 
@@ -205,33 +206,6 @@ class Options:
 
 _DASHED = {"client_config": "client-config", "sqs_creation_attributes": "sqs-creation-attributes"}
 
-#: Options of kombu and Celery in the same mapping.
-OTHER_PEOPLES_OPTIONS = frozenset(
-    {
-        "body_encoding",
-        "callback",
-        "client_properties",
-        "confirm_publish",
-        "connect_retries_timeout",
-        "deadletter_queue",
-        "errback",
-        "interval_max",
-        "interval_start",
-        "interval_step",
-        "max_retries",
-        "on_revive",
-        "retry_errors",
-    }
-)
-
-#: Options of kombu's SQS transport that we do not support.
-NOT_SUPPORTED = {
-    "supports_fanout": "fanout over SNS is not supported",
-    "predefined_exchanges": "fanout over SNS is not supported",
-    "port": "put the port into broker_url: sqs://KEY:SECRET@host:port//",
-    "regioninfo": "it is an option of boto 2; use region",
-}
-
 
 def option_name(field_name: str) -> str:
     """The name a user writes for a field of `Options`."""
@@ -247,8 +221,8 @@ def _derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(name: str, declared: Mapping[str, Any]) -> str:
-    if name in NOT_SUPPORTED:
-        return f"transport option {name!r}: {NOT_SUPPORTED[name]}"
+    if name in REMEDIES:
+        return f"there is no transport option {name!r}: {REMEDIES[name]}"
     near = difflib.get_close_matches(str(name), declared, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"valid ones are: {', '.join(sorted(declared))}"
     return f"unknown transport option {name!r}: {hint}"
@@ -259,7 +233,8 @@ REFERENCE = """\
 
 `broker_transport_options` of Celery, `transport_options` of kombu. Durations are seconds. A misspelt option,
 a value out of bounds or a contradiction is refused when the first connection is made, with a sentence that
-names the option, the value, the bound and the nearest valid name. `None` and empty text mean the default.
+names the option, the value, the bound and the nearest valid name. `celery worker` and `celery beat` end with
+that sentence and exit status 1. `None` and empty text mean the default.
 
 {table}"""
 

@@ -19,10 +19,12 @@ from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Rej
 from celery.utils.time import maybe_make_aware
 
 from celery_sqs_visibility.aws.queues import FIFO_SUFFIX
+from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.task.context import DeliveryContext, is_delivery
 from celery_sqs_visibility.task.retries import RetryDecisions, horizon_left
+from celery_sqs_visibility.task.settings import refuse_misspelt
 from celery_sqs_visibility.task.tracing import (
     CHORD_UNLOCK,
     LIMIT_HEADER,
@@ -77,23 +79,28 @@ class VisibilityTask(RetryDecisions):
             ImproperlyConfigured: naming the task, the attribute, the value and the remedy.
         """
         bound = super().bind(app)
-        if not cls.acks_late:
-            raise ImproperlyConfigured(
-                f"task {cls.name!r} has acks_late={cls.acks_late!r}: a message deleted before its run cannot "
-                "come back after it; remove acks_late or use another base"
-            )
+        try:
+            cls._check_settings()
+        except ValueError as error:
+            raise shown_in_one_line(ImproperlyConfigured(f"task {cls.name!r}: {error}")) from None
         # Here it is decided which failure is the last; at that Celery is to see a plain failure.
         task: Any = cls
         task.acks_on_failure_or_timeout = task.acks_on_failure = task.acks_on_timeout = True
         task.reject_on_worker_lost = task.retry_on_worker_lost = False
-        try:
-            cls._delay_rule()
-            Options.parse({"on_exhausted": cls.on_exhausted, "on_lost": cls.on_lost})
-        except ValueError as error:
-            raise ImproperlyConfigured(f"task {cls.name!r}: {error}") from None
         if cls.__call__ is not Task.__call__:
             task.__call__ = decide_failures_of_call(cls.__call__)
         return bound
+
+    @classmethod
+    def _check_settings(cls) -> None:
+        if not cls.acks_late:
+            raise ValueError(
+                f"it has acks_late={cls.acks_late!r}, but a message deleted before its run cannot come back "
+                "after it; remove acks_late or use another base"
+            )
+        refuse_misspelt(cls, VisibilityTask)
+        cls._delay_rule()
+        Options.parse({"on_exhausted": cls.on_exhausted, "on_lost": cls.on_lost})
 
     @property
     def __trace__(self) -> Callable[..., Any] | None:

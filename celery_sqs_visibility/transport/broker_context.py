@@ -19,8 +19,10 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.policy.options import OTHER_PEOPLES_OPTIONS, Options
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
@@ -32,9 +34,6 @@ SYSTEM_ATTRIBUTES: Final = {
     "MessageGroupId",
     "SentTimestamp",
 }
-
-#: What kombu fills in where the URL names no host.
-NO_HOST: Final = "localhost"
 
 #: The keys of the option `predefined_queues` that count here; kombu has more.
 CREDENTIALS: Final = ("access_key_id", "secret_access_key", "session_token")
@@ -55,10 +54,10 @@ class BrokerContext:
         worker_queue_consumers: those of the worker itself; the others belong to consumers inside its tasks.
     """
 
-    def __init__(self, client: Any, options: Options) -> None:
+    def __init__(self, broker: BrokerURL, options: Options) -> None:
         self.pid = os.getpid()
         self.options = options
-        self.queues = _queues(client, options)
+        self.queues = _queues(broker, options)
         self.temporary_queues = TemporaryQueues(self.queues)
         system, custom = _wanted_attributes(options.fetch_message_attributes)
         system = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
@@ -97,24 +96,26 @@ class BrokerContext:
         return self._publish_attempts.setdefault(connection, PublishAttempts())
 
 
-def shared_context(client: Any, options: Options) -> BrokerContext:
-    """The context of a kombu Connection, the same for equal settings in the same process. Any thread."""
-    settings = (client.hostname, client.port, client.userid, client.password)
+def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options) -> BrokerContext:
+    """The context of a broker, the same for equal settings in the same process. Any thread.
+
+    `given` are the transport options as the user wrote them.
+    """
     # Without what kombu adds when it publishes with a retry policy: Celery's connections do not all have it.
-    ours = {name: v for name, v in client.transport_options.items() if name not in OTHER_PEOPLES_OPTIONS}
-    key = os.getpid(), repr((settings, sorted(ours.items(), key=repr)))
+    ours = {name: v for name, v in given.items() if name not in OTHER_PEOPLES_OPTIONS}
+    key = os.getpid(), repr((broker, broker.password, sorted(ours.items(), key=repr)))
     with _lock:
         if key not in _contexts:
-            _contexts[key] = BrokerContext(client, options)
+            _contexts[key] = BrokerContext(broker, options)
         return _contexts[key]
 
 
-def _queues(client: Any, options: Options) -> Queues:
+def _queues(broker: BrokerURL, options: Options) -> Queues:
     settings = ClientSettings(
         region=options.region,
-        endpoint_url=_endpoint(client.hostname, client.port, secure=options.is_secure),
-        access_key_id=client.userid or None,
-        secret_access_key=client.password or None,
+        endpoint_url=_endpoint(broker, secure=options.is_secure),
+        access_key_id=broker.userid,
+        secret_access_key=broker.password,
         role_arn=options.sts_role_arn,
         role_seconds=options.sts_token_timeout,
         role_buffer_seconds=options.sts_token_buffer_time,
@@ -141,11 +142,12 @@ def _queues(client: Any, options: Options) -> Queues:
     )
 
 
-def _endpoint(hostname: str | None, port: int | None, *, secure: bool) -> str | None:
+def _endpoint(broker: BrokerURL, *, secure: bool) -> str | None:
     """The endpoint that the broker URL names; `None` leaves it to botocore, as in any boto3 program."""
-    if not hostname or (hostname == NO_HOST and port is None):
+    if broker.host is None:
         return None
-    return f"{'https' if secure else 'http'}://{hostname}{f':{port}' if port else ''}"
+    port = "" if broker.port is None else f":{broker.port}"
+    return f"{'https' if secure else 'http'}://{broker.host}{port}"
 
 
 def _wanted_attributes(wanted: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

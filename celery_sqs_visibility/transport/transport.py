@@ -8,14 +8,16 @@ from importlib.metadata import version
 from typing import Any, ClassVar
 
 from kombu.transport import virtual
-from kombu.utils.url import as_url, safequote
+from kombu.utils.url import safequote
 
+from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.errors import PASSING_ERRORS, SQSError
+from celery_sqs_visibility.errors import PASSING_ERRORS, OptionError, SQSError
 from celery_sqs_visibility.policy.backoff import retry_interval
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext, shared_context
+from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.channel import Channel
 from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS
 
@@ -23,14 +25,20 @@ from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS
 class Transport(virtual.Transport):
     """`broker_transport = "celery_sqs_visibility"`.
 
+    Attributes:
+        options: the transport options, checked.
+        broker: the parts of the broker URL.
+
     Raises:
-        OptionError: `broker_transport_options` are wrong; the message says how.
+        OptionError: `broker_transport_options` or `broker_url` are wrong; the message says how.
     """
 
     Channel = Channel
     driver_type = "sqs"
     driver_name = "celery_sqs_visibility"
     default_port = None
+    #: kombu leaves the URL to `BrokerURL`, as the Connection's `hostname`.
+    can_parse_url = True
     #: No "localhost" where the URL names no host: it would be taken for an endpoint, and warned of.
     default_connection_params: ClassVar[dict[str, Any]] = {}
     #: A Celery worker logs its callbacks' exceptions; kombu's own consumers stop by raising.
@@ -46,28 +54,28 @@ class Transport(virtual.Transport):
     client: Any
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
-        self.options = Options.parse(client.transport_options)
+        try:
+            self.options = Options.parse(client.transport_options)
+            self.broker = BrokerURL.of(client)
+        except OptionError as error:
+            raise shown_in_one_line(error) from None
         super().__init__(client, **kwargs)
         self._loop: Any = None
         self._context: BrokerContext | None = None
         self.buffer = Buffer()
-        # kombu asks the class whether to leave the broker URL unparsed, and the instance whether to call its
-        # `as_uri` (kombu/connection.py: `Connection.__init__`, `Connection.as_uri`).
-        self.can_parse_url = True
 
     def driver_version(self) -> str:
         """The package's version, for `celery report`."""
         return version("celery_sqs_visibility")
 
-    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:  # noqa: ARG002, FBT001, FBT002 - kombu's
+    def as_uri(self, uri: str | None, include_password: bool = False, mask: str = "**") -> str:  # noqa: ARG002, FBT001, FBT002 - kombu's
         """Say where this connection leads, for banners and logs: `sqs://eu-west-1`. No request to SQS.
 
         With the password it is a URL to connect by.
         """
-        client = self.client
         if include_password:
-            return as_url("sqs", client.hostname, client.port, client.userid, client.password)
-        key = f"{safequote(client.userid)}:{mask}@" if client.userid else ""
+            return self.broker.as_uri(include_password=True)
+        key = f"{safequote(self.broker.userid)}:{mask}@" if self.broker.userid else ""
         try:
             places = sorted(map(str, self.context.queues.locations()))
         except SQSError:  # about the settings, and the first request says so
@@ -78,7 +86,7 @@ class Transport(virtual.Transport):
     def context(self) -> BrokerContext:
         """What this connection shares with others. A forked child has its own."""
         if self._context is None or self._context.pid != os.getpid():
-            self._context = shared_context(self.client, self.options)
+            self._context = shared_context(self.client.transport_options, self.broker, self.options)
         return self._context
 
     def establish_connection(self) -> Any:

@@ -21,6 +21,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.task.settings import refuse_on_other_tasks
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bad_messages import BadMessages
 from celery_sqs_visibility.worker.dependency_logs import quiet_dependencies
@@ -51,6 +52,7 @@ class Deliveries(_SQSStep):
 
     def create(self, parent: Any) -> None:
         """Prepare the worker, which has not forked yet: children inherit the lease table."""
+        refuse_on_other_tasks(parent.app.tasks.values())
         quiet_dependencies()
         open_lease_table()
         send_signals()

@@ -39,6 +39,14 @@ def on_worker_init(sender: Any, **_: Any) -> None:
     add_bootsteps(sender.app)
 
 
+@signals.beat_init.connect(weak=False)
+def on_beat_init(sender: Any, **_: Any) -> None:
+    """Beat starts; it has looked at the transport for its banner (celery/apps/beat.py: `startup_info`)."""
+    from celery_sqs_visibility.worker.beat import check_settings  # noqa: PLC0415 - a producer needs none
+
+    check_settings(sender.app)
+
+
 # After the signal is connected: workers of apps made meanwhile send it.
 for _app in list(_get_active_apps()):
     add_bootsteps(_app)

@@ -17,39 +17,15 @@ from celery.utils.log import get_logger
 from celery.worker.state import maybe_shutdown
 
 from celery_sqs_visibility.delivery.outage import Outage
-from celery_sqs_visibility.errors import (
-    AccessDeniedError,
-    ClockSkewError,
-    CredentialsRefusedError,
-    OverLimitError,
-    QueueDoesNotExistError,
-    SQSError,
-    ThrottledError,
-    UnavailableError,
-    UnroutableError,
-)
+from celery_sqs_visibility.errors import SQSError, UnroutableError
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import refuse_type
+from celery_sqs_visibility.worker.refusals import passes, reason_and_remedy
 from celery_sqs_visibility.worker.start_report import report
 
 logger = get_logger(__name__)
-
-#: Errors that pass without a change of settings or of rights.
-WAITED_FOR: Final = (UnavailableError, ThrottledError, OverLimitError, ClockSkewError)
-
-#: What to do about an error that ends the worker: the first that fits.
-REMEDIES: Final[tuple[tuple[type[SQSError] | tuple[type[SQSError], ...], str], ...]] = (
-    (WAITED_FOR, "With broker_connection_retry_on_startup it would be waited for."),
-    (
-        CredentialsRefusedError,
-        "Give the worker valid AWS credentials: environment variables, a profile, a role, or the broker_url.",
-    ),
-    (AccessDeniedError, "Grant the permission to the credentials that the worker uses."),
-    (QueueDoesNotExistError, "Create the queue, or correct its name or URL."),
-    (SQSError, "Correct the region, the endpoint or the option that it is about."),
-)
 
 #: A waiting worker looks this often for a signal to stop.
 STOP_CHECK_SECONDS: Final = 0.2
@@ -117,13 +93,11 @@ class QueuesFirst:
         if self._started:
             return True
         retry = self._app.conf.broker_connection_retry_on_startup is not False
-        return retry and isinstance(error, WAITED_FOR)
+        return retry and passes(error)
 
 
 def _end_worker(kind: str, name: str, error: SQSError) -> NoReturn:
-    remedy = next(text for errors, text in REMEDIES if isinstance(error, errors))
-    reason = str(error).rstrip(".")
-    logger.critical("cannot start, since %s %r cannot be used: %s. %s", kind, name, reason, remedy)
+    logger.critical("cannot start, since %s %r cannot be used: %s", kind, name, reason_and_remedy(error))
     raise WorkerShutdown(1)
 
 

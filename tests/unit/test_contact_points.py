@@ -23,6 +23,7 @@ import kombu.message
 import kombu.pidbox
 import kombu.transport
 import kombu.utils.limits
+import kombu.utils.url
 import pytest
 from celery import Celery
 from celery.app.task import Context, Task
@@ -46,7 +47,21 @@ MENTIONED = [
     ("kombu.message:Message.__init__", "self.headers.get('compression')"),
     # Kombu asks us how to show a connection, though it parses the URL.
     ("kombu.connection:Connection.__init__", "get_transport_cls(transport).can_parse_url"),
-    ("kombu.connection:Connection.as_uri", "self.transport.can_parse_url", "self.transport.as_uri("),
+    ("kombu.connection:Connection.__init__", "urlparse(hostname).scheme"),
+    (
+        "kombu.connection:Connection.as_uri",
+        "if self.transport.can_parse_url:",
+        "return self.transport.as_uri(",
+    ),
+    ("kombu.transport:resolve_transport", "transport = TRANSPORT_ALIASES[transport]", "callable(transport)"),
+    # Beat looks at its transport, and says that it starts, before anything is due.
+    ("celery.apps.beat:Beat.startup_info", "self.app.connection().as_uri()"),
+    (
+        "celery.beat:Service.start",
+        "signals.beat_init.send(sender=self) ... try: ... self.scheduler.tick()",
+    ),
+    ("celery.utils.dispatch.signal:Signal.send", "except Exception as exc"),  # and no SystemExit
+    ("celery.beat:Scheduler.apply_entry", "exc_info=True"),
     ("celery.apps.worker:Worker.startup_info", "self.app.connection().as_uri()"),
     # A worker has its bootsteps before it builds its blueprints.
     ("celery.worker.worker:WorkController.setup_instance", "worker_init.send ... Blueprint("),
@@ -264,6 +279,10 @@ def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
     client = new_client(ClientSettings("eu-west-1", access_key_id="a", secret_access_key="b"), Purpose.SETTLE)
     assert callable(client._endpoint.http_session.send)
     assert isinstance(client._endpoint.http_session._socket_options, list)
+
+
+def test_kombus_parser_sees_no_scheme_in_one_with_underscores():
+    assert kombu.utils.url.urlparse("celery_sqs_visibility://").scheme == ""
 
 
 def test_a_generator_has_one_frame_and_contextlib_enters_from_its_own_module():

@@ -202,16 +202,18 @@ def test_rotated_credentials_are_read_when_the_old_ones_are_refused(tmp_path):
     ],
     ids=["endpoint", "region", "option"],
 )
-def test_settings_that_cannot_work_are_refused(settings):
-    with pytest.raises(RequestRefusedError) as caught:
+def test_settings_that_cannot_work_are_refused_in_one_sentence(settings):
+    with pytest.raises(RequestRefusedError, match=r"^the settings are wrong: .*; correct the ") as caught:
         BotoSQS(settings).queue_url("q")
     assert "hush" not in str(caught.value)
+    assert "ClientSettings" not in str(caught.value)
+    assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
 
 
 @pytest.mark.parametrize("role", [None, ROLE])
 def test_missing_credentials_are_said_to_be_missing(role):
     settings = ClientSettings(endpoint_url="http://127.0.0.1:1", role_arn=role)
-    with pytest.raises(CredentialsRefusedError, match="Unable to locate credentials"):
+    with pytest.raises(CredentialsRefusedError, match="no AWS credentials were found; set AWS_ACCESS_KEY_ID"):
         BotoSQS(settings).queue_url("q")
 
 

@@ -18,6 +18,7 @@ from celery_sqs_visibility.errors import (
     ReceiptHandleInvalidError,
     RequestRefusedError,
     ThrottledError,
+    TLSError,
     UnavailableError,
     UnrecognizedResponseError,
 )
@@ -119,7 +120,11 @@ def test_a_known_code_counts_more_than_the_status_and_an_unknown_one():
         (exceptions.EndpointConnectionError(endpoint_url="u"), UnavailableError),
         (exceptions.ReadTimeoutError(endpoint_url="u"), UnavailableError),
         (exceptions.HTTPClientError(error="e"), UnavailableError),
-        (exceptions.SSLError(endpoint_url="u", error="e"), UnavailableError),
+        (
+            exceptions.SSLError(endpoint_url="u", error="UNEXPECTED_EOF_WHILE_READING"),
+            UnavailableError,
+        ),
+        (exceptions.SSLError(endpoint_url="u", error="[SSL: CERTIFICATE_VERIFY_FAILED]"), TLSError),
         (exceptions.ProxyConnectionError(proxy_url="u"), UnavailableError),
         (ResponseParserError("not JSON"), UnavailableError),
         (ConnectionResetError("reset"), UnavailableError),
@@ -139,6 +144,32 @@ def test_an_exception_without_an_answer_has_its_class(exception, expected):
     error = translate(exception, "ReceiveMessage")
     assert type(error) is expected
     assert (error.code, error.action) == (type(exception).__name__, "ReceiveMessage")
+
+
+@pytest.mark.parametrize(
+    ("exception", "said"),
+    [
+        (exceptions.NoCredentialsError(), "no AWS credentials were found; set AWS_ACCESS_KEY_ID"),
+        (exceptions.ProfileNotFound(profile="p"), "The config profile (p) could not be found; set AWS_"),
+        (exceptions.SSLError(endpoint_url="u", error="CERTIFICATE_VERIFY_FAILED"), "in AWS_CA_BUNDLE"),
+        (
+            exceptions.SSLError(endpoint_url="u", error="WRONG_VERSION_NUMBER"),
+            "leave out the option is_secure",
+        ),
+        (exceptions.ConnectionClosedError(endpoint_url="http://u"), "set the option is_secure"),
+    ],
+    ids=repr,
+)
+def test_of_wrong_settings_the_sentence_says_what_to_do(exception, said):
+    error = translate(exception, "ReceiveMessage")
+    assert said in str(error)
+    assert type(exception).__name__ not in str(error)
+
+
+def test_refused_credentials_are_said_to_be_checked_but_not_for_a_wrong_clock():
+    hint = "the AWS credentials: check those in the environment"
+    assert hint in str(translate(answer("InvalidClientTokenId", "no."), "ReceiveMessage"))
+    assert hint not in str(translate(answer("RequestExpired", "no."), "ReceiveMessage"))
 
 
 @pytest.mark.parametrize(

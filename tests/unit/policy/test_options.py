@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.option_parsers import Seconds
 from celery_sqs_visibility.policy.options import (
-    NOT_SUPPORTED,
-    OTHER_PEOPLES_OPTIONS,
     OptionError,
     Options,
     option_name,
     reference_table,
 )
+from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
 
@@ -179,12 +178,26 @@ MISSPELT = {
     [
         *((name, [repr(name), f"did you mean {meant!r}?"]) for name, meant in MISSPELT.items()),
         ("xyzzy", NAMES),
-        *((name, [reason]) for name, reason in NOT_SUPPORTED.items()),
+        *((name, [reason]) for name, reason in REMEDIES.items()),
     ],
 )
 def test_a_name_that_is_no_option_is_refused_with_the_nearest_or_all_or_the_reason(name, said):
     message = refusal({name: 1})
     assert [part for part in said if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"aws_secret_access_key": "hush"},
+        {"client-config": "https://me:hush@proxy"},
+        {"predefined_queues": [{"secret_access_key": "hush"}]},
+        {"predefined_queues": {"q": {"secret_access_key": "hush"}}},
+    ],
+    ids=repr,
+)
+def test_no_refusal_shows_a_secret(given):
+    assert "hush" not in refusal(given)
 
 
 @pytest.mark.parametrize("name", sorted(OTHER_PEOPLES_OPTIONS))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +11,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import shared_context
+from celery_sqs_visibility.transport.broker_url import BrokerURL
 
 BODY = json.dumps({"body": "", "headers": {"task": "t", "id": "1"}, "properties": {"delivery_info": {}}})
 ATTRIBUTES = {name: {"DataType": "String", "StringValue": "x"} for name in ("trace", "tenant.name")}
@@ -19,8 +19,7 @@ ATTRIBUTES = {name: {"DataType": "String", "StringValue": "x"} for name in ("tra
 
 def broker_context(**given):
     given["region"] = "eu-west-1"
-    client = SimpleNamespace(hostname=None, port=None, userid=None, password=None, transport_options=given)
-    return shared_context(client, Options.parse(given))
+    return shared_context(given, BrokerURL(), Options.parse(given))
 
 
 @pytest.mark.parametrize(

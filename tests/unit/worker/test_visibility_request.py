@@ -207,7 +207,7 @@ def test_the_exit_of_a_process_is_a_lost_run(make, processes, kind):
 
 @pytest.mark.parametrize(("delay", "hidden"), [(0, Hide(1)), (9, Hide(9)), (None, Hide(30))])
 def test_a_run_past_its_hard_time_limit_is_hidden_until_its_process_is_killed(make, app, delay, hidden):
-    app.conf.broker_transport = "celery_sqs_visibility"
+    app.conf.broker_url = "celery-sqs-visibility://"
     app.conf.broker_transport_options = {"error_visibility_timeout": 30}
     one = make(error_visibility_timeout=delay)
     one.on_timeout(soft=True, timeout=5)

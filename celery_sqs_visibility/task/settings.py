@@ -1,0 +1,71 @@
+"""Settings of ours on tasks that do not know them: on plain Celery tasks, misspelt, or on another broker.
+
+Celery takes any option of a task, and makes an attribute of it that nobody reads.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, Final
+
+from celery import signals
+from celery.exceptions import ImproperlyConfigured
+from celery.utils.log import get_logger
+
+from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.task.retries import RetryDecisions
+
+logger = get_logger(__name__)
+
+#: The attributes of `VisibilityTask` that no other task has.
+SETTINGS: Final = ("error_visibility_timeout", "on_exhausted", "on_lost")
+
+#: How like a setting's name another name is that is taken for it: one letter of seven, and "on_post" is not.
+SIMILARITY: Final = 0.9
+
+ANOTHER_BROKER: Final = (
+    "the task %r has the base VisibilityTask, and this worker's broker transport is %r, where it is a plain "
+    "Celery task without error_visibility_timeout and heartbeat; for these set "
+    "broker_transport = 'celery_sqs_visibility'"
+)
+
+
+def refuse_misspelt(cls: type[RetryDecisions], known: type[RetryDecisions]) -> None:
+    """Raise `ValueError` if a task class has a setting of `known` under a name that is like it."""
+    own = {name for each in cls.__mro__ if each not in known.__mro__ for name in vars(each)}
+    for name in sorted(own):
+        near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=SIMILARITY)
+        if near and not hasattr(known, name):
+            raise ValueError(f"there is no setting {name!r}: did you mean {near[0]!r}?")
+
+
+def refuse_on_other_tasks(tasks: Iterable[Any]) -> None:
+    """Raise `ImproperlyConfigured` if a task that is no `VisibilityTask` has one of its settings."""
+    for task in tasks:
+        if isinstance(task, RetryDecisions):
+            continue
+        for name in SETTINGS:
+            value = getattr(task, name, None)
+            is_hook = callable(value) and name != "error_visibility_timeout"  # of the user's own
+            if value is not None and not is_hook:
+                sentence = (
+                    f"task {task.name!r} has {name}={value!r} and is no VisibilityTask, so that it would be "
+                    "ignored: give the task base=VisibilityTask, or the app task_cls=VisibilityTask"
+                )
+                raise shown_in_one_line(ImproperlyConfigured(sentence))
+
+
+@signals.worker_ready.connect(weak=False)
+def warn_of_another_broker(sender: Any, **_: Any) -> None:
+    """A worker is ready: say it if its broker is not ours and tasks of ours are in it. Main thread."""
+    app = sender.app
+    ours = sorted(name for name, task in app.tasks.items() if isinstance(task, RetryDecisions))
+    names = [name for name in ours if not name.startswith("celery.")]
+    if not names:
+        return
+    from celery_sqs_visibility.transport.transport import Transport  # noqa: PLC0415 - a producer needs none
+
+    with app.connection_for_read() as connection:
+        if not isinstance(connection.transport, Transport):
+            logger.warning(ANOTHER_BROKER, names[0], connection.transport.driver_name)

@@ -1,0 +1,81 @@
+"""A setting of ours that nobody would read is refused; a worker on another broker says so."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery, Task
+from celery.exceptions import ImproperlyConfigured
+
+from celery_sqs_visibility import VisibilityTask
+from celery_sqs_visibility.task.settings import refuse_on_other_tasks, warn_of_another_broker
+
+
+def run():
+    pass
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("error_visiblity_timeout", "error_visibility_timeout"),
+        ("error_visibility_timeouts", "error_visibility_timeout"),
+        ("on_exausted", "on_exhausted"),
+    ],
+)
+def test_a_misspelt_setting_is_refused(app, misspelt, meant):
+    app.task(name="wrong", shared=False, **{misspelt: 60})(run)
+    with pytest.raises(ImproperlyConfigured, match=f"task 'wrong'.*{misspelt!r}: did you mean {meant!r}"):
+        app.finalize()
+
+
+def test_a_misspelt_setting_of_a_base_class_is_refused(app):
+    class Base(VisibilityTask):
+        error_visibilty_timeout = 60
+
+    app.task(name="wrong", base=Base, shared=False)(run)
+    with pytest.raises(ImproperlyConfigured, match="'error_visibilty_timeout'"):
+        app.finalize()
+
+
+def test_names_of_the_users_own_are_let_be(app):
+    app.task(shared=False, on_post="x", on_last=1, visibility=60, error_timeout=3, on_close=print)(run)
+    app.finalize()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"error_visibility_timeout": 60}, {"on_lost": "terminate"}, {"on_exhausted": "keep"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_setting_of_a_task_that_is_no_visibility_task_is_refused(app, options):
+    (name,) = options
+    task = app.task(name="plain", base=Task, shared=False, **options)(run)
+    with pytest.raises(ImproperlyConfigured, match=f"task 'plain' has {name}=.*give the task base=Visib"):
+        refuse_on_other_tasks([task])
+
+
+def test_tasks_of_ours_and_hooks_of_the_users_own_are_let_be(app):
+    ours = app.task(name="ours", shared=False, error_visibility_timeout=60)(run)
+    plain = app.task(name="plain", base=Task, shared=False, on_lost=print)(run)
+    refuse_on_other_tasks([ours, plain])
+
+
+@pytest.mark.parametrize(
+    ("broker", "base", "warnings"),
+    [
+        ("memory://", VisibilityTask, 1),
+        ("memory://", Task, 0),
+        ("celery-sqs-visibility://", VisibilityTask, 0),
+    ],
+)
+def test_a_worker_on_another_broker_says_that_tasks_of_ours_are_plain_there(broker, base, warnings, caplog):
+    with Celery("other", set_as_current=False, broker=broker) as app:
+        app.task(name="work", base=base, shared=False)(run)
+        warn_of_another_broker(SimpleNamespace(app=app))
+    assert len(caplog.messages) == warnings
+    for message in caplog.messages:
+        assert "'work'" in message
+        assert "'memory'" in message
+        assert "set broker_transport = 'celery_sqs_visibility'" in message

@@ -1,0 +1,32 @@
+"""In a command an error is one line; elsewhere it is what it was."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from celery.exceptions import ImproperlyConfigured
+from click.testing import CliRunner
+from kombu import Connection
+
+from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.errors import OptionError
+
+
+@pytest.mark.parametrize("cls", [OptionError, ImproperlyConfigured])
+def test_a_command_ends_with_one_line_and_status_1(cls):
+    @click.command()
+    def command():
+        raise shown_in_one_line(cls("the sentence"))
+
+    result = CliRunner().invoke(command)
+    assert (result.exit_code, result.output) == (1, "Error: the sentence\n")
+
+
+def test_in_a_command_it_is_still_caught_by_its_class():
+    with click.Context(click.Command("worker")), pytest.raises(OptionError, match="did you mean 'region'"):
+        _ = Connection(transport="celery_sqs_visibility", transport_options={"regin": 1}).transport
+
+
+def test_elsewhere_it_is_the_error_itself():
+    error = OptionError("the sentence")
+    assert shown_in_one_line(error) is error

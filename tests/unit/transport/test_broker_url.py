@@ -1,0 +1,78 @@
+"""`broker_url` is read with the secret as it is; what cannot be read is refused without showing a secret."""
+
+from __future__ import annotations
+
+import pytest
+from kombu import Connection
+
+from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.transport.broker_url import BrokerURL
+
+SECRET = "ab/c+d#e?f@g:h%"
+QUOTED = "ab%2Fc%2Bd%23e%3Ff%40g%3Ah%25"
+KEYS = {"userid": "AKIA", "password": SECRET}
+
+
+def broker(url=None, **settings):
+    return Connection(url, transport="celery_sqs_visibility", **settings).transport.broker
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        (None, {}),
+        ("sqs://", {}),
+        ("SQS://", {}),
+        ("celery_sqs_visibility://", {}),
+        ("celery-sqs-visibility://", {}),
+        ("sqs://localhost//", {}),
+        ("sqs://localhost:4566", {"host": "localhost", "port": 4566}),
+        ("sqs://[::1]:4566/", {"host": "[::1]", "port": 4566}),
+        (f"sqs://AKIA:{QUOTED}@", KEYS),
+        ("sqs://AKIA:ab/c+d#e?f@g:h%25@", KEYS),
+        (f"sqs://AKIA:{QUOTED}@SQS.example:99//", {**KEYS, "host": "sqs.example", "port": 99}),
+    ],
+)
+def test_the_parts_of_a_url(url, parts):
+    assert broker(url) == BrokerURL(**parts)
+
+
+@pytest.mark.parametrize("url", [None, "sqs://", "sqs://localhost"])
+def test_credentials_may_be_settings_of_their_own(url):
+    assert broker(url, **KEYS) == BrokerURL(**KEYS)
+
+
+def test_a_url_is_shown_without_its_secret():
+    connection = Connection("sqs://AKIA:a/b@127.0.0.1:99//", transport="celery_sqs_visibility")
+    assert connection.as_uri().rstrip("/") == "sqs://AKIA:**@127.0.0.1:99"
+    assert connection.as_uri(include_password=True) == "sqs://AKIA:a%2Fb@127.0.0.1:99//"
+    assert "a/b" not in repr(connection.transport.broker)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://:hush@cache", "begins with 'redis://' and not with sqs://"),
+        ("AKIA:hush@sqs://host", "begins with no scheme and not with sqs://"),
+        ("sqs://AKIA:hush/hush", "no '@' after the secret"),
+        ("sqs://AKIA:a@host:hush//", "a port that is no number from 1 to 65535"),
+        ("sqs://AKIA:hush@host:65536//", "a port that is no number from 1 to 65535"),
+        ("sqs://[::1]hush", "a port that is no number from 1 to 65535"),
+        ("sqs://AKIA@", "credentials without a secret"),
+        ("sqs://:hush@", "credentials without a key"),
+    ],
+)
+def test_a_wrong_url_is_refused_without_its_secret(url, said):
+    with pytest.raises(OptionError) as caught:
+        broker(url)
+    assert said in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_scheme_with_dashes_needs_no_other_setting():
+    assert Connection("celery-sqs-visibility://").transport.driver_name == "celery_sqs_visibility"
+
+
+def test_a_scheme_with_underscores_does_and_that_is_said():
+    with pytest.raises(OptionError, match="write celery-sqs-visibility://, or sqs:// together with"):
+        Connection("celery_sqs_visibility://AKIA:hush@")
