@@ -1,7 +1,8 @@
 """`GenericTask[P, R]`: Celery's `Task` with a task's parameters and result in its type, on every Celery.
 
 celery-types, the stubs of Celery, declare `Task` as generic. At run time `Task[...]` fails before Celery 5.7,
-and makes an alias from 5.7 on (celery/app/task.py), of which Celery can make no task: `base=` takes a class.
+and makes an alias from 5.7 on (celery/app/task.py). `base=` takes a class (celery/app/base.py:
+`_task_from_fun`).
 """
 
 from __future__ import annotations

@@ -205,6 +205,10 @@ def test_at_a_consumers_end_the_pool_forgets_what_no_child_has_accepted():
     calls(celery.concurrency.asynpool.AsynPool._create_write_handlers, "job._write_to = proc")
 
 
+def test_celery_makes_a_task_of_a_base_that_is_a_class():
+    calls(Celery._task_from_fun, "type(fun.__name__, (base,)")
+
+
 def test_autoretry_lets_a_retry_pass():
     calls(
         celery.app.autoretry.add_autoretry_behaviour,
