@@ -14,7 +14,7 @@ ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,can
 	limits nothing_is_lost settling)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pools matrix matrix-ends reliability soak bench check clean
+.PHONY: help demo test test-pools matrix matrix-ends reliability soak bench check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -58,6 +58,14 @@ check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
 
+# Each into an environment of its own that has nothing but the package and its dependencies.
+package: $(INSTALLED) ## Build wheel and sdist into dist/, check them, and install each in a clean environment
+	@rm -rf dist $(MATRIX)/wheel $(MATRIX)/sdist
+	@if command -v uv >/dev/null; then uv build --quiet --out-dir dist; else $(BIN)/python -m build --outdir dist; fi
+	@$(BIN)/python -m twine check --strict dist/*
+	@$(MAKE) --no-print-directory $(MATRIX)/wheel/.installed $(MATRIX)/sdist/.installed
+	@$(BIN)/python -m pytest tests/package/check_distributions.py
+
 clean: ## Remove the virtual environments and all caches
 	rm -rf $(VENV) $(MATRIX) $(EMULATOR_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -76,13 +84,19 @@ fi
 endef
 
 $(INSTALLED): pyproject.toml constraints.txt
-	$(call install,$(VENV),-c constraints.txt -e '.[demo]' --group test --group check)
+	$(call install,$(VENV),-c constraints.txt -e . --group test --group check --group package)
 
 # As the tests', but for Celery and its own libraries.
 $(MATRIX)/celery-%/.installed: pyproject.toml constraints.txt
 	@mkdir -p $(MATRIX)
 	@grep -vE '^(amqp|billiard|celery|kombu|vine)==' constraints.txt >$(MATRIX)/constraints-$*.txt
-	$(call install,$(@D),-c $(MATRIX)/constraints-$*.txt 'celery==$*.*' 'kombu==$*.*' -e '.[demo]' --group test)
+	$(call install,$(@D),-c $(MATRIX)/constraints-$*.txt 'celery==$*.*' 'kombu==$*.*' -e . --group test)
+
+$(MATRIX)/wheel/.installed:
+	$(call install,$(@D),-c constraints.txt dist/*.whl)
+
+$(MATRIX)/sdist/.installed:
+	$(call install,$(@D),-c constraints.txt dist/*.tar.gz)
 
 $(EMULATOR): Makefile
 	$(call install,$(EMULATOR_VENV),ministack==1.5.33)

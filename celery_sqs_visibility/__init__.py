@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.publish import publish_batch
     from celery_sqs_visibility.signals import message_lost
     from celery_sqs_visibility.task.base import VisibilityTask
+    from celery_sqs_visibility.task.context import SQSDelivery
     from celery_sqs_visibility.worker.install import Transport
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "OverLimitError",
     "Parked",
     "PublishError",
+    "PublishFailure",
     "QueueDoesNotExistError",
     "ReceiptHandleInvalidError",
     "Received",
@@ -45,6 +47,7 @@ __all__ = [
     "Released",
     "Renewed",
     "RequestRefusedError",
+    "SQSDelivery",
     "SQSError",
     "SQSRequest",
     "SQSVisibilityError",
@@ -70,6 +73,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ExponentialBackoff": "policy.retry_delays",
+    "PublishFailure": "errors",
+    "SQSDelivery": "task.context",
     "Transport": "worker.install",
     "VisibilityTask": "task.base",
     "message_lost": "signals",

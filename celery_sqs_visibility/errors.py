@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kombu.exceptions import KombuError, OperationalError
 
@@ -18,21 +19,40 @@ class OptionError(SQSVisibilityError, ValueError):
     """A transport option is misspelt, out of bounds or contradicts another; the message says which."""
 
 
+class PublishFailure(NamedTuple):
+    """A message that `publish_batch` could not send. As a tuple it has two elements, id and error.
+
+    Attributes:
+        task_id: `None` for a message that is no task.
+        error: an `SQSError` in most cases.
+    """
+
+    task_id: str | None
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        """The error's text."""
+        return str(self.error)
+
+
 class PublishError(SQSVisibilityError):
     """Some of what was published in a block was not sent; all the rest was.
 
     Attributes:
-        failures: task id and reason, for each. The id is `None` for a message that is no task.
+        failures: for each, its task id, the reason and the error.
         published: how many messages there were in all.
     """
 
     def __init__(self, failures: Sequence[tuple[str | None, Exception]], published: int) -> None:
         super().__init__(failures, published)
-        self.failures = list(failures)
+        self.failures = [PublishFailure(*failure) for failure in failures]
         self.published = published
 
     def __str__(self) -> str:
-        shown = "; ".join(f"{task_id}: {reason}" for task_id, reason in self.failures[:FAILURES_SHOWN])
+        shown = "; ".join(
+            f"{failure.task_id}: {failure.reason}" for failure in self.failures[:FAILURES_SHOWN]
+        )
         more = len(self.failures) - FAILURES_SHOWN
         beyond = f"; and {more} more, see `failures`" if more > 0 else ""
         return f"{len(self.failures)} of {self.published} messages could not be sent: {shown}{beyond}"

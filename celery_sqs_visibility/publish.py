@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_sqs_visibility.errors import PublishError
@@ -22,7 +23,7 @@ LOGGED_IDS: Final = 10
 
 
 @contextmanager
-def publish_batch(app: Any) -> Iterator[Batch]:
+def publish_batch(app: Celery[Any]) -> Iterator[Batch]:
     """Send what is published inside in batches, ten messages or 1 MiB a request, several at a time.
 
     Sending begins at once, and leaving the block means sent. The block takes what reaches the app's broker;
@@ -54,7 +55,7 @@ def publish_batch(app: Any) -> Iterator[Batch]:
         raise unsent
 
 
-def _context_of(app: Any) -> BrokerContext | None:
+def _context_of(app: Celery[Any]) -> BrokerContext | None:
     """The context of the broker that the app publishes to, if that is SQS by this package."""
     with app.connection_for_write() as connection:
         transport = connection.transport

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 from celery.utils.dispatch import Signal
 
@@ -11,7 +11,7 @@ from celery_sqs_visibility.events import Lost, subscribe, subscribed
 #: Another worker may have a message that this one holds: its visibility has lapsed, or SQS refused its
 #: receipt handle. The sender is the task's name; arguments are `delivery` (its `Facts`) and `reason`. Sent in
 #: the worker's main process, in the thread that noticed: be quick.
-message_lost: Any = Signal(name="message_lost", providing_args=["delivery", "reason"])
+message_lost: Final = Signal(name="message_lost", providing_args=["delivery", "reason"])
 
 
 def send_signals() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from celery import Task
 from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Reject, Retry
@@ -22,7 +22,8 @@ from celery_sqs_visibility.aws.queues import FIFO_SUFFIX
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.task.context import DeliveryContext, is_delivery
+from celery_sqs_visibility.task.context import DeliveryContext, is_delivery, sqs_delivery
+from celery_sqs_visibility.task.generic import P, R_co
 from celery_sqs_visibility.task.retries import RetryDecisions, horizon_left
 from celery_sqs_visibility.task.settings import refuse_misspelt
 from celery_sqs_visibility.task.tracing import (
@@ -36,8 +37,11 @@ from celery_sqs_visibility.task.tracing import (
 )
 from celery_sqs_visibility.visibility import Visibility
 
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in `typing` from Python 3.11 on
 
-class VisibilityTask(RetryDecisions):
+
+class VisibilityTask(RetryDecisions[P, R_co]):
     """`base=VisibilityTask`, or `Celery(task_cls=VisibilityTask)` for all tasks of an app.
 
     On any other broker, called directly or eagerly, it is a plain Celery task.
@@ -58,18 +62,19 @@ class VisibilityTask(RetryDecisions):
     abstract = True
     acks_late = True
     Request = "celery_sqs_visibility.worker.visibility_request:VisibilityRequest"
-    on_exhausted: ClassVar[str | None] = None
-    on_lost: ClassVar[str | None] = None
+    on_exhausted: ClassVar[Literal["delete", "keep"] | None] = None
+    on_lost: ClassVar[Literal["continue", "terminate"] | None] = None
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG004 - a task class may take some
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004 - a task class may take some
         """Wrap the parts of the task that may fail; a `__call__` or `__init__` of the user's keeps that."""
-        task: Any = super().__new__(cls)
+        made = super().__new__(cls)
+        task: Any = made  # whose methods are replaced
         task.given_retry_kwargs = dict(getattr(task, "retry_kwargs", None) or {})
         task.run = decide_failures(task, task.run)
         task.on_failure = log_errors(task, task.on_failure)
         if cls.before_start is not Task.before_start:
             task.before_start = decide_failures(task, task.before_start, ends=False)
-        return task
+        return made
 
     @classmethod
     def bind(cls, app: Any) -> Any:
@@ -126,7 +131,7 @@ class VisibilityTask(RetryDecisions):
         countdown: float | None = None,
         max_retries: int | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> Retry:
         """Try again later, with the same message if SQS can express that, otherwise as Celery does.
 
         SQS cannot express other arguments, another queue, other options, `throw=False`, or a delay longer
@@ -147,7 +152,7 @@ class VisibilityTask(RetryDecisions):
             return self._retry_by_publishing(exc, countdown, eta, changes)
         return self._retry_by_hiding(exc, countdown, self.max_retries if max_retries is None else max_retries)
 
-    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
+    def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call `delay` when Django's transaction commits, never if it rolls back; at once outside of one."""
         _on_commit(partial(self.delay, *args, **kwargs))
 
@@ -182,11 +187,11 @@ class VisibilityTask(RetryDecisions):
         if self.name == CHORD_UNLOCK:
             return True  # to poll is not to fail: its receives would use up the queue's `maxReceiveCount`
         asked = {name: value for name, value in options.items() if value is not None}
-        if asked.get("queue") == self.request.sqs["queue"]:
+        if asked.get("queue") == sqs_delivery(self.request)["queue"]:
             del asked["queue"]
         return bool(asked) or (countdown is not None and countdown > horizon_left(self.request))
 
-    def _retry_by_hiding(self, exc: Any, countdown: float | None, limit: int | None) -> Any:
+    def _retry_by_hiding(self, exc: Any, countdown: float | None, limit: int | None) -> Retry:
         """Have the message come back.
 
         It cannot carry a `limit` above the task's own. So the retry that leads to the task's own last attempt
@@ -202,8 +207,7 @@ class VisibilityTask(RetryDecisions):
             delay = self.delay_after(request, exc or self._exhausted(), countdown, explicit=True)
             with suppress(VisibilityRetry):  # it could not be published, and hiding needs no request of ours
                 return self._retry_by_publishing(exc, delay, None, {"max_retries": limit})
-        self._end(End.RETRIED, exc, countdown, limit)
-        return None
+        return self._end(End.RETRIED, exc, countdown, limit)
 
     def _end(self, end: End, exc: Any, countdown: float | None, limit: int | None) -> NoReturn:
         """Raise the outcome: a `VisibilityRetry`, or the exception with which the task fails for good."""
@@ -228,7 +232,7 @@ class VisibilityTask(RetryDecisions):
 
     def _retry_by_publishing(
         self, exc: Any, countdown: float | None, eta: datetime | None, given: dict[str, Any]
-    ) -> Any:
+    ) -> Retry:
         """Retry as Celery does, with what it forgets: the message group, and the limit that it was given."""
         request = self.request
         options = dict(given)

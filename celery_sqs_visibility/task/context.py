@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from celery import Task
 from celery.app.task import Context
+
+
+class SQSDelivery(TypedDict):
+    """`self.request.sqs` of a task that runs for a message from SQS. At run time it is a plain dict.
+
+    Attributes:
+        queue: Celery's name of the queue.
+        message_id: SQS's, the same for every delivery of the message.
+        receive_count: 1 for the first delivery.
+        first_receive_time: when SQS first handed the message out, in seconds since the epoch; 0 if unknown.
+        max_receive_count: the queue's `maxReceiveCount`; `None` without a redrive policy.
+        horizon: when SQS's 12 hours end; monotonic seconds, which the machine's processes share.
+    """
+
+    queue: str
+    message_id: str
+    receive_count: int
+    first_receive_time: float
+    max_receive_count: int | None
+    horizon: float
 
 
 class DeliveryContext(Context):
@@ -16,7 +36,7 @@ class DeliveryContext(Context):
     """
 
     #: The delivery; `None` on any other broker.
-    sqs: Any
+    sqs: SQSDelivery | None
     visibility_lease: Any
     #: The limit that a run before this one gave to `self.retry()`.
     visibility_max_retries: int | None
@@ -38,3 +58,8 @@ def is_delivery(task: Task[..., Any]) -> bool:
         return False
     request: Any = task.request
     return request.sqs is not None and not request.called_directly and not request.is_eager
+
+
+def sqs_delivery(request: DeliveryContext) -> SQSDelivery:
+    """The delivery of a run for which `is_delivery` holds."""
+    return cast("SQSDelivery", request.sqs)

@@ -16,7 +16,7 @@ from kombu.utils.encoding import safe_repr
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.attempts import attempts_allowed
 from celery_sqs_visibility.policy.message_attributes import beginning
-from celery_sqs_visibility.task.context import DeliveryContext
+from celery_sqs_visibility.task.context import DeliveryContext, sqs_delivery
 from celery_sqs_visibility.task.retries import RetryDecisions
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ DELIVERY_FIELDS: Final = ("queue", "message_id", "receive_count")
 
 
 def log_failed_attempt(
-    task: RetryDecisions,
+    task: RetryDecisions[..., Any],
     request: DeliveryContext,
     retry: Retry,
     exc: BaseException,
@@ -53,7 +53,8 @@ def log_failed_attempt(
         "when": retry.humanize(),
         "exc": error,
     }
-    facts = {field: request.sqs.get(field) for field in DELIVERY_FIELDS}
+    sqs = sqs_delivery(request)
+    facts: dict[str, object] = {field: sqs.get(field) for field in DELIVERY_FIELDS}
     facts |= {"task": name, "task_id": request.id, "attempt": request.retries + 1, "error": error}
     log_safely(
         logger.info if expected else logger.warning,
@@ -64,9 +65,9 @@ def log_failed_attempt(
     )
 
 
-def attempt_of(task: RetryDecisions, request: DeliveryContext) -> str:
+def attempt_of(task: RetryDecisions[..., Any], request: DeliveryContext) -> str:
     """The number of the attempt, as in "2 of 4" if there is a limit."""
-    given, sqs = request.visibility_given_limit, request.sqs
+    given, sqs = request.visibility_given_limit, sqs_delivery(request)
     limit = task.limit_of(request) if given is None else given
     most = attempts_allowed(request.retries, limit, sqs["receive_count"], sqs["max_receive_count"])
     attempt = request.retries + 1

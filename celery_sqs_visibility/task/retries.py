@@ -10,7 +10,6 @@ import logging
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from celery import Task
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 from celery.utils.time import get_exponential_backoff_interval
 
@@ -24,7 +23,8 @@ from celery_sqs_visibility.policy.retry_delays import (
     choose_delay,
     parse_delay,
 )
-from celery_sqs_visibility.task.context import DeliveryContext
+from celery_sqs_visibility.task.context import DeliveryContext, sqs_delivery
+from celery_sqs_visibility.task.generic import GenericTask, P, R_co
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ DELAY_ARGUMENTS = 2
 SETTLED_WITHIN_SECONDS = 5.0
 
 
-class RetryDecisions(Task):  # type: ignore[type-arg]  # it takes none at run time before Celery 5.7
+class RetryDecisions(GenericTask[P, R_co]):
     """The decisions of `VisibilityTask`, which documents the attributes. They change nothing."""
 
     abstract = True
@@ -87,7 +87,7 @@ class RetryDecisions(Task):  # type: ignore[type-arg]  # it takes none at run ti
 
     def is_last_attempt(self, request: DeliveryContext, max_retries: int | None) -> bool:
         """Whether a failure of this run is for good."""
-        sqs = request.sqs
+        sqs = sqs_delivery(request)
         return is_last_attempt(request.retries, max_retries, sqs["receive_count"], sqs["max_receive_count"])
 
     def delay_after(
@@ -121,7 +121,7 @@ class RetryDecisions(Task):  # type: ignore[type-arg]  # it takes none at run ti
         )
 
     @classmethod
-    def _delay_rule(cls, task: RetryDecisions | None = None) -> DelayRule | None:
+    def _delay_rule(cls, task: RetryDecisions[..., Any] | None = None) -> DelayRule | None:
         """The rule in `error_visibility_timeout`, which may be a method of `task`.
 
         Raises:
@@ -148,7 +148,7 @@ def _celery_backoff(task: Any) -> DelayRule | None:
 
 def horizon_left(request: DeliveryContext) -> float:
     """Seconds that the message can still be hidden: SQS counts 12 hours from its receive."""
-    left: float = request.sqs["horizon"] - SYSTEM_CLOCK.monotonic() - SETTLED_WITHIN_SECONDS
+    left = sqs_delivery(request)["horizon"] - SYSTEM_CLOCK.monotonic() - SETTLED_WITHIN_SECONDS
     return max(0.0, left)
 
 

@@ -31,7 +31,7 @@ ANOTHER_BROKER: Final = (
 )
 
 
-def refuse_misspelt(cls: type[RetryDecisions], known: type[RetryDecisions]) -> None:
+def refuse_misspelt(cls: type[RetryDecisions[..., Any]], known: type[Any]) -> None:
     """Raise `ValueError` if a task class has a setting of `known` under a name that is like it."""
     own = {name for each in cls.__mro__ if each not in known.__mro__ for name in vars(each)}
     for name in sorted(own):

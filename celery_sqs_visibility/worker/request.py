@@ -23,7 +23,7 @@ from celery.worker.request import Request
 from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Release, Settlement
 from celery_sqs_visibility.events import Finished, emit, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
-from celery_sqs_visibility.task.context import DeliveryContext
+from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.exceptions import could_not_publish_retry, exception_of
 from celery_sqs_visibility.worker.worker_context import WorkerContext
@@ -284,11 +284,12 @@ class DeliveryRequest(Request):
         facts = delivery.facts
         redrive = delivery.holder.redrive.peek(delivery.queue)
         self._delivery_info["redelivered"] = facts.receive_count - delivery.parks > 1
-        self._request_dict["sqs"] = {
+        sqs: SQSDelivery = {
             "queue": facts.queue,
             "message_id": facts.message_id,
             "receive_count": facts.receive_count,
             "first_receive_time": facts.first_received,
-            "horizon": delivery.horizon,  # on the monotonic clock, which the machine's processes share
+            "horizon": delivery.horizon,
             "max_receive_count": redrive.max_receive_count if redrive else None,
         }
+        self._request_dict["sqs"] = sqs

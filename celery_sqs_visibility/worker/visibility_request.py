@@ -46,7 +46,7 @@ RELEASES_FORGIVEN: Final = 3
 class VisibilityRequest(DeliveryRequest):
     """A request of a `VisibilityTask`: its failures hide the message."""
 
-    task: VisibilityTask
+    task: VisibilityTask[..., Any]
     _failed_for_good = False
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:

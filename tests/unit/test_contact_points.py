@@ -54,6 +54,8 @@ MENTIONED = [
         "return self.transport.as_uri(",
     ),
     ("kombu.transport:resolve_transport", "transport = TRANSPORT_ALIASES[transport]", "callable(transport)"),
+    # Celery makes a task of a base that is a class.
+    ("celery.app.base:Celery._task_from_fun", "type(fun.__name__, (base,)"),
     # Beat looks at its transport, and says that it starts, before anything is due.
     ("celery.apps.beat:Beat.startup_info", "self.app.connection().as_uri()"),
     (
