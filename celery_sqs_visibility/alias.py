@@ -24,8 +24,8 @@ def refuse_url_without_scheme() -> str:
 
     raise shown_in_one_line(
         OptionError(
-            "the broker URL has no scheme that can be read, since schemes have no underscores: instead of "
-            "celery_sqs_visibility:// write celery-sqs-visibility://, or sqs:// together with "
+            "the broker URL has no scheme that can be read, since schemes have no underscores: if it begins "
+            "with celery_sqs_visibility://, write celery-sqs-visibility://, or sqs:// together with "
             "broker_transport = 'celery_sqs_visibility'"
         )
     )

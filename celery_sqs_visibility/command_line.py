@@ -2,7 +2,8 @@
 
 Celery makes connections and binds tasks where it catches nothing (celery/bin/worker.py, beat.py and more), so
 that sixty lines of traceback would stand before the sentence. But click, which runs the commands, prints its
-own kind of exception as one line. Elsewhere, as in a web application that publishes, an error stays as it is.
+own kind of exception as one line. Elsewhere an error stays as it is: in a web application that publishes, in
+a program of the user's that click runs, and when a pool's process, which inherits the context, pickles it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ E = TypeVar("E", bound=Exception)
 
 
 def shown_in_one_line(error: E) -> E:
-    """Return `error`, or in a command one of the same class that click prints as a line. Any thread."""
-    click: Any = sys.modules.get("click")  # not imported: a command has it, and a producer needs none
-    if click is None or click.get_current_context(silent=True) is None:
+    """Return `error`, or in a `celery` command one of its class that click prints as a line. Any thread."""
+    # Not imported: a command has both, and a producer needs none.
+    click: Any = sys.modules.get("click")
+    celerys: Any = sys.modules.get("celery.bin.base")
+    context = click and click.get_current_context(silent=True)
+    if celerys is None or context is None or context.find_object(celerys.CLIContext) is None:
         return error
     cls = type(error)
-    one_line: E = type(cls.__name__, (click.ClickException, cls), {"__module__": cls.__module__})(str(error))
+    body = {"__module__": cls.__module__, "__reduce__": lambda self: (cls, (str(self),))}
+    one_line: E = type(cls.__name__, (click.ClickException, cls), body)(str(error))
     return one_line

@@ -46,10 +46,14 @@ class PublishError(SQSVisibilityError):
 
     def __init__(self, failures: Sequence[tuple[str | None, Exception]], published: int) -> None:
         super().__init__(failures, published)
-        self.failures = [PublishFailure(*failure) for failure in failures]
+        # A text, where a result backend that writes JSON has made one of them.
+        known = [] if isinstance(failures, str) else failures
+        self.failures = [PublishFailure(*failure) for failure in known]
         self.published = published
 
     def __str__(self) -> str:
+        if isinstance(self.args[0], str):
+            return self.args[0]
         shown = "; ".join(
             f"{failure.task_id}: {failure.reason}" for failure in self.failures[:FAILURES_SHOWN]
         )

@@ -106,8 +106,8 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
             use_ssl=settings.use_ssl,
             config=_config(settings, purpose, core.get_config_variable("user_agent_appid")),
         )
-        if not configured and Location(region, client.meta.endpoint_url).is_amazons:
-            _warn_of_default_region()
+    if not configured and Location(region, client.meta.endpoint_url).is_amazons:
+        _warn_of_default_region()
     _notice_dead_peers(client)
     return client
 

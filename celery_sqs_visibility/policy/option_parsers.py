@@ -120,7 +120,8 @@ def queues(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
     """`predefined_queues`: each has a url, and a name that ends with .fifo only if the url does."""
     for queue, settings in mapping(name, value).items():
         if not isinstance(settings, Mapping) or not settings.get("url"):
-            got = f"the keys {sorted(settings)}" if isinstance(settings, Mapping) else repr(settings)
+            is_mapping = isinstance(settings, Mapping)  # any value may be a secret
+            got = f"the keys {sorted(settings)}" if is_mapping else f"a {type(settings).__name__}"
             raise OptionError(f"expected {name}[{queue!r}] to be a mapping with a 'url', got {got}")
         if str(settings["url"]).endswith(".fifo") != str(queue).endswith(".fifo"):
             raise OptionError(

@@ -123,4 +123,5 @@ def wasted_receives(receive_count: int, parks: int, wait: float, visibility_time
     """
     if wait <= 0:
         return 0
-    return max(0, receive_count - 1 - (parks - parks_before(wait, visibility_timeout)))
+    parked = max(0, parks - parks_before(wait, visibility_timeout))  # less than 0 where clocks differ
+    return max(0, receive_count - 1 - parked)

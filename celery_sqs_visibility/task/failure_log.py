@@ -41,9 +41,8 @@ def log_failed_attempt(
     """Log that a run failed with `exc`, and what `retry` makes of that.
 
     A WARNING, with the traceback if there is one; INFO without it for an exception that the task `throws`.
-    Never raises.
     """
-    expected = isinstance(exc, tuple(task.throws or ()))
+    expected = bool(task.throws) and isinstance(exc, task.throws)  # a tuple, or one class
     name = request.shadow or task.name
     error = beginning(safe_repr(exc), EXCEPTION_CHARACTERS)
     told = {
@@ -76,8 +75,8 @@ def attempt_of(task: RetryDecisions[..., Any], request: DeliveryContext) -> str:
 
 def exception_behind(retry: Retry) -> BaseException | None:
     """The exception for which a task is retried; `None` for a task that only polls."""
-    cause: Any = retry.__cause__ or retry.exc or retry.__context__
-    return cause if isinstance(cause, BaseException) else None
+    causes = (retry.__cause__, retry.exc, retry.__context__)
+    return next((cause for cause in causes if isinstance(cause, BaseException)), None)
 
 
 def traceback_of(exc: BaseException) -> TracebackType | None:

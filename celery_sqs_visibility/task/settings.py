@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from inspect import getattr_static
 from typing import Any, Final
 
 from celery import signals
@@ -14,12 +15,16 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
 from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.policy.option_parsers import on_exhausted, on_lost
 from celery_sqs_visibility.task.retries import RetryDecisions
 
 logger = get_logger(__name__)
 
 #: The attributes of `VisibilityTask` that no other task has.
 SETTINGS: Final = ("error_visibility_timeout", "on_exhausted", "on_lost")
+
+#: The values of those that take a word.
+WORDS: Final = {"on_exhausted": on_exhausted.words, "on_lost": on_lost.words}
 
 #: How like a setting's name another name is that is taken for it: one letter of seven, and "on_post" is not.
 SIMILARITY: Final = 0.9
@@ -34,10 +39,20 @@ ANOTHER_BROKER: Final = (
 def refuse_misspelt(cls: type[RetryDecisions[..., Any]], known: type[Any]) -> None:
     """Raise `ValueError` if a task class has a setting of `known` under a name that is like it."""
     own = {name for each in cls.__mro__ if each not in known.__mro__ for name in vars(each)}
-    for name in sorted(own):
+    for name in sorted(name for name in own if not name.startswith("_") and not hasattr(known, name)):
         near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=SIMILARITY)
-        if near and not hasattr(known, name):
+        value = getattr_static(cls, name)
+        is_member = callable(value) or isinstance(value, property)  # a method of the user's own
+        if near and (not is_member or near == [SETTINGS[0]]):
             raise ValueError(f"there is no setting {name!r}: did you mean {near[0]!r}?")
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    """Whether the value is meant for us: other packages may have attributes of that name."""
+    words = WORDS.get(name)
+    if words is None:
+        return value is not None and not isinstance(value, property)
+    return isinstance(value, str) and value in words
 
 
 def refuse_on_other_tasks(tasks: Iterable[Any]) -> None:
@@ -46,9 +61,8 @@ def refuse_on_other_tasks(tasks: Iterable[Any]) -> None:
         if isinstance(task, RetryDecisions):
             continue
         for name in SETTINGS:
-            value = getattr(task, name, None)
-            is_hook = callable(value) and name != "error_visibility_timeout"  # of the user's own
-            if value is not None and not is_hook:
+            value = getattr_static(task.__class__, name, None)
+            if _is_setting(name, value):
                 sentence = (
                     f"task {task.name!r} has {name}={value!r} and is no VisibilityTask, so that it would be "
                     "ignored: give the task base=VisibilityTask, or the app task_cls=VisibilityTask"

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 CHORD_UNLOCK = "celery.chord_unlock"
 
 #: The file of Celery's tracer.
-TRACE_FILE = celery_trace.__file__
+TRACE_FILE = celery_trace.TraceInfo.handle_retry.__code__.co_filename
 
 #: The header with which a published retry carries the limit that `self.retry()` was given.
 LIMIT_HEADER = "visibility_max_retries"

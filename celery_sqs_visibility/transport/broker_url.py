@@ -44,12 +44,20 @@ class BrokerURL:
         Raises:
             OptionError: there is no such URL. The message shows nothing that may be part of a secret.
         """
-        userid, password = client.userid or None, client.password or None
-        if SCHEME_END in (client.hostname or ""):
-            url = cls.parse(client.hostname)
-            return url if url.userid else replace(url, userid=userid, password=password)
-        host = None if client.hostname == NO_HOST and not client.port else client.hostname or None
-        return cls(host, client.port or None, userid, password)
+        given = client.hostname or ""
+        is_url = SCHEME_END in given or "@" in given
+        url = cls.parse(given if SCHEME_END in given else f"sqs://{given}") if is_url else cls(given or None)
+        # Celery has settings of their own for the parts that a URL lacks.
+        url = replace(
+            url,
+            port=url.port or client.port or None,
+            userid=url.userid or client.userid or None,
+            password=url.password or client.password or None,
+        )
+        if bool(url.userid) != bool(url.password):
+            missing = "secret" if url.userid else "key"
+            raise OptionError(f"broker_url has credentials without a {missing}: {FORM}")
+        return replace(url, host=None) if (url.host, url.port) == (NO_HOST, None) else url
 
     @classmethod
     def parse(cls, url: str) -> BrokerURL:
@@ -63,20 +71,19 @@ class BrokerURL:
             )
         credentials, _, location = rest.rpartition("@")
         userid, _, password = map(unquote, credentials.partition(":"))
-        if bool(userid) != bool(password):
-            missing = "secret" if userid else "key"
-            raise OptionError(f"broker_url has credentials without a {missing}: {FORM}")
+        location, _, query = location.partition("?")
         host, port = _host_and_port(location.partition("/")[0])
-        has_host = host and (host, port) != (NO_HOST, None)
-        return cls(host if has_host else None, port, userid or None, password or None)
+        if query:
+            raise OptionError("broker_url has a query, which is not read: use broker_transport_options")
+        return cls(host or None, port, userid or None, password or None)
 
     def as_uri(self, *, include_password: bool = False, mask: str = "**") -> str:
-        """The URL, with `mask` in the secret's place."""
-        credentials = ""
+        """A URL to connect by, without another setting; with `mask` in the secret's place."""
+        credentials, port = "", f":{self.port}" if self.port else ""
         if self.userid:
             password = quote(self.password or "", safe="") if include_password else mask
             credentials = f"{quote(self.userid, safe='')}:{password}@"
-        return f"sqs://{credentials}{self.host or ''}{f':{self.port}' if self.port else ''}//"
+        return f"celery-sqs-visibility://{credentials}{self.host or ''}{port}//"
 
 
 def _host_and_port(location: str) -> tuple[str, int | None]:

@@ -59,6 +59,10 @@ class Transport(virtual.Transport):
             self.broker = BrokerURL.of(client)
         except OptionError as error:
             raise shown_in_one_line(error) from None
+        # kombu left the URL as it is, and shows a connection's host in many places.
+        broker = self.broker
+        client.hostname, client.port = broker.host, broker.port
+        client.userid, client.password = broker.userid, broker.password
         super().__init__(client, **kwargs)
         self._loop: Any = None
         self._context: BrokerContext | None = None

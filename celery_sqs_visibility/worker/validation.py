@@ -18,6 +18,7 @@ from celery.app.task import Context
 from celery.exceptions import InvalidTaskError
 from celery.utils.time import maybe_iso8601
 
+from celery_sqs_visibility.task.context import DeliveryContext
 from celery_sqs_visibility.task.tracing import LIMIT_HEADER
 
 #: What a name or id cannot hold: control characters, and halves of characters that no encoding takes.
@@ -42,7 +43,7 @@ HIDING: Final = frozenset(
 QUOTED_CHARACTERS: Final = 60
 
 #: Attributes of a task's request that are ours to set; and all that a message's body must not set.
-OURS: Final = ("sqs", "visibility_lease", "visibility_final", "visibility_in_run")
+OURS: Final = tuple(DeliveryContext.__annotations__.keys() - {LIMIT_HEADER})
 RESERVED: Final = frozenset({*dir(Context), *OURS})
 
 

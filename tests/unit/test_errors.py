@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from celery import Celery
 from kombu.exceptions import KombuError, OperationalError
 
 import celery_sqs_visibility
@@ -72,3 +73,13 @@ def test_a_publish_error_lists_ids_and_reasons_and_can_be_pickled():
         ("down", UnavailableError)
     }
     assert error.published == 9
+
+
+def test_a_publish_error_keeps_its_class_and_text_in_a_backend_that_writes_json():
+    error = PublishError([("id-1", UnavailableError("down"))], 9)
+    with Celery("test", set_as_current=False, backend="cache+memory://") as app:
+        stored = app.backend.prepare_exception(error, serializer="json")
+        read = app.backend.exception_to_python(stored)
+    assert type(read) is PublishError
+    assert "id-1" in str(read)
+    assert "down" in str(read)

@@ -189,6 +189,10 @@ def test_receives_before_the_eta_that_were_no_parks_are_wasted(receives, wait, w
     assert wasted_receives(receives, parks, wait, 120) == wasted
 
 
+def test_where_clocks_differ_the_first_receive_is_not_wasted():
+    assert wasted_receives(1, parks=0, wait=2 * LONGEST_PARK_SECONDS, visibility_timeout=120) == 0
+
+
 @pytest.mark.parametrize(("wait", "copied"), [(9.9, False), (10, True), (60, True), (3600, True)])
 def test_a_copy_gets_rid_of_wasted_receives_if_there_is_time(wait, copied):
     hop = hop_for(wait, Limits(3, None, 0, DEFAULT_RETENTION_SECONDS, 120, wasted_receives=2))

@@ -133,8 +133,9 @@ def test_a_task_that_polls_has_celerys_line_without_a_traceback(app, caplog, ret
     assert len(retried) == 1
 
 
-def test_an_exception_that_the_task_throws_is_expected(app, caplog):
-    trace(fail(app, Trouble("no"), throws=(Trouble,)))
+@pytest.mark.parametrize("throws", [(Trouble,), Trouble], ids=["a tuple", "one class"])
+def test_an_exception_that_the_task_throws_is_expected(app, caplog, throws):
+    trace(fail(app, Trouble("no"), throws=throws))
     (line,) = caplog.records
     assert (line.name, line.levelname, line.exc_info) == (OURS, "INFO", None)
 

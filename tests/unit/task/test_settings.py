@@ -39,8 +39,25 @@ def test_a_misspelt_setting_of_a_base_class_is_refused(app):
         app.finalize()
 
 
+def test_members_of_the_users_own_are_let_be(app):
+    class Base(VisibilityTask):
+        _on_lost = "terminate"
+
+        def on_exhaust(self):
+            """A method."""
+
+        @property
+        def on_losts(self):
+            """A property."""
+
+    app.task(name="right", base=Base, shared=False)(run)
+    app.finalize()
+
+
 def test_names_of_the_users_own_are_let_be(app):
-    app.task(shared=False, on_post="x", on_last=1, visibility=60, error_timeout=3, on_close=print)(run)
+    app.task(
+        shared=False, on_post="x", on_last=1, visibility=60, error_timeout=3, on_close=print, on_exhaust=print
+    )(run)
     app.finalize()
 
 

@@ -37,16 +37,30 @@ def test_the_parts_of_a_url(url, parts):
     assert broker(url) == BrokerURL(**parts)
 
 
-@pytest.mark.parametrize("url", [None, "sqs://", "sqs://localhost"])
+@pytest.mark.parametrize("url", [None, "sqs://", "sqs://localhost", "sqs://AKIA@"])
 def test_credentials_may_be_settings_of_their_own(url):
     assert broker(url, **KEYS) == BrokerURL(**KEYS)
+
+
+@pytest.mark.parametrize("url", ["localhost", "sqs://localhost"])
+def test_a_port_may_be_a_setting_of_its_own(url):
+    assert broker(url, port=4566) == BrokerURL("localhost", 4566)
+
+
+def test_a_connection_is_cloned_with_all_parts():
+    connection = Connection("celery-sqs-visibility://AKIA:a/b@127.0.0.1:99//")
+    before = connection.transport.broker
+    assert connection.clone().transport.broker == before == BrokerURL("127.0.0.1", 99, "AKIA", "a/b")
 
 
 def test_a_url_is_shown_without_its_secret():
     connection = Connection("sqs://AKIA:a/b@127.0.0.1:99//", transport="celery_sqs_visibility")
     assert connection.as_uri().rstrip("/") == "sqs://AKIA:**@127.0.0.1:99"
-    assert connection.as_uri(include_password=True) == "sqs://AKIA:a%2Fb@127.0.0.1:99//"
-    assert "a/b" not in repr(connection.transport.broker)
+    usable = connection.as_uri(include_password=True)
+    assert usable == "celery-sqs-visibility://AKIA:a%2Fb@127.0.0.1:99//"
+    assert Connection(usable).transport.broker == connection.transport.broker
+    info = {name: value for name, value in connection.info().items() if name != "password"}
+    assert "a/b" not in f"{info} {connection.host} {connection.transport.broker!r}"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +68,7 @@ def test_a_url_is_shown_without_its_secret():
     [
         ("redis://:hush@cache", "begins with 'redis://' and not with sqs://"),
         ("AKIA:hush@sqs://host", "begins with no scheme and not with sqs://"),
+        ("sqs://AKIA:hush@host:1?x=y", "has a query"),
         ("sqs://AKIA:hush/hush", "no '@' after the secret"),
         ("sqs://AKIA:a@host:hush//", "a port that is no number from 1 to 65535"),
         ("sqs://AKIA:hush@host:65536//", "a port that is no number from 1 to 65535"),

@@ -6,6 +6,7 @@ import logging
 import uuid
 
 import pytest
+from botocore.exceptions import ClientError
 from celery import Celery
 
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -50,7 +51,25 @@ def test_wrong_settings_end_it_with_one_sentence_and_status_1(beat_app, sqs, cap
     assert caplog.records[0].levelno == logging.CRITICAL
 
 
-@pytest.mark.parametrize("error", [None, AccessDeniedError("no"), UnavailableError("later")], ids=repr)
+def test_a_wrong_option_ends_it_too(beat_app, caplog):
+    beat_app.conf.broker_transport_options = {"regin": 1}
+    with pytest.raises(SystemExit):
+        check_settings(beat_app)
+    assert caplog.messages[0].startswith("beat cannot start: unknown transport option 'regin'")
+
+
+def answered(code):
+    """A refusal by SQS itself."""
+    error = RequestRefusedError("no", code=code)
+    error.__cause__ = ClientError({"Error": {"Code": code}}, "GetQueueUrl")
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [None, AccessDeniedError("no"), UnavailableError("later"), answered("InvalidParameterValue")],
+    ids=repr,
+)
 def test_a_queue_that_is_not_found_does_not(beat_app, sqs, caplog, error):
     use(beat_app, Queues(sqs))
     if error is not None:

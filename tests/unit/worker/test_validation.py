@@ -6,6 +6,7 @@ import base64
 import json
 import pickle
 import zlib
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
@@ -25,6 +26,8 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT_CHARACTERS, legible
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+from celery_sqs_visibility.task.context import DeliveryContext
+from celery_sqs_visibility.task.tracing import LIMIT_HEADER
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
 from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, DEEPEST, decode_message, encode_payload
 from celery_sqs_visibility.transport.decompression import LARGEST_BODY
@@ -284,3 +287,10 @@ def test_names_are_told_as_far_as_they_can_be_printed():
     assert opened.task.startswith("a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}ccc")
     assert len(opened.task) <= LONGEST_TEXT_CHARACTERS + 3
     assert opened.task_id is None
+
+
+def test_no_message_sets_what_is_ours_to_set_of_a_request():
+    headers = dict.fromkeys(DeliveryContext.__annotations__, 1)
+    message = SimpleNamespace(headers=headers, properties={}, payload=None)
+    validate(message, {})
+    assert message.headers == {LIMIT_HEADER: 1}
