@@ -92,8 +92,11 @@ def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once
         tasks = set(map(good, keys))
         sent |= {i for i, body in zip(ids, bodies, strict=True) if body not in tasks}
         # Asked of the proxy first: moto is the bottleneck.
-        site.proxy.wait_for_calls("SendMessage", len(ids) - GOOD, timeout=60)
-        site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
+        try:
+            site.proxy.wait_for_calls("SendMessage", len(ids) - GOOD, timeout=60)
+            site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
+        except TimeoutError:
+            pytest.fail(f"{site.proxy.calls()}\n{worker.log[-20_000:]}")
         reasons, _ = take(sqs, dead_url)
         assert all(reasons.values())
         moved.update(name for name in reasons if not name.startswith(FAILED))

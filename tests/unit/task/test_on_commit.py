@@ -12,10 +12,12 @@ from django.db import connections, transaction
 
 from celery_sqs_visibility import VisibilityTask
 
+# At once: settings that are not configured raise at whoever looks at them, as pytest-celery does.
+settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+
 
 @pytest.fixture(scope="module")
 def database():
-    settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
     django.setup()
     yield
     connections.close_all()

@@ -89,8 +89,10 @@ def test_tasks_of_ours_and_hooks_of_the_users_own_are_let_be(app):
 )
 def test_a_worker_on_another_broker_says_that_tasks_of_ours_are_plain_there(broker, base, warnings, caplog):
     with Celery("other", set_as_current=False, broker=broker) as app:
-        app.task(name="work", base=base, shared=False)(run)
-        warn_of_another_broker(SimpleNamespace(app=app))
+        tasks = {"work": app.task(name="work", base=base, shared=False, lazy=False)(run)}
+        # Of its own alone: an app has the shared tasks of all modules that this process has imported, too.
+        alone = SimpleNamespace(tasks=tasks, connection_for_read=app.connection_for_read)
+        warn_of_another_broker(SimpleNamespace(app=alone))
     assert len(caplog.messages) == warnings
     for message in caplog.messages:
         assert "'work'" in message
