@@ -39,7 +39,8 @@ ANOTHER_BROKER: Final = (
 def refuse_misspelt(cls: type[RetryDecisions[..., Any]], known: type[Any]) -> None:
     """Raise `ValueError` if a task class has a setting of `known` under a name that is like it."""
     own = {name for each in cls.__mro__ if each not in known.__mro__ for name in vars(each)}
-    for name in sorted(name for name in own if not name.startswith("_") and not hasattr(known, name)):
+    # By dir(): to look at `Task.app` would bind the class.
+    for name in sorted(name for name in own.difference(dir(known)) if not name.startswith("_")):
         near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=SIMILARITY)
         value = getattr_static(cls, name)
         is_member = callable(value) or isinstance(value, property)  # a method of the user's own
