@@ -112,8 +112,8 @@ def parks_so_far(eta: float, first_received: float, now: float, visibility_timeo
 def wasted_receives(receive_count: int, parks: int, wait: float, visibility_timeout: int) -> int:
     """How many receives of a message before this one were neither parks nor attempts: its ETA is to come.
 
-    Whoever had the message held it for the ETA, and gave it back or died: kombu's own SQS transport holds
-    every ETA in memory, and gives all of them back when it ends.
+    Another worker held the message for its ETA, and gave it back or died: kombu's own SQS transport holds
+    such messages in memory, and gives all of them back when it ends.
 
     Args:
         receive_count: of the message, this receive included.

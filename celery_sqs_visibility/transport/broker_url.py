@@ -77,12 +77,11 @@ class BrokerURL:
             raise OptionError("broker_url has a query, which is not read: use broker_transport_options")
         return cls(host or None, port, userid or None, password or None)
 
-    def as_uri(self, *, include_password: bool = False, mask: str = "**") -> str:
-        """A URL to connect by, without another setting; with `mask` in the secret's place."""
+    def with_secret(self) -> str:
+        """A URL to connect by, without another setting."""
         credentials, port = "", f":{self.port}" if self.port else ""
         if self.userid:
-            password = quote(self.password or "", safe="") if include_password else mask
-            credentials = f"{quote(self.userid, safe='')}:{password}@"
+            credentials = f"{quote(self.userid, safe='')}:{quote(self.password or '', safe='')}@"
         return f"celery-sqs-visibility://{credentials}{self.host or ''}{port}//"
 
 

@@ -78,7 +78,7 @@ class Transport(virtual.Transport):
         With the password it is a URL to connect by.
         """
         if include_password:
-            return self.broker.as_uri(include_password=True)
+            return self.broker.with_secret()
         key = f"{safequote(self.broker.userid)}:{mask}@" if self.broker.userid else ""
         try:
             places = sorted(map(str, self.context.queues.locations()))

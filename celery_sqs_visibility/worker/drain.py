@@ -105,7 +105,7 @@ class Drain:
     def _run(self) -> None:
         while self._orders.get():
             if self._drained.is_set() and not (self._cold and state.active_requests):
-                continue  # only a cold shutdown after a warm one ends more: what was acknowledged early
+                continue  # a second drain only ends runs that were acknowledged early, in a cold shutdown
             released = _ReleasedMessages()
             try:
                 anything_runs = self._drain(list(self._context.worker_queue_consumers), released)
