@@ -230,9 +230,11 @@ def test_the_reference_has_a_row_for_every_option_with_its_true_default_and_a_se
     assert head == "| option | default | bounds | meaning |"
     assert rule == "|---|---|---|---|"
     defaults = Options.parse({})
-    for row, field in zip(rows, fields(Options), strict=True):
+    by_name = {f"`{option_name(field.name)}`": field for field in fields(Options)}
+    assert len(rows) == len(by_name)
+    for row in rows:
         _, name, default, bounds, meaning, _ = (cell.strip() for cell in row.split("|"))
-        assert name == f"`{option_name(field.name)}`"
+        field = by_name.pop(name)
         assert default == f"`{field.metadata['default']}`"
         if default not in {"`visibility_timeout / 3`", "`polling_interval`"}:
             assert default == f"`{getattr(defaults, field.name)!r}`"
