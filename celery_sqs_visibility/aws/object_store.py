@@ -17,7 +17,7 @@ from celery_sqs_visibility.events import SQSRequest, emit, has_listener
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from types_boto3_s3 import S3Client
 
@@ -98,17 +98,9 @@ class S3ObjectStore(ObjectStore):
 
         def delete(s3: S3Client) -> BatchResult:
             answer = s3.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
-            errors: dict[str, Mapping[str, Any]] = {
-                each.get("Key", ""): {**each, "SenderFault": each.get("Code") != "InternalError"}
-                for each in answer.get("Errors", [])
-            }
-            return BatchResult(
-                {
-                    position: translate_entry(errors[key], "DeleteObjects", "s3")
-                    for position, key in enumerate(keys)
-                    if key in errors
-                }
-            )
+            errors: dict[str, Any] = {error.get("Key", ""): error for error in answer.get("Errors", [])}
+            failed = {i: errors[key] for i, key in enumerate(keys) if key in errors}
+            return BatchResult({i: translate_entry(e, "DeleteObjects", "s3") for i, e in failed.items()})
 
         return self._call("DeleteObjects", delete)
 

@@ -62,7 +62,11 @@ class QueueConsumer(DeliveryHolder):
         self._buffer = buffer
         self._receivers = Receivers()
         decoder = Decoder(open_message, options.visibility_timeout, clock, self, options.payload_bucket)
-        fetches = Fetches(payloads, decoder.content, _is_held, self._fetched, clock) if payloads else None
+        fetches = (
+            Fetches(payloads, decoder.content, _is_held, self._wait_for_payload, self._fetched, clock)
+            if payloads
+            else None
+        )
         self._arrivals = Arrivals(
             decoder,
             self,
@@ -223,10 +227,16 @@ class QueueConsumer(DeliveryHolder):
         self._heartbeat.notice()  # not before: a delivery that has lapsed may have been superseded just now
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
 
+    def _wait_for_payload(self, delivery: Delivery) -> None:
+        """S3 does not give a payload for now: other messages are received in its message's place."""
+        if delivery.current.holder is self:
+            self.set_aside.add(delivery.current)
+
     def _fetched(
         self, delivery: Delivery, content: DecodedMessage | UnreadableError, message: ReceivedMessage
     ) -> None:
         """The payload of a message has come. A thread that fetches."""
+        self.set_aside.remove(delivery.current)
         self._buffer.put(self._arrivals.fetched(delivery, content, message))
         self._heartbeat.notice()
 

@@ -26,6 +26,7 @@ from celery_sqs_visibility.delivery.model import (
 )
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.receive.set_aside import SetAside
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
@@ -59,6 +60,7 @@ class DeliveryHolder:
         self.redrive = redrive
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots)
         self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval, leases)
+        self.set_aside = SetAside(self.capacity, self.ledger.holds)
         self.parking = Parking(redrive, options.visibility_timeout, clock)
         self.rejection = Rejection(
             redrive, options.error_visibility_timeout, options.on_exhausted, redeliveries
@@ -125,6 +127,7 @@ class DeliveryHolder:
         """See `model.Holder`. The newer delivery may be another consumer's. A receiver's thread."""
         if not self.ledger.supersede(delivery, superseded_by):
             return False
+        self.set_aside.remove(delivery)
         superseded_by.parks = max(
             superseded_by.parks, delivery.parks
         )  # of a payload in S3, nobody looks again
@@ -152,6 +155,7 @@ class DeliveryHolder:
         held, now = self.ledger.settle(delivery, settlement)
         if held:
             self._redeliveries.remove(delivery)
+            self.set_aside.remove(delivery)
             fifo = delivery.queue.fifo
             if delivery.began is not None and delivery.acknowledged_early:
                 self.capacity.start_run(delivery, fifo=fifo)

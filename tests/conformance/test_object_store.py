@@ -6,16 +6,22 @@ import uuid
 
 import boto3
 import pytest
+from support.faults import Answer
+from support.proxy import FaultProxy
 
+from celery_sqs_visibility.aws import object_store
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.object_store import S3ObjectStore
 from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    CredentialsRefusedError,
     ObjectDoesNotExistError,
     RequestRefusedError,
     TooLargeError,
     UnavailableError,
 )
+from celery_sqs_visibility.events import SQSRequest, subscribe
 
 KEYS = {"access_key_id": "key", "secret_access_key": "secret"}
 
@@ -67,3 +73,52 @@ def test_s3_that_does_not_answer_passes(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
     with pytest.raises(UnavailableError, match="S3 bucket 'b': PutObject got no answer from S3"):
         s3_store("b").put("key", b"")
+
+
+@pytest.fixture
+def way(emulator, bucket, monkeypatch):
+    """A proxy before S3."""
+    with FaultProxy(emulator.url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
+        yield proxy
+
+
+def xml(status, text):
+    return lambda *_: Answer(status, text.encode(), {"Content-Type": "application/xml"})
+
+
+def test_objects_that_could_not_be_deleted_are_told_apart(way, bucket):
+    one = "<Error><Key>b</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
+    way.inject(xml(200, f"<DeleteResult>{one}</DeleteResult>"))
+    failed = s3_store(bucket).delete(["a", "b", "c"]).failed
+    assert {position: type(error) for position, error in failed.items()} == {1: AccessDeniedError}
+    assert "(the permission is s3:DeleteObject)" in str(failed[1])
+
+
+def test_after_refused_credentials_they_are_looked_for_anew(way, bucket):
+    store = s3_store(bucket)
+    way.inject(xml(400, "<Error><Code>ExpiredToken</Code><Message>expired</Message></Error>"), times=1)
+    with pytest.raises(CredentialsRefusedError, match="ExpiredToken"):
+        store.put("key", b"a")
+    assert store._clients == {}
+    store.put("key", b"a")
+    assert store.get("key", 5) == b"a"
+
+
+def test_an_object_that_comes_too_slowly_is_given_up(bucket, monkeypatch):
+    store = s3_store(bucket)
+    store.put("key", b"a")
+    monkeypatch.setattr(object_store, "LONGEST_READ_SECONDS", -1.0)
+    with pytest.raises(UnavailableError, match="GetObject was not over after"):
+        store.get("key", 5)
+
+
+def test_each_request_is_an_event(bucket):
+    seen = []
+    end = subscribe(lambda event: seen.append((event.action, event.outcome)), SQSRequest)
+    store = s3_store(bucket)
+    store.put("key", b"a")
+    with pytest.raises(ObjectDoesNotExistError):
+        store.get("no such key", 5)
+    end()
+    assert seen == [("PutObject", "ok"), ("GetObject", "NoSuchKey")]

@@ -80,6 +80,7 @@ class Fetches(Generic[Content]):
         objects: the bucket.
         decode: makes the content of a message with its payload in its body.
         wanted: whether a message is still held.
+        wait: called with a message that is held, and has to wait for the next try.
         fetched: takes the content of a message that is held, in a thread of this.
         clock: the monotonic clock.
     """
@@ -89,12 +90,14 @@ class Fetches(Generic[Content]):
         objects: ObjectStore,
         decode: Callable[[Queue, ReceivedMessage], Content | UnreadableError],
         wanted: Callable[[Delivery], bool],
+        wait: Callable[[Delivery], None],
         fetched: Callable[[Delivery, Content | UnreadableError, ReceivedMessage], None],
         clock: Clock,
     ) -> None:
         self._objects = objects
         self._decode = decode
         self._wanted = wanted
+        self._wait = wait
         self._fetched = fetched
         self._clock = clock
         self._outage = Outage(logger, "fetch payloads", objects.bucket, clock, kind="bucket")
@@ -154,6 +157,7 @@ class Fetches(Generic[Content]):
         one.failures += 1
         not_before = self._clock.monotonic() + pause(one.failures)
         if not_before < one.until:
+            self._wait(one.delivery)
             self._enqueue(not_before, one)
             return
         delivery = one.delivery

@@ -206,6 +206,7 @@ def test_a_payload_that_cannot_be_had_for_a_while_has_its_message_come_back(
     assert hidden.seconds == 7
     assert f"cannot fetch payloads: {error}; trying again (bucket=payloads)" in caplog.text
     assert "a payload could not be fetched from S3, so its message comes back (queue=q" in caplog.text
+    assert world.held() == 0
     flushed(world)
     assert (list(store.objects), counts(queue)) == (["k"], (0, 1))
 
@@ -217,15 +218,19 @@ def test_before_sqs_would_move_it_an_operator_has_an_hour(world, dead_letters, s
     assert hidden.seconds == LAST_RECEIVE_SECONDS
 
 
-def test_a_payload_comes_when_s3_is_back(world, queue, store, caplog):
+def test_a_payload_comes_when_s3_is_back_and_meanwhile_others_have_its_messages_place(
+    world, queue, store, caplog
+):
     world.consumer._batch_threads.remove(threads := fetches(world))
     store.fail_next("GetObject", DOWN)
     send(queue, store)
     world.consume(queue)
     wait_until(threads._work.ready, SOON, "the message")
     work_off(threads)
+    assert (world.consumer.capacity.held, len(world.consumer.ledger)) == (0, 1)
     world.clock.advance(2)
     work_off(threads)
+    assert world.held() == 1
     assert world.hand_over() == 1
     assert world.bodies() == ["a task"]
     assert "can fetch payloads again after 2 s" in caplog.text
@@ -256,3 +261,11 @@ def test_a_message_that_comes_back_during_its_fetch_is_fetched_and_run_once(worl
     handed[0].settle(Delete())
     flushed(world)
     assert (store.objects, left(queue), again.facts.receive_count) == ({}, 0, 2)
+
+
+def test_a_message_that_comes_back_while_it_is_held_is_not_fetched_again_and_keeps_its_parks(
+    world, queue, store
+):
+    held(world, queue, store).parks = 3
+    (again,) = world.come_back(queue)
+    assert (again.parks, store.calls) == (3, ["GetObject"])
