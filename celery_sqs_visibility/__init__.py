@@ -35,6 +35,8 @@ __all__ = [
     "FinishedBefore",
     "Hidden",
     "Lost",
+    "MessageTooLargeError",
+    "ObjectDoesNotExistError",
     "OptionError",
     "OverLimitError",
     "Parked",

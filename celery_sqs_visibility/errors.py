@@ -71,7 +71,7 @@ class UnreadableError(SQSVisibilityError):
 
 
 class TooLargeError(SQSVisibilityError, ValueError):
-    """A body would be larger than allowed when decompressed."""
+    """A body would be larger than allowed when decompressed or fetched."""
 
 
 class VisibilityLostError(SQSVisibilityError):
@@ -79,7 +79,7 @@ class VisibilityLostError(SQSVisibilityError):
 
 
 class SQSError(SQSVisibilityError):
-    """A request to SQS failed. There are as many subclasses as different things to do about it.
+    """A request to SQS, or S3, failed. There are as many subclasses as different things to do about it.
 
     Args:
         message: a sentence for a person.
@@ -142,6 +142,14 @@ class ReceiptHandleInvalidError(RefusedError):
 
 class RequestRefusedError(RefusedError):
     """Any other refusal by SQS: the request is wrong and will stay so."""
+
+
+class MessageTooLargeError(RequestRefusedError):
+    """A message is larger than its queue takes; the text has its size, the limit and what to do."""
+
+
+class ObjectDoesNotExistError(RefusedError):
+    """S3 has no object of that key."""
 
 
 #: What passes without anybody's help.

@@ -1,4 +1,4 @@
-"""Makes boto3's SQS clients.
+"""Makes boto3's clients.
 
 Importing this module is cheap. boto3 takes 0.1 s to import and comes in with the first client: producers
 import the package in processes that may never send anything. Functions therefore import botocore inside.
@@ -13,7 +13,7 @@ import os
 import socket
 from enum import Enum, unique
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.process_lock import SESSIONS
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from botocore.config import Config
     from botocore.loaders import Loader
     from botocore.session import Session as BotocoreSession
+    from types_boto3_s3 import S3Client
     from types_boto3_sqs import SQSClient
 
     from celery_sqs_visibility.aws.client_settings import ClientSettings
@@ -69,6 +70,8 @@ class Purpose(Enum):
     PUBLISH = 5
     #: Sending in batches. One attempt: the sender retries by entry. A batch that is cut off is sent twice.
     PUBLISH_BATCH = 10
+    #: Payloads in S3. One attempt: the loops that fetch and remove them retry, as do those that publish.
+    PAYLOAD = 8
 
     @property
     def read_seconds(self) -> int:
@@ -76,11 +79,15 @@ class Purpose(Enum):
         return self.value
 
 
-def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
+@overload
+def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient: ...
+@overload
+def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["s3"]) -> S3Client: ...
+def new_client(settings: ClientSettings, purpose: Purpose, service: Any = "sqs") -> Any:
     """Make a client, with a session of its own. The client may be shared by threads, not by processes.
 
-    May be called from any thread. No request to SQS or STS is made, but boto3's search for credentials
-    may ask the instance's metadata service.
+    The endpoint of the settings is SQS's; that of another service is left to botocore. May be called from any
+    thread. No request is made, but boto3's search for credentials may ask the instance's metadata service.
 
     Raises:
         Exception: boto3's, about the settings; `error_codes.translate` knows them.
@@ -100,13 +107,13 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
         if settings.role_arn:
             assume_role(session, settings, region, _network_options(settings))
         client = session.client(
-            "sqs",
+            service,
             region_name=region,
-            endpoint_url=settings.endpoint_url,
+            endpoint_url=settings.endpoint_url if service == "sqs" else None,
             use_ssl=settings.use_ssl,
             config=_config(settings, purpose, core.get_config_variable("user_agent_appid")),
         )
-    if not configured and Location(region, client.meta.endpoint_url).is_amazons:
+    if service == "sqs" and not configured and Location(region, client.meta.endpoint_url).is_amazons:
         _warn_of_default_region()
     _notice_dead_peers(client)
     return client

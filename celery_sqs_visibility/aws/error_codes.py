@@ -15,6 +15,7 @@ from celery_sqs_visibility.errors import (
     AccessDeniedError,
     ClockSkewError,
     CredentialsRefusedError,
+    ObjectDoesNotExistError,
     OverLimitError,
     QueueDoesNotExistError,
     ReceiptHandleInvalidError,
@@ -46,6 +47,7 @@ _CODES: Final[dict[type[SQSError], str]] = {
     AccessDeniedError: "AccessDenied UnauthorizedOperation NotAuthorized Unauthorized OptInRequired "
     "KmsAccessDenied KmsDisabled KmsInvalidKeyUsage KmsInvalidState KmsNotFound KmsOptInRequired",
     QueueDoesNotExistError: "QueueDoesNotExist NonExistentQueue",
+    ObjectDoesNotExistError: "NoSuchKey",
     ReceiptHandleInvalidError: "ReceiptHandleIsInvalid MessageNotInflight InvalidIdFormat",
 }
 
@@ -92,6 +94,9 @@ _HANDLE_IS_GONE: Final = re.compile(
 # SQS's JSON protocol has the same code for a wrong clock and for a wrong key.
 _CLOCK_IS_WRONG: Final = re.compile(r"signature (expired|not yet current)", re.IGNORECASE)
 
+#: Permissions that have another name than their action, less "Batch".
+_PERMISSIONS: Final = {"DeleteObjects": "DeleteObject"}
+
 _SERVER_ERROR_STATUS: Final = 500
 _CLASS_BY_STATUS: Final[dict[int, type[SQSError]]] = {
     401: CredentialsRefusedError,
@@ -101,8 +106,8 @@ _CLASS_BY_STATUS: Final[dict[int, type[SQSError]]] = {
 }
 
 
-def translate(exc: Exception, action: str) -> SQSError:
-    """Return the `SQSError` to raise for an exception of botocore's.
+def translate(exc: Exception, action: str, service: str = "sqs") -> SQSError:
+    """Return the `SQSError` to raise for an exception of botocore's, of a request to that service.
 
     That is its `__cause__`, but for settings that are wrong: boto3's frames say nothing about them.
     An `SQSError` is returned as it is. Where botocore made another request for the action, such as
@@ -114,10 +119,10 @@ def translate(exc: Exception, action: str) -> SQSError:
     if isinstance(response, Mapping) and "Error" in response:
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
         operation = getattr(exc, "operation_name", action)
-        error = _answered(response["Error"], status, action, operation)
+        error = _answered(response["Error"], status, action, operation, service)
     else:
         cls = _class_of_exception(exc)
-        error = cls(_unanswered(cls, exc, action), code=type(exc).__name__, action=action)
+        error = cls(_unanswered(cls, exc, action, service), code=type(exc).__name__, action=action)
         if cls is not UnavailableError:
             return error  # its sentence says all
     error.__cause__ = exc
@@ -138,8 +143,8 @@ def wrong_settings(exc: Exception, action: str) -> RequestRefusedError:
     )
 
 
-def _unanswered(cls: type[SQSError], exc: Exception, action: str) -> str:
-    """Return the sentence for a request that SQS has not answered, or has not been sent."""
+def _unanswered(cls: type[SQSError], exc: Exception, action: str, service: str = "sqs") -> str:
+    """Return the sentence for a request that was not answered, or not sent."""
     code, reason = type(exc).__name__, str(exc).rstrip(".")
     if code == "NoCredentialsError":
         return f"no AWS credentials were found; {_GIVE_CREDENTIALS}"
@@ -154,7 +159,7 @@ def _unanswered(cls: type[SQSError], exc: Exception, action: str) -> str:
         reason = f"{code}: {exc}"
     if code == "ConnectionClosedError" and "http://" in reason:
         reason += " (if the endpoint speaks TLS, set the option is_secure, or write https://)"
-    return f"{action} got no answer from SQS: {reason}"
+    return f"{action} got no answer from {service.upper()}: {reason}"
 
 
 def reworded(error: E, sentence: str) -> E:
@@ -162,14 +167,14 @@ def reworded(error: E, sentence: str) -> E:
     return type(error)(sentence, code=error.code, action=error.action)
 
 
-def translate_entry(entry: Mapping[str, Any], action: str) -> SQSError:
+def translate_entry(entry: Mapping[str, Any], action: str, service: str = "sqs") -> SQSError:
     """Return the error of one entry of a batch (API_BatchResultErrorEntry)."""
     # Without a known code it is the server's fault, unless SQS says that it is ours.
     status = 0 if entry.get("SenderFault", True) else _SERVER_ERROR_STATUS
-    return _answered(entry, status, action, action)
+    return _answered(entry, status, action, action, service)
 
 
-def _answered(error: Mapping[str, Any], status: int, action: str, operation: str) -> SQSError:
+def _answered(error: Mapping[str, Any], status: int, action: str, operation: str, service: str) -> SQSError:
     raw, query_code = str(error.get("Code") or ""), str(error.get("QueryErrorCode") or "")
     message = str(error.get("Message") or "no reason given")
     cls = _class_of(_short(raw), message) or _class_of(_short(query_code), message)
@@ -181,8 +186,8 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
     code = _short(raw) or str(status)
     request = action if operation == action else f"{action} needs {operation}, which"
     sentence = f"{request} was answered {code}: {message}"
-    if cls is AccessDeniedError and operation == action and not code.startswith("Kms"):
-        sentence += f" (the permission is sqs:{action.removesuffix('Batch')})"
+    if cls is AccessDeniedError and operation == action and not (code.startswith("Kms") or "kms:" in message):
+        sentence += f" (the permission is {service}:{_PERMISSIONS.get(action, action.removesuffix('Batch'))})"
     if cls is CredentialsRefusedError:
         sentence = f"{sentence.rstrip('.')} (the AWS credentials: {_CHECK_CREDENTIALS})"
     return cls(sentence, code=code, action=action)

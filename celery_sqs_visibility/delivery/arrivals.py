@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -11,9 +12,10 @@ from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.model import Delivery, Lapse, Park, Renew
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder
+from celery_sqs_visibility.delivery.receive.decoder import Content, DecodedMessage, Decoder
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage
 from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -21,12 +23,16 @@ logger = logging.getLogger(__name__)
 #: Gives a buffered message to Celery: the field of `BufferedMessage`.
 Dispatch = Callable[[BufferedMessage, bool], None]
 
+#: Has the payload of a message fetched, which `Arrivals.fetched` then gets.
+Fetch = Callable[[Delivery, PayloadPointer, ReceivedMessage], None]
+
 
 class Arrivals:
     """Sorts received messages into those for Celery, and those that are settled at once.
 
     `on_message` returns a queue's callback; `None` where the queue is not consumed any more, whose messages
-    `give_back` settles. `dispatching` returns whether Celery gets any messages.
+    `give_back` settles. `dispatching` returns whether Celery gets any messages. Without `fetch` there are no
+    payloads in S3.
     """
 
     def __init__(
@@ -36,12 +42,14 @@ class Arrivals:
         on_message: Callable[[str], OnMessage | None],
         give_back: Callable[[Delivery], None],
         dispatching: Callable[[], bool],
+        fetch: Fetch | None = None,
     ) -> None:
         self._decoder = decoder
         self._holder = holder
         self._on_message = on_message
         self._give_back = give_back
         self._dispatching = dispatching
+        self._fetch = fetch
 
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -67,6 +75,16 @@ class Arrivals:
                 delivery.settle(Lapse())
         return buffered
 
+    def fetched(
+        self, delivery: Delivery, content: DecodedMessage | UnreadableError, message: ReceivedMessage
+    ) -> list[BufferedMessage]:
+        """The payload of a message that is held has come from S3. A thread of `Fetches`."""
+        if isinstance(content, DecodedMessage):
+            delivery.facts = replace(delivery.facts, task=content.task, task_id=content.task_id)
+            delivery.parks = self._holder.parking.parks_so_far(delivery, content)
+        one = self._sort_new(delivery, content, message, self._dispatch(delivery.queue))
+        return [] if one is None else [one]
+
     def take_back(self, delivery: Delivery, renew: Renew) -> list[BufferedMessage]:
         """Hold a settled message again, whose copy its queue refuses. A settler's thread."""
         asked_at, queue = delivery.horizon - VISIBILITY_HORIZON_SECONDS, delivery.queue
@@ -74,6 +92,7 @@ class Arrivals:
         again = Delivery(
             queue, delivery.handle, delivery.facts, asked_at, delivery.deadline, self._holder, attributes
         )
+        again.pointer = delivery.pointer
         again.parks = delivery.parks
         self._holder.capacity.hold(1, fifo=queue.fifo)
         self._holder.ledger.add([again])
@@ -88,16 +107,31 @@ class Arrivals:
     def _sort(
         self,
         delivery: Delivery,
+        content: Content,
+        message: ReceivedMessage,
+        dispatch: Dispatch | None,
+    ) -> BufferedMessage | None:
+        """The message for Celery; `None` if it is settled, or its payload is still to come."""
+        if isinstance(content, DecodedMessage):
+            delivery.parks = self._holder.parking.parks_so_far(delivery, content)
+        if not self._holder.is_new(delivery):
+            return None
+        if not isinstance(content, PayloadPointer):
+            return self._sort_new(delivery, content, message, dispatch)
+        if dispatch is None or self._fetch is None:
+            self._give_back(delivery)
+        else:
+            self._fetch(delivery, content, message)
+        return None
+
+    def _sort_new(
+        self,
+        delivery: Delivery,
         content: DecodedMessage | UnreadableError,
         message: ReceivedMessage,
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
-        """The message for Celery; `None` if it is settled."""
         parking = self._holder.parking
-        if isinstance(content, DecodedMessage):
-            delivery.parks = parking.parks_so_far(delivery, content)
-        if not self._holder.is_new(delivery):
-            return None
         if isinstance(content, UnreadableError):
             self._refuse(delivery, content, message["Body"])
         elif (waiting := parking.waiting(delivery, content, message)) is not None and (

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any, Final
 
+from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.arrivals import Arrivals
+from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery, Lapse, Release, Renew
+from celery_sqs_visibility.delivery.payloads.fetches import Fetches
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, DecodeMessage, Decoder
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage, Receivers
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
+from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.polling import PollSchedule
 from celery_sqs_visibility.policy.prefetch import Slots
+
+#: How long the end of a consumer waits for payloads that are being removed.
+REMOVAL_SECONDS: Final = 1.0
 
 
 class QueueConsumer(DeliveryHolder):
@@ -32,6 +40,7 @@ class QueueConsumer(DeliveryHolder):
     `consume`, `cancel` and `close` belong to the main thread, the rest to any.
     The consumers of a process share `redeliveries`, and may share `buffer`, from which Celery gets messages.
     Outside a worker `slots`, which returns those of its pool, is `None`, and `worker_name` is empty.
+    `payloads` is the bucket of the option `payload_bucket`.
     """
 
     def __init__(
@@ -46,19 +55,31 @@ class QueueConsumer(DeliveryHolder):
         slots: Callable[[], Slots] | None = None,
         leases: LeaseTable | None = None,
         worker_name: str = "",
+        payloads: ObjectStore | None = None,
     ) -> None:
-        super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name)
+        super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name, payloads)
         self._receive = receive
         self._buffer = buffer
         self._receivers = Receivers()
-        decoder = Decoder(open_message, options.visibility_timeout, clock, self)
+        decoder = Decoder(open_message, options.visibility_timeout, clock, self, options.payload_bucket)
+        fetches = (
+            Fetches(payloads, decoder.content, _is_held, self._wait_for_payload, self._fetched, clock)
+            if payloads
+            else None
+        )
         self._arrivals = Arrivals(
-            decoder, self, self._receivers.on_message, self._give_back_late, lambda: self._dispatching
+            decoder,
+            self,
+            self._receivers.on_message,
+            self._give_back_late,
+            lambda: self._dispatching,
+            fetches.submit if fetches else None,
         )
         self._shutdown = Shutdown(
             self.ledger, self._settler, self._receivers, self._take_buffered, options.wait_time_seconds, clock
         )
-        self._batch_threads = self._heartbeat.batch_threads, self._settler.batch_threads
+        works = (self._heartbeat, self._settler, fetches, self._removals)
+        self._batch_threads: list[BatchThreads[Any]] = [work.batch_threads for work in works if work]
         self._supervisor = Supervisor(self._supervised, clock)
         # Guards _running, _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
@@ -128,7 +149,9 @@ class QueueConsumer(DeliveryHolder):
 
     def hand_back(self) -> list[Delivery]:
         """After `give_back_unstarted`: release what runs, finish what is settled, and return the orphans."""
-        return self._shutdown.hand_back()
+        orphans = self._shutdown.hand_back()
+        self._remove_payloads()
+        return orphans
 
     def close(self) -> None:
         """Stop polling, give back what does not run, finish what is under way; bounded in time.
@@ -139,8 +162,14 @@ class QueueConsumer(DeliveryHolder):
         self._shutdown.wait_for_polls()
         self.give_back_unstarted()
         self._shutdown.flush()
+        self._remove_payloads()
         self._closed = True
         self._released()
+
+    def _remove_payloads(self) -> None:
+        """Remove the payloads of what is deleted; what is left then the bucket's lifecycle rule removes."""
+        if self._removals is not None:
+            self._removals.flush(REMOVAL_SECONDS)
 
     def _give_back_late(self, delivery: Delivery) -> None:
         """Give back what a poll brought after the stop. A receiver's thread."""
@@ -198,6 +227,19 @@ class QueueConsumer(DeliveryHolder):
         self._heartbeat.notice()  # not before: a delivery that has lapsed may have been superseded just now
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
 
+    def _wait_for_payload(self, delivery: Delivery) -> None:
+        """S3 does not give a payload for now: other messages are received in its message's place."""
+        if delivery.current.holder is self:
+            self.set_aside.add(delivery.current)
+
+    def _fetched(
+        self, delivery: Delivery, content: DecodedMessage | UnreadableError, message: ReceivedMessage
+    ) -> None:
+        """The payload of a message has come. A thread that fetches."""
+        self.set_aside.remove(delivery.current)
+        self._buffer.put(self._arrivals.fetched(delivery, content, message))
+        self._heartbeat.notice()
+
     def _take_back(self, delivery: Delivery, renew: Renew) -> None:
         self._buffer.put(self._arrivals.take_back(delivery, renew))
         self._heartbeat.notice()
@@ -205,3 +247,9 @@ class QueueConsumer(DeliveryHolder):
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:
         if (receiver := self._receivers.get(queue.name)) is not None:
             receiver.expect(message_id, at)
+
+
+def _is_held(delivery: Delivery) -> bool:
+    """Whether its message is held still, under its newest handle and by whatever consumer."""
+    current = delivery.current
+    return isinstance(current.holder, DeliveryHolder) and current.holder.ledger.holds(current)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from celery_sqs_visibility import events
+from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
@@ -23,7 +24,9 @@ from celery_sqs_visibility.delivery.model import (
     Renew,
     Settlement,
 )
+from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.receive.set_aside import SetAside
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
@@ -51,11 +54,13 @@ class DeliveryHolder:
         slots: Callable[[], Slots] | None,
         leases: LeaseTable | None,
         worker_name: str,
+        payloads: ObjectStore | None,
     ) -> None:
         self.options = options
         self.redrive = redrive
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots)
         self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval, leases)
+        self.set_aside = SetAside(self.capacity, self.ledger.holds)
         self.parking = Parking(redrive, options.visibility_timeout, clock)
         self.rejection = Rejection(
             redrive, options.error_visibility_timeout, options.on_exhausted, redeliveries
@@ -63,6 +68,7 @@ class DeliveryHolder:
         self._redeliveries = redeliveries
         self._leases = leases
         self._clock = clock
+        self._removals = Removals(payloads, clock) if payloads else None
         self._dead_letters = DeadLetters(redrive, worker_name)
         self._settler = Settler(options.settle_window, clock, self._settled, self._send_copy)
         self._heartbeat = Heartbeat(self.ledger, clock, self._carry_out)
@@ -86,6 +92,7 @@ class DeliveryHolder:
                 emit(events.Superseded(delivery.facts))
             case Arrival.FINISHED:
                 emit(events.FinishedBefore(delivery.facts))
+                delivery.pointer = None  # a dead letter or a copy may need the payload
                 delivery.settle(Delete())
             case Arrival.NEW:
                 return True
@@ -120,6 +127,10 @@ class DeliveryHolder:
         """See `model.Holder`. The newer delivery may be another consumer's. A receiver's thread."""
         if not self.ledger.supersede(delivery, superseded_by):
             return False
+        self.set_aside.remove(delivery)
+        superseded_by.parks = max(
+            superseded_by.parks, delivery.parks
+        )  # of a payload in S3, nobody looks again
         self.capacity.release(fifo=delivery.queue.fifo)
         self._released()
         if wanted := superseded_by.current.requested_deadline:  # its task still waits for that
@@ -144,6 +155,7 @@ class DeliveryHolder:
         held, now = self.ledger.settle(delivery, settlement)
         if held:
             self._redeliveries.remove(delivery)
+            self.set_aside.remove(delivery)
             fifo = delivery.queue.fifo
             if delivery.began is not None and delivery.acknowledged_early:
                 self.capacity.start_run(delivery, fifo=fifo)
@@ -183,6 +195,7 @@ class DeliveryHolder:
             match settlement:
                 case Delete():
                     visible_at, event = None, events.Deleted(facts)
+                    self._remove_payload(delivery)
                 case Hide(seconds):
                     visible_at, event = now + seconds, events.Hidden(facts, seconds)
                 case Park(seconds):
@@ -198,6 +211,11 @@ class DeliveryHolder:
             self._expect(delivery.queue, facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(event)
 
+    def _remove_payload(self, delivery: Delivery) -> None:
+        """SQS has deleted the message; but one that was lost may be there still, under a newer handle."""
+        if self._removals is not None and delivery.pointer is not None and not delivery.lost:
+            self._removals.submit(delivery.pointer.key)
+
     def _send_copy(self, delivery: Delivery, copy: DeadLetter | Renew) -> None:
         """Send the copy, and submit what follows. A settler's thread."""
         if isinstance(copy, Renew):
@@ -208,6 +226,7 @@ class DeliveryHolder:
             self._carry_out(delivery, copy.otherwise)
         if sent:
             self._redeliveries.finish(delivery)
+            delivery.pointer = None  # the payload is the copy's now
             self._carry_out(delivery, Delete())
 
     def _renew(self, delivery: Delivery, renew: Renew) -> bool:

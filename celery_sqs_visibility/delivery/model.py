@@ -12,6 +12,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.lease_table import Lease, LeaseKey
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 
@@ -166,6 +167,8 @@ class Delivery(_WeaklyReferenced):
     holder: Holder
     #: The sender's, in SQS's own shape.
     message_attributes: Mapping[str, Any] = field(default_factory=dict)
+    #: Where its payload is, if that is in S3. Removed when the message is deleted, unless a copy needs it.
+    pointer: PayloadPointer | None = None
     #: The instant beyond which SQS refuses to extend it.
     horizon: float = field(init=False)
     #: When a pool began to run it.

@@ -25,15 +25,18 @@ class Outage:
         action: what fails, as in "delete messages".
         queue: the queue's name.
         clock: the monotonic clock.
+        kind: what the log calls it, if it is no queue.
 
     Attributes:
         error: the latest of an outage; `None` when there is none.
     """
 
-    def __init__(self, logger: logging.Logger, action: str, queue: str, clock: Clock) -> None:
+    def __init__(
+        self, logger: logging.Logger, action: str, queue: str, clock: Clock, *, kind: str = "queue"
+    ) -> None:
         self._logger = logger
         self._action = action
-        self._queue = queue
+        self._facts = {kind: queue}
         self._clock = clock
         self._lock = threading.Lock()  # guards everything below
         self.error: SQSError | None = None
@@ -76,5 +79,5 @@ class Outage:
         self._log(self._logger.warning, "can %s again after %.0f s (%s)", seconds, failures=failures)
 
     def _log(self, log: Callable[..., object], sentence: str, detail: object, **more: object) -> None:
-        facts = Fields(queue=self._queue, **more)
+        facts = Fields({**self._facts, **more})
         log_safely(log, sentence, self._action, detail, facts, extra={"sqs": facts})

@@ -15,6 +15,7 @@ from celery_sqs_visibility.policy.kombu_options import KombuOptions
 from celery_sqs_visibility.policy.option_fields import option, option_name
 from celery_sqs_visibility.policy.option_parsers import Seconds, delay, on_exhausted, on_lost, queue_name
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
+from celery_sqs_visibility.policy.payload_options import PayloadOptions
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import DelayRule
 
@@ -27,7 +28,7 @@ SHORTEST_HEARTBEAT_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(KombuOptions):
+class Options(PayloadOptions, KombuOptions):
     """`broker_transport_options`, checked. Durations are seconds.
 
     A name with a dash in kombu (`client-config`) has an underscore here.
@@ -168,8 +169,8 @@ that sentence and exit status 1. `None` and empty text mean the default.
 def reference_table() -> str:
     """The options as a Markdown table."""
     rows = ["| option | default | bounds | meaning |", "|---|---|---|---|"]
-    kombus = fields(KombuOptions)
-    for f in (*fields(Options)[len(kombus) :], *kombus):
+    payloads, kombus = ({f.name for f in fields(kind)} for kind in (PayloadOptions, KombuOptions))
+    for f in sorted(fields(Options), key=lambda f: (f.name in kombus, f.name in payloads)):
         row = f.metadata
         rows.append(f"| `{option_name(f.name)}` | `{row['default']}` | {row['bounds']} | {row['doc']} |")
     return "\n".join(rows) + "\n"

@@ -5,59 +5,86 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
+from dataclasses import dataclass
 
-from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.payloads.fetches import fetch
+from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_in
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedMessage:
+    """A message of that queue, hidden until the monotonic instant `deadline`; the payload may be in S3."""
+
+    queue: Queue
+    deadline: float
+    pointer: PayloadPointer | None
 
 
 class FetchedMessages:
     """Receipt handles of one channel, until they are settled or `visibility_timeout` is over. Any thread.
 
     `acknowledge` and `reject` make a request, and return `False` for a message that was not fetched here.
-    They raise the `SQSError` with which SQS did not do it.
+    They raise the `SQSError` with which SQS did not do it. `payloads` is the bucket of large messages.
     """
 
-    def __init__(self, visibility_timeout: float, clock: Clock) -> None:
+    def __init__(self, visibility_timeout: float, clock: Clock, payloads: PayloadStore | None = None) -> None:
         self._visibility_timeout = visibility_timeout
         self._clock = clock
+        self._objects = payloads.objects if payloads else None
         # Guards _fetched. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
-        self._fetched: dict[str, tuple[Queue, float]] = {}  # by handle, with its deadline; the oldest first
+        self._fetched: dict[str, FetchedMessage] = {}  # by handle; the oldest first
 
     def __len__(self) -> int:
         return len(self._fetched)
 
-    def add(self, handle: str, queue: Queue, called: float) -> None:
+    def with_payload(self, message: ReceivedMessage) -> tuple[PayloadPointer | None, ReceivedMessage]:
+        """Where a message's payload is, if in S3, and the message with it. The caller's thread waits.
+
+        Raises:
+            UnreadableError: there is no such payload.
+        """
+        bucket = self._objects.bucket if self._objects else None
+        pointer = pointer_in(message["Body"], message.get("MessageAttributes", {}), bucket)
+        if pointer is None or self._objects is None:
+            return None, message
+        return pointer, {**message, "Body": fetch(self._objects, pointer)}
+
+    def add(self, handle: str, queue: Queue, called: float, pointer: PayloadPointer | None = None) -> None:
         """A receive that began at that monotonic instant brought the message of this handle."""
         with self._lock:
             self._forget_lapsed()
-            self._fetched[handle] = queue, called + self._visibility_timeout
+            self._fetched[handle] = FetchedMessage(queue, called + self._visibility_timeout, pointer)
 
     def acknowledge(self, handle: str) -> bool:
         """Delete the message."""
-        if (queue := self._take(handle)) is not None:
-            _raise_failure(queue.sqs.delete(queue.url, [handle]))
-        return queue is not None
+        if (message := self._take(handle)) is not None:
+            self._delete(handle, message)
+        return message is not None
 
     def reject(self, handle: str, redrive: RedriveBook, *, requeue: bool) -> bool:
         """Make the message visible again or, without `requeue`, give it up, as `Rejection.reject` does.
 
         Given up, it is left to the redrive policy, or deleted where there is none.
         """
-        if (queue := self._take(handle)) is None:
+        if (message := self._take(handle)) is None:
             return False
+        queue = message.queue
         if requeue:
             _raise_failure(queue.sqs.change_visibility(queue.url, [(handle, 0)]))
             return True
         redrive.get(queue, self._clock.monotonic())
         if redrive.knows(queue) and not redrive.has_dead_letter_queue(queue):
-            _raise_failure(queue.sqs.delete(queue.url, [handle]))
+            self._delete(handle, message)
         return True
 
     def release_all(self) -> None:
@@ -66,8 +93,8 @@ class FetchedMessages:
             self._forget_lapsed()
             left, self._fetched = self._fetched, {}
         by_queue: defaultdict[Queue, list[tuple[str, int]]] = defaultdict(list)
-        for handle, (queue, _) in left.items():
-            by_queue[queue].append((handle, 0))
+        for handle, message in left.items():
+            by_queue[message.queue].append((handle, 0))
         for queue, changes in by_queue.items():
             try:
                 for start in range(0, len(changes), BATCH_ENTRIES):
@@ -79,18 +106,26 @@ class FetchedMessages:
                     error,
                 )
 
-    def _take(self, handle: str) -> Queue | None:
+    def _delete(self, handle: str, message: FetchedMessage) -> None:
+        _raise_failure(message.queue.sqs.delete(message.queue.url, [handle]))
+        if message.pointer is None or self._objects is None or message.deadline <= self._clock.monotonic():
+            return  # after its deadline the message may be there still
+        try:
+            _raise_failure(self._objects.delete([message.pointer.key]))
+        except SQSError as error:
+            logger.warning("the payload %s of a deleted message stays in S3: %s", message.pointer, error)
+
+    def _take(self, handle: str) -> FetchedMessage | None:
         if not self._fetched:  # asked for each message of a consumer
             return None
         with self._lock:
-            queue, _ = self._fetched.pop(handle, (None, 0.0))
-            return queue
+            return self._fetched.pop(handle, None)
 
     def _forget_lapsed(self) -> None:
         now = self._clock.monotonic()
         while self._fetched:
-            handle, (_, deadline) = next(iter(self._fetched.items()))
-            if deadline > now:
+            handle, message = next(iter(self._fetched.items()))
+            if message.deadline > now:
                 break
             del self._fetched[handle]
 

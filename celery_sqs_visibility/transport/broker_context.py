@@ -10,6 +10,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
+from celery_sqs_visibility.aws.object_store import S3ObjectStore
 from celery_sqs_visibility.aws.port import SQS, ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import PredefinedQueue, Queues
@@ -18,6 +19,7 @@ from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
@@ -47,6 +49,8 @@ class BrokerContext:
     """The queues of one broker, as one process sees them, and what is known of them.
 
     Attributes:
+        outgoing: sends messages of any size.
+        payloads: where large payloads go; `None`: nowhere.
         slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
         decode_message: see `codec.decode_message`.
@@ -57,7 +61,10 @@ class BrokerContext:
     def __init__(self, broker: BrokerURL, options: Options) -> None:
         self.pid = os.getpid()
         self.options = options
-        self.queues = _queues(broker, options)
+        settings = _settings(broker, options)
+        self.queues = _queues(settings, options)
+        self.payloads = _payloads(settings, options)
+        self.outgoing = OutgoingMessages(self.payloads)
         self.temporary_queues = TemporaryQueues(self.queues)
         system, custom = _wanted_attributes(options.fetch_message_attributes)
         system = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
@@ -85,6 +92,7 @@ class BrokerContext:
             slots=self.slots if for_worker else None,
             leases=lease_table(),
             worker_name=self.worker_name,
+            payloads=self.payloads.objects if self.payloads else None,
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:
@@ -110,8 +118,8 @@ def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options
         return _contexts[key]
 
 
-def _queues(broker: BrokerURL, options: Options) -> Queues:
-    settings = ClientSettings(
+def _settings(broker: BrokerURL, options: Options) -> ClientSettings:
+    return ClientSettings(
         region=options.region,
         endpoint_url=_endpoint(broker, secure=options.is_secure),
         access_key_id=broker.userid,
@@ -122,6 +130,15 @@ def _queues(broker: BrokerURL, options: Options) -> Queues:
         config=frozen_config(options.client_config),
     )
 
+
+def _payloads(settings: ClientSettings, options: Options) -> PayloadStore | None:
+    if options.payload_bucket is None:
+        return None
+    objects = S3ObjectStore(settings, options.payload_bucket)
+    return PayloadStore(objects, options.payload_threshold, options.payload_prefix)
+
+
+def _queues(settings: ClientSettings, options: Options) -> Queues:
     def sqs_for(predefined: PredefinedQueue) -> SQS:
         own = {name: getattr(predefined, name) for name in CREDENTIALS} if predefined.access_key_id else {}
         return shared_sqs(replace(settings, region=predefined.region or options.region, **own))

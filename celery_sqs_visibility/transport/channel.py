@@ -50,7 +50,9 @@ class Channel(AdministrativeChannel):
         super().__init__(connection, **kwargs)
         self._pid = os.getpid()
         self._queue_consumer: QueueConsumer | None = None
-        self._fetched = FetchedMessages(connection.options.visibility_timeout, SYSTEM_CLOCK)
+        self._fetched = FetchedMessages(
+            connection.options.visibility_timeout, SYSTEM_CLOCK, self.context.payloads
+        )
 
     @property
     def queue_consumer(self) -> QueueConsumer:
@@ -166,7 +168,7 @@ class Channel(AdministrativeChannel):
 
     def _send(self, queue: Queue, encoded: OutgoingMessage, message: dict[str, Any]) -> None:
         try:
-            queue.sqs.send(queue.url, encoded)
+            self.context.outgoing.send(queue, encoded)
         except QueueDoesNotExistError:
             self.context.queues.forget(queue.name)
             if self.context.options.predefined_queues:
@@ -174,7 +176,7 @@ class Channel(AdministrativeChannel):
             # The queue was deleted after it was found.
             again = self._target(queue.name, message)
             if again is not None:
-                again.sqs.send(again.url, encoded)
+                self.context.outgoing.send(again, encoded)
 
     def _target(self, queue: str, message: dict[str, Any]) -> Queue | None:
         """The queue to send to; `None` for a result whose client has gone, and its queue with it."""
@@ -193,12 +195,13 @@ class Channel(AdministrativeChannel):
         """Fetch one message, for `basic_get`. Nothing extends it beyond its visibility timeout."""
         source = self.context.queues.find_or_create(queue)
         called = SYSTEM_CLOCK.monotonic()
-        for message in source.sqs.receive(source.url, 1, 0, self.context.receive_options):
+        for received in source.sqs.receive(source.url, 1, 0, self.context.receive_options):
             try:
+                pointer, message = self._fetched.with_payload(received)
                 payload = self.context.decode_message(source, message).payload
             except UnreadableError as error:
                 raise ValueError(f"a message of queue {queue!r} cannot be read: {error}") from error
-            self._fetched.add(message["ReceiptHandle"], source, called)
+            self._fetched.add(message["ReceiptHandle"], source, called, pointer)
             return payload
         raise Empty
 

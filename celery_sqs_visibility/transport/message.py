@@ -70,20 +70,25 @@ class Message(virtual.Message):
     def give_up(self, reason: str, on_exhausted: str | None = None, **attributes: str) -> None:
         """The task failed for good: see `Delivery.give_up`. Any thread."""
         if self.delivery is not None:
-            self.delivery.give_up(reason, lambda: encode_payload(self._raw), on_exhausted, **attributes)
+            self.delivery.give_up(reason, self._encoded, on_exhausted, **attributes)
 
     def renewal(self, eta: float, retries: int) -> Renew | None:
         """How the task can wait in SQS until `eta`, in seconds since the epoch; `None` if it cannot."""
-        # A message of protocol 1 has its ETA in the body.
-        if self.delivery is None or "task" not in self.headers:
+        # A message of protocol 1 has its ETA in the body, one with its payload in S3 there.
+        if self.delivery is None or self.delivery.pointer is not None or "task" not in self.headers:
             return None
         payload = {**self._raw, "headers": with_eta(self.headers, eta, retries)}
         return self.delivery.renewal(eta, lambda: encode_payload(payload), self._raw)
 
+    def _encoded(self) -> str:
+        """The body of a copy: as it was sent, or the pointer to it."""
+        pointer = self.delivery.pointer if self.delivery is not None else None
+        return encode_payload(self._raw) if pointer is None else pointer.body
+
     def refuse(self, reason: str, *, others_may: bool = False) -> None:
         """This worker can make no task of the message: see `Delivery.refuse`. It is never deleted here."""
         if self.delivery is not None:
-            self.delivery.refuse(reason, encode_payload(self._raw), others_may=others_may)
+            self.delivery.refuse(reason, self._encoded(), others_may=others_may)
             self._state = "REJECTED"
 
 

@@ -125,7 +125,8 @@ class Batch:
             if self._closed:
                 return None
             if new or not self._senders:
-                self._senders.append(Sender(self.context.queues.forget) if self.context else Sender())
+                context = self.context
+                self._senders.append(Sender(context.queues.forget, context.outgoing) if context else Sender())
             return self._senders[-1]
 
 

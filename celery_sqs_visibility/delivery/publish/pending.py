@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +22,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.message_attributes import message_bytes
+from celery_sqs_visibility.policy.message_limits import too_large
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
 #: A batch that is not full waits this long for more. Nothing waits once a block is being closed.
@@ -108,10 +109,11 @@ class PendingBatches:
         for count, pending in enumerate(self.ready):
             free_bytes -= pending.size
             limit = min(limit, pending.batch_limit)
-            if free_bytes < 0 or count == limit:
+            # Alone it goes in any case: where it is larger than a batch, its payload goes to S3.
+            if count and (free_bytes < 0 or count >= limit):
                 return count, True
         # Where messages wait for others of their group, lingering would keep them longer.
-        return len(self.ready), len(self.ready) == limit or self.waiting_count > 0
+        return len(self.ready), len(self.ready) >= limit or self.waiting_count > 0
 
 
 class PendingMessages:
@@ -142,16 +144,26 @@ class PendingMessages:
         """Their task ids, the first published first."""
         return [pending.task_id for pending in self._messages]
 
-    def add(self, queue: Queue, message: OutgoingMessage, task_id: str | None, now: float) -> bool:
-        """Have it sent; whether there is now a batch that need not linger."""
+    def add(
+        self,
+        queue: Queue,
+        message: OutgoingMessage,
+        task_id: str | None,
+        now: float,
+        offloaded: Callable[[Queue, int], bool] = lambda _queue, _size: False,
+    ) -> bool:
+        """Have it sent; whether there is now a batch that need not linger.
+
+        A message that is `offloaded`, of that size, has its payload sent to S3, and a request of its own.
+        """
         size = message_bytes(message.body, message.attributes)
         self.accepted += 1
-        if size > MESSAGE_BYTES:
-            told = f"The message has {size:,} bytes with its attributes, and SQS takes {MESSAGE_BYTES:,}"
-            self.failures.append((task_id, RequestRefusedError(told, code="MessageTooLong")))
+        if size > MESSAGE_BYTES and not offloaded(queue, size):
+            self.failures.append((task_id, too_large(queue.name, size)))
             return False
         batches = self._batches.get(queue) or self._batches.setdefault(queue, PendingBatches())
-        pending = PendingMessage(queue, message, task_id, size, now)
+        limit = 1 if offloaded(queue, size) else BATCH_ENTRIES
+        pending = PendingMessage(queue, message, task_id, size, now, limit)
         batches.add(pending)
         self._messages[pending] = None
         self.size += size

@@ -12,6 +12,7 @@ from typing import Final
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.pending import LINGER_SECONDS, PendingMessage, PendingMessages
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError, UnavailableError
@@ -35,13 +36,18 @@ class Sender:
 
     Args:
         missing: is called with the name of a queue that turned out not to exist, from a sender's thread.
+        outgoing: makes the requests.
         clock: the monotonic clock.
     """
 
     def __init__(
-        self, missing: Callable[[str], None] = lambda _name: None, clock: Clock = SYSTEM_CLOCK
+        self,
+        missing: Callable[[str], None] = lambda _name: None,
+        outgoing: OutgoingMessages | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._missing = missing
+        self._outgoing = outgoing or OutgoingMessages()
         self._clock = clock
         self._pid = os.getpid()
         lock = threading.Lock()  # guards everything below
@@ -64,7 +70,8 @@ class Sender:
             self._sent.wait_for(self._has_capacity)
             if self._closed or not (self._threads or self._start_thread()):
                 return False
-            if self._pending.add(queue, message, task_id, self._clock.monotonic()):
+            now = self._clock.monotonic()
+            if self._pending.add(queue, message, task_id, now, self._outgoing.offloads):
                 self._wake_sender()
             elif self._pending.count == 1:
                 self._work.notify()  # to wait until it has lingered
@@ -153,7 +160,7 @@ class Sender:
     def _send(self, batch: list[PendingMessage]) -> BatchResult | SQSError:
         queue = batch[0].queue
         try:
-            return queue.sqs.send_batch(queue.url, [pending.message for pending in batch])
+            return self._outgoing.send_batch(queue, [pending.message for pending in batch])
         except SQSError as error:
             return error
         except Exception as bug:

@@ -14,6 +14,7 @@ from celery_sqs_visibility.delivery.model import Delivery, Holder
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Facts, Received, emit
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_in
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,9 @@ class DecodedMessage:
     eta: float | None = None  # seconds since the epoch
 
 
+#: What is known of a received message: its content, where that is, or why there is none.
+Content = DecodedMessage | PayloadPointer | UnreadableError
+
 #: Decodes a message of a queue; raises `UnreadableError`.
 DecodeMessage = Callable[[Queue, ReceivedMessage], DecodedMessage]
 
@@ -54,6 +58,7 @@ class Decoder:
         visibility_timeout: what the receives asked for, in seconds.
         clock: wall time.
         holder: what the deliveries belong to.
+        payload_bucket: the option.
     """
 
     def __init__(
@@ -62,15 +67,17 @@ class Decoder:
         visibility_timeout: int,
         clock: Clock,
         holder: Holder,
+        payload_bucket: str | None = None,
     ) -> None:
         self._open = open_message
         self._visibility_timeout = visibility_timeout
         self._clock = clock
         self._holder = holder
+        self._payload_bucket = payload_bucket
 
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
-    ) -> list[tuple[Delivery, DecodedMessage | UnreadableError, ReceivedMessage]]:
+    ) -> list[tuple[Delivery, Content, ReceivedMessage]]:
         """The deliveries of one poll, in order, with their content and the message.
 
         `called` and `returned` are the monotonic instants before and after the call.
@@ -79,10 +86,10 @@ class Decoder:
         # A poll lasts no longer: where this process was stopped meanwhile, the answer is older than it looks.
         since = max(called, min(returned - transit, called + LONGEST_POLL_SECONDS))
         now = round(self._clock.wall(), 3)  # milliseconds, as SQS's own instants
-        taken: list[tuple[Delivery, DecodedMessage | UnreadableError, ReceivedMessage]] = []
+        taken: list[tuple[Delivery, Content, ReceivedMessage]] = []
         for message in messages:
             try:
-                content = self._content(queue, message)
+                content = self._pointer(message) or self.content(queue, message)
                 facts = _facts(queue, message, content, now)
                 handle = message["ReceiptHandle"]
             except Exception:
@@ -94,11 +101,20 @@ class Decoder:
             delivery = Delivery(
                 queue, handle, facts, called, deadline, self._holder, message.get("MessageAttributes", {})
             )
+            if isinstance(content, PayloadPointer):
+                delivery.pointer = content
             taken.append((delivery, content, message))
             emit(Received(facts))
         return taken
 
-    def _content(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | UnreadableError:
+    def _pointer(self, message: ReceivedMessage) -> PayloadPointer | UnreadableError | None:
+        try:
+            return pointer_in(message["Body"], message.get("MessageAttributes", {}), self._payload_bucket)
+        except UnreadableError as error:
+            return error
+
+    def content(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | UnreadableError:
+        """The content of a message whose body is its payload."""
         try:
             return self._open(queue, message)
         except UnreadableError as error:
@@ -115,9 +131,7 @@ def legible(text: str) -> str:
     return ILLEGIBLE.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 
-def _facts(
-    queue: Queue, message: ReceivedMessage, content: DecodedMessage | UnreadableError, received: float
-) -> Facts:
+def _facts(queue: Queue, message: ReceivedMessage, content: Content, received: float) -> Facts:
     attributes = message.get("Attributes", {})
     return Facts(
         queue=queue.name,

@@ -22,6 +22,7 @@ from celery_sqs_visibility.policy.message_attributes import (
     message_bytes,
     size,
 )
+from celery_sqs_visibility.policy.payload_pointers import SIZE_ATTRIBUTES
 from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
@@ -127,7 +128,8 @@ def _of_the_sender(attributes: Mapping[str, Any], space: int) -> dict[str, dict[
     Those with a name of ours are an earlier dead letter's, moved back and given up again.
     """
     kept: dict[str, dict[str, Any]] = {}
-    for name, value in attributes.items():
+    # First the one without which the body's pointer is not known to be one.
+    for name, value in sorted(attributes.items(), key=lambda item: item[0] not in SIZE_ATTRIBUTES):
         attribute = {key: value[key] for key in SENT_MEMBERS if key in value}
         cost = message_bytes("", {name: attribute})
         if name not in ATTRIBUTES and cost <= space and len(kept) < MESSAGE_ATTRIBUTES - 1:

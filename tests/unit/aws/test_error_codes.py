@@ -13,6 +13,7 @@ from celery_sqs_visibility.errors import (
     AccessDeniedError,
     ClockSkewError,
     CredentialsRefusedError,
+    ObjectDoesNotExistError,
     OverLimitError,
     QueueDoesNotExistError,
     ReceiptHandleInvalidError,
@@ -52,6 +53,7 @@ CODES = {
     ClockSkewError: "RequestExpired RequestTimeTooSkewed",
     AccessDeniedError: "AccessDenied AccessDeniedException UnauthorizedOperation KmsAccessDenied "
     "KMS.AccessDeniedException KMS.DisabledException",
+    ObjectDoesNotExistError: "NoSuchKey",
     QueueDoesNotExistError: "QueueDoesNotExist com.amazonaws.sqs#QueueDoesNotExist "
     "AWS.SimpleQueueService.NonExistentQueue",
     ReceiptHandleInvalidError: "ReceiptHandleIsInvalid MessageNotInflight "
@@ -210,3 +212,17 @@ def test_our_own_errors_pass_unchanged_and_survive_pickling_and_new_words():
     assert (str(pickled), str(other_words)) == ("slow down", "wait: slow down")
     for each in pickled, other_words:
         assert (type(each), each.code, each.action) == (ThrottledError, "c", "a")
+
+
+@pytest.mark.parametrize(
+    ("action", "message", "told"),
+    [
+        ("GetObject", "Access Denied", "Access Denied (the permission is s3:GetObject)"),
+        ("DeleteObjects", "Access Denied", "Access Denied (the permission is s3:DeleteObject)"),
+        ("PutObject", "may not perform kms:GenerateDataKey", "may not perform kms:GenerateDataKey"),
+    ],
+)
+def test_the_missing_permission_is_named_for_s3_too(action, message, told):
+    error = translate(answer("AccessDenied", message, 403, action), action, "s3")
+    assert isinstance(error, AccessDeniedError)
+    assert str(error) == f"{action} was answered AccessDenied: {told}"

@@ -9,7 +9,9 @@ import pytest
 from support.clock import FakeClock
 from support.kombu_site import declared_queue, publish
 
-from celery_sqs_visibility.errors import ThrottledError
+from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
+from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError
 from celery_sqs_visibility.transport import channel as channel_module
 
 SLOW_DOWN = ThrottledError("slow down")
@@ -98,3 +100,51 @@ def test_handles_whose_time_is_up_do_not_pile_up(channel, queue, monkeypatch):
     clock.advance(200)
     queue.get()
     assert len(channel._fetched) == 1
+
+
+@pytest.fixture
+def store(site):
+    return FakeObjectStore()
+
+
+@pytest.fixture
+def large(site, store):
+    """A queue with one message whose payload is in S3."""
+    connection = site.connect(payload_bucket=store.bucket)
+    context = connection.transport.context
+    context.payloads = PayloadStore(store, threshold=0)
+    context.outgoing = OutgoingMessages(context.payloads)
+    channel = connection.channel()
+    queue = declared_queue(channel)
+    publish(channel, "a")
+    return queue
+
+
+@pytest.mark.parametrize(("end", "left"), [("ack", 0), ("requeue", 1), ("reject", 0)])
+def test_a_payload_in_s3_comes_with_its_message_and_goes_with_it(large, store, end, left):
+    message = large.get()
+    assert message.payload == "a"
+    getattr(message, end)()
+    assert len(store.objects) == left
+
+
+def test_a_payload_that_cannot_be_removed_is_logged_and_the_message_is_gone(site, large, store, caplog):
+    store.fail_next("DeleteObjects", AccessDeniedError("not allowed"))
+    large.get().ack()
+    assert site.counts() == (0, 0, 0)
+    assert "of a deleted message stays in S3: not allowed" in caplog.text
+
+
+def test_a_payload_that_is_gone_makes_a_message_that_cannot_be_read(site, large, store):
+    store.objects.clear()
+    with pytest.raises(ValueError, match=r"queue 'q' cannot be read: its payload s3://payloads/\S+ is gone"):
+        large.get()
+    assert site.counts() == (0, 1, 0)
+
+
+def test_a_message_that_may_be_another_consumers_by_now_keeps_its_payload(large, store, monkeypatch):
+    message = large.get()
+    fetched = large.channel._fetched
+    monkeypatch.setattr(fetched, "_clock", FakeClock(fetched._clock.monotonic() + 1000))
+    message.ack()
+    assert len(store.objects) == 1

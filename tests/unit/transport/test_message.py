@@ -10,6 +10,7 @@ import pytest
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.message import Message, QoS
 
@@ -21,6 +22,7 @@ class RecordingDelivery:
 
     def __init__(self):
         self.asked = []
+        self.pointer = None
 
     def give_up(self, reason, body, on_exhausted=None, **attributes):
         self.asked.append(("give up", reason, decoded(body())["body"], on_exhausted, attributes))
@@ -89,3 +91,17 @@ def test_a_prefetch_count_is_ten_more_than_the_unsettled_messages_of_a_consumer_
     assert qos.raised_prefetch_count() == (10 if set_by_consumer else 12)
     del held["a"]
     assert qos.raised_prefetch_count() == (10 if set_by_consumer else 11)
+
+
+def test_a_message_whose_payload_is_in_s3_is_copied_as_its_pointer_and_gets_no_other_eta():
+    bodies = []
+    delivery = SimpleNamespace(
+        pointer=PayloadPointer("bucket", "key", "a pointer"),
+        give_up=lambda _reason, body, _on_exhausted: bodies.append(body()),
+        refuse=lambda _reason, body, *, others_may: bodies.append(body),
+    )
+    message = message_of(delivery, task="t")
+    message.give_up("it failed")
+    message.refuse("no task")
+    assert bodies == ["a pointer", "a pointer"]
+    assert message.renewal(0.0, 2) is None

@@ -23,6 +23,7 @@ from celery_sqs_visibility import PublishError, publish_batch
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish import pending
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.task.base import VisibilityRetry
@@ -39,7 +40,8 @@ class Site:
         self.contexts = {}
 
     def context(self, app):
-        return self.contexts.setdefault(app, SimpleNamespace(queues=Queues(self.sqs, prefix=f"{app}-")))
+        queues = Queues(self.sqs, prefix=f"{app}-")
+        return self.contexts.setdefault(app, SimpleNamespace(queues=queues, outgoing=OutgoingMessages()))
 
     def publish(self, name, app="app", queue="q"):
         """As `Channel._put` does; whether it went into a block."""

@@ -10,7 +10,9 @@ from support.factories import EVERYTHING, sqs_queue
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.publish import pending
 from celery_sqs_visibility.delivery.publish import sender as module
 from celery_sqs_visibility.delivery.publish.sender import MOST_PENDING, MOST_SENDERS, Sender
@@ -19,6 +21,7 @@ from celery_sqs_visibility.errors import (
     QueueDoesNotExistError,
     ThrottledError,
 )
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 BATCHES = "SendMessageBatch"
 OUTAGE = ["ERROR", "WARNING"]  # as it begins, and when it is over
@@ -177,3 +180,24 @@ def test_without_a_thread_nothing_is_taken(sqs, queue, monkeypatch):
     sender = Sender()
     assert put(sender, queue, 1) == [False]
     assert sender.close() == ([], 0)
+
+
+def test_large_messages_are_uploaded_side_by_side_and_the_others_share_their_requests(queue, sqs):
+    store = FakeObjectStore()
+    sender = Sender(outgoing=OutgoingMessages(PayloadStore(store, threshold=1000)))
+    for number in range(20):
+        sender.put(queue, OutgoingMessage(f"{number}" + "x" * 1000 * (number % 2)), str(number))
+    assert sender.close() == ([], 20)
+    assert len(store.objects) == 10
+    assert len([action for action, _ in sqs.calls if action == "SendMessage"]) == 10
+    assert sum(batches(sqs)) == 10
+
+
+def test_a_message_larger_than_a_batch_of_all_is_sent_where_there_is_a_bucket(queue):
+    for outgoing, sent in ((OutgoingMessages(), 0), (OutgoingMessages(PayloadStore(FakeObjectStore())), 1)):
+        sender = Sender(outgoing=outgoing)
+        sender.put(queue, OutgoingMessage("x" * (MESSAGE_BYTES + 1)), "large")
+        failures, _ = sender.close()
+        assert len(failures) == 1 - sent
+        assert all("payload_bucket" in str(error) for _, error in failures)
+    assert sum(bodies(queue).values()) == 1

@@ -11,6 +11,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.model import DeadLetter, Hide
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.policy.payload_pointers import size_attribute
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 FAILURE = {"exception": "ValueError: no", "traceback": "Traceback\n  a line\nValueError: no", "attempts": "4"}
@@ -156,3 +157,12 @@ def test_a_refusal_is_logged_once_until_it_is_over(world, caplog):
 def test_a_queue_is_no_dead_letter_queue_of_its_own(world):
     assert not world.letters.send(world.delivery("target"), letter())
     assert world.read() == []
+
+
+def test_the_attribute_that_marks_a_pointer_is_kept_first(world):
+    delivery = world.delivery()
+    sent = {str(number): {"DataType": "String", "StringValue": "x"} for number in range(9)}
+    delivery.message_attributes = {**sent, **size_attribute(7)}
+    assert world.letters.send(delivery, letter())
+    (message,) = world.read()
+    assert {"ExtendedPayloadSize", "reason"} <= message["MessageAttributes"].keys()

@@ -1,0 +1,65 @@
+"""A bucket in memory, for tests without a server."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING
+
+from celery_sqs_visibility.aws.object_store import ObjectStore
+from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.errors import ObjectDoesNotExistError, SQSError, TooLargeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class FakeObjectStore(ObjectStore):
+    """A bucket in this process's memory. Usable from any thread, each step being one.
+
+    Attributes:
+        objects: the content of each key.
+        calls: the API action of every call so far.
+    """
+
+    def __init__(self, bucket: str = "payloads") -> None:
+        self._bucket = bucket
+        self._failures: dict[str, deque[SQSError]] = defaultdict(deque)
+        self.objects: dict[str, bytes] = {}
+        self.calls: list[str] = []
+
+    @property
+    def bucket(self) -> str:
+        """See `ObjectStore`."""
+        return self._bucket
+
+    def fail_next(self, action: str, *errors: SQSError) -> None:
+        """Have the next calls of an API action raise these errors, and do nothing else."""
+        self._failures[action] += errors
+
+    def put(self, key: str, content: bytes) -> None:
+        """See `ObjectStore`."""
+        self._call("PutObject")
+        self.objects[key] = content
+
+    def get(self, key: str, most: int) -> bytes:
+        """See `ObjectStore`."""
+        self._call("GetObject")
+        content = self.objects.get(key)
+        if content is None:
+            sentence = "GetObject was answered NoSuchKey: The specified key does not exist."
+            raise ObjectDoesNotExistError(sentence, code="NoSuchKey", action="GetObject")
+        if len(content) > most:
+            raise TooLargeError(f"s3://{self._bucket}/{key} has {len(content):,} bytes")
+        return content
+
+    def delete(self, keys: Sequence[str]) -> BatchResult:
+        """See `ObjectStore`."""
+        self._call("DeleteObjects")
+        for key in keys:
+            self.objects.pop(key, None)
+        return BatchResult({})
+
+    def _call(self, action: str) -> None:
+        self.calls.append(action)
+        if self._failures[action]:
+            raise self._failures[action].popleft()

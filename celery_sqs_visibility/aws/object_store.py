@@ -1,0 +1,148 @@
+"""The port to S3: the requests about payloads of messages, in one bucket, and its implementation over boto3.
+
+`fake_object_store.FakeObjectStore` implements it in memory; both pass tests/conformance.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from celery_sqs_visibility.aws.client_factory import Purpose, new_client
+from celery_sqs_visibility.aws.error_codes import reworded, translate, translate_entry
+from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.aws.process_lock import SESSIONS
+from celery_sqs_visibility.errors import CredentialsRefusedError, TooLargeError, UnavailableError
+from celery_sqs_visibility.events import SQSRequest, emit, has_listener
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from types_boto3_s3 import S3Client
+
+    from celery_sqs_visibility.aws.client_settings import ClientSettings
+
+T = TypeVar("T")
+
+#: Objects in one DeleteObjects (API_DeleteObjects).
+DELETED_OBJECTS: Final = 1000
+
+#: One object is read for this long, however slowly it comes, and in parts of this size.
+LONGEST_READ_SECONDS: Final = 15.0
+PART_BYTES: Final = 1024 * 1024
+
+
+class ObjectStore(Protocol):
+    """Objects of one bucket. Any thread. Methods raise an `SQSError`, and nothing else but what they name."""
+
+    @property
+    def bucket(self) -> str:
+        """Its name."""
+        ...
+
+    def put(self, key: str, content: bytes) -> None:
+        """PutObject."""
+        ...
+
+    def get(self, key: str, most: int) -> bytes:
+        """GetObject.
+
+        Raises:
+            TooLargeError: it has more than `most` bytes.
+            ObjectDoesNotExistError: there is none. Without s3:ListBucket S3 denies access instead.
+        """
+        ...
+
+    def delete(self, keys: Sequence[str]) -> BatchResult:
+        """DeleteObjects: 1 to 1000 keys; success where there is no such object."""
+        ...
+
+
+class S3ObjectStore(ObjectStore):
+    """A bucket over boto3, with the credentials of those settings. The endpoint is S3's own, not SQS's.
+
+    Usable from any thread, and in forked children: each process makes a client when it needs one.
+    """
+
+    def __init__(self, settings: ClientSettings, bucket: str) -> None:
+        self._settings = settings
+        self._bucket = bucket
+        # Written under SESSIONS; read without, a dict's look-up being one step.
+        self._clients: dict[int, S3Client] = {}
+
+    @property
+    def bucket(self) -> str:
+        """See `ObjectStore`."""
+        return self._bucket
+
+    def put(self, key: str, content: bytes) -> None:
+        """See `ObjectStore`."""
+        self._call("PutObject", lambda s3: s3.put_object(Bucket=self._bucket, Key=key, Body=content))
+
+    def get(self, key: str, most: int) -> bytes:
+        """See `ObjectStore`."""
+
+        def get(s3: S3Client) -> bytes:
+            answer = s3.get_object(Bucket=self._bucket, Key=key)
+            if answer["ContentLength"] > most:
+                answer["Body"].close()
+                raise TooLargeError(f"s3://{self._bucket}/{key} has {answer['ContentLength']:,} bytes")
+            return _read(answer["Body"])
+
+        return self._call("GetObject", get)
+
+    def delete(self, keys: Sequence[str]) -> BatchResult:
+        """See `ObjectStore`."""
+        objects: list[Any] = [{"Key": key} for key in keys]
+
+        def delete(s3: S3Client) -> BatchResult:
+            answer = s3.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+            errors: dict[str, Any] = {error.get("Key", ""): error for error in answer.get("Errors", [])}
+            failed = {i: errors[key] for i, key in enumerate(keys) if key in errors}
+            return BatchResult({i: translate_entry(e, "DeleteObjects", "s3") for i, e in failed.items()})
+
+        return self._call("DeleteObjects", delete)
+
+    def _call(self, action: str, request: Callable[[S3Client], T]) -> T:
+        started, outcome = SYSTEM_CLOCK.monotonic(), "ok"
+        try:
+            return request(self._client())
+        except TooLargeError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - the port promises an SQSError
+            error = translate(exc, action, "s3")
+            outcome = error.code
+            if isinstance(error, CredentialsRefusedError):
+                self._clients.pop(os.getpid(), None)  # only new clients read rotated credentials
+            raise reworded(error, f"S3 bucket {self._bucket!r}: {error}") from error.__cause__ or exc
+        finally:
+            if has_listener(SQSRequest):
+                emit(SQSRequest(action, SYSTEM_CLOCK.monotonic() - started, outcome))
+
+    def _client(self) -> S3Client:
+        pid = os.getpid()
+        client = self._clients.get(pid)
+        if client is None:
+            with SESSIONS:
+                client = self._clients.get(pid) or new_client(self._settings, Purpose.PAYLOAD, "s3")
+                self._clients[pid] = client
+        return client
+
+
+def _read(body: Any) -> bytes:
+    """Read an object to its end, unless it comes too slowly."""
+    until = SYSTEM_CLOCK.monotonic() + LONGEST_READ_SECONDS
+    parts = []
+    try:
+        for part in body.iter_chunks(PART_BYTES):
+            parts.append(part)
+            if SYSTEM_CLOCK.monotonic() > until:
+                raise UnavailableError(
+                    f"GetObject was not over after {LONGEST_READ_SECONDS:g} s",
+                    code="TooSlow",
+                    action="GetObject",
+                )
+    finally:
+        body.close()
+    return b"".join(parts)

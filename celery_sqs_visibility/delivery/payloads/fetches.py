@@ -1,0 +1,166 @@
+"""Payloads on their way from S3, while the heartbeat extends their messages: no poll waits for them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Final, Generic, TypeVar
+
+from celery_sqs_visibility.aws.object_store import ObjectStore
+from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.batch_threads import BatchThreads
+from celery_sqs_visibility.delivery.event_log import Fields
+from celery_sqs_visibility.delivery.model import Delivery, Hide
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.errors import ObjectDoesNotExistError, SQSError, TooLargeError, UnreadableError
+from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.backoff import pause
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
+
+logger = logging.getLogger(__name__)
+
+#: Payloads fetched at a time: each may have `PAYLOAD_BYTES`.
+MOST_FETCHES: Final = 4
+
+#: A fetch that fails is tried again for this long, while its message is held; then the message comes back.
+TRY_SECONDS: Final = 60.0
+
+#: How long a message stays hidden that SQS's redrive policy would move at its next receive.
+LAST_RECEIVE_SECONDS: Final = 3600
+
+NOT_FETCHED: Final = "a payload could not be fetched from S3, so its message comes back (%s)"
+
+Content = TypeVar("Content")
+
+
+def fetch(objects: ObjectStore, pointer: PayloadPointer) -> str:
+    """The body that the message would have without S3. The caller's thread waits.
+
+    Raises:
+        UnreadableError: there is no such object, or it is no text, or too large.
+        SQSError: try again, or grant a right.
+    """
+    try:
+        return objects.get(pointer.key, PAYLOAD_BYTES).decode()
+    except ObjectDoesNotExistError:
+        raise UnreadableError(
+            f"its payload {pointer} is gone: deleted, or expired by a lifecycle rule"
+        ) from None
+    except TooLargeError as error:
+        raise UnreadableError(f"its payload is larger than {PAYLOAD_BYTES:,} bytes: {error}") from None
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"its payload {pointer} is no text: {error}") from None
+
+
+@dataclass(slots=True, eq=False)
+class Fetch(Generic[Content]):
+    """The fetch of one message's payload, tried until the monotonic instant `until`."""
+
+    delivery: Delivery
+    pointer: PayloadPointer
+    message: ReceivedMessage
+    until: float
+    failures: int = 0
+    content: Content | UnreadableError | None = field(default=None, init=False)
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Fetches(Generic[Content]):
+    """Fetches payloads. `submit` may be called from any thread and does not block.
+
+    Args:
+        objects: the bucket.
+        decode: makes the content of a message with its payload in its body.
+        wanted: whether a message is still held.
+        wait: called with a message that is held, and has to wait for the next try.
+        fetched: takes the content of a message that is held, in a thread of this.
+        clock: the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        decode: Callable[[Queue, ReceivedMessage], Content | UnreadableError],
+        wanted: Callable[[Delivery], bool],
+        wait: Callable[[Delivery], None],
+        fetched: Callable[[Delivery, Content | UnreadableError, ReceivedMessage], None],
+        clock: Clock,
+    ) -> None:
+        self._objects = objects
+        self._decode = decode
+        self._wanted = wanted
+        self._wait = wait
+        self._fetched = fetched
+        self._clock = clock
+        self._outage = Outage(logger, "fetch payloads", objects.bucket, clock, kind="bucket")
+        self.batch_threads: BatchThreads[Fetch[Content]] = BatchThreads(
+            "sqs-payload", "fetches payloads from S3", MOST_FETCHES, self, clock
+        )
+        self._lock = self.batch_threads.lock  # guards everything below
+        self._waiting: list[tuple[float, int, Fetch[Content]]] = []  # heap: (not before, tie-break, fetch)
+        self._ties = itertools.count()
+
+    def submit(self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage) -> None:
+        """Fetch the payload of a message that is held."""
+        now = self._clock.monotonic()
+        self._enqueue(now, Fetch(delivery, pointer, message, now + TRY_SECONDS))
+
+    def _enqueue(self, not_before: float, one: Fetch[Content]) -> None:
+        with self._lock:
+            heapq.heappush(self._waiting, (not_before, next(self._ties), one))
+            self.batch_threads.wake()
+
+    def due(self, _now: float) -> float | None:
+        """See `batch_threads.Work`."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def ready(self) -> int:
+        """See `batch_threads.Work`."""
+        return len(self._waiting)
+
+    def take(self, now: float) -> Fetch[Content] | None:
+        """See `batch_threads.Work`."""
+        return heapq.heappop(self._waiting)[2] if self._waiting and self._waiting[0][0] <= now else None
+
+    def send(self, batch: Fetch[Content], _since: float) -> BatchResult:
+        """See `batch_threads.Work`."""
+        if self._wanted(batch.delivery):
+            try:
+                body = fetch(self._objects, batch.pointer)
+                batch.content = self._decode(batch.delivery.queue, {**batch.message, "Body": body})
+            except UnreadableError as error:
+                batch.content = error
+        return BatchResult({})
+
+    def conclude(self, batch: Fetch[Content], since: float, failed: Mapping[int, SQSError]) -> None:
+        """See `batch_threads.Work`."""
+        if not failed:
+            self._outage.success(since)
+        if not self._wanted(batch.delivery):
+            return
+        if failed:
+            self._try_again(batch, failed[0])
+        elif batch.content is not None:
+            self._fetched(batch.delivery, batch.content, batch.message)
+
+    def _try_again(self, one: Fetch[Content], error: SQSError) -> None:
+        """Later, or never: then the message comes back, at the end of its receives as late as an operator."""
+        self._outage.failure(error)
+        one.failures += 1
+        not_before = self._clock.monotonic() + pause(one.failures)
+        if not_before < one.until:
+            self._wait(one.delivery)
+            self._enqueue(not_before, one)
+            return
+        delivery = one.delivery
+        facts = Fields({**asdict(delivery.facts), "payload": str(one.pointer)})
+        log_safely(logger.warning, NOT_FETCHED, facts, extra={"sqs": facts})
+        delivery.settle(delivery.after_an_error() if delivery.may_return else Hide(LAST_RECEIVE_SECONDS))

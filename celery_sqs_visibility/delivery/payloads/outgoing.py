@@ -1,0 +1,145 @@
+"""Messages that may be too large for SQS: their payloads go to S3 first, or they are refused."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from celery_sqs_visibility.aws.object_store import ObjectStore
+from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.errors import SQSError, UnavailableError, UnrecognizedResponseError
+from celery_sqs_visibility.policy.message_attributes import message_bytes
+from celery_sqs_visibility.policy.message_limits import (
+    PAYLOAD_BYTES,
+    limit_told,
+    payload_too_large,
+    too_large,
+)
+from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+
+logger = logging.getLogger(__name__)
+
+#: After these SQS may have the message.
+_UNANSWERED: Final = (UnavailableError, UnrecognizedResponseError)
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadStore:
+    """Where payloads go: to objects whose keys begin with `prefix`, of messages beyond `threshold` bytes."""
+
+    objects: ObjectStore
+    threshold: int = MESSAGE_BYTES
+    prefix: str = ""
+
+
+class OutgoingMessages:
+    """Sends messages of any size; without a `store` those beyond their queue's limit are refused.
+
+    Any thread: requests to S3 are made in the one that sends. Each attempt makes an object of its own, since
+    the message of an attempt without an answer may be at SQS.
+    """
+
+    def __init__(self, store: PayloadStore | None = None) -> None:
+        self._store = store
+        # Queue URL to its MaximumMessageSize, where SQS has told one. Each access is atomic: no lock.
+        self._limits: dict[str, int] = {}
+
+    def offloads(self, queue: Queue, size: int) -> bool:
+        """Whether the payload of a message of that many bytes, attributes included, goes to S3."""
+        if self._store is None:
+            return False
+        return size > min(self._store.threshold, self._limits.get(queue.url, MESSAGE_BYTES))
+
+    def send(self, queue: Queue, message: OutgoingMessage) -> None:
+        """Send one message.
+
+        Raises:
+            MessageTooLargeError: nothing was sent.
+            SQSError: of SQS or S3; a message that SQS has refused leaves no object.
+        """
+        size = message_bytes(message.body, message.attributes)
+        if self.offloads(queue, size):
+            self._send_pointer(queue, message, size)
+            return
+        if size > MESSAGE_BYTES:
+            raise too_large(queue.name, size)
+        try:
+            queue.sqs.send(queue.url, message)
+        except SQSError as error:
+            if (limit := self._learned(queue, error)) is None:
+                raise
+            if self._store is None:
+                raise too_large(queue.name, size, limit) from error
+            self._send_pointer(queue, message, size)
+
+    def send_batch(self, queue: Queue, messages: Sequence[OutgoingMessage]) -> BatchResult:
+        """Send up to ten messages: those with payloads in S3 by themselves, all others in one request."""
+        sizes = [message_bytes(message.body, message.attributes) for message in messages]
+        alone = [position for position, size in enumerate(sizes) if self.offloads(queue, size)]
+        together = [position for position in range(len(messages)) if position not in alone]
+        failed: dict[int, SQSError] = {}
+        if together:
+            result = queue.sqs.send_batch(queue.url, [messages[position] for position in together])
+            failed = {together[i]: error for i, error in result.failed.items()}
+            alone += self._too_large(queue, sizes, failed)
+        for position in alone:
+            try:
+                self.send(queue, messages[position])
+            except SQSError as error:
+                failed[position] = error
+        return BatchResult(failed)
+
+    def _too_large(self, queue: Queue, sizes: Sequence[int], failed: dict[int, SQSError]) -> list[int]:
+        """Take out those that S3 may have; the others get the error that says what to do."""
+        limits = {position: self._learned(queue, error) for position, error in failed.items()}
+        told = {position: limit for position, limit in limits.items() if limit is not None}
+        if self._store is None:
+            failed |= {
+                position: too_large(queue.name, sizes[position], limit) for position, limit in told.items()
+            }
+            return []
+        for position in told:
+            del failed[position]
+        return list(told)
+
+    def _learned(self, queue: Queue, error: SQSError) -> int | None:
+        """The queue's limit, if it is what SQS has refused a message for."""
+        if (limit := limit_told(error)) is not None:
+            self._limits[queue.url] = limit
+        return limit
+
+    def _send_pointer(self, queue: Queue, message: OutgoingMessage, size: int) -> None:
+        """Put the body into S3, then send the pointer to it."""
+        assert self._store is not None  # noqa: S101 - `offloads` said so
+        content = message.body.encode("utf-8", "surrogatepass")
+        if len(content) > PAYLOAD_BYTES:
+            raise payload_too_large(queue.name, size)
+        objects, key = self._store.objects, f"{self._store.prefix}{uuid.uuid4()}"
+        pointer = replace(
+            message,
+            body=pointer_body(objects.bucket, key),
+            attributes={**message.attributes, **size_attribute(len(content))},
+        )
+        objects.put(key, content)
+        try:
+            queue.sqs.send(queue.url, pointer)
+        except SQSError as error:
+            if not isinstance(error, _UNANSWERED):
+                self._discard(objects, key)
+            if (limit := limit_told(error)) is not None:
+                size = message_bytes(pointer.body, pointer.attributes)
+                raise too_large(queue.name, size, limit, pointer=True) from error
+            raise
+
+    @staticmethod
+    def _discard(objects: ObjectStore, key: str) -> None:
+        """Remove the object of a message that was not sent. Where that fails, the lifecycle rule does it."""
+        try:
+            objects.delete([key])
+        except SQSError as error:
+            logger.debug("the payload %r of a message that was not sent stays in S3: %s", key, error)

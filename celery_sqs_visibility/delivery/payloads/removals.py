@@ -1,0 +1,122 @@
+"""Payloads of deleted messages, on their way out of S3: in batches, by one thread, tried for a while."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from celery_sqs_visibility.aws.object_store import DELETED_OBJECTS, ObjectStore
+from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.delivery.batch_threads import BatchThreads
+from celery_sqs_visibility.delivery.event_log import Fields
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.errors import PASSING_ERRORS, CredentialsRefusedError, SQSError
+from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.backoff import pause
+from celery_sqs_visibility.policy.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+#: A removal waits this long for others. Nobody waits for it.
+LINGER_SECONDS: Final = 1.0
+
+#: A removal is tried again for this long; then it is left to the bucket's lifecycle rule.
+TRY_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A key that is to go; instants are monotonic."""
+
+    key: str
+    until: float
+    not_before: float
+    failures: int = 0
+
+
+class Removals:
+    """Removes payloads. `submit` may be called from any thread and does not block."""
+
+    def __init__(self, objects: ObjectStore, clock: Clock) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._outage = Outage(logger, "remove payloads", objects.bucket, clock, kind="bucket")
+        self.batch_threads: BatchThreads[list[Removal]] = BatchThreads(
+            "sqs-payload-removal", "removes payloads from S3", 1, self, clock
+        )
+        self._lock = self.batch_threads.lock  # guards everything below
+        self._done = threading.Condition(self._lock)
+        self._waiting: deque[Removal] = deque()
+        self._unfinished = 0
+        self._flushing = False
+
+    def submit(self, key: str) -> None:
+        """Remove that object, soon: SQS has deleted its message."""
+        now = self._clock.monotonic()
+        with self._lock:
+            self._unfinished += 1
+            self._waiting.append(Removal(key, now + TRY_SECONDS, now + LINGER_SECONDS))
+            self.batch_threads.wake()
+
+    def flush(self, timeout: float) -> bool:
+        """Remove everything now; whether all was done within `timeout` seconds."""
+        with self._lock:
+            self._flushing = True
+            self.batch_threads.wake()
+            try:
+                return self._done.wait_for(lambda: not self._unfinished, timeout)
+            finally:
+                self._flushing = False
+
+    def due(self, now: float) -> float | None:
+        """See `batch_threads.Work`."""
+        if self._flushing and self._waiting:
+            return now
+        return min((removal.not_before for removal in self._waiting), default=None)
+
+    def ready(self) -> int:
+        """See `batch_threads.Work`."""
+        return math.ceil(len(self._waiting) / DELETED_OBJECTS)
+
+    def take(self, now: float) -> list[Removal] | None:
+        """See `batch_threads.Work`: all that waits, if one of them has waited for long enough."""
+        due = self.due(now)
+        if due is None or due > now:
+            return None
+        return [self._waiting.popleft() for _ in range(min(len(self._waiting), DELETED_OBJECTS))]
+
+    def send(self, batch: list[Removal], _since: float) -> BatchResult:
+        """See `batch_threads.Work`."""
+        return self._objects.delete([removal.key for removal in batch])
+
+    def conclude(self, batch: list[Removal], since: float, failed: Mapping[int, SQSError]) -> None:
+        """See `batch_threads.Work`."""
+        not_before = self._clock.monotonic() + pause(1 + max((batch[i].failures for i in failed), default=0))
+        again = {i for i, error in failed.items() if _may_pass(error) and not_before < batch[i].until}
+        left = [batch[i].key for i in failed if i not in again]
+        if failed:
+            self._outage.failure(next(iter(failed.values())))
+        else:
+            self._outage.success(since)
+        if left:
+            facts = Fields(bucket=self._objects.bucket, objects=len(left), first=left[0])
+            log_safely(
+                logger.warning, "payloads of deleted messages stay in S3 (%s)", facts, extra={"sqs": facts}
+            )
+        with self._lock:
+            self._waiting += [
+                Removal(batch[i].key, batch[i].until, not_before, batch[i].failures + 1)
+                for i in sorted(again)
+            ]
+            self._unfinished -= len(batch) - len(again)
+            self._done.notify_all()
+            self.batch_threads.wake()
+
+
+def _may_pass(error: SQSError) -> bool:
+    return isinstance(error, (*PASSING_ERRORS, CredentialsRefusedError))

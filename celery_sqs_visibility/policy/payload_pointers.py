@@ -1,0 +1,78 @@
+"""Pointers to payloads in S3, in the format of Amazon's extended clients for SQS and SNS.
+
+The body of such a message is the pointer: a JSON list of a Java class's name and an object with bucket and
+key. A reserved message attribute has the payload's size in bytes. Sources: the constants of
+amazon-sqs-java-extended-client-lib and payload-offloading-java-common-lib-for-aws.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from celery_sqs_visibility.errors import UnreadableError
+
+#: The reserved message attribute; Java clients before version 2 wrote the other one.
+SIZE_ATTRIBUTE: Final = "ExtendedPayloadSize"
+LEGACY_SIZE_ATTRIBUTE: Final = "SQSLargePayloadSize"
+SIZE_ATTRIBUTES: Final = frozenset({SIZE_ATTRIBUTE, LEGACY_SIZE_ATTRIBUTE})
+
+#: The Java class that a pointer names. Readers, Amazon's and this one, go by the attribute, not by the class.
+POINTER_CLASS: Final = "software.amazon.payloadoffloading.PayloadS3Pointer"
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadPointer:
+    """Where the payload of a message is; `body` is the message's body, as it was received."""
+
+    bucket: str
+    key: str
+    body: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
+def pointer_body(bucket: str, key: str) -> str:
+    """The body of a message whose payload is that object. Without spaces, as the Java library writes it."""
+    return json.dumps([POINTER_CLASS, {"s3BucketName": bucket, "s3Key": key}], separators=(",", ":"))
+
+
+def size_attribute(payload_bytes: int) -> dict[str, dict[str, str]]:
+    """The message attribute that says a body is a pointer."""
+    return {SIZE_ATTRIBUTE: {"DataType": "Number", "StringValue": str(payload_bytes)}}
+
+
+def pointer_in(body: str, attributes: Mapping[str, Any], bucket: str | None) -> PayloadPointer | None:
+    """The pointer that a received message is; `None` for one with its payload in its body.
+
+    Only objects of `bucket`, the option `payload_bucket`, are read and removed: whoever may send to the queue
+    could name any object that this worker may read.
+
+    Raises:
+        UnreadableError: its attribute says that it is a pointer, and it is none, or one to another bucket.
+    """
+    if not attributes or SIZE_ATTRIBUTES.isdisjoint(attributes):
+        return None
+    pointer = _parsed(body)
+    if pointer.bucket != bucket:
+        remedy = f"payload_bucket is {bucket!r}" if bucket else f"set payload_bucket to {pointer.bucket!r}"
+        raise UnreadableError(
+            f"its payload is in {pointer}, and only that of payload_bucket is read: {remedy}"
+        )
+    return pointer
+
+
+def _parsed(body: str) -> PayloadPointer:
+    try:
+        _, where = json.loads(body)
+        bucket, key = where["s3BucketName"], where["s3Key"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        bucket = key = None
+    if not (isinstance(bucket, str) and isinstance(key, str) and bucket and key):
+        raise UnreadableError(
+            f"it has the attribute {SIZE_ATTRIBUTE}, and its body is no pointer to a payload in S3"
+        )
+    return PayloadPointer(bucket, key, body)

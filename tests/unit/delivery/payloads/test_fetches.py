@@ -1,0 +1,271 @@
+"""A message whose payload is in S3, from its receive to the removal of both."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from support import factories
+from support.batch_threads import work_off
+from support.factories import TIMEOUT, counts, left
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility import events as kinds
+from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
+from celery_sqs_visibility.delivery.payloads.fetches import LAST_RECEIVE_SECONDS, TRY_SECONDS
+from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
+from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
+from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
+
+DOWN = UnavailableError("no answer from S3")
+
+
+class GatedStore(FakeObjectStore):
+    """Answers when the test opens the gate."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def get(self, key, most):
+        assert self.gate.wait(SOON)
+        return super().get(key, most)
+
+
+@pytest.fixture
+def store():
+    return GatedStore()
+
+
+@pytest.fixture
+def world(make, store):
+    world = make(payloads=store, payload_bucket=store.bucket)
+    yield world
+    store.gate.set()
+
+
+def send(queue, store, body="a task", key="k", bucket=None):
+    """Send a message whose payload is in S3, unless `body` is `None`."""
+    if body is not None:
+        store.objects[key] = body if isinstance(body, bytes) else body.encode()
+    pointer = pointer_body(bucket or store.bucket, key)
+    queue.sqs.send(queue.url, OutgoingMessage(pointer, size_attribute(7)))
+    return pointer
+
+
+def held(world, queue, store):
+    """A message that was handed over, with its payload from S3."""
+    send(queue, store)
+    (delivery,) = world.deliveries(queue)
+    assert world.bodies() == ["a task"]
+    return delivery
+
+
+def flushed(world):
+    """Everything is settled and removed."""
+    assert world.consumer._settler.flush(SOON)
+    assert world.consumer._removals.flush(SOON)
+
+
+def fetches(world):
+    """The batch threads that fetch: run by the test, where the clock stands still."""
+    return next(each for each in world.consumer._batch_threads if each._name == "sqs-payload")
+
+
+def test_a_payload_is_removed_after_its_message_and_not_before(world, queue, store):
+    delivery = held(world, queue, store)
+    world.sqs.fail_next("DeleteMessageBatch", UnavailableError("down"))
+    delivery.settle(Delete())
+    wait_until(lambda: len(world.entries("DeleteMessageBatch")) == 1, SOON, "the deletion that fails")
+    world.consumer._removals.flush(0)
+    assert store.objects
+    wait_until(lambda: world.clock.advance(1) or world.consumer._settler.flush(0.05), SOON, "the deletion")
+    flushed(world)
+    assert (store.objects, left(queue)) == ({}, 0)
+
+
+@pytest.mark.parametrize("settlement", [Hide(5), Lapse(), Release(), Park(5)], ids=repr)
+def test_a_message_that_comes_back_keeps_its_payload(world, queue, store, settlement):
+    held(world, queue, store).settle(settlement)
+    flushed(world)
+    assert (list(store.objects), left(queue)) == (["k"], 1)
+
+
+def test_a_lost_message_keeps_its_payload_for_whoever_has_it(world, queue, store):
+    delivery = held(world, queue, store)
+    world.clock.advance(TIMEOUT + 1)
+    delivery.settle(Delete())
+    flushed(world)
+    assert list(store.objects) == ["k"]
+
+
+def test_a_dead_letter_has_the_pointer_and_the_payload_stays(world, redriven, dead_letters, store):
+    pointer = send(redriven, store)
+    (delivery,) = world.deliveries(redriven)
+    delivery.settle(DeadLetter("of no use", pointer, Lapse()))
+    flushed(world)
+    (letter,) = world.sqs.receive(dead_letters.url, 10, 0, factories.EVERYTHING)
+    assert letter["Body"] == pointer
+    assert {"ExtendedPayloadSize", "reason"} <= letter["MessageAttributes"].keys()
+    assert (list(store.objects), left(redriven)) == (["k"], 0)
+
+
+def test_a_renewed_message_leaves_its_payload_to_its_copy(world, queue, store):
+    delivery = held(world, queue, store)
+    delivery.settle(Renew(OutgoingMessage(delivery.pointer.body, delivery.message_attributes), {}, None))
+    flushed(world)
+    assert (list(store.objects), left(queue)) == (["k"], 1)
+
+
+def test_a_finished_message_that_comes_back_does_not_take_the_payload_with_it(world, queue, store):
+    delivery = held(world, queue, store)
+    world.redeliveries.finish(delivery)
+    delivery.settle(Lapse())
+    world.come_back(queue)
+    flushed(world)
+    assert (list(store.objects), left(queue)) == (["k"], 0)
+
+
+def test_a_slow_payload_keeps_no_other_message_waiting_and_its_own_is_extended(world, queue, store):
+    store.gate.clear()
+    send(queue, store)
+    world.buffered(queue, "small")
+    world.hand_over()
+    assert world.bodies() == ["small"]
+    world.extend()
+    assert len(world.entries("ChangeMessageVisibilityBatch")) == 2
+    store.gate.set()
+    wait_until(world.hand_over, SOON, "the payload")
+    assert world.bodies() == ["small", "a task"]
+
+
+def test_the_task_is_known_once_the_payload_is_and_a_far_eta_waits_in_sqs(world, queue, store, events):
+    send(queue, store, "eta:90000")
+    world.consume(queue)
+    (parked,) = events.wait(kinds.Parked)
+    assert parked.seconds > TIMEOUT
+    flushed(world)
+    assert list(store.objects) == ["k"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (None, "its payload s3://payloads/k is gone: deleted, or expired by a lifecycle rule"),
+        (b"\xff", "its payload s3://payloads/k is no text"),
+        (b"x" * (PAYLOAD_BYTES + 1), "its payload is larger than 67,108,864 bytes"),
+        ("unreadable", "nobody can read it"),
+    ],
+    ids=["gone", "bytes", "too large", "foreign"],
+)
+def test_a_payload_that_is_no_task_makes_a_dead_letter_and_stays(
+    world, redriven, dead_letters, store, events, body, words
+):
+    pointer = send(redriven, store, body)
+    world.consume(redriven)
+    (letter,) = events.wait(kinds.DeadLettered)
+    assert words in letter.reason
+    flushed(world)
+    assert world.visible(dead_letters) == [pointer]
+    assert len(store.objects) == (body is not None)
+
+
+def test_another_bucket_is_neither_read_nor_emptied(world, redriven, dead_letters, store, events):
+    pointer = send(redriven, store, bucket="secrets")
+    world.consume(redriven)
+    (letter,) = events.wait(kinds.DeadLettered)
+    assert "in s3://secrets/k, and only that of payload_bucket is read" in letter.reason
+    flushed(world)
+    assert (world.visible(dead_letters), store.calls) == ([pointer], [])
+
+
+def failing(world, queue, store, error, **facts):
+    """A message whose payload cannot be had, tried to the end by the test itself."""
+    store.fail_next("GetObject", *[error] * 1000)
+    world.consumer._batch_threads.remove(threads := fetches(world))  # they do not start
+    send(queue, store)
+    world.consume(queue)
+    wait_until(threads._work.ready, SOON, "the message")
+    for _ in range(int(TRY_SECONDS) + 2):
+        work_off(threads)
+        world.clock.advance(1)
+        world.beat()
+
+
+@pytest.mark.parametrize("error", [DOWN, AccessDeniedError("denied")])
+def test_a_payload_that_cannot_be_had_for_a_while_has_its_message_come_back(
+    make, store, events, caplog, error
+):
+    world = make(payloads=store, payload_bucket=store.bucket, error_visibility_timeout=7)
+    queue = world.queue()
+    failing(world, queue, store, error)
+    (hidden,) = events.wait(kinds.Hidden)
+    assert hidden.seconds == 7
+    assert f"cannot fetch payloads: {error}; trying again (bucket=payloads)" in caplog.text
+    assert "a payload could not be fetched from S3, so its message comes back (queue=q" in caplog.text
+    assert world.held() == 0
+    flushed(world)
+    assert (list(store.objects), counts(queue)) == (["k"], (0, 1))
+
+
+def test_before_sqs_would_move_it_an_operator_has_an_hour(world, dead_letters, store, events):
+    queue = world.queue("last", letters=dead_letters, most=1)
+    failing(world, queue, store, AccessDeniedError("denied"))
+    (hidden,) = events.wait(kinds.Hidden)
+    assert hidden.seconds == LAST_RECEIVE_SECONDS
+
+
+def test_a_payload_comes_when_s3_is_back_and_meanwhile_others_have_its_messages_place(
+    world, queue, store, caplog
+):
+    world.consumer._batch_threads.remove(threads := fetches(world))
+    store.fail_next("GetObject", DOWN)
+    send(queue, store)
+    world.consume(queue)
+    wait_until(threads._work.ready, SOON, "the message")
+    work_off(threads)
+    assert (world.consumer.capacity.held, len(world.consumer.ledger)) == (0, 1)
+    world.clock.advance(2)
+    work_off(threads)
+    assert world.held() == 1
+    assert world.hand_over() == 1
+    assert world.bodies() == ["a task"]
+    assert "can fetch payloads again after 2 s" in caplog.text
+
+
+def test_what_is_given_back_meanwhile_is_not_handed_over(world, queue, store):
+    store.gate.clear()
+    send(queue, store)
+    world.consume(queue)
+    wait_until(lambda: world.held() == 1, SOON, "the message")
+    world.consumer.stop_polling()
+    assert len(world.consumer.give_back_unstarted()) == 1
+    store.gate.set()
+    wait_until(lambda: store.calls, SOON, "the fetch")
+    assert (world.hand_over(), counts(queue)) == (0, (1, 0))
+
+
+def test_a_message_that_comes_back_during_its_fetch_is_fetched_and_run_once(world, queue, store):
+    store.gate.clear()
+    send(queue, store)
+    handed = []
+    world.consume(queue, on_message=lambda payload: handed.append(world.delivery(payload)))
+    wait_until(lambda: world.held() == 1, SOON, "the message")
+    (again,) = world.come_back(queue)
+    store.gate.set()
+    wait_until(world.hand_over, SOON, "the payload")
+    assert store.calls == ["GetObject"]
+    handed[0].settle(Delete())
+    flushed(world)
+    assert (store.objects, left(queue), again.facts.receive_count) == ({}, 0, 2)
+
+
+def test_a_message_that_comes_back_while_it_is_held_is_not_fetched_again_and_keeps_its_parks(
+    world, queue, store
+):
+    held(world, queue, store).parks = 3
+    (again,) = world.come_back(queue)
+    assert (again.parks, store.calls) == (3, ["GetObject"])

@@ -1,0 +1,74 @@
+"""Pointers as Amazon's extended clients write them, and as somebody with other plans might."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.policy.payload_pointers import (
+    PayloadPointer,
+    pointer_body,
+    pointer_in,
+    size_attribute,
+)
+
+POINTER = '["software.amazon.payloadoffloading.PayloadS3Pointer",{"s3BucketName":"b","s3Key":"k"}]'
+LEGACY = '["com.amazon.sqs.javamessaging.MessageS3Pointer", {"s3BucketName": "b", "s3Key": "k"}]'
+NUMBER = {"DataType": "Number", "StringValue": "300000"}
+
+
+def test_a_pointer_is_written_as_amazons_java_library_writes_it():
+    assert pointer_body("b", "k") == POINTER
+    assert size_attribute(300_000) == {"ExtendedPayloadSize": NUMBER}
+
+
+@pytest.mark.parametrize("attribute", ["ExtendedPayloadSize", "SQSLargePayloadSize"])
+@pytest.mark.parametrize("body", [POINTER, LEGACY])
+def test_both_generations_of_pointers_are_read_and_kept_as_they_are(attribute, body):
+    pointer = pointer_in(body, {attribute: NUMBER, "other": NUMBER}, "b")
+    assert pointer == PayloadPointer("b", "k", body)
+    assert str(pointer) == "s3://b/k"
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_what_was_written_is_read(bucket, key):
+    body = pointer_body(bucket, key)
+    assert pointer_in(body, size_attribute(1), bucket) == PayloadPointer(bucket, key, body)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"other": NUMBER}])
+def test_without_the_reserved_attribute_nothing_is_a_pointer(attributes):
+    assert pointer_in(POINTER, attributes, "b") is None
+
+
+@pytest.mark.parametrize(
+    ("bucket", "remedy"), [("mine", "payload_bucket is 'mine'"), (None, "set payload_bucket to 'b'")]
+)
+def test_a_pointer_to_another_bucket_is_refused_with_the_object_and_the_option(bucket, remedy):
+    with pytest.raises(UnreadableError, match=f"in s3://b/k, and only .* is read: {remedy}"):
+        pointer_in(POINTER, size_attribute(1), bucket)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "hello",
+        "[]",
+        "{}",
+        "[1, 2]",
+        '["class", {"s3BucketName": "b"}]',
+        '["class", {"s3BucketName": "b", "s3Key": 5}]',
+        '["class", {"s3BucketName": "", "s3Key": ""}]',
+        "[" * 100_000,
+        json.dumps({"properties": {}}),
+    ],
+    ids=lambda body: body[:50],
+)
+def test_a_body_that_is_no_pointer_though_its_attribute_says_so_is_unreadable(body):
+    with pytest.raises(UnreadableError, match="ExtendedPayloadSize, and its body is no pointer"):
+        pointer_in(body, size_attribute(1), "b")
