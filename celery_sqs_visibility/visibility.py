@@ -73,19 +73,17 @@ class Visibility:
 
     def until_horizon(self) -> float:
         """Seconds until SQS's 12 hours end: then the message is visible, whatever is extended."""
-        if self._lease is None:
-            return math.inf if self._request.sqs is None else self._until(self._request.sqs["horizon"])
-        seconds = self._until(self._lease.horizon)  # read before `over`, as in `remaining`
-        return 0.0 if self._lease.over else seconds
+        sqs, lease = self._request.sqs, self._lease
+        horizon = math.inf if sqs is None else sqs["horizon"]
+        if lease is not None:
+            renewed = lease.horizon  # the message may have come back; read before `over`, as in `remaining`
+            horizon = horizon if lease.over else renewed
+        return until_horizon(horizon, SYSTEM_CLOCK.monotonic())
 
     @property
     def near_horizon(self) -> bool:
         """Whether no more than 15 minutes of SQS's 12 hours are left: end the run, or `continue_later()`."""
         return self.until_horizon() <= NEAR_HORIZON_SECONDS
-
-    @staticmethod
-    def _until(horizon: float) -> float:
-        return until_horizon(horizon, SYSTEM_CLOCK.monotonic())
 
     def alive(self) -> None:
         """Show life, where the task declares an `inactivity_timeout`; elsewhere nothing happens.
@@ -182,12 +180,17 @@ class Visibility:
         anew. It is sent before the present one is deleted; if it cannot be sent, the present one comes back,
         as after any failure. The state is RETRY until the task goes on.
 
+        Where the message is lost nothing is sent: another worker runs the task from the last message on.
+
         On any other broker the task is published likewise; eagerly, it is called again at once; called
         directly, it only raises.
 
         Raises:
-            Retry: always; let it pass. It is Celery's own.
+            Retry: it is sent. Let it pass: it is Celery's own.
+            Reject: the message is lost. Let it pass, too.
         """
+        if self.lost:
+            raise Reject("lost", requeue=True)
         raise self._task.publish_continuation(kwargs)
 
 

@@ -145,13 +145,30 @@ def test_the_shutdown_is_seen(take, table):
     ("left", "near"), [(NEAR_HORIZON_SECONDS + 1, False), (NEAR_HORIZON_SECONDS, True), (0, True)]
 )
 def test_the_end_of_the_12_hours_is_seen(take, clock, left, near):
-    lease, seen = take()
+    _, seen = take()
     clock.advance(HORIZON - HORIZON_MARGIN_SECONDS - left - clock.monotonic())
     assert (seen.until_horizon(), seen.near_horizon) == (left, near)
     unleased = Visibility(Context(sqs={"horizon": HORIZON}))
     assert (unleased.until_horizon(), unleased.near_horizon) == (left, near)
-    lease.end()
-    assert (seen.until_horizon(), seen.near_horizon) == (0, True)
+
+
+def test_the_12_hours_of_a_message_that_came_back_are_those_of_its_newest_receive(take, clock):
+    lease, _ = take()
+    seen = Visibility(Context(visibility_lease=lease.key, sqs={"horizon": HORIZON - 5000}))
+    left = HORIZON - HORIZON_MARGIN_SECONDS - clock.monotonic()
+    assert seen.until_horizon() == left
+    lease.end()  # its row may be another's
+    assert seen.until_horizon() == left - 5000
+
+
+@pytest.mark.parametrize("over", [True, False], ids=["given back", "lost"])
+def test_a_task_whose_message_another_worker_has_is_not_continued_beside_it(take, over):
+    lease, _ = take()
+    lease.lost = True
+    if over:
+        lease.end()
+    with pytest.raises(Reject):
+        seen_by(lease).continue_later()
 
 
 def test_life_is_shown_where_it_is_asked_for(take, clock):
