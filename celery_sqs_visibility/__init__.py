@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.events import *
     from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
     from celery_sqs_visibility.publish import publish_batch
-    from celery_sqs_visibility.signals import message_lost
+    from celery_sqs_visibility.signals import horizon_near, message_lost
     from celery_sqs_visibility.task.base import VisibilityTask
     from celery_sqs_visibility.task.context import SQSDelivery
     from celery_sqs_visibility.worker.install import Transport
@@ -34,6 +34,8 @@ __all__ = [
     "Finished",
     "FinishedBefore",
     "Hidden",
+    "HorizonNear",
+    "InactivityError",
     "Lost",
     "MessageTooLargeError",
     "ObjectDoesNotExistError",
@@ -66,6 +68,7 @@ __all__ = [
     "UnroutableError",
     "VisibilityLostError",
     "VisibilityTask",
+    "horizon_near",
     "message_lost",
     "publish_batch",
     "subscribe",
@@ -79,6 +82,7 @@ _HOMES = {
     "SQSDelivery": "task.context",
     "Transport": "worker.install",
     "VisibilityTask": "task.base",
+    "horizon_near": "signals",
     "message_lost": "signals",
     "publish_batch": "publish",
 }

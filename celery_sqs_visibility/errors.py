@@ -78,6 +78,15 @@ class VisibilityLostError(SQSVisibilityError):
     """A message's visibility has lapsed: another worker may have it."""
 
 
+class InactivityError(SQSVisibilityError):
+    """A run has shown no life for as long as its task's `inactivity_timeout` allows."""
+
+    @classmethod
+    def after(cls, timeout: float) -> InactivityError:
+        """The error of a run that was silent for so many seconds."""
+        return cls(f"no sign of life for {timeout:g} s (inactivity_timeout)")
+
+
 class SQSError(SQSVisibilityError):
     """A request to SQS, or S3, failed. There are as many subclasses as different things to do about it.
 

@@ -1,9 +1,10 @@
-"""What happens in this process, as data. The log, the signal `message_lost` and your metrics are listeners.
+"""What happens in this process, as data. The log, the signals and your metrics are listeners.
 
 In the order of a message's life:
 
 - `Received`; then `Unreadable`, or, with a far ETA, `Parked` or `Renewed`.
-- `Started`; while it runs `Extended`, and if that fails `Lost`; `Superseded` if it comes back meanwhile.
+- `Started`; while it runs `Extended`, and if that fails `Lost`; `Superseded` if it comes back meanwhile;
+  `HorizonNear` when it cannot be extended for much longer.
 - `Finished` and `Deleted`; `FinishedBefore` if it comes back even then.
 - `Failed` and `Hidden`; at last `DeadLettered`.
 - `Released`, when it is given back without having run.
@@ -108,6 +109,13 @@ class Lost(DeliveryEvent):
     """The visibility lapsed, or SQS refused the receipt handle: another worker may have the message."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonNear(DeliveryEvent):
+    """SQS's 12 hours end in `seconds`: then the message is visible, though its task may still run."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

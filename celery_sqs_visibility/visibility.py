@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, NoReturn, TypeVar
 
 from celery.exceptions import Reject
 
-from celery_sqs_visibility.delivery.lease_table import Lease, lease_table, spawned_lease_table
-from celery_sqs_visibility.errors import VisibilityLostError
+from celery_sqs_visibility.delivery.lease_table import (
+    INACTIVE,
+    UNWATCHED,
+    Lease,
+    LeaseKey,
+    LeaseTableView,
+    lease_table,
+    spawned_lease_table,
+)
+from celery_sqs_visibility.errors import InactivityError, VisibilityLostError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS, until_horizon
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.progress import Progress
+
+T = TypeVar("T")
 
 __all__ = ["Visibility", "VisibilityLostError"]
 
@@ -28,11 +41,11 @@ class Visibility:
     On any other broker, called directly or eagerly, nothing ever lapses: `remaining()` is infinite.
     """
 
-    def __init__(self, request: Any) -> None:
-        key = request.visibility_lease
-        self._from_sqs = request.sqs is not None
-        self._lease_table = lease_table() or (None if key is None else spawned_lease_table(key))
-        self._lease: Lease | None = self._lease_table.lease(key) if key and self._lease_table else None
+    def __init__(self, request: Any, task: Any = None) -> None:
+        self._task = task
+        self._request = request
+        self._lease_table = _table_of(request.visibility_lease)
+        self._lease = lease_of(request.visibility_lease)
 
     @property
     def stopping(self) -> bool:
@@ -58,6 +71,55 @@ class Visibility:
         seconds = self._lease.deadline - SYSTEM_CLOCK.monotonic()
         return 0.0 if self._lease.lost else max(0.0, seconds)
 
+    def until_horizon(self) -> float:
+        """Seconds until SQS's 12 hours end: then the message is visible, whatever is extended."""
+        sqs, lease = self._request.sqs, self._lease
+        horizon = math.inf if sqs is None else sqs["horizon"]
+        if lease is not None:
+            renewed = lease.horizon  # the message may have come back; read before `over`, as in `remaining`
+            horizon = horizon if lease.over else renewed
+        return until_horizon(horizon, SYSTEM_CLOCK.monotonic())
+
+    @property
+    def near_horizon(self) -> bool:
+        """Whether no more than 15 minutes of SQS's 12 hours are left: end the run, or `continue_later()`."""
+        return self.until_horizon() <= NEAR_HORIZON_SECONDS
+
+    def alive(self) -> None:
+        """Show life, where the task declares an `inactivity_timeout`; elsewhere nothing happens.
+
+        Costs no request: call it as often as you like.
+
+        Raises:
+            InactivityError: it is too late, and the pool could not end the run. Let it pass.
+        """
+        if self._lease is None or (last_sign := self._lease.last_sign) == UNWATCHED or self._lease.over:
+            return
+        if last_sign == INACTIVE:
+            raise InactivityError.after(self._task.inactivity_timeout)
+        self._lease.last_sign = SYSTEM_CLOCK.monotonic()
+
+    def track(self, iterable: Iterable[T], total: int | None = None) -> Iterator[T]:
+        """The items: each is a sign of life, and the state PROGRESS says how many are done.
+
+        The state's `info` is `{"current": ..., "total": ...}`. It is stored at once, then once a second and
+        once a percent at the most, and when all is done.
+
+        Args:
+            iterable: what the task works on.
+            total: how many items there are; `None`: `len(iterable)` if it has one, otherwise unknown.
+        """
+        if total is None and isinstance(iterable, Sized):
+            total = len(iterable)
+        progress, current = Progress(self._task, self._request, total), 0
+        for item in iterable:
+            self.alive()
+            progress.show(current)
+            yield item
+            current += 1
+        self.alive()
+        progress.show(current, last=True)
+
     def extend(self, seconds: float) -> float:
         """Keep the message hidden for at least that many seconds from now. Never shortens.
 
@@ -78,7 +140,7 @@ class Visibility:
                 f"expected 0 to {VISIBILITY_HORIZON_SECONDS} seconds (SQS's 12 hours), got {seconds!r}"
             )
         if self._lease is None:
-            if self._from_sqs:
+            if self._request.sqs is not None:
                 raise RuntimeError("the message cannot be extended from here: its worker gave it no lease")
             return math.inf
         until = SYSTEM_CLOCK.monotonic() + seconds
@@ -109,3 +171,34 @@ class Visibility:
             Reject: always; let it pass. It is Celery's own, with `requeue=True`.
         """
         raise Reject("released", requeue=True)
+
+    def continue_later(self, **kwargs: Any) -> NoReturn:
+        """End the run, and go on in another with a message of its own, which SQS hides for 12 hours anew.
+
+        The message has the task's id, queue, arguments but for `kwargs`, callbacks, errbacks, chain, chord,
+        priority, expiry and limits: what is to follow the task follows its last part. Its attempts begin
+        anew. It is sent before the present one is deleted; if it cannot be sent, the present one comes back,
+        as after any failure. The state is RETRY until the task goes on.
+
+        Where the message is lost nothing is sent: another worker runs the task from the last message on.
+
+        On any other broker the task is published likewise; eagerly, it is called again at once; called
+        directly, it only raises.
+
+        Raises:
+            Retry: it is sent. Let it pass: it is Celery's own.
+            Reject: the message is lost. Let it pass, too.
+        """
+        if self.lost:
+            raise Reject("lost", requeue=True)
+        raise self._task.publish_continuation(kwargs)
+
+
+def lease_of(key: LeaseKey | None) -> Lease | None:
+    """The lease of that key, in whatever process its run is; `None` if it has none."""
+    table = _table_of(key)
+    return table.lease(key) if table is not None and key is not None else None
+
+
+def _table_of(key: LeaseKey | None) -> LeaseTableView | None:
+    return lease_table() or (None if key is None else spawned_lease_table(key))

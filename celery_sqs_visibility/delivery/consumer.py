@@ -217,7 +217,8 @@ class QueueConsumer(DeliveryHolder):
 
     def _supervised(self) -> list[Supervised]:
         table = self._leases
-        return [*self._receivers.all(), self.capacity, *self._batch_threads, *([table] if table else [])]
+        tables = [table] if table else []
+        return [*self._receivers.all(), self.capacity, *self._batch_threads, *tables, self._run_watch]
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float

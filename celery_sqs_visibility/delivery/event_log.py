@@ -18,6 +18,11 @@ from celery_sqs_visibility.events import DeliveryEvent, subscribe, subscribed
 
 logger = logging.getLogger("celery_sqs_visibility")
 
+NEAR_HORIZON: Final = (
+    "message nears the end of SQS's 12 hours, after which it is run a second time, beside this run: "
+    "have the task end, or call self.visibility.continue_later() (%s)"
+)
+
 _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
     events.Received: (logging.DEBUG, "message received (%s)"),
     events.Started: (logging.DEBUG, "task started (%s)"),
@@ -34,6 +39,7 @@ _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
     events.Superseded: (logging.WARNING, "message came back while held here, and is not run twice (%s)"),
     events.FinishedBefore: (logging.WARNING, "message came back though finished here, and is deleted (%s)"),
     events.Lost: (logging.WARNING, "message lost: another worker may run it too (%s)"),
+    events.HorizonNear: (logging.WARNING, NEAR_HORIZON),
 }
 
 #: Seconds since the epoch, in a plain log a date. That of `received` is left out there: it is the line's own.

@@ -12,6 +12,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
+from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import (
     DeadLetter,
@@ -72,6 +73,7 @@ class DeliveryHolder:
         self._dead_letters = DeadLetters(redrive, worker_name)
         self._settler = Settler(options.settle_window, clock, self._settled, self._send_copy)
         self._heartbeat = Heartbeat(self.ledger, clock, self._carry_out)
+        self._run_watch = RunWatch(self.ledger)
 
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:
         """The message becomes visible at that monotonic instant."""

@@ -1,9 +1,9 @@
 """What a running task can see of its lease, in whatever process it runs: a few numbers in shared memory.
 
 A pool's child gets a request once; only the worker's main process knows what happens to the message later. So
-the main process keeps a table, made before the pool forks. Each running task has a row of four numbers: the
-main process writes them and the child reads them, except one with which the child requests more time. No lock
-is shared, and nothing is sent but a byte that says "there is a request".
+the main process keeps a table, made before the pool forks. Each running task has a row of six numbers: the
+main process writes them and the child reads them, except those with which the child requests more time and
+shows life. No lock is shared, and nothing is sent but a byte that says "there is a request".
 
 A forked child inherits the table. A spawned one, a fresh interpreter, opens it by its name, which the lease's
 key carries; it inherits no pipe, and the supervisor finds its requests, twice a second.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
+import math
 import mmap
 import os
 import tempfile
@@ -26,8 +27,12 @@ from typing import Final
 ROWS: Final = 65_536
 
 # The numbers of a row, all floats, so that each is read and written whole.
-GENERATION, DEADLINE, LOST, REQUESTED = range(4)
-CELLS: Final = 4
+GENERATION, DEADLINE, LOST, REQUESTED, HORIZON, LAST_SIGN = range(6)
+CELLS: Final = 6
+
+#: Last signs of life that are no instants: the run need not show life; it was silent for too long.
+UNWATCHED: Final = 0.0
+INACTIVE: Final = -1.0
 
 #: The last cell says that the worker is stopping.
 BYTES: Final = (ROWS * CELLS + 1) * 8
@@ -75,15 +80,42 @@ class Lease:
         self._cells[self._first + LOST] = float(lost)
 
     @property
+    def horizon(self) -> float:
+        """The monotonic instant at which SQS's 12 hours end. The main process writes it."""
+        return self._cells[self._first + HORIZON]
+
+    @horizon.setter
+    def horizon(self, instant: float) -> None:
+        self._cells[self._first + HORIZON] = instant
+
+    @property
+    def last_sign(self) -> float:
+        """The monotonic instant at which the run last showed life, `UNWATCHED` or `INACTIVE`.
+
+        The task's process writes it; the main process only that the run is inactive.
+        """
+        return self._cells[self._first + LAST_SIGN]
+
+    @last_sign.setter
+    def last_sign(self, instant: float) -> None:
+        if not self.over:  # or the row may be another lease's
+            self._cells[self._first + LAST_SIGN] = instant
+
+    @property
     def requested_deadline(self) -> float:
         """The monotonic instant until which the task wants the message hidden; 0 when that was answered."""
         return self._cells[self._first + REQUESTED]
 
-    def begin(self, deadline: float) -> None:
+    def begin(self, deadline: float, horizon: float) -> None:
         """The row is this lease's from now on. The main process."""
-        self.deadline, self.lost = deadline, False
+        self.renew(deadline, horizon)
+        self._cells[self._first + LAST_SIGN] = UNWATCHED
         self._cells[self._first + REQUESTED] = 0.0
         self._cells[self._first + GENERATION] = self.key[1]  # last: until then the row is nobody's
+
+    def renew(self, deadline: float, horizon: float) -> None:
+        """The message was received, perhaps once more: it is hidden until `deadline`. The main process."""
+        self.deadline, self.horizon, self.lost = deadline, horizon, False
 
     def request(self, until: float) -> None:
         """Ask for the message to be hidden until that monotonic instant. The task's process."""
@@ -147,12 +179,15 @@ class LeaseTable(LeaseTableView):
         """Tell every running task. In a signal handler: a write to memory."""
         self.cells[-1] = float(stopping)
 
-    def take(self, deadline: float, on_request: Callable[[float], None]) -> Lease | None:
+    def take(
+        self, deadline: float, on_request: Callable[[float], None], horizon: float = math.inf
+    ) -> Lease | None:
         """A row for a task that begins to run, `None` if all are taken. The main process, any thread.
 
         Args:
             deadline: the monotonic instant at which its message's visibility lapses.
             on_request: is called with the instant until which the task wants the message hidden.
+            horizon: the monotonic instant beyond which it cannot be hidden.
         """
         try:
             row = self._free.pop()
@@ -160,7 +195,7 @@ class LeaseTable(LeaseTableView):
             if (row := next(self._unused, -1)) < 0:
                 return None
         lease = Lease(self, (row, next(self._generations), self.name))
-        lease.begin(deadline)
+        lease.begin(deadline, horizon)
         self._taken[lease.key] = lease, on_request
         return lease
 

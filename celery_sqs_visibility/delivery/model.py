@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.inactivity import Inactivity
 from celery_sqs_visibility.delivery.lease_table import Lease, LeaseKey
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.options import Options
@@ -194,6 +195,8 @@ class Delivery(_WeaklyReferenced):
     superseded_by: Delivery | None = field(default=None, init=False)
     #: Called with it when it is lost while it is held, in the heartbeat's thread.
     on_lost: Callable[[Delivery], None] | None = field(default=None, init=False)
+    #: Whether its run has to show life.
+    inactivity: Inactivity | None = field(default=None, init=False)
 
     def __post_init__(self, asked_at: float) -> None:
         self.horizon = asked_at + VISIBILITY_HORIZON_SECONDS

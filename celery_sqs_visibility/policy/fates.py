@@ -17,9 +17,11 @@ class End(enum.Enum):
     SUCCEEDED = "the task returned, and Celery stored its result"
     FAILED = "the task raised an exception"
     RETRIED = "the task called `self.retry()`, which changes nothing but the time"
-    PUBLISHED = "the task published its successor: `self.retry()` with changes, `self.replace()`"
+    PUBLISHED = (
+        "the task published its successor: `self.retry()` with changes, `self.replace()`, `continue_later()`"
+    )
     UNDECIDED = "Celery failed outside the task: the result backend, publishing what follows, pickling"
-    LOST = "the child is gone, or a time limit has passed"
+    LOST = "the child is gone, a time limit has passed, or the run has shown no life"
     IGNORED = "the task raised `Ignore`"
     RELEASED = "the task raised `Reject(requeue=True)`, or called `self.visibility.release()`"
     REJECTED = "the task raised `Reject(requeue=False)`"

@@ -21,14 +21,21 @@ from celery.utils.time import maybe_make_aware
 from celery_sqs_visibility.aws.queues import FIFO_SUFFIX
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
+from celery_sqs_visibility.policy.inactivity import parse_inactivity_timeout
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.task.context import DeliveryContext, is_delivery, sqs_delivery
+from celery_sqs_visibility.task.context import (
+    LIMIT_HEADER,
+    DeliveryContext,
+    is_delivery,
+    message_group,
+    sqs_delivery,
+)
+from celery_sqs_visibility.task.continuation import publish_continuation
 from celery_sqs_visibility.task.generic import P, R_co
 from celery_sqs_visibility.task.retries import RetryDecisions, horizon_left
 from celery_sqs_visibility.task.settings import refuse_misspelt
 from celery_sqs_visibility.task.tracing import (
     CHORD_UNLOCK,
-    LIMIT_HEADER,
     VisibilityRetry,
     decide_failures,
     decide_failures_of_call,
@@ -57,6 +64,8 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         max_retries: as in Celery. `None` leaves the end to the queue's redrive policy.
         on_lost: "continue" or "terminate": whether a run goes on whose message another worker may have.
             `None` leaves it to the transport option of this name.
+        inactivity_timeout: seconds after which a run that shows no life, with `self.visibility.alive()` or
+            `track()`, is ended as failed. `None`: it need not.
     """
 
     abstract = True
@@ -64,6 +73,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     Request = "celery_sqs_visibility.worker.visibility_request:VisibilityRequest"
     on_exhausted: ClassVar[Literal["delete", "keep"] | None] = None
     on_lost: ClassVar[Literal["continue", "terminate"] | None] = None
+    inactivity_timeout: ClassVar[float | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004 - a task class may take some
         """Wrap the parts of the task that may fail; a `__call__` or `__init__` of the user's keeps that."""
@@ -105,6 +115,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             )
         refuse_misspelt(cls, VisibilityTask)
         cls._delay_rule()
+        cls.inactivity_timeout = parse_inactivity_timeout(cls.inactivity_timeout)
         Options.parse({"on_exhausted": cls.on_exhausted, "on_lost": cls.on_lost})
 
     @property
@@ -119,7 +130,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     @property
     def visibility(self) -> Visibility:
         """The running message's lease, and whether the worker is stopping: for the task's own code."""
-        return Visibility(self.request)
+        return Visibility(self.request, self)
 
     def retry(
         self,
@@ -182,6 +193,10 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             decided = VisibilityRetry(None, exc, self.delay_after(request, exc))
         return decided
 
+    def publish_continuation(self, changes: dict[str, Any]) -> Retry:
+        """See `Visibility.continue_later`, which raises what this returns."""
+        return publish_continuation(self, changes)
+
     def _needs_a_message(self, countdown: float | None, options: dict[str, Any]) -> bool:
         """Whether a retry asks for more than to come back, which takes a message of its own."""
         if self.name == CHORD_UNLOCK:
@@ -235,10 +250,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     ) -> Retry:
         """Retry as Celery does, with what it forgets: the message group, and the limit that it was given."""
         request = self.request
-        options = dict(given)
-        group = (request.properties or {}).get("MessageGroupId")
-        if group is not None:
-            options.setdefault("MessageGroupId", group)
+        options = {**message_group(request), **given}
         if given["max_retries"] is not None:
             headers = options.get("headers") or request.headers or {}
             options["headers"] = {**headers, LIMIT_HEADER: given["max_retries"]}

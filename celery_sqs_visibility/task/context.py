@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict, cast
+from typing import Any, Final, TypedDict, cast
 
 from celery import Task
 from celery.app.task import Context
+
+#: The header with which a published retry carries the limit that `self.retry()` was given.
+LIMIT_HEADER: Final = "visibility_max_retries"
 
 
 class SQSDelivery(TypedDict):
@@ -58,6 +61,12 @@ def is_delivery(task: Task[..., Any]) -> bool:
         return False
     request: Any = task.request
     return request.sqs is not None and not request.called_directly and not request.is_eager
+
+
+def message_group(request: DeliveryContext) -> dict[str, str]:
+    """The option that publishes a message into the group of this one, if that has any."""
+    group = (request.properties or {}).get("MessageGroupId")
+    return {} if group is None else {"MessageGroupId": group}
 
 
 def sqs_delivery(request: DeliveryContext) -> SQSDelivery:

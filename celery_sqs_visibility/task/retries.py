@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 from celery.utils.time import get_exponential_backoff_interval
 
+from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.policy.attempts import is_last_attempt
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
@@ -40,8 +41,8 @@ class _EveryException(tuple[()]):
 
 EVERY_EXCEPTION: tuple[type[BaseException], ...] = _EveryException()
 
-#: A time limit or a lost pool child says nothing about the task's own errors.
-LOST_RUNS = (SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError)
+#: A time limit, an inactive run or a lost pool child says nothing about the task's own errors.
+LOST_RUNS = (SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError, InactivityError)
 
 #: (retries, exc)
 DELAY_ARGUMENTS = 2
@@ -89,6 +90,11 @@ class RetryDecisions(GenericTask[P, R_co]):
         """Whether a failure of this run is for good."""
         sqs = sqs_delivery(request)
         return is_last_attempt(request.retries, max_retries, sqs["receive_count"], sqs["max_receive_count"])
+
+    def is_beyond_limit(self, request: DeliveryContext) -> bool:
+        """Whether more runs have begun than the limit allows: some receives were no attempts."""
+        limit = self.limit_of(request) if request.retries else None
+        return limit is not None and request.retries > limit
 
     def delay_after(
         self,

@@ -21,7 +21,7 @@ from celery_sqs_visibility.task.retries import RetryDecisions
 logger = get_logger(__name__)
 
 #: The attributes of `VisibilityTask` that no other task has.
-SETTINGS: Final = ("error_visibility_timeout", "on_exhausted", "on_lost")
+SETTINGS: Final = ("error_visibility_timeout", "on_exhausted", "on_lost", "inactivity_timeout")
 
 #: The values of those that take a word.
 WORDS: Final = {"on_exhausted": on_exhausted.words, "on_lost": on_lost.words}

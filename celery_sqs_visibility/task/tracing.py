@@ -24,7 +24,9 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task.context import DeliveryContext, is_delivery
+from celery_sqs_visibility.task.continuation import Continuation
 from celery_sqs_visibility.task.failure_log import exception_behind, log_failed_attempt, traceback_of
+from celery_sqs_visibility.task.life import begin_watch, end_watch
 from celery_sqs_visibility.transport import publish_retries
 
 logger = logging.getLogger(__name__)
@@ -34,9 +36,6 @@ CHORD_UNLOCK = "celery.chord_unlock"
 
 #: The file of Celery's tracer.
 TRACE_FILE = celery_trace.TraceInfo.handle_retry.__code__.co_filename
-
-#: The header with which a published retry carries the limit that `self.retry()` was given.
-LIMIT_HEADER = "visibility_max_retries"
 
 
 class VisibilityRetry(Retry):
@@ -91,11 +90,11 @@ class DeliveryTrace(TraceInfo):
     ) -> ExceptionInfo:
         """As Celery's, but the log line is a WARNING with the traceback where an exception is behind it.
 
-        Without one the task polls, and Celery's INFO line does.
+        Without one the task polls, or is continued, and Celery's INFO line does.
         """
         retry = self.retval
         exc = exception_behind(retry)
-        if exc is None:
+        if exc is None or isinstance(retry, Continuation):
             return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
         einfo = ExceptionInfo((type(retry), retry, sys.exc_info()[2]))
         if store_errors:
@@ -159,6 +158,7 @@ def decide_failures(task: Any, function: Callable[..., Any], *, ends: bool = Tru
             return task.on_run_failed(exc)
         finally:
             request.visibility_in_run = False
+            end_watch(task, request.visibility_lease if ends else None)
         if ends:
             publish_retries.set_deadline()
         return result
@@ -207,13 +207,14 @@ def _retry_after(exc: Exception, task: Any, request: DeliveryContext) -> Retry |
 
 
 def _prepare(task: Any, request: dict[str, Any]) -> None:
-    """Record what must be known of a run before it begins, should its worker die."""
+    """Record what must be known of a run before it begins, should its worker die or its code be silent."""
+    begin_watch(task, request.get("visibility_lease"))
     if task.name == CHORD_UNLOCK:
         publish_retries.set_deadline()
     if request.get("chord") and task.app.conf.worker_deduplicate_successful_tasks:
         # Celery would skip a run whose result is stored; but its chord may not have been told of that.
         request["delivery_info"] = {**(request.get("delivery_info") or {}), "redelivered": False}
-    if _is_beyond_limit(task, request):
+    if request.get("retries") and task.is_beyond_limit(DeliveryContext(request)):
         # Left behind by a run that takes its worker along, for the next worker to see.
         _store(task, request, {"pid": os.getpid(), "hostname": request.get("hostname")}, states.STARTED)
 
@@ -221,14 +222,8 @@ def _prepare(task: Any, request: dict[str, Any]) -> None:
 def _store_release(task: Any, request: dict[str, Any], info: Any) -> None:
     """A run beyond the limit has ended, and its message was given back: no longer STARTED."""
     released = info is not None and info.state == states.REJECTED and info.retval.requeue
-    if released and _is_beyond_limit(task, request):
+    if released and task.is_beyond_limit(DeliveryContext(request)):
         _store(task, request, info.retval, states.RETRY)
-
-
-def _is_beyond_limit(task: Any, request: dict[str, Any]) -> bool:
-    retries = request.get("retries") or 0
-    limit = task.limit_of(DeliveryContext(request)) if retries else None
-    return limit is not None and retries > limit
 
 
 def _store(task: Any, request: dict[str, Any], result: Any, state: str) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback  # type: ignore[attr-defined]  # in no stub
 from celery import Task
-from celery.exceptions import Reject
+from celery.exceptions import Reject, Terminated, WorkerLostError
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import safe_repr
 
 from celery_sqs_visibility.task.tracing import is_raised_in
+
+#: How a pool tells that the process of a run is gone.
+PROCESS_GONE: Final = (Terminated, WorkerLostError, SystemExit, KeyboardInterrupt)
 
 #: Where Celery publishes retries.
 RETRY_FILE = Task.retry.__code__.co_filename

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionInfo
-from celery.exceptions import Reject, TaskRevokedError, Terminated, WorkerLostError
-from celery.platforms import signals
+from celery.exceptions import Reject, TaskRevokedError, Terminated
 from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request
@@ -25,13 +24,10 @@ from celery_sqs_visibility.events import Finished, emit, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery
 from celery_sqs_visibility.transport.message import Message
-from celery_sqs_visibility.worker.exceptions import could_not_publish_retry, exception_of
+from celery_sqs_visibility.worker.exceptions import PROCESS_GONE, could_not_publish_retry, exception_of
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
-
-#: How a pool tells that the process of a run is gone.
-PROCESS_GONE = (Terminated, WorkerLostError, SystemExit, KeyboardInterrupt)
 
 
 class GivenBackError(TaskRevokedError):
@@ -164,7 +160,7 @@ class DeliveryRequest(Request):
             return
         if self._can_be_ended() and lost.holder.settle(lost, Lapse()):
             self.acknowledged = True
-            self.worker.call_in_loop(self._kill)
+            self.worker.call_in_loop(self._kill_lost)
 
     def acknowledge(self) -> None:
         """Done: delete the message."""
@@ -252,16 +248,25 @@ class DeliveryRequest(Request):
             logger.warning("Task %s[%s] cannot be ended: its pool has no way to", self.name, self.id)
         return self.worker.can_end_runs
 
-    def _kill(self) -> None:
+    def _kill_lost(self) -> None:
         """Kill the run, unless it has ended: its process or greenlet may run another. Never raises."""
-        if self not in state.active_requests or self.worker.pool is None:
+        if self not in state.active_requests:
             return
         log_safely(logger.warning, "Task %s[%s] is ended: its message is lost", self.name, self.id)
-        self._already_cancelled = True
-        try:
-            self.worker.pool.terminate_job(self.worker_pid, signals.signum(TERM_SIGNAME))
+        with self._logged_if_it_raises():
+            self._kill(TERM_SIGNAME)
             state.task_ready(self)
             self.send_event("task-cancelled")
+
+    def _kill(self, signal_name: str) -> None:
+        """Kill the run's process or greenlet, without Celery's taking that for the end of the run."""
+        self._already_cancelled = True
+        self.worker.kill(self.worker_pid, signal_name)
+
+    @contextmanager
+    def _logged_if_it_raises(self) -> Iterator[None]:
+        try:
+            yield
         except Exception:  # noqa: BLE001 - it is logged
             log_safely(logger.exception, "Task %s[%s] could not be ended", self.name, self.id)
 

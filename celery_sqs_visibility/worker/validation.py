@@ -18,8 +18,7 @@ from celery.app.task import Context
 from celery.exceptions import InvalidTaskError
 from celery.utils.time import maybe_iso8601
 
-from celery_sqs_visibility.task.context import DeliveryContext
-from celery_sqs_visibility.task.tracing import LIMIT_HEADER
+from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
 
 #: What a name or id cannot hold: control characters, and halves of characters that no encoding takes.
 UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")

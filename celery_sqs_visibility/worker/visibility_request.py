@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, cast
 
 from billiard.einfo import ExceptionInfo
@@ -18,7 +18,10 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.encoding import safe_repr, safe_str
 
+from celery_sqs_visibility.delivery.inactivity import Inactivity
+from celery_sqs_visibility.delivery.lease_table import UNWATCHED
 from celery_sqs_visibility.delivery.model import Delivery, Hide, Lapse
+from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.events import Failed, emit
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -37,6 +40,9 @@ logger = get_logger(__name__)
 #: A child past its hard time limit is killed after its failure was reported: its message is hidden for at
 #: least this long, so that two runs cannot overlap.
 KILLED_WITHIN_SECONDS: Final = 1
+
+#: A run that shows no life may not heed another signal.
+KILL_SIGNAME: Final = "SIGKILL"
 
 #: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and a
 #: message that was only released must not fail without a run.
@@ -87,15 +93,50 @@ class VisibilityRequest(DeliveryRequest):
         if soft or self.delivery is None:
             super().on_timeout(soft, timeout)
             return
-        exc = TimeLimitExceeded(timeout)
+        if self._fail_run(TimeLimitExceeded(timeout)):
+            # Celery's ERROR in `on_failure` does not name the task. A run that comes back has its own line.
+            logger.warning("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
+
+    def end_inactive_run(self) -> None:
+        """Its run has shown no life for too long: end it, where the pool can. The supervisor's thread.
+
+        A run that cannot be ended hears of it at its next sign of life; its message is held until it ends.
+        """
+        if self.worker.can_end_runs:
+            self.worker.call_in_loop(self._end_inactive_run)
+        else:
+            logger.warning(
+                "Task %s[%s] has shown no life for %g s, and its pool has no way to end it: it is told at "
+                "its next sign of life, and its message is held until it ends",
+                self.name,
+                self.id,
+                self.task.inactivity_timeout,
+            )
+
+    def _end_inactive_run(self) -> None:
+        """The event loop's thread, where there is one. Never raises.
+
+        A process is killed first, or it might store the success of a run that is reported as failed. A
+        greenlet is killed last: its pool takes that for a success, of which nothing is left to settle then.
+        """
+        lease = None if self.delivery is None else self.delivery.current.lease
+        if self not in state.active_requests or lease is None or lease.last_sign == UNWATCHED:
+            return  # it has ended
+        kill = partial(self._kill, KILL_SIGNAME)
+        fail = partial(self._fail_run, InactivityError.after(self.task.inactivity_timeout or 0))
+        with self._logged_if_it_raises():
+            for step in (kill, fail) if self.worker.has_processes else (fail, kill):
+                step()
+
+    def _fail_run(self, exc: Exception) -> bool:
+        """It has failed, as its child cannot report, unless it is settled; whether it has for good."""
         exc_info = exc_info_of(exc)
         if not self.acknowledged:
             self.on_failure(exc_info)
         if self._failed_for_good:  # as Celery 5.7 does in `on_timeout`
-            # Celery's ERROR in `on_failure` does not name the task. A run that comes back has its own line.
-            logger.warning("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
             self.task.on_failure(exc, self.id, self.args, self.kwargs, exc_info)
             self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, exc_info)
+        return self._failed_for_good
 
     def revoked(self) -> bool:
         """Whether not to run it: as any other, or given up before, or out of attempts. Never raises."""
@@ -111,6 +152,8 @@ class VisibilityRequest(DeliveryRequest):
 
     def _describe(self, delivery: Delivery) -> None:
         super()._describe(delivery)
+        if self.task.inactivity_timeout is not None:
+            delivery.inactivity = Inactivity(self.task.inactivity_timeout, self.end_inactive_run)
         receives = delivery.facts.receive_count
         self._request_dict["retries"] = attempts_made(receives, delivery.parks, self._published_retries)
 
@@ -143,7 +186,7 @@ class VisibilityRequest(DeliveryRequest):
             return False
         task, context = self.task, self._context
         delay = task.delay_after(context, exc)
-        if delay is not None and isinstance(exc, TimeLimitExceeded):
+        if delay is not None and isinstance(exc, (TimeLimitExceeded, InactivityError)):
             delay = max(delay, KILLED_WITHIN_SECONDS)
         if self._chord_claim_seconds:
             delay = max(delay or 0.0, self._chord_claim_seconds)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery.concurrency.base import BasePool
+from celery.platforms import signals
 from celery.worker import state
 
 from celery_sqs_visibility.delivery.lease_table import lease_table
@@ -30,6 +31,11 @@ class WorkerContext:
         """Whether the pool has a way to end a run: threads have none, and the solo pool."""
         terminate_job = getattr(self.pool, "terminate_job", None)
         return getattr(terminate_job, "__func__", terminate_job) not in {None, BasePool.terminate_job}
+
+    def kill(self, pid: Any, signal_name: str) -> None:
+        """End the run that this process or greenlet of the pool has; see `can_end_runs`."""
+        if self.pool is not None:
+            self.pool.terminate_job(pid, signals.signum(signal_name))
 
     def call_in_loop(self, act: Callable[[], object]) -> None:
         """Call `act` on the thread that sends runs to processes and hears how they end. Any thread.

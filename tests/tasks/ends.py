@@ -108,6 +108,18 @@ def retrying_with_arguments(self, again=True, **_):
 
 
 @noting
+def continuing(self, again=True, **_):
+    if again:
+        self.visibility.continue_later(again=False)
+
+
+@noting(inactivity_timeout=1)
+def silent(self, **_):
+    time.sleep(4)
+    self.visibility.alive()  # where the pool cannot end the run
+
+
+@noting
 def replacing(self, **_):
     raise self.replace(returning.s())
 

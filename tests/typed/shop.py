@@ -33,6 +33,7 @@ class ShopTask(VisibilityTask[P, R]):
 
     abstract = True
     error_visibility_timeout = [10, 60, 300]
+    inactivity_timeout = 60
     on_lost = "terminate"
 
 
@@ -71,6 +72,9 @@ def import_object(self: VisibilityTask[..., int], bucket: str, key: int) -> int:
         self.visibility.release()
     if self.visibility.remaining() < 60:
         self.visibility.extend(600)
+    for number in self.visibility.track(range(key)):
+        if self.visibility.near_horizon:
+            self.visibility.continue_later(key=key - number)
     if not key:
         raise self.retry(countdown=30)
     return key

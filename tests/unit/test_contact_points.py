@@ -115,6 +115,10 @@ MENTIONED = [
     ("celery.app.log:Logging._configure_logger", "logger.setLevel(loglevel)"),
     # A retry that cannot be published is rejected in Celery's own file.
     ("celery.app.task:Task.retry", "S.apply_async()", "raise Reject(exc, requeue=False)"),
+    # A retry is published as the task it was, and eagerly called again.
+    ("celery.app.task:Task.signature_from_request", "request.as_execution_options()", "**extra_options"),
+    ("celery.app.task:Context.as_execution_options", "'chain'", "'chord'", "'link_error'", "'headers'"),
+    ("celery.app.task:Task.apply", "retval.sig.apply(retries=retries + 1)"),
     # A shutdown tells how.
     ("celery.apps.worker:_shutdown_handler", "worker_shutting_down.send", "how=how", "sig=sig"),
     ("celery.apps.worker:_shutdown_handler", "_handle_request.__name__ = str(f'worker_{how}')"),

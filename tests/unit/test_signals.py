@@ -1,25 +1,34 @@
-"""The signal is a listener of one event."""
+"""Each signal is a listener of one event."""
 
 from __future__ import annotations
 
-from celery_sqs_visibility import message_lost
-from celery_sqs_visibility.events import Deleted, Facts, Lost, emit
+import pytest
+
+from celery_sqs_visibility import horizon_near, message_lost
+from celery_sqs_visibility.events import Deleted, Facts, HorizonNear, Lost, emit
 from celery_sqs_visibility.signals import send_signals
 
 FACTS = Facts("q", "message-1", 1, 0.0, "tasks.add")
 
 
-def test_a_lost_message_is_signalled_once_however_often_workers_start():
+@pytest.mark.parametrize(
+    ("signal", "event", "told"),
+    [
+        (message_lost, Lost(FACTS, "gone"), {"reason": "gone"}),
+        (horizon_near, HorizonNear(FACTS, 900.0), {"seconds": 900.0}),
+    ],
+)
+def test_it_is_sent_once_however_often_workers_start(signal, event, told):
     heard = []
 
-    def on_lost(sender, delivery, reason, **_):
-        heard.append((sender, delivery, reason))
+    def hear(sender, delivery, signal, **facts):
+        heard.append((sender, delivery, facts))
 
-    message_lost.connect(on_lost)
+    signal.connect(hear)
     send_signals()
     send_signals()
     emit(Deleted(FACTS))
-    emit(Lost(FACTS, "gone"))
-    message_lost.disconnect(on_lost)
-    emit(Lost(FACTS, "gone"))
-    assert heard == [("tasks.add", FACTS, "gone")]
+    emit(event)
+    signal.disconnect(hear)
+    emit(event)
+    assert heard == [("tasks.add", FACTS, told)]

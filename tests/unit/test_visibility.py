@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
@@ -11,12 +12,14 @@ from celery.app.task import Context
 from celery.exceptions import Reject
 from support.clock import FakeClock
 
-from celery_sqs_visibility import VisibilityLostError, VisibilityTask, visibility
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility import InactivityError, VisibilityLostError, VisibilityTask, visibility
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, LeaseTable
+from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.visibility import EXTEND_TIMEOUT_SECONDS, Visibility
 
 LEFT = 30.0
+HORIZON = 50_000.0
 
 
 class ImpatientClock(FakeClock):
@@ -59,10 +62,16 @@ def take(table, clock):
                 lease.deadline = answer(until)
                 lease.answer(until)
 
-        lease = table.take(clock.monotonic() + LEFT, extend)
+        lease = table.take(clock.monotonic() + LEFT, extend, HORIZON)
         return lease, Visibility(Context(visibility_lease=lease.key))
 
     return take
+
+
+def seen_by(lease):
+    """What a run that has to show life sees, whose result nobody wants."""
+    request = Context(visibility_lease=lease.key, ignore_result=True)
+    return Visibility(request, SimpleNamespace(inactivity_timeout=30, ignore_result=True))
 
 
 class TestElsewhere:
@@ -76,12 +85,14 @@ class TestElsewhere:
             def task(self, *, release=False):
                 if release:
                     self.visibility.release()
-                return self.visibility.lost, self.visibility.remaining(), self.visibility.extend(60)
+                seen = self.visibility
+                seen.alive()
+                return seen.lost, seen.remaining(), seen.extend(60), seen.until_horizon(), seen.near_horizon
 
             yield task
 
     def test_nothing_lapses_and_a_release_is_a_reject(self, task):
-        assert task() == task.apply().get() == (False, math.inf, math.inf)
+        assert task() == task.apply().get() == (False, math.inf, math.inf, math.inf, False)
         with pytest.raises(Reject) as raised:
             task(release=True)
         assert raised.value.requeue
@@ -128,6 +139,55 @@ def test_the_shutdown_is_seen(take, table):
     assert not seen.stopping
     table.stop()
     assert seen.stopping
+
+
+@pytest.mark.parametrize(
+    ("left", "near"), [(NEAR_HORIZON_SECONDS + 1, False), (NEAR_HORIZON_SECONDS, True), (0, True)]
+)
+def test_the_end_of_the_12_hours_is_seen(take, clock, left, near):
+    _, seen = take()
+    clock.advance(HORIZON - HORIZON_MARGIN_SECONDS - left - clock.monotonic())
+    assert (seen.until_horizon(), seen.near_horizon) == (left, near)
+    unleased = Visibility(Context(sqs={"horizon": HORIZON}))
+    assert (unleased.until_horizon(), unleased.near_horizon) == (left, near)
+
+
+def test_the_12_hours_of_a_message_that_came_back_are_those_of_its_newest_receive(take, clock):
+    lease, _ = take()
+    seen = Visibility(Context(visibility_lease=lease.key, sqs={"horizon": HORIZON - 5000}))
+    left = HORIZON - HORIZON_MARGIN_SECONDS - clock.monotonic()
+    assert seen.until_horizon() == left
+    lease.end()  # its row may be another's
+    assert seen.until_horizon() == left - 5000
+
+
+@pytest.mark.parametrize("over", [True, False], ids=["given back", "lost"])
+def test_a_task_whose_message_another_worker_has_is_not_continued_beside_it(take, over):
+    lease, _ = take()
+    lease.lost = True
+    if over:
+        lease.end()
+    with pytest.raises(Reject):
+        seen_by(lease).continue_later()
+
+
+def test_life_is_shown_where_it_is_asked_for(take, clock):
+    lease, seen = take()
+    seen.alive()
+    assert lease.last_sign == UNWATCHED
+    lease.last_sign = clock.monotonic()
+    clock.advance(5)
+    assert list(seen_by(lease).track("ab")) == ["a", "b"]
+    assert lease.last_sign == clock.monotonic()
+
+
+def test_a_run_that_was_silent_for_too_long_hears_of_it_unless_its_lease_is_over(take):
+    lease, _ = take()
+    lease.last_sign = INACTIVE
+    with pytest.raises(InactivityError, match="no sign of life for 30 s"):
+        seen_by(lease).alive()
+    lease.end()
+    seen_by(lease).alive()
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def what_should(row):
     fates = [run.fate for run in row.runs]
     told = [run for run in row.runs if run.fate is Fate.COME_BACK and run.told]
     # Celery's own retry tells, too, where it can be stored.
-    published = row.task == "retrying_with_arguments" and row.runs[0].told
+    published = row.task in {"retrying_with_arguments", "continuing"} and row.runs[0].told
     return {
         "runs": len(row.runs) + row.more,
         "retries": len(told) + published,

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSchedule
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, LeaseTable
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Settlement
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
 
@@ -146,9 +146,10 @@ class Ledger:
             newest.acknowledged_early = delivery.acknowledged_early
             newest.on_lost, delivery.on_lost = delivery.on_lost, None
             newest.requested_deadline, delivery.requested_deadline = delivery.requested_deadline, 0.0
+            newest.inactivity, delivery.inactivity = delivery.inactivity, None
             newest.lease, delivery.lease = delivery.lease, None
             if newest.lease is not None:
-                newest.lease.deadline, newest.lease.lost = newest.deadline, False
+                newest.lease.renew(newest.deadline, newest.horizon)
             delivery.superseded_by = superseded_by
             return True
 
@@ -196,6 +197,13 @@ class Ledger:
         """How many times `take_due` has something to do."""
         with self._lock:
             return self._extensions.batches_due(now)
+
+    def tell_inactive(self, delivery: Delivery) -> bool:
+        """Its run has shown no life: the run hears of it; whether it is held, and has a lease."""
+        with self._lock:
+            if told := self.holds(delivery) and delivery.lease is not None:
+                delivery.lease.last_sign = INACTIVE
+            return told
 
     def take_due(self, now: float) -> list[tuple[Delivery, int]]:
         """The deliveries that one request extends, and by how many seconds; marked as being extended.
@@ -272,7 +280,7 @@ class Ledger:
 
     def _give_lease(self, delivery: Delivery) -> None:
         if self._leases is not None and delivery.lease is None:
-            delivery.lease = self._leases.take(delivery.deadline, delivery.extend)
+            delivery.lease = self._leases.take(delivery.deadline, delivery.extend, delivery.horizon)
             if delivery.lease is not None and delivery.lost:  # just now, or it would not begin
                 delivery.lease.lost = True
 

@@ -10,7 +10,9 @@ from support.factories import DELETES
 from support.processes import SOON
 
 from celery_sqs_visibility.delivery.model import Delete, Release
-from celery_sqs_visibility.events import Deleted, Hidden, Released
+from celery_sqs_visibility.events import Deleted, Hidden, HorizonNear, Released
+from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 
 def test_a_cancelled_queue_gives_back_what_is_buffered(world, queue, events):
@@ -133,3 +135,14 @@ def test_it_can_be_closed_before_anything_and_twice_and_used_again(world, queue,
     (again,) = world.deliveries(queue)
     again.settle(Release())
     events.wait(Released, 2)
+
+
+def test_what_runs_for_almost_12_hours_is_warned_of_by_the_supervisors_checks(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    one.start()
+    world.clock.advance(VISIBILITY_HORIZON_SECONDS - NEAR_HORIZON_SECONDS)
+    for supervised in world.consumer._supervised():
+        supervised.replace_stuck(world.clock.monotonic())
+    (near,) = events.of(HorizonNear)
+    assert near.delivery == one.facts
+    assert NEAR_HORIZON_SECONDS - 5 < near.seconds < NEAR_HORIZON_SECONDS

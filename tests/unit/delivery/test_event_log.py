@@ -24,7 +24,7 @@ LEVELS = {
         *("Failed", "Hidden", "Released"),  # people have read another line of it
     },
     logging.INFO: {"Parked", "Renewed"},
-    logging.WARNING: {"Lost", "Superseded", "FinishedBefore", "DeadLettered"},
+    logging.WARNING: {"Lost", "Superseded", "FinishedBefore", "DeadLettered", "HorizonNear"},
     logging.ERROR: {"Unreadable"},
 }
 

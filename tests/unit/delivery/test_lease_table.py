@@ -15,6 +15,7 @@ from support.processes import SOON
 from celery_sqs_visibility.delivery import lease_table as module
 from celery_sqs_visibility.delivery.lease_table import (
     ROWS,
+    UNWATCHED,
     LeaseTable,
     LeaseTableView,
     open_lease_table,
@@ -100,6 +101,16 @@ def test_a_row_is_used_again_under_another_generation_and_ended_once_by_each(tab
     lease.end()
     assert not again.over
     assert table.take(NOW, ignore).key[0] != again.key[0]
+
+
+def test_a_sign_of_life_counts_for_its_own_lease_alone(table, lease):
+    assert (lease.last_sign, lease.horizon) == (UNWATCHED, float("inf"))
+    table.lease(lease.key).last_sign = NOW + 5
+    assert lease.last_sign == NOW + 5
+    lease.end()
+    again = table.take(NOW, ignore, NOW + 60)
+    lease.last_sign = NOW + 6
+    assert (again.key[0], again.last_sign, again.horizon) == (lease.key[0], UNWATCHED, NOW + 60)
 
 
 def test_a_full_table_has_no_row_until_one_is_free(table, lease):

@@ -11,7 +11,8 @@ from kombu.exceptions import OperationalError
 from support.factories import sqs_facts, trace
 
 from celery_sqs_visibility import VisibilityTask
-from celery_sqs_visibility.task.tracing import LIMIT_HEADER, VisibilityRetry
+from celery_sqs_visibility.task.context import LIMIT_HEADER
+from celery_sqs_visibility.task.tracing import VisibilityRetry
 
 RAISED = ValueError("no")
 HOUR = 3600

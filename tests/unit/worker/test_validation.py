@@ -26,8 +26,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT_CHARACTERS, legible
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
-from celery_sqs_visibility.task.context import DeliveryContext
-from celery_sqs_visibility.task.tracing import LIMIT_HEADER
+from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
 from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, DEEPEST, decode_message, encode_payload
 from celery_sqs_visibility.transport.decompression import LARGEST_BODY

@@ -1,0 +1,39 @@
+"""When a run that has to show life counts as inactive."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from celery_sqs_visibility.policy.option_parsers import Seconds
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+
+#: Runs are checked twice a second. A longer pause was everybody's: the machine slept, or this process.
+LONGEST_CHECK_INTERVAL_SECONDS: Final = 2.0
+
+_PARSER: Final = Seconds(1, VISIBILITY_HORIZON_SECONDS)
+
+
+def parse_inactivity_timeout(value: Any) -> float | None:
+    """The seconds that a task declares; `None` if it declares none.
+
+    Raises:
+        OptionError: naming the value and its bounds.
+    """
+    return None if value is None else _PARSER("inactivity_timeout", value)
+
+
+def is_inactive(last_sign: float, timeout: float, awake_since: float, now: float) -> bool:
+    """Whether a run has shown no life for `timeout` seconds in which it could. Instants are monotonic.
+
+    Args:
+        last_sign: when it last did.
+        timeout: its `inactivity_timeout`.
+        awake_since: since when this machine has not slept.
+        now: the present instant.
+    """
+    return now - max(last_sign, awake_since) >= timeout
+
+
+def latest_wake(awake_since: float, checked: float, now: float) -> float:
+    """Since when this machine has not slept, after a check at `now` that follows one at `checked`."""
+    return now if now - checked > LONGEST_CHECK_INTERVAL_SECONDS else awake_since

@@ -1,0 +1,41 @@
+"""The progress of a run, as the state PROGRESS."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.progress import ProgressThrottle
+
+logger = logging.getLogger(__name__)
+
+PROGRESS: Final = "PROGRESS"
+
+
+class Progress:
+    """Stores how far a run is in Celery's result backend, now and then. The run's own thread.
+
+    What cannot be stored is logged, once, and ends no run. Nothing is stored of a task that ignores its
+    result, or is called directly or eagerly.
+    """
+
+    def __init__(self, task: Any, request: Any, total: int | None) -> None:
+        untold = request.called_directly or request.is_eager or request.ignore_result or task.ignore_result
+        # Beyond its last attempt a run leaves STARTED: see `worker.visibility_request`.
+        beyond = request.sqs is not None and task.is_beyond_limit(request)
+        self._task = None if untold or beyond else task
+        self._total = total
+        self._throttle = ProgressThrottle(total)
+        self._failed = False
+
+    def show(self, current: int, *, last: bool = False) -> None:
+        """So many items are done; the `last` number is stored in any case."""
+        if self._task is None or not (last or self._throttle.is_due(current, SYSTEM_CLOCK.monotonic())):
+            return
+        try:
+            self._task.update_state(state=PROGRESS, meta={"current": current, "total": self._total})
+        except Exception:
+            if not self._failed:
+                logger.exception("progress of task %s could not be stored; the run goes on", self._task.name)
+            self._failed = True

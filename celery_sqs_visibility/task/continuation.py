@@ -1,0 +1,58 @@
+"""`self.visibility.continue_later()`: a task goes on with a message of its own, and new 12 hours.
+
+To Celery it is a published retry (celery/app/task.py: `Task.retry`): the same task id, callbacks, errbacks,
+chain and chord, so that what is to follow the task follows its last part.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from celery.exceptions import Retry
+
+from celery_sqs_visibility.policy.continuation import changed_arguments
+from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext, is_delivery, message_group
+
+
+class Continuation(Retry):
+    """The task goes on with another message, which is sent; this one is to be deleted."""
+
+
+def publish_continuation(task: Any, changes: dict[str, Any]) -> Continuation:
+    """Publish the task again, with some arguments changed; what its run is to raise now.
+
+    Raises:
+        Exception: it could not be sent; on SQS a `Retry`, by which the present message comes back.
+    """
+    request = task.request
+    if request.called_directly:
+        return Continuation("the task is to be continued, and was called directly")
+    args, kwargs = changed_arguments(inspect.signature(task.run), request.args, request.kwargs, changes)
+    signature = task.signature_from_request(request, args, kwargs, **_options(task, request))
+    if not request.is_eager:
+        _publish(task, signature)
+    told = "its message is followed by another, with which it continues"
+    return Continuation(told, is_eager=request.is_eager, sig=signature)
+
+
+def _options(task: Any, request: DeliveryContext) -> dict[str, Any]:
+    """What Celery's `signature_from_request` leaves out, and what begins anew: attempts, and their limit."""
+    headers = request.as_execution_options()["headers"] or {}
+    return {
+        "retries": 0,
+        "headers": {name: value for name, value in headers.items() if name != LIMIT_HEADER},
+        "ignore_result": bool(request.ignore_result or task.ignore_result),
+        **message_group(request),
+    }
+
+
+def _publish(task: Any, signature: Any) -> None:
+    try:
+        signature.apply_async()
+    except Exception as exc:
+        # As an error of Celery's own: no `autoretry_for` of the task's has been written for it.
+        retry = task.retry_after_error_outside(task.request, exc) if is_delivery(task) else None
+        if retry is None:
+            raise
+        raise retry from exc

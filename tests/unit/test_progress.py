@@ -1,0 +1,90 @@
+"""Progress is stored as a state of Celery's, where somebody may read it."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+from support.clock import FakeClock
+from support.factories import running, sqs_facts
+
+from celery_sqs_visibility import VisibilityTask, progress
+from celery_sqs_visibility.progress import Progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(progress, "SYSTEM_CLOCK", clock)
+    return clock
+
+
+@pytest.fixture
+def task():
+    with Celery("test", set_as_current=False, broker="memory://", backend="cache+memory://") as app:
+
+        @app.task(base=VisibilityTask, bind=True, shared=False)
+        def task(self, count):
+            return list(self.visibility.track(range(count)))
+
+        yield task
+
+
+@pytest.fixture
+def stored(task, monkeypatch):
+    stored = []
+    monkeypatch.setattr(task, "update_state", lambda state, meta: stored.append((state, meta)))
+    return stored
+
+
+def told(*numbers, total):
+    return [("PROGRESS", {"current": number, "total": total}) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("items", "given", "total"),
+    [([1, 2, 3], None, 3), (iter([1, 2, 3]), None, None), (iter([1, 2, 3]), 9, 9)],
+)
+def test_the_first_the_last_and_one_a_second_is_stored(task, stored, clock, items, given, total):
+    with running(task):
+        for item in task.visibility.track(items, given):
+            clock.advance(2 if item == 1 else 0.1)
+    assert stored == told(0, 1, 3, total=total)
+
+
+def test_an_empty_list_is_all_done(task, stored):
+    with running(task):
+        assert list(task.visibility.track([])) == []
+    assert stored == told(0, total=0)
+
+
+def test_the_state_can_be_read(task):
+    with running(task, id="a"):
+        Progress(task, task.request, 9).show(4)
+    result = task.AsyncResult("a")
+    assert (result.state, result.info) == ("PROGRESS", {"current": 4, "total": 9})
+
+
+@pytest.mark.parametrize(
+    "request_of_run",
+    [{"ignore_result": True}, {"is_eager": True}, {"retries": 9, "sqs": sqs_facts(10)}],
+    ids=["the result is ignored", "eager", "beyond the last attempt"],
+)
+def test_what_nobody_reads_or_would_hide_what_matters_is_not_stored(task, stored, request_of_run):
+    with running(task, **request_of_run):
+        assert list(task.visibility.track([1])) == [1]
+    assert stored == []
+
+
+def test_called_directly_or_eagerly_the_items_come_and_nothing_else(task, stored):
+    assert task(3) == task.apply((3,)).get() == [0, 1, 2]
+    assert stored == []
+
+
+def test_what_cannot_be_stored_is_logged_once_and_ends_nothing(task, clock, monkeypatch, caplog):
+    monkeypatch.setattr(task, "update_state", lambda **_: 1 // 0)
+    with running(task):
+        for _ in task.visibility.track(range(3)):
+            clock.advance(2)
+    (line,) = caplog.records
+    assert line.getMessage().startswith("progress of task")
+    assert line.exc_info
