@@ -197,11 +197,7 @@ class FakeSQS(SQS):
     def _batch(
         self, action: str, entries: Sequence[Any], act: Callable[[Any], object], failed: dict[int, SQSError]
     ) -> BatchResult:
-        if not entries:
-            raise refused(action, "The batch has no entries.", "EmptyBatchRequest")
-        if len(entries) > BATCH_ENTRIES:
-            sentence = f"The batch has {len(entries)} entries, more than {BATCH_ENTRIES}."
-            raise refused(action, sentence, "TooManyEntriesInBatchRequest")
+        _check_size(action, len(entries))
         failed = {position: error for position, error in failed.items() if position < len(entries)}
         for position, entry in enumerate(entries):
             if position not in failed:
@@ -269,3 +265,11 @@ def _as_received(message: Message, options: ReceiveOptions) -> ReceivedMessage:
     if found := {n: value for n, value in named if is_asked_for(n, options.message_attributes)}:
         answer["MessageAttributes"] = found
     return answer
+
+
+def _check_size(action: str, entries: int) -> None:
+    if not entries:
+        raise refused(action, "The batch has no entries.", "EmptyBatchRequest")
+    if entries > BATCH_ENTRIES:
+        sentence = f"The batch has {entries} entries, more than {BATCH_ENTRIES}."
+        raise refused(action, sentence, "TooManyEntriesInBatchRequest")

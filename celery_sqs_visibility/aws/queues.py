@@ -153,13 +153,7 @@ class Queues:
         """
         queue = self.find_or_create(name)
         if self._predefined:
-            try:
-                queue.sqs.queue_attributes(queue.url, ["RedrivePolicy"])
-            except AccessDeniedError:
-                pass  # a comfort, not a requirement: the first receive will tell
-            except QueueDoesNotExistError as error:
-                which = f"{queue.url}, which predefined_queues gives for {name!r}"
-                raise reworded(error, f"SQS has no queue {which}: {error}") from error
+            _check_existence(queue)
         return queue
 
     def forget(self, name: str) -> None:
@@ -205,3 +199,13 @@ class Queues:
                 f"create the queue or allow sqs:CreateQueue. {error}",
             ) from error
         return Queue(name, url, self._sqs, "created")
+
+
+def _check_existence(queue: Queue) -> None:
+    try:
+        queue.sqs.queue_attributes(queue.url, ["RedrivePolicy"])
+    except AccessDeniedError:
+        pass  # a comfort, not a requirement: the first receive will tell
+    except QueueDoesNotExistError as error:
+        which = f"{queue.url}, which predefined_queues gives for {queue.name!r}"
+        raise reworded(error, f"SQS has no queue {which}: {error}") from error

@@ -43,6 +43,8 @@ EVERY_EXCEPTION: tuple[type[BaseException], ...] = _EveryException()
 #: A time limit or a lost pool child says nothing about the task's own errors.
 LOST_RUNS = (SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError)
 
+RULE_FAILED = "error_visibility_timeout of task %s failed; the next rule decides"
+
 #: (retries, exc)
 DELAY_ARGUMENTS = 2
 
@@ -100,9 +102,7 @@ class RetryDecisions(GenericTask[P, R_co]):
     ) -> float | None:
         """Seconds to hide the message of a failed run; `None`: the rest of its visibility timeout."""
         # An error of a rule must not take the place of the task's own.
-        failed = partial(
-            logger.exception, "error_visibility_timeout of task %s failed; the next rule decides", self.name
-        )
+        failed = partial(logger.exception, RULE_FAILED, self.name)
         delay = choose_delay(
             self._delay_rules, request.retries, exc, explicit=explicit, countdown=countdown, failed=failed
         )
