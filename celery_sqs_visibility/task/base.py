@@ -18,10 +18,10 @@ from celery import Task
 from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Reject, Retry
 from celery.utils.time import maybe_make_aware
 
-from celery_sqs_visibility.aws.queues import FIFO_SUFFIX
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 from celery_sqs_visibility.task.context import DeliveryContext, is_delivery, sqs_delivery
 from celery_sqs_visibility.task.generic import P, R_co
 from celery_sqs_visibility.task.retries import RetryDecisions, horizon_left
