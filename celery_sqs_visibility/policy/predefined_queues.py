@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,21 +13,19 @@ from celery_sqs_visibility.policy.option_parsers import Seconds, account, mappin
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
+#: The account that a queue belongs to, as the API action GetQueueUrl has it.
+OWNER: Final = "QueueOwnerAWSAccountId"
+
 #: The keys of a queue whose values are text, and the fields of `PredefinedQueue` that they are for.
 TEXTS: Final = {
-    **{
-        key: key
-        for key in (
-            "url",
-            "region",
-            "access_key_id",
-            "secret_access_key",
-            "session_token",
-            "sts_role_arn",
-            "external_id",
-        )
-    },
-    "QueueOwnerAWSAccountId": "owner",
+    "url": "url",
+    "region": "region",
+    "access_key_id": "access_key_id",
+    "secret_access_key": "secret_access_key",
+    "session_token": "session_token",
+    "sts_role_arn": "sts_role_arn",
+    "external_id": "external_id",
+    OWNER: "owner",
 }
 
 #: kombu's retry delays.
@@ -41,6 +40,9 @@ NEEDED: Final = (
     ("backoff_policy", "backoff_tasks"),
     ("backoff_tasks", "backoff_policy"),
 )
+
+#: Amazon's URLs name the region, where no other knows the queue.
+_URL_OF_AMAZON: Final = re.compile(r"https://sqs\.([a-z0-9-]+)\.(amazonaws\.com(\.cn)?|api\.aws)/")
 
 _backoff_seconds = Seconds(0, VISIBILITY_HORIZON_SECONDS)
 
@@ -63,6 +65,7 @@ class PredefinedQueue:
 
     Attributes:
         url: `None` where SQS is to be asked for it, by the account `owner` and the queue's name.
+        region: that of the URL, where the user gives none.
         owner: the number of the AWS account that the queue belongs to.
     """
 
@@ -94,20 +97,29 @@ def parse_predefined_queues(name: str, value: Any) -> dict[str, PredefinedQueue]
 
 
 def _parse(where: str, queue: str, value: Any) -> PredefinedQueue:
-    given = {k: v for k, v in value.items() if v is not None and v != ""} if _is_mapping(value) else {}
-    if not given.keys() & {"url", "QueueOwnerAWSAccountId"}:
-        got = f"the keys {sorted(map(str, value))}" if _is_mapping(value) else f"a {type(value).__name__}"
-        raise OptionError(
-            f"expected {where} to be a mapping with a 'url' or a 'QueueOwnerAWSAccountId', got {got}"
-        )
+    given = _given(where, value)
     _check_keys(where, given)
+    _check_pairs(where, given)
     texts = {attribute: given[key] for key, attribute in TEXTS.items() if key in given}
-    if str(texts.get("url", queue)).endswith(FIFO_SUFFIX) != str(queue).endswith(FIFO_SUFFIX):
+    url = texts.get("url", "")
+    if url and url.endswith(FIFO_SUFFIX) != str(queue).endswith(FIFO_SUFFIX):
         raise OptionError(
-            f"expected the name of {where} and its url {texts['url']!r} to agree: the names of FIFO queues, "
-            "and of no others, end with .fifo"
+            f"expected the name of {where} and its url {url!r} to agree: the names of FIFO queues, and of no "
+            "others, end with .fifo"
         )
-    return PredefinedQueue(**texts, backoff=_backoff(where, given) if BACKOFF[0] in given else None)
+    if amazon := _URL_OF_AMAZON.match(url):
+        texts.setdefault("region", amazon[1])
+    return PredefinedQueue(**texts, backoff=_backoff(where, given))
+
+
+def _given(where: str, value: Any) -> dict[str, Any]:
+    """The keys that are set, as kombu sees it, and their values."""
+    is_mapping = isinstance(value, Mapping)
+    given = {k: v for k, v in value.items() if v is not None and v != ""} if is_mapping else {}
+    if not given.keys() & {"url", OWNER}:
+        got = f"the keys {sorted(map(str, value))}" if is_mapping else f"a {type(value).__name__}"
+        raise OptionError(f"expected {where} to be a mapping with a 'url' or a {OWNER!r}, got {got}")
+    return given
 
 
 def _check_keys(where: str, given: Mapping[str, Any]) -> None:
@@ -117,19 +129,24 @@ def _check_keys(where: str, given: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(str(key), valid, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"valid ones are: {', '.join(valid)}"
             raise OptionError(f"unknown key {key!r} in {where}: {hint}")
+        if key == OWNER:
+            account(f"{where}[{key!r}]", value)
         if key in TEXTS and not isinstance(value, str):
             raise OptionError(f"expected {where}[{key!r}] to be text, got a {type(value).__name__}")
+
+
+def _check_pairs(where: str, given: Mapping[str, Any]) -> None:
     for key, needed in NEEDED:
         if key in given and needed not in given:
             raise OptionError(
                 f"expected {where} to have {needed!r} beside {key!r}, which means nothing alone"
             )
-    if "QueueOwnerAWSAccountId" in given:
-        account(f"{where}['QueueOwnerAWSAccountId']", given["QueueOwnerAWSAccountId"])
 
 
-def _backoff(where: str, given: Mapping[str, Any]) -> BackoffPolicy:
-    policy, tasks = (given[key] for key in BACKOFF)
+def _backoff(where: str, given: Mapping[str, Any]) -> BackoffPolicy | None:
+    policy, tasks = (given.get(key) for key in BACKOFF)
+    if policy is None:
+        return None
     if not isinstance(tasks, Iterable) or isinstance(tasks, (str, bytes)):
         raise OptionError(f"expected {where}['backoff_tasks'] to be a list of names of tasks, got {tasks!r}")
     policy_name = f"{where}['backoff_policy']"
@@ -147,7 +164,3 @@ def _attempt(name: str, value: Any) -> int:
     if str(value).isdecimal() and int(value) > 0:
         return int(value)
     raise OptionError(f"expected the keys of {name} to be numbers of attempts, from 1 on, got {value!r}")
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)

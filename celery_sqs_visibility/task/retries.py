@@ -44,6 +44,7 @@ EVERY_EXCEPTION: tuple[type[BaseException], ...] = _EveryException()
 #: A time limit or a lost pool child says nothing about the task's own errors.
 LOST_RUNS = (SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError)
 
+#: Logged, not raised: an error of a rule must not take the place of the task's own.
 RULE_FAILED = "error_visibility_timeout of task %s failed; the next rule decides"
 
 #: (retries, exc)
@@ -102,7 +103,6 @@ class RetryDecisions(GenericTask[P, R_co]):
         explicit: bool = False,
     ) -> float | None:
         """Seconds to hide the message of a failed run; `None`: the rest of its visibility timeout."""
-        # An error of a rule must not take the place of the task's own.
         failed = partial(logger.exception, RULE_FAILED, self.name)
         rules = self._rules_in(sqs_delivery(request)["queue"])
         delay = choose_delay(

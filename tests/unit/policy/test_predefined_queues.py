@@ -16,6 +16,7 @@ from celery_sqs_visibility.policy.predefined_queues import (
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 URL = "https://sqs/1/q"
+AMAZON = "https://sqs.eu-west-1.amazonaws.com/123456789012/q"
 KEYS = {"access_key_id": "AKIA", "secret_access_key": "hush"}
 ROLE = "arn:aws:iam::123456789012:role/worker"
 POLICY = {"backoff_policy": {1: 10, 2: 20.5}, "backoff_tasks": ["proj.load"]}
@@ -30,6 +31,8 @@ def parsed(**queue):
     [
         ({"url": URL}, PredefinedQueue(URL)),
         ({"url": URL, "region": "eu-west-1", "sts_role_arn": None}, PredefinedQueue(URL, "eu-west-1")),
+        ({"url": AMAZON}, PredefinedQueue(AMAZON, "eu-west-1")),
+        ({"url": AMAZON, "region": "eu-west-2"}, PredefinedQueue(AMAZON, "eu-west-2")),
         (
             {"url": URL, **KEYS, "session_token": "token"},
             PredefinedQueue(URL, None, "AKIA", "hush", "token"),
