@@ -141,21 +141,9 @@ class BotoSQS(SQS):
                 caller.close()
 
     def _batch(self, action: str, queue_url: str, entries: Sequence[Mapping[str, Any]]) -> BatchResult:
-        def read(answer: Mapping[str, Any]) -> BatchResult:
-            done = {entry.get("Id") for entry in answer.get("Successful", [])}
-            errors = {entry.get("Id"): entry for entry in answer.get("Failed", [])}
-            failed: dict[int, SQSError] = {}
-            for position in range(len(entries)):
-                if (error := errors.get(str(position))) is not None:
-                    failed[position] = translate_entry(error, action)
-                elif str(position) not in done:
-                    failed[position] = UnavailableError(
-                        f"{action} was answered without a result for this message", action=action
-                    )
-            return BatchResult(failed)
-
         numbered = [{"Id": str(position), **entry} for position, entry in enumerate(entries)]
-        return self._call(action, {"QueueUrl": queue_url, "Entries": numbered}, read)
+        params = {"QueueUrl": queue_url, "Entries": numbered}
+        return self._call(action, params, lambda answer: _batch_result(answer, len(entries), action))
 
     def _call(
         self,
@@ -227,3 +215,16 @@ def _set(**params: Any) -> dict[str, Any]:
 
 def _queue_url(answer: Mapping[str, Any]) -> str:
     return str(answer["QueueUrl"])
+
+
+def _batch_result(answer: Mapping[str, Any], entries: int, action: str) -> BatchResult:
+    done = {entry.get("Id") for entry in answer.get("Successful", [])}
+    errors = {entry.get("Id"): entry for entry in answer.get("Failed", [])}
+    failed: dict[int, SQSError] = {}
+    for position in range(entries):
+        if (error := errors.get(str(position))) is not None:
+            failed[position] = translate_entry(error, action)
+        elif str(position) not in done:
+            sentence = f"{action} was answered without a result for this message"
+            failed[position] = UnavailableError(sentence, action=action)
+    return BatchResult(failed)

@@ -18,6 +18,7 @@ class ClientSettings:
         access_key_id: `None` leaves credentials to boto3's chain.
         session_token: of temporary credentials.
         role_arn: a role to assume with those credentials.
+        role_external_id: ExternalId of AssumeRole.
         role_seconds: DurationSeconds of AssumeRole.
         role_buffer_seconds: renew the role's credentials that many seconds before they end. As with kombu, a
             buffer that is not shorter than `role_seconds` is ignored.
@@ -31,6 +32,7 @@ class ClientSettings:
     secret_access_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
     role_arn: str | None = None
+    role_external_id: str | None = field(default=None, repr=False)
     role_seconds: int = 900
     role_buffer_seconds: int = 0
     # Not in repr: `proxies` may hold a password.

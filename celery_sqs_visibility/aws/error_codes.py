@@ -155,11 +155,16 @@ def _unanswered(cls: type[SQSError], exc: Exception, action: str, service: str =
     if cls is TLSError:
         remedies = [remedy for name, remedy in _TLS_REMEDIES.items() if name in reason]
         return f"{action} got no answer over TLS: {'; '.join((reason, *remedies))}"
+    return f"{action} got no answer from {service.upper()}: {_reason_of_silence(exc)}"
+
+
+def _reason_of_silence(exc: Exception) -> str:
+    name, reason = type(exc).__name__, str(exc).rstrip(".")
     if not type(exc).__module__.startswith("botocore"):
-        reason = f"{code}: {exc}"
-    if code == "ConnectionClosedError" and "http://" in reason:
-        reason += " (if the endpoint speaks TLS, set the option is_secure, or write https://)"
-    return f"{action} got no answer from {service.upper()}: {reason}"
+        return f"{name}: {exc}"
+    if name == "ConnectionClosedError" and "http://" in reason:
+        return f"{reason} (if the endpoint speaks TLS, set the option is_secure, or write https://)"
+    return reason
 
 
 def reworded(error: E, sentence: str) -> E:
@@ -180,9 +185,8 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
     cls = _class_of(_short(raw), message) or _class_of(_short(query_code), message)
     if cls is None:
         # botocore puts the status in place of a missing code.
-        has_code = query_code or raw not in ("", str(status))
-        refused = RequestRefusedError if has_code or not status else UnrecognizedResponseError
-        cls = UnavailableError if status >= _SERVER_ERROR_STATUS else _CLASS_BY_STATUS.get(status, refused)
+        has_code = bool(query_code) or raw not in ("", str(status))
+        cls = _class_by_status(status, has_code=has_code)
     code = _short(raw) or str(status)
     request = action if operation == action else f"{action} needs {operation}, which"
     sentence = f"{request} was answered {code}: {message}"
@@ -191,6 +195,13 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
     if cls is CredentialsRefusedError:
         sentence = f"{sentence.rstrip('.')} (the AWS credentials: {_CHECK_CREDENTIALS})"
     return cls(sentence, code=code, action=action)
+
+
+def _class_by_status(status: int, *, has_code: bool) -> type[SQSError]:
+    if status >= _SERVER_ERROR_STATUS:
+        return UnavailableError
+    refused = RequestRefusedError if has_code or not status else UnrecognizedResponseError
+    return _CLASS_BY_STATUS.get(status, refused)
 
 
 def _short(code: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections import defaultdict, deque
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from celery_sqs_visibility.aws.port import (
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
 from celery_sqs_visibility.policy.message_attributes import is_asked_for, legal, message_bytes
+from celery_sqs_visibility.policy.queue_names import why_illegal
 from celery_sqs_visibility.policy.quotas import (
     BATCH_ENTRIES,
     DELAY_SECONDS,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 ACCOUNT: Final = "000000000000"
 REGION: Final = "us-east-1"
 ENDPOINT: Final = f"memory://{REGION}"
-
-_LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}|(?=.{1,80}$)[A-Za-z0-9_-]+\.fifo")
 
 
 class FakeSQS(SQS):
@@ -162,7 +160,7 @@ class FakeSQS(SQS):
     def create_queue(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
         action = "CreateQueue"
         with self._call(action, name=name, attributes=dict(attributes), tags=dict(tags)):
-            if not _LEGAL_NAME.fullmatch(name) or name.endswith(".fifo") != ("FifoQueue" in attributes):
+            if why_illegal(name) or name.endswith(".fifo") != ("FifoQueue" in attributes):
                 raise refused(action, f"{name!r} with {dict(attributes)} cannot be a queue's name.")
             arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
             return self._queues.setdefault(_url(name), FakeQueue(_url(name), arn, dict(attributes))).url
@@ -197,11 +195,7 @@ class FakeSQS(SQS):
     def _batch(
         self, action: str, entries: Sequence[Any], act: Callable[[Any], object], failed: dict[int, SQSError]
     ) -> BatchResult:
-        if not entries:
-            raise refused(action, "The batch has no entries.", "EmptyBatchRequest")
-        if len(entries) > BATCH_ENTRIES:
-            sentence = f"The batch has {len(entries)} entries, more than {BATCH_ENTRIES}."
-            raise refused(action, sentence, "TooManyEntriesInBatchRequest")
+        _check_size(action, len(entries))
         failed = {position: error for position, error in failed.items() if position < len(entries)}
         for position, entry in enumerate(entries):
             if position not in failed:
@@ -269,3 +263,11 @@ def _as_received(message: Message, options: ReceiveOptions) -> ReceivedMessage:
     if found := {n: value for n, value in named if is_asked_for(n, options.message_attributes)}:
         answer["MessageAttributes"] = found
     return answer
+
+
+def _check_size(action: str, entries: int) -> None:
+    if not entries:
+        raise refused(action, "The batch has no entries.", "EmptyBatchRequest")
+    if entries > BATCH_ENTRIES:
+        sentence = f"The batch has {entries} entries, more than {BATCH_ENTRIES}."
+        raise refused(action, sentence, "TooManyEntriesInBatchRequest")

@@ -26,6 +26,11 @@ DEDUPLICATION_SECONDS: Final = 300
 #: Seconds during which a FIFO queue answers the same ReceiveRequestAttemptId with the same messages.
 ATTEMPT_SECONDS: Final = 300
 
+BEYOND_HORIZON: Final = (
+    "Value %s for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for the message is "
+    f"beyond the limit [{VISIBILITY_HORIZON_SECONDS} seconds]."
+)
+
 _sequence = itertools.count(1)
 
 
@@ -196,12 +201,7 @@ class FakeQueue:
             raise ReceiptHandleInvalidError(sentence, code="InvalidParameterValue", action=action)
         total = now.monotonic - message.received_at + seconds
         if not 0 <= seconds <= VISIBILITY_HORIZON_SECONDS or total > VISIBILITY_HORIZON_SECONDS:
-            raise refused(
-                action,
-                f"Value {seconds} for parameter VisibilityTimeout is invalid. Reason: Total "
-                "VisibilityTimeout for the message is beyond the limit "
-                f"[{VISIBILITY_HORIZON_SECONDS} seconds].",
-            )
+            raise refused(action, BEYOND_HORIZON % seconds)
         message.visible_at, message.attempt_id = now.monotonic + seconds, None
 
     def _message(self, handle: str, action: str) -> Message:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import difflib
 import re
-import string
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
 from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
+from celery_sqs_visibility.policy.predefined_queues import predefined_queue
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name, why_illegal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from celery_sqs_visibility.aws.port import SQS, Location
-
-FIFO_SUFFIX: Final = ".fifo"
-
-# kombu.transport.SQS.CHARS_REPLACE_TABLE: a fleet that migrates one process at a time shares its queues.
-_LEGAL_CHARACTERS: Final = str.maketrans(
-    {mark: "_" for mark in string.punctuation if mark not in "-_."} | {".": "-"}
-)
-
+    from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
 
 #: How a queue came to be known: SQS had it, SQS made it for us, or the option `predefined_queues` names it.
 Origin = Literal["found", "created", "predefined"]
@@ -59,17 +53,6 @@ class Queue:
         return self.url.endswith(FIFO_SUFFIX)
 
 
-@dataclass(frozen=True, slots=True)
-class PredefinedQueue:
-    """One value of the option `predefined_queues`. `None` means: as for the connection."""
-
-    url: str
-    region: str | None = None
-    access_key_id: str | None = field(default=None, repr=False)
-    secret_access_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
-
-
 class Queues:
     """The directory of queues. Usable from any thread; requests are made outside its lock.
 
@@ -81,6 +64,7 @@ class Queues:
         prefix: the option `queue_name_prefix`.
         predefined: Celery's queue name to its definition. If there are any, there are no others, and
             SQS is asked for no URL.
+        owner: the AWS account that all queues belong to, if that is another's; then none is created.
         sqs_for: gives access to a predefined queue; by default the same `sqs`.
         attributes: CreateQueue's, for a queue that has to be created.
         tags: CreateQueue's.
@@ -92,6 +76,7 @@ class Queues:
         *,
         prefix: str = "",
         predefined: Mapping[str, PredefinedQueue] | None = None,
+        owner: str | None = None,
         sqs_for: Callable[[PredefinedQueue], SQS] | None = None,
         attributes: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
@@ -99,6 +84,7 @@ class Queues:
         self._sqs = sqs
         self._prefix = prefix
         self._predefined = dict(predefined or {})
+        self._owner = owner
         self._sqs_for = sqs_for or (lambda _definition: sqs)
         self._attributes = dict(attributes or {})
         self._tags = dict(tags or {})
@@ -106,10 +92,16 @@ class Queues:
         self._found: dict[str, Queue] = {}
 
     def canonical_name(self, name: str) -> str:
-        """Return SQS's name for Celery's, by the rules of kombu's SQS transport."""
-        whole = self._prefix + name
-        suffix = FIFO_SUFFIX if whole.endswith(FIFO_SUFFIX) else ""
-        return whole.removesuffix(suffix).translate(_LEGAL_CHARACTERS) + suffix
+        """Return SQS's name for Celery's.
+
+        Raises:
+            RequestRefusedError: SQS takes no such name; it is not asked.
+        """
+        canonical = sqs_name(name, self._prefix)
+        if reason := why_illegal(canonical):
+            sentence = f"SQS can have no queue {canonical!r} (for Celery's queue {name!r}): {reason}"
+            raise RequestRefusedError(sentence, code="InvalidParameterValue")
+        return canonical
 
     def locations(self) -> set[Location]:
         """Return where requests go; several, where predefined queues differ. No request.
@@ -128,19 +120,24 @@ class Queues:
         """
         with self._lock:
             found = self._found.get(name)
-        return found or self._keep(self._predefined_queue(name) if self._predefined else self._existing(name))
+        if found:
+            return found
+        if self._predefined:
+            return self._keep(self._predefined_queue(name))
+        return self._keep(self._existing(name, self._sqs, self._owner))
 
     def find_or_create(self, name: str, attributes: Mapping[str, str] | None = None) -> Queue:
         """Return the queue of that name, created with these attributes too if SQS has none.
 
         Raises:
             AccessDeniedError: there is none, and we may not create it.
-            QueueDoesNotExistError: it is not among the predefined ones, which are never created.
+            QueueDoesNotExistError: there is none, and it is predefined or of another account: these are
+                never created.
         """
         try:
             return self.find(name)
         except QueueDoesNotExistError:
-            if self._predefined:
+            if self._predefined or self._owner:
                 raise
         return self._keep(self._created(name, attributes or {}))
 
@@ -152,14 +149,8 @@ class Queues:
             QueueDoesNotExistError: it is not among the predefined ones, or SQS has no queue of that URL.
         """
         queue = self.find_or_create(name)
-        if self._predefined:
-            try:
-                queue.sqs.queue_attributes(queue.url, ["RedrivePolicy"])
-            except AccessDeniedError:
-                pass  # a comfort, not a requirement: the first receive will tell
-            except QueueDoesNotExistError as error:
-                which = f"{queue.url}, which predefined_queues gives for {name!r}"
-                raise reworded(error, f"SQS has no queue {which}: {error}") from error
+        if queue.origin == "predefined":
+            _check_existence(queue)
         return queue
 
     def forget(self, name: str) -> None:
@@ -172,8 +163,7 @@ class Queues:
             return self._found.setdefault(queue.name, queue)
 
     def _predefined_queue(self, name: str) -> Queue:
-        # kombu looks here with the canonical name, so users write that; others write Celery's.
-        definition = self._predefined.get(name) or self._predefined.get(self.canonical_name(name))
+        definition = predefined_queue(self._predefined, name, self._prefix)
         if definition is None:
             names = sorted(self._predefined)
             (nearest,) = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
@@ -182,14 +172,18 @@ class Queues:
                 f"{', '.join(map(repr, names))}. The nearest is {nearest!r}.",
                 code="QueueDoesNotExist",
             )
-        return Queue(name, definition.url, self._sqs_for(definition), "predefined")
+        sqs = self._sqs_for(definition)
+        if definition.url is None:
+            return self._existing(name, sqs, definition.owner, "predefined")
+        return Queue(name, definition.url, sqs, "predefined")
 
-    def _existing(self, name: str) -> Queue:
+    def _existing(self, name: str, sqs: SQS, owner: str | None, origin: Origin = "found") -> Queue:
         canonical = self.canonical_name(name)
         try:
-            return Queue(name, self._sqs.queue_url(canonical), self._sqs)
+            return Queue(name, sqs.queue_url(canonical, owner), sqs, origin)
         except QueueDoesNotExistError as error:
-            which = f"{canonical!r} (for Celery's queue {name!r})"
+            of_owner = f" of account {owner}" if owner else ""
+            which = f"{canonical!r}{of_owner} (for Celery's queue {name!r})"
             raise reworded(error, f"SQS has no queue {which}, or does not let us see it: {error}") from error
 
     def _created(self, name: str, attributes: Mapping[str, str]) -> Queue:
@@ -205,3 +199,13 @@ class Queues:
                 f"create the queue or allow sqs:CreateQueue. {error}",
             ) from error
         return Queue(name, url, self._sqs, "created")
+
+
+def _check_existence(queue: Queue) -> None:
+    try:
+        queue.sqs.queue_attributes(queue.url, ["RedrivePolicy"])
+    except AccessDeniedError:
+        pass  # a comfort, not a requirement: the first receive will tell
+    except QueueDoesNotExistError as error:
+        which = f"{queue.url}, which predefined_queues gives for {queue.name!r}"
+        raise reworded(error, f"SQS has no queue {which}: {error}") from error

@@ -55,6 +55,7 @@ def _role_credentials(sts: Any, settings: ClientSettings) -> RefreshableCredenti
         "RoleArn": settings.role_arn,
         "RoleSessionName": SESSION_NAME,
         "DurationSeconds": settings.role_seconds,
+        **({"ExternalId": settings.role_external_id} if settings.role_external_id else {}),
     }
     refresh = create_assume_role_refresher(sts, role)
     advisory, mandatory = renewal_times(settings)

@@ -99,10 +99,10 @@ class Arrivals:
         dispatch = self._dispatch(queue)
         if not self._holder.is_new(again):
             return []
-        if dispatch is None:
-            self._give_back(again)
-            return []
-        return [BufferedMessage(again, renew.payload, dispatch)]
+        if dispatch is not None:
+            return [BufferedMessage(again, renew.payload, dispatch)]
+        self._give_back(again)
+        return []
 
     def _sort(
         self,

@@ -158,15 +158,19 @@ class DeliveryHolder:
         if held:
             self._redeliveries.remove(delivery)
             self.set_aside.remove(delivery)
-            fifo = delivery.queue.fifo
-            if delivery.began is not None and delivery.acknowledged_early:
-                self.capacity.start_run(delivery, fifo=fifo)
-            else:
-                self.capacity.release(began=delivery.began, fifo=fifo)
+            self._free_capacity(delivery)
             self._released()
         if now:
             self._carry_out(delivery, settlement)
         return held
+
+    def _free_capacity(self, delivery: Delivery) -> None:
+        """A message that is acknowledged early is held no more, but its run has begun."""
+        fifo = delivery.queue.fifo
+        if delivery.began is not None and delivery.acknowledged_early:
+            self.capacity.start_run(delivery, fifo=fifo)
+        else:
+            self.capacity.release(began=delivery.began, fifo=fifo)
 
     def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
         """Carry out the settlement of a delivery that the ledger does not hold any more."""

@@ -189,15 +189,19 @@ class LeaseTable(LeaseTableView):
             on_request: is called with the instant until which the task wants the message hidden.
             horizon: the monotonic instant beyond which it cannot be hidden.
         """
-        try:
-            row = self._free.pop()
-        except IndexError:
-            if (row := next(self._unused, -1)) < 0:
-                return None
+        row = self._free_row()
+        if row is None:
+            return None
         lease = Lease(self, (row, next(self._generations), self.name))
         lease.begin(deadline, horizon)
         self._taken[lease.key] = lease, on_request
         return lease
+
+    def _free_row(self) -> int | None:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return next(self._unused, None)
 
     def free(self, key: LeaseKey) -> None:
         """The lease is over; harmless if it was before. The main process, any thread."""

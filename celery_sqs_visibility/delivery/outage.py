@@ -72,10 +72,8 @@ class Outage:
             unsteady = self._returned and now - self._failed_at < STEADY_SECONDS
             if self.error is None or since < self._began_at or unsteady:
                 return
-            self.error = None
-            self._ended_at = now
-            seconds = now - self._began_at
-            failures = self._failures
+            self.error, self._ended_at = None, now
+            seconds, failures = now - self._began_at, self._failures
         self._log(self._logger.warning, "can %s again after %.0f s (%s)", seconds, failures=failures)
 
     def _log(self, log: Callable[..., object], sentence: str, detail: object, **more: object) -> None:

@@ -8,7 +8,22 @@ from typing import Any
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_fields import option
-from celery_sqs_visibility.policy.option_parsers import Seconds, flag, instance_of, mapping, queues, text
+from celery_sqs_visibility.policy.option_parsers import (
+    Seconds,
+    account,
+    flag,
+    instance_of,
+    mapping,
+    queue_attributes,
+    tags,
+    text,
+)
+from celery_sqs_visibility.policy.predefined_queues import (
+    BackoffPolicy,
+    PredefinedQueue,
+    parse_predefined_queues,
+    predefined_queue,
+)
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 
@@ -28,16 +43,25 @@ class KombuOptions:
         "False",
     )
     queue_name_prefix: str = option("", text, "Put before the name of every queue that is not predefined.")
-    predefined_queues: Mapping[str, Mapping[str, Any]] = option(
+    predefined_queues: Mapping[str, PredefinedQueue] = option(
         {},
-        queues,
-        "Queues by name, each with 'url' and, if wanted, 'region', 'access_key_id', 'secret_access_key', "
-        "'session_token'. With it no queue is looked up or created.",
+        parse_predefined_queues,
+        "Queues by name, each with 'url' or 'QueueOwnerAWSAccountId' and, if wanted, 'region', "
+        "'access_key_id', 'secret_access_key', 'session_token', 'sts_role_arn', 'external_id', "
+        "'backoff_policy', 'backoff_tasks'. With it there are no other queues, and none is created.",
     )
-    sqs_creation_attributes: Mapping[str, Any] = option(
-        {}, mapping, "Attributes for queues that are created, as for the API action CreateQueue."
+    queue_owner: str | None = option(
+        None,
+        account,
+        "The AWS account whose queues are used: its 12 digits, as text. No queue is created then.",
     )
-    queue_tags: Mapping[str, str] = option({}, mapping, "Tags for queues that are created.")
+    sqs_creation_attributes: Mapping[str, str] = option(
+        {},
+        queue_attributes,
+        "Attributes for queues that are created, as for the API action CreateQueue; a policy may be a "
+        "mapping.",
+    )
+    queue_tags: Mapping[str, str] = option({}, tags, "Tags for queues that are created.")
     client_config: Mapping[str, Any] = option(
         {}, mapping, "Options of botocore.config.Config for every client."
     )
@@ -51,6 +75,7 @@ class KombuOptions:
         True, flag, "Whether sent messages are base64-encoded, as kombu does; both kinds are understood."
     )
     sts_role_arn: str | None = option(None, text, "A role to assume.")
+    external_id: str | None = option(None, text, "The external id that the role's trust policy asks for.")
     sts_token_timeout: int = option(
         900,
         Seconds(900, VISIBILITY_HORIZON_SECONDS, whole=True),
@@ -67,3 +92,11 @@ class KombuOptions:
                 f"({self.sts_token_timeout}), got {self.sts_token_buffer_time}: the credentials would be "
                 "renewed without end"
             )
+        if self.external_id and not self.sts_role_arn:
+            raise OptionError("expected sts_role_arn beside external_id, which means nothing alone")
+
+    def backoff_policy(self, queue: str, task: str) -> BackoffPolicy | None:
+        """The policy for the failures of that task in the queue of Celery's name, if one names the task."""
+        predefined = predefined_queue(self.predefined_queues, queue, self.queue_name_prefix)
+        policy = predefined.backoff if predefined else None
+        return policy if policy and task in policy.tasks else None

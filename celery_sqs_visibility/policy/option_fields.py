@@ -24,9 +24,14 @@ def option(default: Any, parse: Parser, doc: str, shown_default: str | None = No
     return field(default=default, metadata=metadata)
 
 
-_DASHED = {"client_config": "client-config", "sqs_creation_attributes": "sqs-creation-attributes"}
+#: The names that are no names in Python, or not of our style.
+_NAMES = {
+    "client_config": "client-config",
+    "sqs_creation_attributes": "sqs-creation-attributes",
+    "queue_owner": "QueueOwnerAWSAccountId",
+}
 
 
 def option_name(field_name: str) -> str:
     """The name a user writes for a field of `Options`."""
-    return _DASHED.get(field_name, field_name)
+    return _NAMES.get(field_name, field_name)

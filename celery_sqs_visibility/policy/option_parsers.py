@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import logging
+import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,12 +13,6 @@ from typing import Any
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.retry_delays import DelayRule, parse_delay
-
-logger = logging.getLogger(__name__)
-
-#: A retry delay in kombu's `predefined_queues`, which error_visibility_timeout replaces.
-BACKOFF_KEYS = frozenset({"backoff_policy", "backoff_tasks"})
-
 
 #: Makes an option's value of its name and what the user wrote; raises `OptionError`.
 Parser = Callable[[str, Any], Any]
@@ -116,24 +111,6 @@ def _imported(name: str, path: str) -> Any:
         ) from error
 
 
-def queues(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
-    """`predefined_queues`: each has a url, and a name that ends with .fifo only if the url does."""
-    for queue, settings in mapping(name, value).items():
-        if not isinstance(settings, Mapping) or not settings.get("url"):
-            is_mapping = isinstance(settings, Mapping)  # any value may be a secret
-            got = f"the keys {sorted(settings)}" if is_mapping else f"a {type(settings).__name__}"
-            raise OptionError(f"expected {name}[{queue!r}] to be a mapping with a 'url', got {got}")
-        if str(settings["url"]).endswith(".fifo") != str(queue).endswith(".fifo"):
-            raise OptionError(
-                f"expected the name {queue!r} in {name} and its url {settings['url']!r} to agree: "
-                "the names of FIFO queues, and of no others, end with .fifo"
-            )
-        for key in settings.keys() & BACKOFF_KEYS:
-            sentence = "%s[%r][%r] is ignored: set error_visibility_timeout, of the transport or of a task"
-            logger.warning(sentence, name, queue, key)
-    return value  # type: ignore[no-any-return]
-
-
 mapping = instance_of(Mapping, "a mapping")
 text = instance_of(str, "text")
 on_exhausted = OneOf(("delete", "keep"))
@@ -148,6 +125,27 @@ def queue_name(name: str, value: Any) -> str:
             "predefined_queues gives URLs names"
         )
     return str(value)
+
+
+def account(name: str, value: Any) -> str:
+    """The number of an AWS account: text, since a number may begin with 0."""
+    if isinstance(value, str) and re.fullmatch("[0-9]{12}", value):
+        return value
+    raise OptionError(f"expected {name} to be the 12 digits of an AWS account, as text, got {value!r}")
+
+
+def queue_attributes(name: str, value: Any) -> dict[str, str]:
+    """Attributes of CreateQueue, as SQS takes them: text, a policy as JSON."""
+    return {str(key): _attribute(inner) for key, inner in mapping(name, value).items()}
+
+
+def _attribute(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (bool, dict, list)) else str(value)
+
+
+def tags(name: str, value: Any) -> dict[str, str]:
+    """Tags of CreateQueue, which are text."""
+    return {str(key): str(inner) for key, inner in mapping(name, value).items()}
 
 
 def flag(name: str, value: Any) -> bool:

@@ -116,11 +116,10 @@ class Options(PayloadOptions, KombuOptions):
         declared = {option_name(f.name): f for f in fields(cls)}
         values: dict[str, Any] = {}
         for name, value in given.items():
-            if name in declared:
-                # To kombu, None and "" mean "not set".
-                if value is not None and value != "":
-                    values[declared[name].name] = declared[name].metadata["parse"](name, value)
-            elif name not in OTHER_PEOPLES_OPTIONS and not (name in REMEDIES and not value):
+            is_set = value is not None and value != ""  # to kombu, both mean "not set"
+            if name in declared and is_set:
+                values[declared[name].name] = declared[name].metadata["parse"](name, value)
+            elif not (name in declared or name in OTHER_PEOPLES_OPTIONS or (name in REMEDIES and not value)):
                 raise OptionError(_unknown(name, declared))
         return cls(**_derived_defaults(values) | values)
 

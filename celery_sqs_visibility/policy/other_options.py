@@ -34,6 +34,12 @@ _PROFILE = "set AWS_PROFILE in the environment"
 REMEDIES: Final = {
     "supports_fanout": "fanout over SNS is not supported",
     "predefined_exchanges": "fanout over SNS is not supported",
+    "queue_order_strategy": "it is of kombu's Redis transport; here all queues are polled side by side",
+    **dict.fromkeys(
+        ("backoff_policy", "backoff_tasks"),
+        "it belongs to a queue of predefined_queues; for all queues and tasks there is "
+        "error_visibility_timeout, of the transport or of a task",
+    ),
     "port": "put the port into broker_url: sqs://KEY:SECRET@host:port//",
     "regioninfo": "it is an option of boto 2; use region",
     "region_name": "use region",

@@ -121,7 +121,5 @@ def wasted_receives(receive_count: int, parks: int, wait: float, visibility_time
         wait: seconds until the ETA.
         visibility_timeout: the one in force.
     """
-    if wait <= 0:
-        return 0
     parked = max(0, parks - parks_before(wait, visibility_timeout))  # less than 0 where clocks differ
-    return max(0, receive_count - 1 - parked)
+    return max(0, receive_count - 1 - parked) if wait > 0 else 0

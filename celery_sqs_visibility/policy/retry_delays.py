@@ -140,12 +140,14 @@ class DelayRules:
 
     Attributes:
         task: the task's `error_visibility_timeout`.
+        queue: kombu's `backoff_policy` of the task's queue, if that names the task.
         backoff: Celery's `retry_backoff`, if set.
         retry_delay: the task's own `default_retry_delay`, if it sets one.
         fallback: the transport option `error_visibility_timeout`.
     """
 
     task: DelayRule | None = None
+    queue: DelayRule | None = None
     backoff: DelayRule | None = None
     retry_delay: float | None = None
     fallback: DelayRule | None = None
@@ -176,7 +178,7 @@ def choose_delay(
     if asked is not None:
         return asked
     retry_delay = None if rules.retry_delay is None else DelayList((rules.retry_delay,))
-    for rule in (rules.task, rules.backoff, retry_delay, rules.fallback):
+    for rule in (rules.task, rules.queue, rules.backoff, retry_delay, rules.fallback):
         try:
             delay = rule.delay(retries, exc) if rule else None
         except Exception:  # noqa: BLE001 - a user's callable may raise anything; `failed` logs it

@@ -18,11 +18,11 @@ from celery import Task
 from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Reject, Retry
 from celery.utils.time import maybe_make_aware
 
-from celery_sqs_visibility.aws.queues import FIFO_SUFFIX
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.inactivity import parse_inactivity_timeout
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 from celery_sqs_visibility.task.context import (
     LIMIT_HEADER,
     DeliveryContext,
@@ -215,10 +215,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         request = self.request
         known = self.limit_of(request)
         is_higher = limit is not None and known is not None and limit > known and request.retries + 1 >= known
-        # By the URL: a predefined queue may have any name.
-        url = (request.properties or {}).get("delivery_info", {}).get("sqs_queue", "")
-        is_fifo = url.endswith(FIFO_SUFFIX)
-        if is_higher and not is_fifo and not self.is_last_attempt(request, limit):
+        if is_higher and not _is_from_fifo(request) and not self.is_last_attempt(request, limit):
             delay = self.delay_after(request, exc or self._exhausted(), countdown, explicit=True)
             with suppress(VisibilityRetry):  # it could not be published, and hiding needs no request of ours
                 return self._retry_by_publishing(exc, delay, None, {"max_retries": limit})
@@ -271,6 +268,12 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         finally:
             # Celery keeps it on the task, for its autoretry: the next message would be given it, too.
             self.__dict__.pop("override_max_retries", None)
+
+
+def _is_from_fifo(request: DeliveryContext) -> bool:
+    """By the URL: a predefined queue may have any name."""
+    url = (request.properties or {}).get("delivery_info", {}).get("sqs_queue", "")
+    return bool(url.endswith(FIFO_SUFFIX))
 
 
 def _on_commit(publish: Callable[[], object]) -> None:

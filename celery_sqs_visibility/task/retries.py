@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,6 +44,9 @@ EVERY_EXCEPTION: tuple[type[BaseException], ...] = _EveryException()
 
 #: A time limit, an inactive run or a lost pool child says nothing about the task's own errors.
 LOST_RUNS = (SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError, InactivityError)
+
+#: Logged, not raised: an error of a rule must not take the place of the task's own.
+RULE_FAILED = "error_visibility_timeout of task %s failed; the next rule decides"
 
 #: (retries, exc)
 DELAY_ARGUMENTS = 2
@@ -105,25 +109,34 @@ class RetryDecisions(GenericTask[P, R_co]):
         explicit: bool = False,
     ) -> float | None:
         """Seconds to hide the message of a failed run; `None`: the rest of its visibility timeout."""
-        # An error of a rule must not take the place of the task's own.
-        failed = partial(
-            logger.exception, "error_visibility_timeout of task %s failed; the next rule decides", self.name
-        )
+        failed = partial(logger.exception, RULE_FAILED, self.name)
+        rules = self._rules_in(sqs_delivery(request)["queue"])
         delay = choose_delay(
-            self._delay_rules, request.retries, exc, explicit=explicit, countdown=countdown, failed=failed
+            rules, request.retries, exc, explicit=explicit, countdown=countdown, failed=failed
         )
         return None if delay is None else min(delay, horizon_left(request))
+
+    def _rules_in(self, queue: str) -> DelayRules:
+        """The rules for a message of that queue."""
+        policy = self._options.backoff_policy(queue, self.name) if self._options else None
+        return replace(self._delay_rules, queue=policy) if policy else self._delay_rules
+
+    @cached_property
+    def _options(self) -> Options | None:
+        """The options as the app's connections have parsed them; `None` on any other broker. No request."""
+        with self.app.connection_for_read() as connection:
+            options = getattr(connection.transport, "options", None)
+        return options if isinstance(options, Options) else None
 
     @cached_property
     def _delay_rules(self) -> DelayRules:
         above_celery = type(self).__mro__[: type(self).__mro__.index(RetryDecisions)]
         sets_delay = any("default_retry_delay" in cls.__dict__ for cls in above_celery)
-        options = _transport_options(self.app)
         return DelayRules(
             task=self._delay_rule(self),
             backoff=_celery_backoff(self),
             retry_delay=self.default_retry_delay if sets_delay else None,
-            fallback=options.error_visibility_timeout if options else None,
+            fallback=self._options.error_visibility_timeout if self._options else None,
         )
 
     @classmethod
@@ -156,10 +169,3 @@ def horizon_left(request: DeliveryContext) -> float:
     """Seconds that the message can still be hidden: SQS counts 12 hours from its receive."""
     left = sqs_delivery(request)["horizon"] - SYSTEM_CLOCK.monotonic() - SETTLED_WITHIN_SECONDS
     return max(0.0, left)
-
-
-def _transport_options(app: Any) -> Options | None:
-    """The options as the app's connections have parsed them; `None` on any other broker. No request."""
-    with app.connection_for_read() as connection:
-        options = getattr(connection.transport, "options", None)
-    return options if isinstance(options, Options) else None

@@ -13,7 +13,7 @@ from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_con
 from celery_sqs_visibility.aws.object_store import S3ObjectStore
 from celery_sqs_visibility.aws.port import SQS, ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-from celery_sqs_visibility.aws.queues import PredefinedQueue, Queues
+from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
@@ -23,6 +23,7 @@ from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, P
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
+from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.codec import decode_message
@@ -37,9 +38,8 @@ SYSTEM_ATTRIBUTES: Final = {
     "SentTimestamp",
 }
 
-#: The keys of the option `predefined_queues` that count here; kombu has more.
+#: What a predefined queue may have in place of the connection's.
 CREDENTIALS: Final = ("access_key_id", "secret_access_key", "session_token")
-PREDEFINED_KEYS: Final = ("url", "region", *CREDENTIALS)
 
 _lock = ProcessLock()  # guards _contexts
 _contexts: dict[tuple[int, str], BrokerContext] = {}
@@ -125,6 +125,7 @@ def _settings(broker: BrokerURL, options: Options) -> ClientSettings:
         access_key_id=broker.userid,
         secret_access_key=broker.password,
         role_arn=options.sts_role_arn,
+        role_external_id=options.external_id,
         role_seconds=options.sts_token_timeout,
         role_buffer_seconds=options.sts_token_buffer_time,
         config=frozen_config(options.client_config),
@@ -140,23 +141,30 @@ def _payloads(settings: ClientSettings, options: Options) -> PayloadStore | None
 
 def _queues(settings: ClientSettings, options: Options) -> Queues:
     def sqs_for(predefined: PredefinedQueue) -> SQS:
-        own = {name: getattr(predefined, name) for name in CREDENTIALS} if predefined.access_key_id else {}
-        return shared_sqs(replace(settings, region=predefined.region or options.region, **own))
+        return shared_sqs(_settings_for(predefined, settings))
 
     return Queues(
         shared_sqs(settings),
         prefix=options.queue_name_prefix,
-        predefined={
-            name: PredefinedQueue(**{key: queue[key] for key in PREDEFINED_KEYS if key in queue})
-            for name, queue in options.predefined_queues.items()
-        },
+        predefined=options.predefined_queues,
+        owner=options.queue_owner,
         sqs_for=sqs_for,
         attributes={
             "VisibilityTimeout": str(options.visibility_timeout),
-            **{name: str(value) for name, value in options.sqs_creation_attributes.items()},
+            **options.sqs_creation_attributes,
         },
         tags=options.queue_tags,
     )
+
+
+def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> ClientSettings:
+    """Those of the connection, but for what the queue has of its own. Equal ones share clients."""
+    own: dict[str, Any] = {}
+    if predefined.access_key_id:
+        own = {name: getattr(predefined, name) for name in CREDENTIALS}
+    if predefined.sts_role_arn:
+        own |= {"role_arn": predefined.sts_role_arn, "role_external_id": predefined.external_id}
+    return replace(settings, region=predefined.region or settings.region, **own)
 
 
 def _endpoint(broker: BrokerURL, *, secure: bool) -> str | None:

@@ -63,12 +63,7 @@ class BrokerURL:
     def parse(cls, url: str) -> BrokerURL:
         """Read a URL. Credentials end at the last "@", so that secrets need no quotes."""
         scheme, _, rest = url.partition(SCHEME_END)
-        if scheme.lower() not in SCHEMES:
-            shown = repr(scheme + SCHEME_END) if SCHEME.fullmatch(scheme) else "no scheme"
-            raise OptionError(
-                f"broker_url begins with {shown} and not with sqs://: with broker_transport = "
-                f"'celery_sqs_visibility' {FORM}, or it is left out"
-            )
+        _check_scheme(scheme)
         credentials, _, location = rest.rpartition("@")
         userid, _, password = map(unquote, credentials.partition(":"))
         location, _, query = location.partition("?")
@@ -83,6 +78,15 @@ class BrokerURL:
         if self.userid:
             credentials = f"{quote(self.userid, safe='')}:{quote(self.password or '', safe='')}@"
         return f"celery-sqs-visibility://{credentials}{self.host or ''}{port}//"
+
+
+def _check_scheme(scheme: str) -> None:
+    if scheme.lower() not in SCHEMES:
+        shown = repr(scheme + SCHEME_END) if SCHEME.fullmatch(scheme) else "no scheme"
+        raise OptionError(
+            f"broker_url begins with {shown} and not with sqs://: with broker_transport = "
+            f"'celery_sqs_visibility' {FORM}, or it is left out"
+        )
 
 
 def _host_and_port(location: str) -> tuple[str, int | None]:

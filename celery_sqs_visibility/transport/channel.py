@@ -129,6 +129,12 @@ class Channel(AdministrativeChannel):
         if (delivery := self.delivery(delivery_tag)) is not None:
             delivery.reject(requeue=requeue)
 
+    def basic_recover(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Raise `NotImplementedError`, which kombu's channels do without `requeue`."""
+        raise NotImplementedError(
+            "there is no recover on SQS: requeue each message, or close the channel, which gives them back"
+        )
+
     def close(self) -> None:
         """Give back what does not run, and close. A forked child has nothing to give back."""
         if self._pid != os.getpid():

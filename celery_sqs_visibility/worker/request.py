@@ -24,6 +24,7 @@ from celery_sqs_visibility.events import Finished, emit, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery
 from celery_sqs_visibility.transport.message import Message
+from celery_sqs_visibility.worker.backoff import after_rejection
 from celery_sqs_visibility.worker.exceptions import PROCESS_GONE, could_not_publish_retry, exception_of
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
@@ -176,12 +177,14 @@ class DeliveryRequest(Request):
         if self.delivery is None:
             super().reject(requeue)
         elif not self.acknowledged:
-            if not self._rejected_by_task:
-                self.come_back_later()  # at once, it could kill one worker after the other
-            elif requeue:
+            if self._rejected_by_task and requeue:
                 self.settle(Release())
-            else:
+            elif (backoff := after_rejection(self.delivery, self.task)) is not None:
+                self.settle(backoff)
+            elif self._rejected_by_task:
                 self.give_up("rejected by the task")
+            else:
+                self.come_back_later()  # at once, it could kill one worker after the other
             self.send_event("task-rejected", requeue=requeue)
 
     def settle(self, settlement: Settlement) -> None:

@@ -41,6 +41,10 @@ from celery_sqs_visibility.transport.temporary_queues import temporary
 
 #: Sources that we rely on and what they mention; with " ... " between, in that order.
 MENTIONED = [
+    # Kombu's backoff policy is for rejected messages, by the receives that SQS counts.
+    ("kombu.transport.SQS:QoS.apply_backoff_policy", "policy_value = backoff_policy.get(number_of_retries)"),
+    ("kombu.transport.SQS:QoS.extract_task_name_and_number_of_retries", "['ApproximateReceiveCount']"),
+    ("celery.worker.request:Request.on_failure", "self.reject(requeue=False)"),
     # Kombu loads the entry points we hide behind.
     ("kombu.serialization", "entrypoints('kombu.serializers')"),
     # Kombu decompresses by the header that we keep from it.

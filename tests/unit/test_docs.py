@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 import os
 import re
 from pathlib import Path
 
 import pytest
 from celery import _state
-from kombu.transport.virtual import base as virtual
+from support.kombu_names import kombus_options
 from support.log_sentences import loud_sentences, plain_words
 
 from celery_sqs_visibility.policy.options import REFERENCE, Options, reference_table
@@ -80,16 +78,6 @@ def test_every_page_can_be_reached_from_the_readme(page):
 
 def test_the_readme_is_for_somebody_tired():
     assert len(README.read_text().splitlines()) <= MOST_README_LINES
-
-
-def kombus_options():
-    """The transport options that the SQS transport of the installed kombu reads."""
-    spec = importlib.util.find_spec("kombu.transport.SQS")  # a module until 5.6, a package in 5.7
-    files = [Path(spec.origin), *(Path(spec.origin).parent.glob("SNS.py"))]
-    source = "".join([*(file.read_text() for file in files), inspect.getsource(virtual.Transport.__init__)])
-    mapping = r"\b(?:transport_options|queue_config|q|e)"
-    names = re.findall(mapping + r"(?:\.get\(|\[)\s*['\"]([\w-]+)", source)
-    return {*names, *virtual.Channel.from_transport_options}
 
 
 def test_who_comes_from_kombu_finds_every_option():

@@ -219,11 +219,7 @@ class PendingMessages:
         # One pause for all, so that they share a batch again.
         not_before = now + pause(1 + max((pending.failures for pending in errors), default=0))
         for pending, error in errors.items():
-            if isinstance(error, PASSING_ERRORS) and batches.outage_since is None:
-                batches.outage_since = now
-            pending.failures += 1
-            if pending.failures == 1:
-                pending.outage_since = now if batches.outage_since is None else batches.outage_since
+            _count_failure(pending, error, batches, now)
             if _may_pass(pending, error) and not_before < pending.outage_since + GIVE_UP_SECONDS:
                 heapq.heappush(self._retries, (not_before, next(self._ties), pending))
             else:
@@ -247,6 +243,15 @@ class PendingMessages:
         self._batches[pending.queue].remove(pending)
         del self._messages[pending]
         self.size -= pending.size
+
+
+def _count_failure(pending: PendingMessage, error: SQSError, batches: PendingBatches, now: float) -> None:
+    """The first failure of a message counts from the beginning of the outage that it is in."""
+    if isinstance(error, PASSING_ERRORS) and batches.outage_since is None:
+        batches.outage_since = now
+    pending.failures += 1
+    if pending.failures == 1:
+        pending.outage_since = now if batches.outage_since is None else batches.outage_since
 
 
 def _may_pass(pending: PendingMessage, error: SQSError) -> bool:

@@ -60,10 +60,7 @@ class Sender:
         self._outages: dict[Queue, Outage] = {}
 
     def put(self, queue: Queue, message: OutgoingMessage, task_id: str | None) -> bool:
-        """Have it sent, waiting while too much is pending; whether it will be.
-
-        It will not where the sender is closed, or is another process's, or there can be no thread.
-        """
+        """Have it sent, waiting while too much is pending; `False` where no thread of ours would send it."""
         if self._pid != os.getpid():
             return False  # and its lock may be held by a thread that this process does not have
         with self._work:

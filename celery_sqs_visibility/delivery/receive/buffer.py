@@ -57,7 +57,8 @@ class Buffer:
     def wait(self, timeout: float | None) -> bool:
         """Wait for a message; whether there is one. The reader's thread, where there is no event loop."""
         with self._arrived:
-            return self._arrived.wait_for(self._messages.__len__, timeout) > 0
+            # Of this buffer, not of the deque, which `take` replaces meanwhile.
+            return self._arrived.wait_for(self.__len__, timeout) > 0
 
     def dispatch(self, clock: Clock, *, raising: bool = False) -> int:
         """Dispatch messages, in order, for `DISPATCH_SECONDS`; how many. The reader's thread.

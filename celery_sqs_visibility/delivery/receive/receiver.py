@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from celery_sqs_visibility.aws.port import ReceiveOptions
@@ -126,15 +127,20 @@ class Receiver:
             return
         unanswered = self._polls.give_up_overdue(now)
         with self._changed:
-            died = self._poller is None or not self._poller.is_alive()
-            # Overdue since whenever: there may have been too many threads at first.
-            hangs = any(poll.overdue and poll.thread is self._poller for poll in self._polls.in_flight)
-            if self.stopping or not (died or (hangs and len(self._threads) < MAX_THREADS)):
+            what = None if self.stopping else self._trouble_of_poller()
+            if what is None:
                 return
             self._start_poller()
         if not unanswered:  # else the outage is logged
-            what = "died" if died else "hangs"
             logger.error("a thread that polls %r %s: another takes its place", self.queue.name, what)
+
+    def _trouble_of_poller(self) -> str | None:
+        """Why another thread is to take its place. Under the lock."""
+        if self._poller is None or not self._poller.is_alive():
+            return "died"
+        # Overdue since whenever: there may have been too many threads at first.
+        hangs = any(poll.overdue and poll.thread is self._poller for poll in self._polls.in_flight)
+        return "hangs" if hangs and len(self._threads) < MAX_THREADS else None
 
     def _start_poller(self) -> None:
         self._poller = self._start_thread(self._poll_until_stopped)
@@ -146,20 +152,19 @@ class Receiver:
 
     def _start_thread(self, target: Callable[[], None]) -> threading.Thread | None:
         """Under the lock."""
-
-        def run() -> None:
-            try:
-                target()
-            finally:
-                with self._changed:
-                    self._threads.discard(threading.current_thread())
-
-        thread = start_thread(run, f"sqs-receive-{self.queue.name}")
+        thread = start_thread(partial(self._run, target), f"sqs-receive-{self.queue.name}")
         if thread is None:
             logger.error("a thread that polls %r could not be started", self.queue.name)
         else:
             self._threads.add(thread)
         return thread
+
+    def _run(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        finally:
+            with self._changed:
+                self._threads.discard(threading.current_thread())
 
     def _poll_until_stopped(self) -> None:
         while self._is_poller():

@@ -107,7 +107,6 @@ class Parking:
             return None
 
     def _limits(self, delivery: Delivery, message: ReceivedMessage, wait: float) -> Limits:
-        sent = int(message.get("Attributes", {}).get("SentTimestamp", 0)) / 1000
         policy = self._redrive.peek(delivery.queue)
         # Where the policy cannot be read there may be one.
         unknown = None if self._redrive.knows(delivery.queue) else 2
@@ -117,11 +116,17 @@ class Parking:
         return Limits(
             receive_count=receives,
             max_receive_count=policy.max_receive_count if policy else unknown,
-            age=max(0.0, self._clock.wall() - sent) if sent else 0.0,
+            age=_age(message, self._clock.wall()),
             retention=self._redrive.retention(delivery.queue),
             visibility_timeout=timeout,
             wasted_receives=wasted,
         )
+
+
+def _age(message: ReceivedMessage, now: float) -> float:
+    """Seconds since it was sent; 0 if that is unknown."""
+    sent = int(message.get("Attributes", {}).get("SentTimestamp", 0)) / 1000
+    return max(0.0, now - sent) if sent else 0.0
 
 
 def _copy(delivery: Delivery, body: str, delay: int) -> OutgoingMessage:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from kombu.transport.SQS import Channel
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import Location
-from celery_sqs_visibility.aws.queues import PredefinedQueue, Queue, Queues
-from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, UnavailableError
+from celery_sqs_visibility.aws.queues import Queue, Queues
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    QueueDoesNotExistError,
+    RequestRefusedError,
+    UnavailableError,
+)
+from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
 
 ELSEWHERE = Location("eu-west-1", "https://sqs.eu-west-1.amazonaws.com")
 
@@ -17,14 +24,30 @@ def actions(sqs):
     return [action for action, _ in sqs.calls]
 
 
+@pytest.mark.parametrize("method", ["find", "find_or_create", "ensure"])
 @pytest.mark.parametrize(
-    "name",
-    ["celery", "a.b", "a.b.fifo", "worker@host.celery.pidbox", "-_.!\"#$%&'()*+,/:;<=>?[]^`{|}~", ".fifo"],
+    ("name", "said"), [("x" * 77, "has 81 characters"), ("größe", "letters of ASCII")], ids=["long", "umlaut"]
 )
-@pytest.mark.parametrize("prefix", ["", "my.app-", "x/"])
-def test_sqs_names_are_kombus(sqs, name, prefix):
-    kombus = Channel.entity_name(None, prefix + name)
-    assert Queues(sqs, prefix=prefix).canonical_name(name) == kombus
+def test_a_name_that_sqs_does_not_take_is_refused_with_a_remedy_and_no_request(sqs, method, name, said):
+    with pytest.raises(RequestRefusedError, match=f"for Celery's queue '{name}'.*{said}"):
+        getattr(Queues(sqs, prefix="app-"), method)(name)
+    assert sqs.calls == []
+
+
+OWNER = "000000000000"  # the fake's one account
+
+
+@pytest.mark.parametrize("options", [{"owner": OWNER}, {"predefined": {"a.b": PredefinedQueue(owner=OWNER)}}])
+@pytest.mark.parametrize("method", ["find", "find_or_create", "ensure"])
+def test_a_queue_of_another_account_is_asked_for_by_that_and_never_created(sqs, options, method):
+    queues = Queues(sqs, prefix="app-", **options)
+    with pytest.raises(QueueDoesNotExistError, match=f"no queue 'app-a-b' of account {OWNER}"):
+        getattr(queues, method)("a.b")
+    url = sqs.create_queue("app-a-b", {}, {})
+    assert getattr(queues, method)("a.b").url == url
+    asked = [arguments for action, arguments in sqs.calls if action == "GetQueueUrl"]
+    assert asked == [{"name": "app-a-b", "owner": OWNER}] * 2
+    assert actions(sqs).count("CreateQueue") == 1
 
 
 def test_a_queues_url_is_asked_for_once_until_it_is_forgotten(sqs):
@@ -106,7 +129,7 @@ def test_a_queue_that_is_not_predefined_is_told_the_nearest_name(sqs, method):
 
 def test_secrets_stay_out_of_repr(sqs):
     definition = PredefinedQueue("https://sqs.example/1/a", "eu-west-1", "AKIA", "hush", "token")
-    assert repr(definition) == "PredefinedQueue(url='https://sqs.example/1/a', region='eu-west-1')"
+    assert not {"AKIA", "hush", "token"} & set(re.split(r"\W+", repr(definition)))
     assert repr(Queue("a", "u", sqs)) == "Queue(name='a', url='u')"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
 import pytest
 from support.faults import Answer, json_answer
 from support.proxy import FaultProxy
@@ -30,12 +33,24 @@ def proxy():
 
 
 @pytest.fixture
-def sqs(proxy, monkeypatch):
+def make_sqs(proxy, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://sts.invalid")
     config = frozen_config({"proxies": {"http": proxy.url}})
-    sqs = BotoSQS(ClientSettings("eu-west-1", "http://sqs.invalid", **KEYS, role_arn=ROLE, config=config))
-    yield sqs
-    sqs.close()
+    made = []
+
+    def make(**role):
+        settings = ClientSettings("eu-west-1", "http://sqs.invalid", **KEYS, config=config, **role)
+        made.append(BotoSQS(settings))
+        return made[-1]
+
+    yield make
+    for sqs in made:
+        sqs.close()
+
+
+@pytest.fixture
+def sqs(make_sqs):
+    return make_sqs(role_arn=ROLE)
 
 
 def test_a_role_is_assumed_at_the_first_request_and_kept_until_it_is_due(proxy, sqs):
@@ -45,6 +60,26 @@ def test_a_role_is_assumed_at_the_first_request_and_kept_until_it_is_due(proxy, 
     assert [call.action for call in proxy.calls()] == ["AssumeRole", "GetQueueUrl", "GetQueueUrl"]
     role = proxy.calls()[0].request
     assert (role["RoleArn"], role["RoleSessionName"], role["DurationSeconds"]) == (ROLE, "Celery", "900")
+
+
+def lasting(seconds):
+    """An answer of STS whose credentials end so many seconds from now."""
+    end = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    return replace(ASSUMED, body=ASSUMED.body.replace(b"2999-01-01T00:00:00Z", end.isoformat().encode()))
+
+
+def test_each_role_has_its_external_id_and_is_renewed_by_itself_before_its_end(proxy, make_sqs):
+    seconds = {ROLE: 100, ROLE + "-2": 3600}  # of the first, 100 of 900 are left
+
+    def answer(request, *_):
+        return lasting(seconds[request.parameters["RoleArn"]])
+
+    with proxy.inject(answer, "AssumeRole"):
+        roles = [make_sqs(role_arn=ROLE, role_external_id="42"), make_sqs(role_arn=ROLE + "-2")]
+        for sqs in roles * 2:
+            sqs.queue_url("q")
+    asked = [(call.request["RoleArn"], call.request.get("ExternalId")) for call in proxy.calls("AssumeRole")]
+    assert asked == [(ROLE, "42"), (ROLE + "-2", None), (ROLE, "42")]
 
 
 def test_a_role_that_may_not_be_assumed_is_named(proxy, sqs):

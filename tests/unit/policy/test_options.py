@@ -64,6 +64,7 @@ BAD = {
     "is_secure": ["yes"],
     "queue_name_prefix": [5],
     "predefined_queues": [["q"], {"q": {}}, {"q": "https://sqs/q"}],
+    "QueueOwnerAWSAccountId": [123456789012, "1234"],
     "sqs-creation-attributes": ["x"],
     "queue_tags": [[1]],
     "client-config": [5],
@@ -105,7 +106,8 @@ def test_whatever_is_given_for_a_duration_it_is_refused_or_a_number_within_bound
         assert 0 <= getattr(options, name) <= VISIBILITY_HORIZON_SECONDS
 
 
-QUEUES = {"q": {"url": "https://sqs/1/q", "region": "eu-west-1"}}
+TEXTS = {"FifoQueue": "true", "DelaySeconds": "5"}
+POLICY = {"RedrivePolicy": '{"maxReceiveCount": 5}'}
 
 
 @pytest.mark.parametrize(
@@ -121,11 +123,15 @@ QUEUES = {"q": {"url": "https://sqs/1/q", "region": "eu-west-1"}}
         ("wait_time_seconds", 0, 0),
         ("settle_window", 0, 0),
         ("prefetch_seconds", 0, 0),
-        ("predefined_queues", QUEUES, QUEUES),
+        ("sqs-creation-attributes", {"FifoQueue": True, "DelaySeconds": 5}, TEXTS),
+        ("sqs-creation-attributes", {"RedrivePolicy": {"maxReceiveCount": 5}}, POLICY),
+        ("queue_tags", {"team": 7}, {"team": "7"}),
+        ("QueueOwnerAWSAccountId", "001234567890", "001234567890"),
     ],
 )
 def test_a_good_value_replaces_the_default_also_as_text_and_as_zero(name, given, value):
-    assert getattr(Options.parse({name: given}), name) == value
+    (field,) = (f.name for f in fields(Options) if option_name(f.name) == name)
+    assert getattr(Options.parse({name: given}), field) == value
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -149,14 +155,13 @@ def test_the_heartbeat_follows_the_visibility_timeout_and_the_longest_sleep_the_
             ["heartbeat_interval", "visibility_timeout (30)", "got 30"],
         ),
         ({"polling_interval": 10, "polling_interval_max": 5}, ["polling_interval_max", "got 5"]),
-        ({"predefined_queues": {"q.fifo": {"url": "https://sqs/1/q"}}}, ["'q.fifo'", "'https://sqs/1/q'"]),
-        ({"predefined_queues": {"q": {"url": "https://sqs/1/q.fifo"}}}, ["'q'", "'https://sqs/1/q.fifo'"]),
+        ({"external_id": "42"}, ["sts_role_arn", "external_id"]),
         (
             {"error_visibility_timeout": "celery_sqs_visibility.policy.attempts.attempts_made"},
             ["two arguments"],
         ),
     ],
-    ids=["a heartbeat too late", "a longest sleep too short", "fifo", "not fifo", "what a path names"],
+    ids=["a heartbeat too late", "a longest sleep too short", "an id of no role", "what a path names"],
 )
 def test_values_that_do_not_agree_are_refused(options, said):
     message = refusal(options)
@@ -192,7 +197,6 @@ def test_a_name_that_is_no_option_is_refused_with_the_nearest_or_all_or_the_reas
         {"aws_secret_access_key": "hush"},
         {"client-config": "https://me:hush@proxy"},
         {"predefined_queues": [{"secret_access_key": "hush"}]},
-        {"predefined_queues": {"q": {"secret_access_key": "hush"}}},
     ],
     ids=repr,
 )

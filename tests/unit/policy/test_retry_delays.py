@@ -93,6 +93,7 @@ def broken(retries, exc):
 @pytest.mark.parametrize(
     ("others", "expected"),
     [
+        ({"queue": parsed(6), "backoff": parsed(7)}, 6),
         ({"backoff": parsed(7), "retry_delay": 8, "fallback": parsed(9)}, 7),
         ({"retry_delay": 8, "fallback": parsed(9)}, 8),
         ({"fallback": parsed(9)}, 9),
@@ -171,7 +172,7 @@ def test_whatever_an_exception_says_a_usable_delay_or_none_comes_of_it(asked):
 
 
 @given(
-    st.builds(DelayRules, MAYBE_RULE, MAYBE_RULE, st.none() | SECONDS, MAYBE_RULE),
+    st.builds(DelayRules, MAYBE_RULE, MAYBE_RULE, MAYBE_RULE, st.none() | SECONDS, MAYBE_RULE),
     RETRIES,
     st.none() | st.floats(-1e9, 1e9),
     st.none() | SECONDS,
@@ -183,6 +184,7 @@ def test_the_first_that_has_an_opinion_wins(rules, retries, countdown, asked, ex
         None if countdown is None else max(0.0, countdown),
         asked,
         rules.task and rules.task.delay(retries, exc),
+        rules.queue and rules.queue.delay(retries, exc),
         rules.backoff and rules.backoff.delay(retries, exc),
         rules.retry_delay,
         rules.fallback and rules.fallback.delay(retries, exc),

@@ -154,7 +154,7 @@ def test_no_delay_is_longer_than_what_is_left_of_the_12_hours_whatever_the_wall_
     clock = FakeClock()
     monkeypatch.setattr(retries, "SYSTEM_CLOCK", clock)
     task = make(app, error_visibility_timeout=600)
-    sqs = {"receive_count": 1, "horizon": clock.monotonic() + VISIBILITY_HORIZON_SECONDS}
+    sqs = {"queue": "q", "receive_count": 1, "horizon": clock.monotonic() + VISIBILITY_HORIZON_SECONDS}
     clock._wall += hours * 3600
     assert delay(task, sqs=sqs) == 600
     clock.advance(VISIBILITY_HORIZON_SECONDS - 300)
@@ -165,3 +165,26 @@ def test_no_delay_is_longer_than_what_is_left_of_the_12_hours_whatever_the_wall_
 
 def test_the_default_of_autoretry_for_says_what_it_means():
     assert repr(EVERY_EXCEPTION) == "(Exception,)"
+
+
+@pytest.mark.parametrize(
+    ("options", "delays"),
+    [
+        ({}, [10, 20, 7]),
+        ({"retry_backoff": 3, "retry_jitter": False}, [10, 20, 12]),
+        ({"error_visibility_timeout": 60}, [60, 60, 60]),
+    ],
+)
+def test_the_backoff_policy_of_its_queue_goes_before_celerys_rules_and_after_the_tasks_own(options, delays):
+    url = "https://sqs.us-east-1.amazonaws.com/1/a-b"
+    policy = {"url": url, "backoff_policy": {1: 10, 2: 20}, "backoff_tasks": ["task"]}
+    with Celery("test", task_cls=VisibilityTask, set_as_current=False) as app:
+        app.conf.broker_transport = "celery_sqs_visibility"
+        app.conf.broker_transport_options = {
+            "predefined_queues": {"a-b": policy},
+            "error_visibility_timeout": 7,
+        }
+        task = make(app, **options)
+        facts = [sqs_facts(receive_count=retries + 1, queue="a.b") for retries in range(3)]
+        assert [delay(task, retries=n, sqs=sqs) for n, sqs in enumerate(facts)] == delays
+        assert delay(task, sqs=sqs_facts(queue="another")) != 10

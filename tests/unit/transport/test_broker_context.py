@@ -14,6 +14,7 @@ from celery_sqs_visibility.transport.broker_context import shared_context
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 
 BODY = json.dumps({"body": "", "headers": {"task": "t", "id": "1"}, "properties": {"delivery_info": {}}})
+ROLE = "arn:aws:iam::123456789012:role/worker"
 ATTRIBUTES = {name: {"DataType": "String", "StringValue": "x"} for name in ("trace", "tenant.name")}
 
 
@@ -58,3 +59,59 @@ def test_a_system_attribute_is_received_with_those_that_are_needed():
 def test_connections_with_equal_settings_share_a_context():
     assert broker_context(polling_interval=7) is broker_context(polling_interval=7)
     assert broker_context(polling_interval=7) is not broker_context(polling_interval=8)
+
+
+PREDEFINED = {
+    "plain": {},
+    "elsewhere": {"region": "eu-north-1"},
+    "keys": {"access_key_id": "AKIA", "secret_access_key": "hush", "session_token": "token"},
+    "role": {"sts_role_arn": ROLE, "external_id": "42"},
+    "same role": {"sts_role_arn": ROLE, "external_id": "42"},
+    "other id": {"sts_role_arn": ROLE, "external_id": "43"},
+}
+
+
+def settings_of(**given):
+    queues = {name: {"url": f"https://sqs/1/{name}", **own} for name, own in PREDEFINED.items()}
+    found = broker_context(predefined_queues=queues, **given).queues
+    return {name: found.find(name).sqs for name in PREDEFINED}
+
+
+def test_a_predefined_queue_has_the_access_of_its_own_and_shares_it_with_its_equals():
+    accesses = settings_of()
+    assert accesses["role"] is accesses["same role"]
+    assert len({id(access) for access in accesses.values()}) == len(PREDEFINED) - 1
+    settings = {name: access._settings for name, access in accesses.items()}
+    assert settings["elsewhere"].region == "eu-north-1"
+    assert settings["plain"].region == settings["role"].region == "eu-west-1"
+    keys = settings["keys"]
+    assert (keys.access_key_id, keys.secret_access_key, keys.session_token) == ("AKIA", "hush", "token")
+    assert (settings["role"].role_arn, settings["role"].role_external_id) == (ROLE, "42")
+    assert settings["role"].access_key_id is settings["plain"].role_arn is None
+
+
+def test_a_role_of_the_connection_is_for_the_queues_without_one_and_its_times_are_for_all():
+    times = {"sts_token_timeout": 3600, "sts_token_buffer_time": 300}
+    accesses = settings_of(sts_role_arn=ROLE + "-of-all", external_id="1", **times)
+    roles = {name: (a._settings.role_arn, a._settings.role_external_id) for name, a in accesses.items()}
+    assert roles["plain"] == roles["keys"] == (ROLE + "-of-all", "1")
+    assert roles["other id"] == (ROLE, "43")
+    assert {(a._settings.role_seconds, a._settings.role_buffer_seconds) for a in accesses.values()} == {
+        (3600, 300)
+    }
+
+
+@pytest.mark.parametrize(
+    ("secure", "host", "endpoint"),
+    [
+        (False, "localhost", "http://localhost:4566"),
+        (True, "localhost", "https://localhost:4566"),
+        (False, None, None),
+        (True, None, None),
+    ],
+)
+def test_tls_is_an_option_where_the_url_names_an_endpoint(secure, host, endpoint):
+    options = Options.parse({"is_secure": secure})
+    context = shared_context({"is_secure": secure}, BrokerURL(host, 4566 if host else None), options)
+    settings = context.queues._sqs._settings
+    assert (settings.endpoint_url, settings.use_ssl) == (endpoint, True)

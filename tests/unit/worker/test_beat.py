@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from celery import Celery
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.queues import PredefinedQueue, Queues
+from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     CredentialsRefusedError,
@@ -18,6 +18,7 @@ from celery_sqs_visibility.errors import (
     TLSError,
     UnavailableError,
 )
+from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
 from celery_sqs_visibility.worker.beat import check_settings
 
 URL = "https://sqs.eu-west-1.amazonaws.com/1/q"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support import factories
-from support.processes import SOON
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 
@@ -93,3 +93,13 @@ def test_a_reader_without_an_event_loop_waits_for_an_arrival(buffer):
         buffer.put([buffered(1)])
         assert seen.result(SOON) is True
     assert buffer.wait(None) is True
+
+
+def test_a_reader_that_waits_hears_of_an_arrival_after_messages_of_a_queue_were_taken_out(buffer):
+    with ThreadPoolExecutor(1) as executor:
+        seen = executor.submit(buffer.wait, SOON)
+        wait_until(lambda: buffer._arrived._waiters, SOON, "the reader to wait")
+        buffer.take(lambda _: True)
+        buffer.put([buffered(1)])
+        assert seen.result(SOON) is True
+        assert len(buffer) == 1

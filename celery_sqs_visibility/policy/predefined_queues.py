@@ -1,0 +1,166 @@
+"""The option `predefined_queues`: queues by name, with the URL, the access and the retries of each."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.policy.option_parsers import Seconds, account, mapping
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+
+#: The account that a queue belongs to, as the API action GetQueueUrl has it.
+OWNER: Final = "QueueOwnerAWSAccountId"
+
+#: The keys of a queue whose values are text, and the fields of `PredefinedQueue` that they are for.
+TEXTS: Final = {
+    "url": "url",
+    "region": "region",
+    "access_key_id": "access_key_id",
+    "secret_access_key": "secret_access_key",
+    "session_token": "session_token",
+    "sts_role_arn": "sts_role_arn",
+    "external_id": "external_id",
+    OWNER: "owner",
+}
+
+#: kombu's retry delays.
+BACKOFF: Final = ("backoff_policy", "backoff_tasks")
+
+#: Keys that mean nothing without another.
+NEEDED: Final = (
+    ("access_key_id", "secret_access_key"),
+    ("secret_access_key", "access_key_id"),
+    ("session_token", "access_key_id"),
+    ("external_id", "sts_role_arn"),
+    ("backoff_policy", "backoff_tasks"),
+    ("backoff_tasks", "backoff_policy"),
+)
+
+#: Amazon's URLs name the region, where no other knows the queue.
+_URL_OF_AMAZON: Final = re.compile(r"https://sqs\.([a-z0-9-]+)\.(amazonaws\.com(\.cn)?|api\.aws)/")
+
+_backoff_seconds = Seconds(0, VISIBILITY_HORIZON_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffPolicy:
+    """kombu's `backoff_policy`, for the `backoff_tasks`: a delay rule for the failures of these tasks."""
+
+    tasks: frozenset[str]
+    seconds: Mapping[int, float] = field(hash=False)  # by attempt, from 1 on
+
+    def delay(self, retries: int, exc: BaseException) -> float | None:  # noqa: ARG002 - see `DelayRule`
+        """The seconds of this attempt; `None` where the policy has none."""
+        return self.seconds.get(retries + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PredefinedQueue:
+    """One value of the option. `None` means: as for the connection.
+
+    Attributes:
+        url: `None` where SQS is to be asked for it, by the account `owner` and the queue's name.
+        region: that of the URL, where the user gives none.
+        owner: the number of the AWS account that the queue belongs to.
+    """
+
+    url: str | None = None
+    region: str | None = None
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    sts_role_arn: str | None = None
+    external_id: str | None = field(default=None, repr=False)
+    owner: str | None = None
+    backoff: BackoffPolicy | None = None
+
+
+def predefined_queue(
+    queues: Mapping[str, PredefinedQueue], name: str, prefix: str = ""
+) -> PredefinedQueue | None:
+    """The queue of Celery's name. kombu looks for SQS's name, so users write that; others write Celery's."""
+    return queues.get(name) or queues.get(sqs_name(name, prefix))
+
+
+def parse_predefined_queues(name: str, value: Any) -> dict[str, PredefinedQueue]:
+    """The queues by the names that the user wrote.
+
+    Raises:
+        OptionError: naming the queue and the key, without a value that may be secret.
+    """
+    return {str(queue): _parse(f"{name}[{queue!r}]", queue, v) for queue, v in mapping(name, value).items()}
+
+
+def _parse(where: str, queue: str, value: Any) -> PredefinedQueue:
+    given = _given(where, value)
+    _check_keys(where, given)
+    _check_pairs(where, given)
+    texts = {attribute: given[key] for key, attribute in TEXTS.items() if key in given}
+    url = texts.get("url", "")
+    if url and url.endswith(FIFO_SUFFIX) != str(queue).endswith(FIFO_SUFFIX):
+        raise OptionError(
+            f"expected the name of {where} and its url {url!r} to agree: the names of FIFO queues, and of no "
+            "others, end with .fifo"
+        )
+    if amazon := _URL_OF_AMAZON.match(url):
+        texts.setdefault("region", amazon[1])
+    return PredefinedQueue(**texts, backoff=_backoff(where, given))
+
+
+def _given(where: str, value: Any) -> dict[str, Any]:
+    """The keys that are set, as kombu sees it, and their values."""
+    is_mapping = isinstance(value, Mapping)
+    given = {k: v for k, v in value.items() if v is not None and v != ""} if is_mapping else {}
+    if not given.keys() & {"url", OWNER}:
+        got = f"the keys {sorted(map(str, value))}" if is_mapping else f"a {type(value).__name__}"
+        raise OptionError(f"expected {where} to be a mapping with a 'url' or a {OWNER!r}, got {got}")
+    return given
+
+
+def _check_keys(where: str, given: Mapping[str, Any]) -> None:
+    valid = [*TEXTS, *BACKOFF]
+    for key, value in given.items():
+        if key not in valid:
+            near = difflib.get_close_matches(str(key), valid, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"valid ones are: {', '.join(valid)}"
+            raise OptionError(f"unknown key {key!r} in {where}: {hint}")
+        if key == OWNER:
+            account(f"{where}[{key!r}]", value)
+        if key in TEXTS and not isinstance(value, str):
+            raise OptionError(f"expected {where}[{key!r}] to be text, got a {type(value).__name__}")
+
+
+def _check_pairs(where: str, given: Mapping[str, Any]) -> None:
+    for key, needed in NEEDED:
+        if key in given and needed not in given:
+            raise OptionError(
+                f"expected {where} to have {needed!r} beside {key!r}, which means nothing alone"
+            )
+
+
+def _backoff(where: str, given: Mapping[str, Any]) -> BackoffPolicy | None:
+    policy, tasks = (given.get(key) for key in BACKOFF)
+    if policy is None:
+        return None
+    if not isinstance(tasks, Iterable) or isinstance(tasks, (str, bytes)):
+        raise OptionError(f"expected {where}['backoff_tasks'] to be a list of names of tasks, got {tasks!r}")
+    policy_name = f"{where}['backoff_policy']"
+    return BackoffPolicy(
+        frozenset(map(str, tasks)),
+        {
+            _attempt(policy_name, attempt): _backoff_seconds(f"{policy_name}[{attempt!r}]", seconds)
+            for attempt, seconds in mapping(policy_name, policy).items()
+        },
+    )
+
+
+def _attempt(name: str, value: Any) -> int:
+    """The number of an attempt; text where the settings come from JSON."""
+    if str(value).isdecimal() and int(value) > 0:
+        return int(value)
+    raise OptionError(f"expected the keys of {name} to be numbers of attempts, from 1 on, got {value!r}")

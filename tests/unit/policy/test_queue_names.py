@@ -1,0 +1,47 @@
+"""SQS's names are kombu's, and those that SQS does not take are known."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.transport.SQS import Channel
+
+from celery_sqs_visibility.policy.queue_names import sqs_name, why_illegal
+
+
+@given(st.text(), st.sampled_from(["", "my.app-", "x/"]), st.sampled_from(["", ".fifo"]))
+def test_sqs_names_are_kombus(name, prefix, suffix):
+    assert sqs_name(name + suffix, prefix) == Channel.entity_name(None, prefix + name + suffix)
+
+
+@pytest.mark.parametrize(
+    ("name", "sqs"),
+    [
+        ("celery", "celery"),
+        ("a.b", "a-b"),
+        ("a.b.fifo", "a-b.fifo"),
+        ("worker@host.celery.pidbox", "worker_host-celery-pidbox"),
+        ("-_.!\"#$%&'()*+,/:;<=>?[]^`{|}~", "-_-" + "_" * 27),
+    ],
+)
+def test_dots_become_hyphens_but_that_of_fifo_and_other_punctuation_underscores(name, sqs):
+    assert sqs_name(name) == Channel.entity_name(None, name) == sqs
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("x" * 80, None),
+        ("x" * 81, "81 characters"),
+        ("x" * 75 + ".fifo", None),
+        ("x" * 76 + ".fifo", "81 characters"),
+        ("größe", "ASCII"),
+        ("a b", "ASCII"),
+        (".fifo", "ASCII"),
+        ("", "ASCII"),
+    ],
+)
+def test_a_name_has_80_characters_at_the_most_and_only_legal_ones(name, said):
+    reason = why_illegal(name)
+    assert (reason is None) if said is None else said in reason

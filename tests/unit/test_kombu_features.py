@@ -1,0 +1,50 @@
+"""docs/kombu-features.md: each row has its tests, and no name of the installed kombu is missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.kombu_names import kombus_attributes, kombus_options, kombus_properties
+
+from celery_sqs_visibility.transport.channel import Channel
+from celery_sqs_visibility.transport.message import QoS
+from celery_sqs_visibility.transport.transport import Transport
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/kombu-features.md").read_text()
+FEATURES, _, NAMES = PAGE.partition("\n## Names on kombu's classes\n")
+
+
+def rows(text):
+    """The cells of each row of the tables, without the heads."""
+    lines = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+    return [re.split(r" \| ?", line) for line in lines if not line.startswith(("feature |", "name |"))]
+
+
+def quoted(text):
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
+
+
+@pytest.mark.parametrize("row", rows(FEATURES), ids=lambda row: row[0])
+def test_each_feature_has_tests_that_exist(row):
+    _, _, tests = row
+    assert quoted(tests)
+    for test in quoted(tests):
+        path, _, name = test.partition("::")
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), test
+
+
+def test_every_option_and_property_of_kombus_is_a_feature():
+    wanted = kombus_options() | kombus_properties()
+    assert {"predefined_queues", "MessageGroupId", "sts_role_arn", "body_encoding"} <= wanted
+    assert wanted - set(quoted(FEATURES)) == set()
+
+
+def test_every_name_of_kombus_is_there_or_said_to_be_missing():
+    assert kombus_attributes() - set(quoted(NAMES)) == set()
+    for names, here, *_ in rows(NAMES):
+        for name in quoted(names):
+            ours = any(hasattr(cls, name) for cls in (Channel, Transport, QoS))
+            assert ours is (here == "the same"), name
