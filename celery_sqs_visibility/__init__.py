@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.signals import message_lost
     from celery_sqs_visibility.task.base import VisibilityTask
     from celery_sqs_visibility.task.context import SQSDelivery
+    from celery_sqs_visibility.transport.aws_events import S3Object, s3_object
+    from celery_sqs_visibility.transport.task_message import message, task_id_for
     from celery_sqs_visibility.worker.install import Transport
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "Released",
     "Renewed",
     "RequestRefusedError",
+    "S3Object",
     "SQSDelivery",
     "SQSError",
     "SQSRequest",
@@ -64,9 +67,12 @@ __all__ = [
     "UnroutableError",
     "VisibilityLostError",
     "VisibilityTask",
+    "message",
     "message_lost",
     "publish_batch",
+    "s3_object",
     "subscribe",
+    "task_id_for",
 ]
 
 __version__ = "0.1.0"
@@ -74,11 +80,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "ExponentialBackoff": "policy.retry_delays",
     "PublishFailure": "errors",
+    "S3Object": "transport.aws_events",
     "SQSDelivery": "task.context",
     "Transport": "worker.install",
     "VisibilityTask": "task.base",
+    "message": "transport.task_message",
     "message_lost": "signals",
     "publish_batch": "publish",
+    "s3_object": "transport.aws_events",
+    "task_id_for": "transport.task_message",
 }
 
 

@@ -9,9 +9,9 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
-from celery_sqs_visibility.delivery.model import Delivery, Lapse, Park, Renew
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Park, Renew, Settlement
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder
+from celery_sqs_visibility.delivery.receive.decoder import Content, DecodedMessage, Decoder
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
@@ -88,7 +88,7 @@ class Arrivals:
     def _sort(
         self,
         delivery: Delivery,
-        content: DecodedMessage | UnreadableError,
+        content: Content,
         message: ReceivedMessage,
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
@@ -100,11 +100,16 @@ class Arrivals:
             return None
         if isinstance(content, UnreadableError):
             self._refuse(delivery, content, message["Body"])
-        elif (waiting := parking.waiting(delivery, content, message)) is not None and (
-            dispatch is not None or isinstance(waiting, Park)  # no copy is sent during a shutdown
-        ):
-            delivery.settle(waiting)
-        elif dispatch is None:
+            return None
+        unrun: Settlement | None
+        if isinstance(content, DecodedMessage):
+            unrun = parking.waiting(delivery, content, message)
+        else:
+            unrun = content
+        # No copy is sent during a shutdown.
+        if unrun is not None and (dispatch is not None or isinstance(unrun, (Delete, Park))):
+            delivery.settle(unrun)
+        elif dispatch is None or not isinstance(content, DecodedMessage):
             self._give_back(delivery)
         else:
             return BufferedMessage(delivery, content.payload, dispatch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ logger = logging.getLogger(__name__)
 #: A retry delay in kombu's `predefined_queues`, which error_visibility_timeout replaces.
 BACKOFF_KEYS = frozenset({"backoff_policy", "backoff_tasks"})
 
+
+CALLABLE = "the path of a callable, 'package.module:name'"
+
+#: Its form: names, the last one after a colon or a dot.
+PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*(\.[^\W\d]\w*)*")
 
 #: Makes an option's value of its name and what the user wrote; raises `OptionError`.
 Parser = Callable[[str, Any], Any]
@@ -106,13 +112,17 @@ def delay(name: str, value: Any) -> DelayRule | None:
 
 
 def _imported(name: str, path: str) -> Any:
+    return imported(name, path, "seconds, a list of seconds or the dotted path of a callable")
+
+
+def imported(name: str, path: str, noun: str) -> Any:
+    """What the path leads to; where it leads nowhere, the error calls what is expected `noun`."""
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise OptionError(
-            f"expected {name} to be seconds, a list of seconds or the dotted path of a callable, "
-            f"got {path!r}, which cannot be imported: {error}"
+            f"expected {name} to be {noun}, got {path!r}, which cannot be imported: {error}"
         ) from error
 
 
@@ -147,6 +157,13 @@ def queue_name(name: str, value: Any) -> str:
             f"expected {name} to be the name of a queue, not an ARN or a URL, got {value!r}; "
             "predefined_queues gives URLs names"
         )
+    return str(value)
+
+
+def dotted_path(name: str, value: Any) -> str:
+    """The path of a callable, `package.module:name`, which is not imported here."""
+    if not PATH.fullmatch(text(name, value)):
+        raise OptionError(f"expected {name} to be {CALLABLE}, got {value!r}")
     return str(value)
 
 

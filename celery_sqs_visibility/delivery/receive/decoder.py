@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import Delivery, Holder
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Holder, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Facts, Received, emit
 from celery_sqs_visibility.policy.clock import Clock
@@ -42,8 +42,11 @@ class DecodedMessage:
     eta: float | None = None  # seconds since the epoch
 
 
+#: What a message is: a task, nothing to be run, several tasks, or a reason why there is none.
+Content = DecodedMessage | Delete | Split | UnreadableError
+
 #: Decodes a message of a queue; raises `UnreadableError`.
-DecodeMessage = Callable[[Queue, ReceivedMessage], DecodedMessage]
+DecodeMessage = Callable[[Queue, ReceivedMessage], DecodedMessage | Delete | Split]
 
 
 class Decoder:
@@ -70,7 +73,7 @@ class Decoder:
 
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
-    ) -> list[tuple[Delivery, DecodedMessage | UnreadableError, ReceivedMessage]]:
+    ) -> list[tuple[Delivery, Content, ReceivedMessage]]:
         """The deliveries of one poll, in order, with their content and the message.
 
         `called` and `returned` are the monotonic instants before and after the call.
@@ -79,7 +82,7 @@ class Decoder:
         # A poll lasts no longer: where this process was stopped meanwhile, the answer is older than it looks.
         since = max(called, min(returned - transit, called + LONGEST_POLL_SECONDS))
         now = round(self._clock.wall(), 3)  # milliseconds, as SQS's own instants
-        taken: list[tuple[Delivery, DecodedMessage | UnreadableError, ReceivedMessage]] = []
+        taken: list[tuple[Delivery, Content, ReceivedMessage]] = []
         for message in messages:
             try:
                 content = self._content(queue, message)
@@ -98,7 +101,7 @@ class Decoder:
             emit(Received(facts))
         return taken
 
-    def _content(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | UnreadableError:
+    def _content(self, queue: Queue, message: ReceivedMessage) -> Content:
         try:
             return self._open(queue, message)
         except UnreadableError as error:
@@ -115,9 +118,7 @@ def legible(text: str) -> str:
     return ILLEGIBLE.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 
-def _facts(
-    queue: Queue, message: ReceivedMessage, content: DecodedMessage | UnreadableError, received: float
-) -> Facts:
+def _facts(queue: Queue, message: ReceivedMessage, content: Content, received: float) -> Facts:
     attributes = message.get("Attributes", {})
     return Facts(
         queue=queue.name,
