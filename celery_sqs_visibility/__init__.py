@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.events import *
     from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
     from celery_sqs_visibility.publish import publish_batch
+    from celery_sqs_visibility.serverless.handler import lambda_handler
     from celery_sqs_visibility.signals import message_lost
     from celery_sqs_visibility.task.base import VisibilityTask
     from celery_sqs_visibility.task.context import SQSDelivery
@@ -67,6 +68,7 @@ __all__ = [
     "UnroutableError",
     "VisibilityLostError",
     "VisibilityTask",
+    "lambda_handler",
     "message",
     "message_lost",
     "publish_batch",
@@ -84,6 +86,7 @@ _HOMES = {
     "SQSDelivery": "task.context",
     "Transport": "worker.install",
     "VisibilityTask": "task.base",
+    "lambda_handler": "serverless.handler",
     "message": "transport.task_message",
     "message_lost": "signals",
     "publish_batch": "publish",

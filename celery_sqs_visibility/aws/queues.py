@@ -162,6 +162,19 @@ class Queues:
                 raise reworded(error, f"SQS has no queue {which}: {error}") from error
         return queue
 
+    def by_arn(self, arn: str) -> Queue:
+        """Return the queue of an ARN, under Celery's name of it. SQS is not asked.
+
+        Raises:
+            SQSError: the settings are no good.
+        """
+        account, sqs_name = arn.split(":")[-2:]
+        for name, definition in self._predefined.items():
+            if definition.url.endswith(f"/{account}/{sqs_name}"):
+                return self.find(name)
+        url = f"{self._sqs.location().endpoint}/{account}/{sqs_name}"
+        return self._keep(Queue(sqs_name.removeprefix(self._prefix), url, self._sqs))
+
     def forget(self, name: str) -> None:
         """Ask again when that name is needed next: the queue was deleted."""
         with self._lock:
