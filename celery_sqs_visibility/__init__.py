@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.events import *
     from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
     from celery_sqs_visibility.publish import publish_batch
+    from celery_sqs_visibility.serverless.handler import lambda_handler
     from celery_sqs_visibility.signals import horizon_near, message_lost
     from celery_sqs_visibility.task.base import VisibilityTask
     from celery_sqs_visibility.task.context import SQSDelivery
+    from celery_sqs_visibility.transport.aws_events import S3Object, s3_object
+    from celery_sqs_visibility.transport.task_message import message, task_id_for
     from celery_sqs_visibility.worker.install import Transport
 
 __all__ = [
@@ -51,6 +54,7 @@ __all__ = [
     "Released",
     "Renewed",
     "RequestRefusedError",
+    "S3Object",
     "SQSDelivery",
     "SQSError",
     "SQSRequest",
@@ -69,9 +73,13 @@ __all__ = [
     "VisibilityLostError",
     "VisibilityTask",
     "horizon_near",
+    "lambda_handler",
+    "message",
     "message_lost",
     "publish_batch",
+    "s3_object",
     "subscribe",
+    "task_id_for",
 ]
 
 __version__ = "0.1.0"
@@ -79,12 +87,17 @@ __version__ = "0.1.0"
 _HOMES = {
     "ExponentialBackoff": "policy.retry_delays",
     "PublishFailure": "errors",
+    "S3Object": "transport.aws_events",
     "SQSDelivery": "task.context",
     "Transport": "worker.install",
     "VisibilityTask": "task.base",
     "horizon_near": "signals",
+    "lambda_handler": "serverless.handler",
+    "message": "transport.task_message",
     "message_lost": "signals",
     "publish_batch": "publish",
+    "s3_object": "transport.aws_events",
+    "task_id_for": "transport.task_message",
 }
 
 

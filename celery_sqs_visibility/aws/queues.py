@@ -153,6 +153,20 @@ class Queues:
             _check_existence(queue)
         return queue
 
+    def by_arn(self, arn: str) -> Queue:
+        """Return the queue of an ARN, under Celery's name of it. SQS is not asked.
+
+        Raises:
+            SQSError: the settings are no good.
+        """
+        account, name_at_sqs = arn.split(":")[-2:]
+        for name, definition in self._predefined.items():
+            path = definition.url or f"/{definition.owner}/{sqs_name(name, self._prefix)}"
+            if path.endswith(f"/{account}/{name_at_sqs}"):
+                return self.find(name)
+        url = f"{self._sqs.location().endpoint}/{account}/{name_at_sqs}"
+        return self._keep(Queue(name_at_sqs.removeprefix(self._prefix), url, self._sqs))
+
     def forget(self, name: str) -> None:
         """Ask again when that name is needed next: the queue was deleted."""
         with self._lock:

@@ -10,9 +10,9 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
-from celery_sqs_visibility.delivery.model import Delivery, Lapse, Park, Renew
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Park, Renew, Settlement, Split
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
-from celery_sqs_visibility.delivery.receive.decoder import Content, DecodedMessage, Decoder
+from celery_sqs_visibility.delivery.receive.decoder import Content, DecodedMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
@@ -76,12 +76,14 @@ class Arrivals:
         return buffered
 
     def fetched(
-        self, delivery: Delivery, content: DecodedMessage | UnreadableError, message: ReceivedMessage
+        self, delivery: Delivery, content: ReadContent, message: ReceivedMessage
     ) -> list[BufferedMessage]:
         """The payload of a message that is held has come from S3. A thread of `Fetches`."""
         if isinstance(content, DecodedMessage):
             delivery.facts = replace(delivery.facts, task=content.task, task_id=content.task_id)
             delivery.parks = self._holder.parking.parks_so_far(delivery, content)
+        elif isinstance(content, Split):
+            content = replace(content, body=message["Body"])  # its dead letter keeps the payload in S3
         one = self._sort_new(delivery, content, message, self._dispatch(delivery.queue))
         return [] if one is None else [one]
 
@@ -127,18 +129,23 @@ class Arrivals:
     def _sort_new(
         self,
         delivery: Delivery,
-        content: DecodedMessage | UnreadableError,
+        content: ReadContent,
         message: ReceivedMessage,
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
         parking = self._holder.parking
         if isinstance(content, UnreadableError):
             self._refuse(delivery, content, message["Body"])
-        elif (waiting := parking.waiting(delivery, content, message)) is not None and (
-            dispatch is not None or isinstance(waiting, Park)  # no copy is sent during a shutdown
-        ):
-            delivery.settle(waiting)
-        elif dispatch is None:
+            return None
+        unrun: Settlement | None
+        if isinstance(content, DecodedMessage):
+            unrun = parking.waiting(delivery, content, message)
+        else:
+            unrun = content
+        # No copy is sent during a shutdown.
+        if unrun is not None and (dispatch is not None or isinstance(unrun, (Delete, Park))):
+            delivery.settle(unrun)
+        elif dispatch is None or not isinstance(content, DecodedMessage):
             self._give_back(delivery)
         else:
             return BufferedMessage(delivery, content.payload, dispatch)

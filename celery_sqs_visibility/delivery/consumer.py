@@ -19,12 +19,11 @@ from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery, Lapse, Release, Renew
 from celery_sqs_visibility.delivery.payloads.fetches import Fetches
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, DecodeMessage, Decoder
+from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, Opened, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage, Receivers
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
-from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.polling import PollSchedule
@@ -63,7 +62,7 @@ class QueueConsumer(DeliveryHolder):
         self._receivers = Receivers()
         decoder = Decoder(open_message, options.visibility_timeout, clock, self, options.payload_bucket)
         fetches = (
-            Fetches(payloads, decoder.content, _is_held, self._wait_for_payload, self._fetched, clock)
+            Fetches[Opened](payloads, decoder.content, _is_held, self._wait_for_payload, self._fetched, clock)
             if payloads
             else None
         )
@@ -233,9 +232,7 @@ class QueueConsumer(DeliveryHolder):
         if delivery.current.holder is self:
             self.set_aside.add(delivery.current)
 
-    def _fetched(
-        self, delivery: Delivery, content: DecodedMessage | UnreadableError, message: ReceivedMessage
-    ) -> None:
+    def _fetched(self, delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> None:
         """The payload of a message has come. A thread that fetches."""
         self.set_aside.remove(delivery.current)
         self._buffer.put(self._arrivals.fetched(delivery, content, message))

@@ -24,15 +24,17 @@ from celery_sqs_visibility.delivery.model import (
     Release,
     Renew,
     Settlement,
+    Split,
 )
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.set_aside import SetAside
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.delivery.settle.parking import Parking
+from celery_sqs_visibility.delivery.settle.records import send_records
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
 from celery_sqs_visibility.delivery.settle.settler import Settler
-from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.errors import SQSError, UnreadableError
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options
@@ -211,7 +213,7 @@ class DeliveryHolder:
                     event = events.Hidden(facts, max(0.0, visible_at - now))
                 case Release():
                     event = events.Released(facts)
-                case DeadLetter() | Renew():
+                case DeadLetter() | Renew() | Split():
                     return  # `_send_copy` has submitted what follows
         if visible_at is not None:
             self._expect(delivery.queue, facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
@@ -222,18 +224,29 @@ class DeliveryHolder:
         if self._removals is not None and delivery.pointer is not None and not delivery.lost:
             self._removals.submit(delivery.pointer.key)
 
-    def _send_copy(self, delivery: Delivery, copy: DeadLetter | Renew) -> None:
+    def _send_copy(self, delivery: Delivery, copy: DeadLetter | Renew | Split) -> None:
         """Send the copy, and submit what follows. A settler's thread."""
         if isinstance(copy, Renew):
             sent = self._renew(delivery, copy)
+        elif isinstance(copy, Split):
+            sent = self._split(delivery, copy)
         elif sent := self._dead_letters.send(delivery, copy):
             emit(events.DeadLettered(delivery.facts, copy.reason))
         elif not self.ledger.postponed(delivery, copy.otherwise):
             self._carry_out(delivery, copy.otherwise)
         if sent:
             self._redeliveries.finish(delivery)
-            delivery.pointer = None  # the payload is the copy's now
+            if not isinstance(copy, Split):
+                delivery.pointer = None  # the payload is the copy's now
             self._carry_out(delivery, Delete())
+
+    def _split(self, delivery: Delivery, split: Split) -> bool:
+        try:
+            send_records(delivery.queue, split)
+        except UnreadableError as error:
+            self._carry_out(delivery, self.rejection.refusal(delivery, str(error), split.body))
+            return False
+        return True
 
     def _renew(self, delivery: Delivery, renew: Renew) -> bool:
         delay = renew.copy.delay or 0

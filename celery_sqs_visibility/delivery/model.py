@@ -55,6 +55,14 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """Several runs: send `copies`, then delete. Where its queue refuses one: a dead letter of `body`."""
+
+    copies: tuple[OutgoingMessage, ...]
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Not run: visible again now."""
 
@@ -72,7 +80,7 @@ class DeadLetter:
     attributes: Mapping[str, str] = field(default_factory=dict)
 
 
-Settlement = Delete | Hide | Lapse | Park | Renew | Release | DeadLetter
+Settlement = Delete | Hide | Lapse | Park | Renew | Split | Release | DeadLetter
 
 
 class Rejecter(Protocol):

@@ -14,6 +14,11 @@ from typing import Any
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.retry_delays import DelayRule, parse_delay
 
+CALLABLE = "the path of a callable, 'package.module:name'"
+
+#: Its form: names, the last one after a colon or a dot.
+PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*(\.[^\W\d]\w*)*")
+
 #: Makes an option's value of its name and what the user wrote; raises `OptionError`.
 Parser = Callable[[str, Any], Any]
 
@@ -101,13 +106,17 @@ def delay(name: str, value: Any) -> DelayRule | None:
 
 
 def _imported(name: str, path: str) -> Any:
+    return imported(name, path, "seconds, a list of seconds or the dotted path of a callable")
+
+
+def imported(name: str, path: str, noun: str) -> Any:
+    """What the path leads to; where it leads nowhere, the error calls what is expected `noun`."""
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise OptionError(
-            f"expected {name} to be seconds, a list of seconds or the dotted path of a callable, "
-            f"got {path!r}, which cannot be imported: {error}"
+            f"expected {name} to be {noun}, got {path!r}, which cannot be imported: {error}"
         ) from error
 
 
@@ -146,6 +155,13 @@ def _attribute(value: Any) -> str:
 def tags(name: str, value: Any) -> dict[str, str]:
     """Tags of CreateQueue, which are text."""
     return {str(key): str(inner) for key, inner in mapping(name, value).items()}
+
+
+def dotted_path(name: str, value: Any) -> str:
+    """The path of a callable, `package.module:name`, which is not imported here."""
+    if not PATH.fullmatch(text(name, value)):
+        raise OptionError(f"expected {name} to be {CALLABLE}, got {value!r}")
+    return str(value)
 
 
 def flag(name: str, value: Any) -> bool:

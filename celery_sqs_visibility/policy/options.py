@@ -13,7 +13,14 @@ from typing import Any
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.kombu_options import KombuOptions
 from celery_sqs_visibility.policy.option_fields import option, option_name
-from celery_sqs_visibility.policy.option_parsers import Seconds, delay, on_exhausted, on_lost, queue_name
+from celery_sqs_visibility.policy.option_parsers import (
+    Seconds,
+    delay,
+    dotted_path,
+    on_exhausted,
+    on_lost,
+    queue_name,
+)
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
 from celery_sqs_visibility.policy.payload_options import PayloadOptions
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
@@ -104,6 +111,13 @@ class Options(PayloadOptions, KombuOptions):
         "What becomes of a message after its last attempt where there is no dead-letter queue. A kept one "
         "comes back every hour, not to be run, until its retention ends; in a FIFO queue its group waits "
         "behind it. A task's `on_exhausted` goes first.",
+    )
+
+    message_adapter: str | None = option(
+        None,
+        dotted_path,
+        "The dotted path of a callable(body, attributes) that makes tasks of messages that are not Celery's, "
+        "and that no task's `sqs_event` takes: it returns (task, args, kwargs), or None. Workers import it.",
     )
 
     @classmethod

@@ -8,7 +8,7 @@ Celery's autoretry wraps `run` (celery/app/autoretry.py). Of a failure that come
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -19,6 +19,7 @@ from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Rej
 from celery.utils.time import maybe_make_aware
 
 from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.policy.event_routes import parse_sqs_event, sqs_event_per
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.inactivity import parse_inactivity_timeout
 from celery_sqs_visibility.policy.options import Options
@@ -62,6 +63,9 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         on_exhausted: what becomes of the message after the last attempt where there is no dead-letter queue:
             "delete" or "keep". `None` is the transport option of this name.
         max_retries: as in Celery. `None` leaves the end to the queue's redrive policy.
+        sqs_event: the events of AWS, or their names' beginnings, that run the task: "s3:ObjectCreated:*",
+            "aws.s3/Object Created", "sns:topic", or a list of such. Its only argument is the event.
+        sqs_event_per: "record" or "message": a run for each record of a message, or one for all.
         on_lost: "continue" or "terminate": whether a run goes on whose message another worker may have.
             `None` leaves it to the transport option of this name.
         inactivity_timeout: seconds after which a run that shows no life, with `self.visibility.alive()` or
@@ -74,6 +78,8 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     on_exhausted: ClassVar[Literal["delete", "keep"] | None] = None
     on_lost: ClassVar[Literal["continue", "terminate"] | None] = None
     inactivity_timeout: ClassVar[float | None] = None
+    sqs_event: ClassVar[str | Sequence[str] | None] = None
+    sqs_event_per: ClassVar[Literal["record", "message"]] = "record"
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004 - a task class may take some
         """Wrap the parts of the task that may fail; a `__call__` or `__init__` of the user's keeps that."""
@@ -117,6 +123,8 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         cls._delay_rule()
         cls.inactivity_timeout = parse_inactivity_timeout(cls.inactivity_timeout)
         Options.parse({"on_exhausted": cls.on_exhausted, "on_lost": cls.on_lost})
+        parse_sqs_event("sqs_event", cls.sqs_event)
+        sqs_event_per("sqs_event_per", cls.sqs_event_per)
 
     @property
     def __trace__(self) -> Callable[..., Any] | None:

@@ -15,16 +15,28 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
 from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.policy.event_routes import sqs_event_per
 from celery_sqs_visibility.policy.option_parsers import on_exhausted, on_lost
 from celery_sqs_visibility.task.retries import RetryDecisions
 
 logger = get_logger(__name__)
 
 #: The attributes of `VisibilityTask` that no other task has.
-SETTINGS: Final = ("error_visibility_timeout", "on_exhausted", "on_lost", "inactivity_timeout")
+SETTINGS: Final = (
+    "error_visibility_timeout",
+    "on_exhausted",
+    "on_lost",
+    "inactivity_timeout",
+    "sqs_event",
+    "sqs_event_per",
+)
 
 #: The values of those that take a word.
-WORDS: Final = {"on_exhausted": on_exhausted.words, "on_lost": on_lost.words}
+WORDS: Final = {
+    "on_exhausted": on_exhausted.words,
+    "on_lost": on_lost.words,
+    "sqs_event_per": sqs_event_per.words,
+}
 
 #: How like a setting's name another name is that is taken for it: one letter of seven, and "on_post" is not.
 SIMILARITY: Final = 0.9

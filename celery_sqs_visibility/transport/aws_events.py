@@ -1,27 +1,107 @@
-"""Messages that other AWS services put into a queue, by the shapes that Amazon documents."""
+"""Messages that other AWS services put into a queue, by the shapes that Amazon documents. No I/O."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote_plus
 
 #: The `Type` of an SNS message without raw delivery (Amazon SNS Developer Guide, "Message formats").
-SNS_TYPES = ("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation")
+SNS_NOTIFICATION: Final = "Notification"
+SNS_CONFIRMATIONS: Final = ("SubscriptionConfirmation", "UnsubscribeConfirmation")
+
+#: What precedes a service's name in a record.
+SERVICE_PREFIX: Final = "aws:"
+
+
+class S3Object(NamedTuple):
+    """The object that an event of S3 is about; `version` is `None` in a bucket without versioning."""
+
+    bucket: str
+    key: str
+    version: str | None
+
+
+def s3_object(record: dict[str, Any]) -> S3Object:
+    """The object of an S3 notification's record, or of an S3 event of EventBridge, its key as S3 has it.
+
+    The key is URL-encoded in a notification and plain in EventBridge.
+    """
+    if "detail" in record:
+        detail = record["detail"]
+        key, version = detail["object"]["key"], detail["object"].get("version-id")
+        return S3Object(detail["bucket"]["name"], key, version)
+    about = record["s3"]["object"]
+    return S3Object(record["s3"]["bucket"]["name"], unquote_plus(about["key"]), about.get("versionId"))
 
 
 def describe_aws_event(body: Any) -> str | None:
     """Name the kind of AWS event that a parsed body is, for a log line; `None` if it is none."""
     if not isinstance(body, dict):
         return None
-    if body.get("Type") in SNS_TYPES and "TopicArn" in body:
-        return "an SNS message (raw message delivery is off)"
-    if body.get("Service") == "Amazon S3" and body.get("Event") == "s3:TestEvent":
+    if is_sns(body):
+        is_notice = body["Type"] == SNS_NOTIFICATION
+        return "an SNS message (raw message delivery is off)" if is_notice else f"an SNS {body['Type']}"
+    if is_s3_test(body):
         return "an S3 test event"
-    if "detail-type" in body and "source" in body and "detail" in body:
+    if _is_from_eventbridge(body):
         return "an EventBridge event"
+    services = {name.partition(":")[0] for name, _ in _records(body)}
+    if "s3" in services:
+        return "an S3 event notification"
+    return f"an event of {SERVICE_PREFIX}{min(services)}" if services else None
+
+
+def is_sns(body: dict[str, Any]) -> bool:
+    """Whether it is a message of SNS without raw delivery."""
+    return body.get("Type") in (SNS_NOTIFICATION, *SNS_CONFIRMATIONS) and "TopicArn" in body
+
+
+def is_s3_test(body: dict[str, Any]) -> bool:
+    """Whether it is what S3 sends once, when notifications are configured: it is about no object."""
+    return body.get("Service") == "Amazon S3" and body.get("Event") == "s3:TestEvent"
+
+
+def contents(body: Any) -> list[dict[str, Any]]:
+    """The parsed body, after the JSON object that an SNS notification carries; nothing if it is no object."""
+    if not isinstance(body, dict):
+        return []
+    if not is_sns(body) or body["Type"] != SNS_NOTIFICATION:
+        return [body]
+    try:
+        carried = json.loads(body["Message"])
+    except Exception:  # noqa: BLE001 - any text, and as deeply nested as anybody likes
+        carried = None
+    return [carried, body] if isinstance(carried, dict) else [body]
+
+
+def events_of(body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The events of one of `contents()`: names, as `sqs_event` has them, and records; none if it is none."""
+    if is_sns(body):
+        if body["Type"] != SNS_NOTIFICATION:
+            return []
+        return [(f"sns:{str(body['TopicArn']).rpartition(':')[2]}", body)]
+    if _is_from_eventbridge(body):
+        return [(f"{body['source']}/{body['detail-type']}", body)]
+    return _records(body)
+
+
+def _is_from_eventbridge(body: dict[str, Any]) -> bool:
+    return "detail" in body and all(isinstance(body.get(name), str) for name in ("source", "detail-type"))
+
+
+def _records(body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The records of S3, and of services that write them alike; none if one of them is no such record."""
     records = body.get("Records")
-    first = records[0] if isinstance(records, list) and records else None
-    # S3 and what feeds Lambda name themselves: `aws:s3`, `aws:sqs`, ...
-    source = (first.get("eventSource") or first.get("EventSource")) if isinstance(first, dict) else None
-    if isinstance(source, str) and source.startswith("aws:"):
-        return "an S3 event notification" if source == "aws:s3" else f"an event of {source}"
-    return None
+    named = [(_name(record), record) for record in records] if isinstance(records, list) else []
+    return [(name, record) for name, record in named if name] if all(name for name, _ in named) else []
+
+
+def _name(record: Any) -> str | None:
+    if not isinstance(record, dict):
+        return None
+    source = record.get("eventSource") or record.get("EventSource")
+    if not isinstance(source, str) or not source.startswith(SERVICE_PREFIX):
+        return None
+    event = record.get("eventName")
+    return f"{source.removeprefix(SERVICE_PREFIX)}:{event if isinstance(event, str) else ''}"

@@ -21,6 +21,7 @@ from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
+from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
@@ -53,7 +54,9 @@ class BrokerContext:
         payloads: where large payloads go; `None`: nowhere.
         slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
+        attribute_names: the message attributes that tasks see.
         decode_message: see `codec.decode_message`.
+        decode_for_worker: likewise; a bootstep sets it where tasks take messages that are not Celery's.
         queue_consumers: those in use, of closed channels too while a task of theirs runs.
         worker_queue_consumers: those of the worker itself; the others belong to consumers inside its tasks.
     """
@@ -70,7 +73,9 @@ class BrokerContext:
         system = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
         # All message attributes: a dead letter keeps those of its sender, and they cost no request.
         self.receive_options = ReceiveOptions(options.visibility_timeout, system, ("All",))
+        self.attribute_names = custom
         self.decode_message = partial(decode_message, attribute_names=custom)
+        self.decode_for_worker: DecodeMessage = self.decode_message
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self._redeliveries = RedeliveryIndex(options.visibility_timeout)
         letters = options.dead_letter_queue
@@ -85,7 +90,7 @@ class BrokerContext:
         queue_consumer = QueueConsumer(
             self.options,
             self.receive_options,
-            self.decode_message,
+            self.decode_for_worker if for_worker else self.decode_message,
             self.redrive,
             self._redeliveries,
             buffer,

@@ -47,6 +47,14 @@ NOT_DECODED: Final = ("binary", "ascii-8bit")
 ATTRIBUTE_BYTES: Final = 4096
 
 
+#: In a payload that was made of a message which is no task: the message's own body.
+OWN_BODY: Final = "sqs-body"
+
+
+class NoTaskError(UnreadableError):
+    """A body is not in kombu's format: another program's, not a task with a fault."""
+
+
 def encode_message(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> OutgoingMessage:
     """Make of kombu's message one to send.
 
@@ -81,9 +89,20 @@ def decode_message(
     """Read a received message. The task sees the message attributes of the given names.
 
     Raises:
-        UnreadableError: it is not kombu's.
+        NoTaskError: it is not kombu's.
+        UnreadableError: it is, and something in it is wrong.
     """
-    payload = _parse(_text(message["Body"]))
+    return open_payload(_parse(_text(message["Body"])), queue, message, attribute_names)
+
+
+def open_payload(
+    payload: dict[str, Any], queue: Queue, message: ReceivedMessage, attribute_names: Sequence[str]
+) -> DecodedMessage:
+    """The content of a message, once its payload is there.
+
+    Raises:
+        UnreadableError: a part of it is of a wrong type.
+    """
     headers = _checked_headers(payload)
     properties = payload["properties"]
     properties["delivery_tag"] = message["ReceiptHandle"]
@@ -101,11 +120,15 @@ def decode_message(
 def encode_payload(payload: Mapping[str, Any]) -> str:
     """The body that `decode_message` made the payload of, to send again or to the dead letters.
 
-    In base64, which any character survives, if that fits into a message; else as compact as possible.
+    In base64, which any character survives, if that fits into a message; else as compact as possible. Of a
+    message that was no task: its own.
     """
+    if (own := payload.get(OWN_BODY)) is not None:
+        return str(own)
     info = payload["properties"].get("delivery_info", {})
     info = {key: value for key, value in info.items() if key not in RECEIVED_KEYS}
     message = {**payload, "properties": {**payload["properties"], "delivery_info": info}}
+    message.pop(OWN_BODY, None)
     text = dumps(message)
     most = MESSAGE_BYTES - ATTRIBUTE_BYTES
     if 4 * len(text) // 3 + 4 <= most:
@@ -156,18 +179,18 @@ def _text(body: str) -> str:
     try:
         return base64.b64decode(body, validate=True).decode()
     except (binascii.Error, ValueError):
-        raise UnreadableError("its body is neither a JSON object nor base64 of one") from None
+        raise NoTaskError("its body is neither a JSON object nor base64 of one") from None
 
 
 def _parse(text: str) -> dict[str, Any]:
     try:
         payload = json.loads(text) if TYPED not in text else loads(text)
     except Exception as error:  # noqa: BLE001 - kombu's decoders of typed values may raise anything
-        raise UnreadableError(f"its body is not JSON: {error!r}") from None
+        raise NoTaskError(f"its body is not JSON: {error!r}") from None
     if (event := describe_aws_event(payload)) is not None:
-        raise UnreadableError(f"its body is {event}, not a Celery message")
+        raise NoTaskError(f"its body is {event}, not a Celery message")
     if not isinstance(payload, dict) or not isinstance(payload.get("properties"), dict):
-        raise UnreadableError("its body is JSON, but not kombu's: it has no 'properties'")
+        raise NoTaskError("its body is JSON, but not kombu's: it has no 'properties'")
     if text.count("{") + text.count("[") > DEEPEST and _deeper_than(DEEPEST, payload):
         raise UnreadableError(f"its body is nested more than {DEEPEST} levels deep")
     return payload

@@ -13,7 +13,7 @@ from kombu.utils.json import loads as kombu_loads
 
 from celery_sqs_visibility.delivery.model import Delivery, Renew
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
-from celery_sqs_visibility.transport.codec import TYPED, encode_payload, with_eta
+from celery_sqs_visibility.transport.codec import OWN_BODY, TYPED, encode_payload, with_eta
 from celery_sqs_visibility.transport.decompression import inflate
 
 #: The content type and the encodings of the bodies that Celery sends by default.
@@ -77,7 +77,7 @@ class Message(virtual.Message):
         # A message of protocol 1 has its ETA in the body, one with its payload in S3 there.
         if self.delivery is None or self.delivery.pointer is not None or "task" not in self.headers:
             return None
-        payload = {**self._raw, "headers": with_eta(self.headers, eta, retries)}
+        payload = {**self._raw, "headers": with_eta(self.headers, eta, retries), OWN_BODY: None}
         return self.delivery.renewal(eta, lambda: encode_payload(payload), self._raw)
 
     def _encoded(self) -> str:

@@ -16,21 +16,19 @@ from celery import bootsteps, signals
 from celery.platforms import EX_FAILURE
 from celery.utils.log import in_sighandler
 from celery.worker import state
-from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
 from celery_sqs_visibility.signals import send_signals
-from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.settings import refuse_on_other_tasks
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bad_messages import BadMessages
 from celery_sqs_visibility.worker.dependency_logs import quiet_dependencies
 from celery_sqs_visibility.worker.drain import Drain
+from celery_sqs_visibility.worker.event_tasks import take_events
 from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.worker.rate_limits import RateLimits
-from celery_sqs_visibility.worker.request import DeliveryRequest
 from celery_sqs_visibility.worker.startup import QueuesFirst
-from celery_sqs_visibility.worker.visibility_request import VisibilityRequest
+from celery_sqs_visibility.worker.visibility_request import bind_request_class
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 #: Celery's name of its handlers for a cold shutdown (celery/apps/worker.py: `_shutdown_handler`).
@@ -59,7 +57,7 @@ class Deliveries(_SQSStep):
         pool = parent.pool
         self._worker = WorkerContext(pool, has_processes=bool(pool.uses_semaphore))
         for task in parent.app.tasks.values():
-            _set_request_class(task, self._worker)
+            bind_request_class(task, self._worker)
         pool.apply_async = watched(pool, processes=self._worker.has_processes)
         if parent.controller.semaphore is not None:
             release_in_turn(parent.controller)
@@ -67,6 +65,7 @@ class Deliveries(_SQSStep):
             context = connection.transport.context
             context.slots = partial(slots_of, parent)
             context.worker_name = parent.hostname
+            take_events(parent.app, context)
         parent.connect = QueuesFirst(parent, parent.connect)
         RateLimits(parent)
         BadMessages(parent)
@@ -169,16 +168,3 @@ class Endings(_SQSStep):
 def _tell_tasks() -> None:
     if (leases := lease_table()) is not None:
         leases.stop()
-
-
-def _set_request_class(task: Any, worker: WorkerContext) -> None:
-    """Have a task's requests settle their deliveries; a Request class of the user's is mixed with ours."""
-    ours = VisibilityRequest if isinstance(task, VisibilityTask) else DeliveryRequest
-    theirs = symbol_by_name(task.Request)
-    if isinstance(vars(theirs).get("worker"), WorkerContext):  # made here, for a worker before this one
-        theirs = theirs.__bases__[0]
-    if issubclass(ours, theirs):
-        bases: tuple[type, ...] = (ours,)
-    else:
-        bases = (theirs,) if issubclass(theirs, ours) else (theirs, ours)
-    task.Request = type(bases[0].__name__, bases, {"worker": worker})

@@ -17,6 +17,7 @@ from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceed
 from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.encoding import safe_repr, safe_str
+from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.delivery.inactivity import Inactivity
 from celery_sqs_visibility.delivery.lease_table import UNWATCHED
@@ -34,6 +35,7 @@ from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
 from celery_sqs_visibility.worker.request import DeliveryRequest
 from celery_sqs_visibility.worker.stored_result import StoredResult, chord_claim_seconds
+from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
 
@@ -291,3 +293,16 @@ class VisibilityRequest(DeliveryRequest):
     def _emit_failure(self, error: str, delay: float | None, *, last: bool) -> None:
         if self.delivery is not None:
             emit(Failed(self.delivery.facts, attempt=self._attempt, error=error, delay=delay, last=last))
+
+
+def bind_request_class(task: Any, worker: WorkerContext) -> None:
+    """Have a task's requests settle their deliveries; a Request class of the user's is mixed with ours."""
+    ours = VisibilityRequest if isinstance(task, VisibilityTask) else DeliveryRequest
+    theirs = symbol_by_name(task.Request)
+    if isinstance(vars(theirs).get("worker"), WorkerContext):  # made here, for a worker before this one
+        theirs = theirs.__bases__[0]
+    if issubclass(ours, theirs):
+        bases: tuple[type, ...] = (ours,)
+    else:
+        bases = (theirs,) if issubclass(theirs, ours) else (theirs, ours)
+    task.Request = type(bases[0].__name__, bases, {"worker": worker})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import boto3
 from rich.console import Console
 from rich.live import Live
 
+from celery_sqs_visibility import task_id_for
 from demo import screen
 from demo.events import Events
 from demo.plan import DONE, Plan, fill_buckets, plans
@@ -132,8 +134,7 @@ def _follow(
         while todo and todo[0].send_at <= elapsed:
             plan = todo.pop(0)
             at = time.time()
-            sent = app.send_task(plan.task, plan.args)
-            lines.append(story.sent(sent.id, plan, at))
+            lines.append(story.sent(_send(app, plan), plan, at))
         lines += story.hear(events.new())
         for task_id, row in story.rows.items():
             if row.settled and row.state == DONE and row.result is None:
@@ -142,6 +143,16 @@ def _follow(
         if story.over and not todo:
             break
         time.sleep(FRAME)
+
+
+def _send(app: Any, plan: Plan) -> str:
+    """Send a task; or be S3, which says that an object has arrived. The id of the task."""
+    if plan.notification is None:
+        return app.send_task(plan.task, plan.args).id
+    with closing(boto3.client("sqs")) as sqs:
+        url = sqs.get_queue_url(QueueName=QUEUE)["QueueUrl"]
+        sent = sqs.send_message(QueueUrl=url, MessageBody=json.dumps(plan.notification))
+    return task_id_for(sent["MessageId"])
 
 
 def _producer(story: Story) -> Any:

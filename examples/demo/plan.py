@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 BUCKET = "shop"
 
@@ -19,6 +20,7 @@ class Plan:
         label: what the audience reads.
         task: its name.
         args: its arguments.
+        notification: what S3 puts into the queue in place of a task.
         gaps: seconds between a failure and the next run, each at least that long. One attempt more than that.
         outcome: how it ends.
         result: the text it returns.
@@ -34,6 +36,13 @@ class Plan:
     result: str | None = None
     send_at: float = 0
     extended: bool = False
+    notification: dict[str, Any] | None = None
+
+
+def object_created(key: str) -> dict[str, Any]:
+    """What S3 sends to a queue when an object has arrived, as far as anybody here reads it."""
+    about = {"bucket": {"name": BUCKET}, "object": {"key": quote_plus(key)}}
+    return {"Records": [{"eventSource": "aws:s3", "eventName": "ObjectCreated:Put", "s3": about}]}
 
 
 def fill_buckets(buckets: Path) -> None:
@@ -48,8 +57,9 @@ def fill_buckets(buckets: Path) -> None:
 
 def plans(webhooks: str, visibility_timeout: float) -> list[Plan]:
     def imported(name: str, result: str, send_at: float = 0, note: str = "") -> Plan:
-        args = (BUCKET, f"{name}.csv")
-        return Plan(f"import {name}{note}", "proj.tasks.import_object", args, result=result, send_at=send_at)
+        event = object_created(f"{name}.csv")
+        label = f"import {name}{note}"
+        return Plan(label, "proj.tasks.import_object", (), (), DONE, result, send_at, notification=event)
 
     def webhook(path: str, gaps: tuple[float, ...] = (), outcome: str = DONE) -> Plan:
         args = (f"{webhooks}{path}", {"order": "monday-1"})

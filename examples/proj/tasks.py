@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal, InvalidOperation
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from celery.utils.log import get_task_logger
 
-from celery_sqs_visibility import VisibilityTask
+from celery_sqs_visibility import VisibilityTask, s3_object
 from proj.celery import app
 from proj.records import Claim, Order, Records
 
@@ -28,9 +29,10 @@ class TakenError(Exception):
     """Another worker is importing the object. It may yet die, so the message must come back."""
 
 
-@app.task(bind=True, error_visibility_timeout=[10, 60, 300], max_retries=5)
-def import_object(self: VisibilityTask, bucket: str, key: str) -> str:
-    """Import the orders of an object: CSV, an order number and an amount per line."""
+@app.task(bind=True, sqs_event="s3:ObjectCreated:*", error_visibility_timeout=[10, 60, 300], max_retries=5)
+def import_object(self: VisibilityTask, record: dict[str, Any]) -> str:
+    """Import the orders of an object that has arrived: CSV, an order number and an amount per line."""
+    bucket, key, _ = s3_object(record)
     records = Records(app.conf.proj_database)
     name = f"{bucket}/{key}"
     claim = records.claim(name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import kombu.pools
-from celery import Celery
+from celery import Celery, _state
 from celery.backends.filesystem import FilesystemBackend
 from kombu.utils.encoding import ensure_bytes
 
@@ -42,6 +42,12 @@ def write_at_once(self: FilesystemBackend, key: bytes, value: str | bytes) -> No
 
 
 FilesystemBackend.set = write_at_once
+
+
+def without_shared_tasks(monkeypatch: Any) -> None:
+    """Apps made in this test have no tasks of the other modules that this process has imported."""
+    celerys = {each for each in _state._on_app_finalizers if each.__module__ == "celery.app.builtins"}
+    monkeypatch.setattr(_state, "_on_app_finalizers", celerys)
 
 
 def encode_config(config: Mapping[str, Any]) -> str:

@@ -58,6 +58,12 @@ MENTIONED = [
         "return self.transport.as_uri(",
     ),
     ("kombu.transport:resolve_transport", "transport = TRANSPORT_ALIASES[transport]", "callable(transport)"),
+    # What a Lambda function does in place of Celery's consumer and pool.
+    ("celery.worker.request:create_request_cls", "trace=None, app=", "if self.revoked():", "apply_async("),
+    ("celery.worker.strategy:default", "hybrid_to_proto2(message,", "proto1_to_proto2(message, body)"),
+    ("celery.worker.strategy:default", "on_ack=ack", "body=body, headers=headers, decoded=decoded, utc=utc"),
+    ("celery.app.trace:trace_task_ret", "app=None", "trace_task(app.tasks[name],"),
+    ("celery.concurrency.base:apply_target", "accept_callback(pid or getpid(), ", "callback(ret)"),
     # Celery makes a task of a base that is a class.
     ("celery.app.base:Celery._task_from_fun", "type(fun.__name__, (base,)"),
     # Beat looks at its transport, and says that it starts, before anything is due.

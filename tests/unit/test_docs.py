@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from celery import _state
+from support.app import without_shared_tasks
 from support.kombu_names import kombus_options
 from support.log_sentences import loud_sentences, plain_words
 
@@ -48,6 +49,7 @@ def test_python_in_the_docs_runs(page, number, monkeypatch):
         return
     # A block's app becomes the current one of this process, in which other tests have theirs.
     monkeypatch.setattr(_state._tls, "current_app", None)
+    without_shared_tasks(monkeypatch)
     names = {"__name__": f"{page.stem}_{number}"}  # Celery gives tasks of one name to all apps
     exec(compile(block, f"{page.name}, block {number}", "exec"), names)
     if "app" in names:

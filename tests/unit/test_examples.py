@@ -12,6 +12,7 @@ from demo.story import Story
 from proj.celery import app
 from proj.records import PROCESS_TIMEOUT, Claim, Records
 from proj.tasks import RefusedError, TakenError, WebhookError, import_object, parse_order
+from support.aws_events import s3_record
 
 from celery_sqs_visibility.visibility import Visibility
 
@@ -19,6 +20,7 @@ from celery_sqs_visibility.visibility import Visibility
 _state._set_current_app(None)
 
 NAME = "shop/day.csv"
+RECORD = s3_record(key="day.csv")
 
 
 class Wall:
@@ -100,12 +102,12 @@ class TestRecords:
 class TestImport:
     def test_an_error_leaves_the_object_to_the_next_delivery_and_the_one_after_is_skipped(self, put, records):
         with pytest.raises(FileNotFoundError):
-            import_object("shop", "day.csv")
+            import_object(RECORD)
         assert records.state(NAME) == "unprocessed"
         put(b"a,1.00\n")
-        assert import_object("shop", "day.csv") == "1 orders"
+        assert import_object(RECORD) == "1 orders"
         put(b"changed,2.00\n")
-        assert import_object("shop", "day.csv") == "imported before"
+        assert import_object(RECORD) == "imported before"
         assert records.orders(NAME) == [(1, "a", 100)]
 
     def test_bad_lines_are_skipped_with_a_warning_and_a_shutdown_after_the_last_costs_no_second_run(
@@ -113,7 +115,7 @@ class TestImport:
     ):
         put(b"a,1.00\nb,one\n\xff\xfe,1\n\nc,3.50\n")
         stopping(False)
-        assert import_object("shop", "day.csv") == "2 orders, 3 skipped"
+        assert import_object(RECORD) == "2 orders, 3 skipped"
         assert records.orders(NAME) == [(1, "a", 100), (5, "c", 350)]
         assert records.state(NAME) == "processed"
         assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
@@ -126,20 +128,20 @@ class TestImport:
         put(b"a,1\nb,two\nc,3\nd,4\ne,5\n")
         stopping(False, True)
         with pytest.raises(Reject) as raised:
-            import_object("shop", "day.csv")
+            import_object(RECORD)
         assert raised.value.requeue
         assert records.state(NAME) == "unprocessed"
         assert records.orders(NAME) == [(1, "a", 100)]
         put(b"never read\nagain\nc,3\nd,4\ne,5\n")
         stopping(False, False)
-        assert import_object("shop", "day.csv") == "4 orders, 1 skipped"
+        assert import_object(RECORD) == "4 orders, 1 skipped"
         assert [cents for _, _, cents in records.orders(NAME)] == [100, 300, 400, 500]
 
     def test_what_another_worker_imports_is_an_error_so_that_the_message_comes_back(self, put, tmp_path):
         put(b"a,1.00\n")
         Records(str(tmp_path / "proj.sqlite3")).claim(NAME)
         with pytest.raises(TakenError):
-            import_object("shop", "day.csv")
+            import_object(RECORD)
 
     @pytest.mark.parametrize("line", [b"", b"a", b"a,", b",1", b"a,x", b"a,1,2", b"a,NaN", b"a,0.001"])
     def test_a_line_without_number_and_amount_is_no_order(self, line):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from proj.records import Records
+from support.aws_events import s3_notification, s3_record
 from support.processes import wait_until
 from support.worker import TESTS
+
+from celery_sqs_visibility import task_id_for
 
 LINES = 400_000
 NAME = "shop/day.csv"
@@ -40,7 +45,10 @@ def start_proj(start_worker, queue, tmp_path):
 @pytest.mark.prefork_only("an import leaves a green pool's loop no time for anything else")
 def test_an_import_that_a_shutdown_interrupts_goes_on_from_its_place(make_site, start_proj, orders, records):
     site = make_site()
-    result = site.app.send_task("proj.tasks.import_object", ("shop", "day.csv"))
+    site.create_queue()
+    notification = json.dumps(s3_notification(s3_record(key="day.csv")))
+    sent = site.sqs.send_message(QueueUrl=site.url, MessageBody=notification)
+    result = site.app.AsyncResult(task_id_for(sent["MessageId"]))
     first = start_proj()
     wait_until(lambda: records.kept(NAME)[1], 30, "a place in the middle")
     first.terminate()

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import Delivery, Holder
+from celery_sqs_visibility.delivery.model import Delete, Delivery, Holder, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Facts, Received, emit
 from celery_sqs_visibility.policy.clock import Clock
@@ -43,11 +43,17 @@ class DecodedMessage:
     eta: float | None = None  # seconds since the epoch
 
 
-#: What is known of a received message: its content, where that is, or why there is none.
-Content = DecodedMessage | PayloadPointer | UnreadableError
+#: What a message is: a task, nothing to be run, or several tasks.
+Opened = DecodedMessage | Delete | Split
+
+#: What a message is, or why it cannot be read.
+ReadContent = Opened | UnreadableError
+
+#: What is known of a received message: its content, or where that is.
+Content = ReadContent | PayloadPointer
 
 #: Decodes a message of a queue; raises `UnreadableError`.
-DecodeMessage = Callable[[Queue, ReceivedMessage], DecodedMessage]
+DecodeMessage = Callable[[Queue, ReceivedMessage], Opened]
 
 
 class Decoder:
@@ -113,7 +119,7 @@ class Decoder:
         except UnreadableError as error:
             return error
 
-    def content(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | UnreadableError:
+    def content(self, queue: Queue, message: ReceivedMessage) -> ReadContent:
         """The content of a message whose body is its payload."""
         try:
             return self._open(queue, message)

@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Hide, Park, Renew, Settlement
+from celery_sqs_visibility.delivery.model import (
+    DeadLetter,
+    Delete,
+    Delivery,
+    Hide,
+    Park,
+    Renew,
+    Settlement,
+    Split,
+)
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SECONDS
@@ -20,13 +29,14 @@ logger = logging.getLogger(__name__)
 DELETE_LINGER_WINDOWS: Final = 5
 
 #: Settlements that send a message.
-COPIES: Final = (DeadLetter, Renew)
+COPIES: Final = (DeadLetter, Renew, Split)
 
 #: How the log calls each kind of request when it fails, and when it works again.
 ACTIONS: Mapping[type[Settlement], str] = {
     Delete: "delete messages",
     DeadLetter: "send dead letters",
     Renew: "send copies of messages with a far ETA",
+    Split: "send the records of events as a message each",
     Hide: "hide or release messages",
 }
 
@@ -100,7 +110,7 @@ class PendingBatch:
         """The next request's settlements."""
         taken = [self.settlements.popleft() for _ in range(min(self.size, len(self.settlements)))]
         self.in_flight = self.in_order
-        expires = self.kind in (Hide, Renew)
+        expires = self.kind in (Hide, Renew, Split)
         late = [one for one in taken if expires and one.delivery.deadline <= now]
         return SettlementBatch(self, [one.clamped(now) for one in taken if one not in late], late)
 

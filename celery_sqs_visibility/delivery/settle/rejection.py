@@ -110,21 +110,24 @@ class Rejection:
             Whether the message was refused for the first time, as far as is known.
         """
         delivery = delivery.current
-        facts, reason = delivery.facts, legible(reason)
-        first = self._redeliveries.remember(Past.REJECTED, delivery.queue, facts.message_id)
+        first = self._redeliveries.remember(Past.REJECTED, delivery.queue, delivery.facts.message_id)
         if first:
-            emit(Unreadable(facts, reason))
+            emit(Unreadable(delivery.facts, legible(reason)))
+        delivery.settle(self.refusal(delivery, reason, body, others_may=others_may))
+        return first
+
+    def refusal(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> Settlement:
+        """How to settle what `refuse` refuses."""
+        facts, reason = delivery.facts, legible(reason)
         hidden = self.after_an_error(delivery)
         seconds_known = facts.received - facts.first_received if facts.first_received else 0.0
         if delivery.queue.fifo and is_no_task_for_good(
             facts.receive_count, seconds_known, others_may=others_may
         ):
-            delivery.settle(DeadLetter(reason, body, otherwise=self._free_group(delivery, reason)))
-        elif others_may and self.may_return(delivery):
-            delivery.settle(hidden)
-        else:
-            delivery.settle(DeadLetter(reason, body, otherwise=hidden))
-        return first
+            return DeadLetter(reason, body, otherwise=self._free_group(delivery, reason))
+        if others_may and self.may_return(delivery):
+            return hidden
+        return DeadLetter(reason, body, otherwise=hidden)
 
     def after_an_error(self, delivery: Delivery) -> Settlement:
         """How to settle a failure about which the task says nothing."""

@@ -13,7 +13,15 @@ from typing import Final
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Release, Renew, Settlement
+from celery_sqs_visibility.delivery.model import (
+    DeadLetter,
+    Delete,
+    Delivery,
+    Release,
+    Renew,
+    Settlement,
+    Split,
+)
 from celery_sqs_visibility.delivery.settle.pending import (
     COPIES,
     PendingBatch,
@@ -52,7 +60,7 @@ TOO_LATE: Final = UnavailableError(
 Settled = Callable[[Delivery, Settlement, SQSError | None, float], None]
 
 #: Sends a copy, from a settler's thread. The caller of `Settler` then submits what remains to be done.
-SendCopy = Callable[[Delivery, DeadLetter | Renew], None]
+SendCopy = Callable[[Delivery, DeadLetter | Renew | Split], None]
 
 
 class Settler:

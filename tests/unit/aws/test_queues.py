@@ -171,3 +171,21 @@ def test_predefined_queues_may_be_in_several_places(sqs, monkeypatch):
     )
     assert queues.locations() == {sqs.location(), ELSEWHERE}
     assert Queues(sqs).locations() == {sqs.location()}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "predefined", "name"),
+    [
+        ("", {}, "app-a"),
+        ("app-", {}, "a"),
+        ("", {"orders": "memory://us-east-1/000000000000/app-a"}, "orders"),
+    ],
+)
+def test_an_arn_leads_to_its_queue_without_a_request(sqs, prefix, predefined, name):
+    url = sqs.create_queue("app-a", {}, {})
+    definitions = {name: PredefinedQueue(url) for name, url in predefined.items()}
+    queues = Queues(sqs, prefix=prefix, predefined=definitions)
+    queue = queues.by_arn("arn:aws:sqs:us-east-1:000000000000:app-a")
+    assert (queue.name, queue.url) == (name, url)
+    assert queues.by_arn("arn:aws:sqs:us-east-1:000000000000:app-a") is queue
+    assert actions(sqs) == ["CreateQueue"]

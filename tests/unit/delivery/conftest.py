@@ -11,8 +11,9 @@ from support.clock import FakeClock
 from support.factories import TIMEOUT, BusySQS
 from support.processes import SOON, wait_until
 
+from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
-from celery_sqs_visibility.delivery.model import Lapse
+from celery_sqs_visibility.delivery.model import Delete, Lapse, Split
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
 from celery_sqs_visibility.events import subscribe
@@ -79,6 +80,10 @@ class World:
                 return DecodedMessage({}, eta="not a number")
             case ["eta", seconds]:
                 return DecodedMessage(payload, eta=self.clock.wall() + float(seconds))
+            case ["test event"]:
+                return Delete()
+            case ["records", *records]:
+                return Split(tuple(map(OutgoingMessage, records)), message["Body"])
             case _:
                 return DecodedMessage(payload)
 

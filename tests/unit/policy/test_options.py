@@ -78,6 +78,7 @@ BAD = {
     "visibility_timeout": [0, 1.5],
     "error_visibility_timeout": [-1, [], [1, "x"], VISIBILITY_HORIZON_SECONDS + 1, *NO_PATHS],
     "on_exhausted": ["Keep", ["keep"]],
+    "message_adapter": [5, "adapt", "proj.adapters:", "proj adapters:adapt"],
     "dead_letter_queue": [
         7,
         "arn:aws:sqs:eu-west-1:1234:dead",
@@ -117,6 +118,7 @@ POLICY = {"RedrivePolicy": '{"maxReceiveCount": 5}'}
         ("on_exhausted", "keep", "keep"),
         ("on_lost", "terminate", "terminate"),
         ("dead_letter_queue", "my.dead.fifo", "my.dead.fifo"),
+        ("message_adapter", "proj.adapters:to_task", "proj.adapters:to_task"),
         ("is_secure", "true", True),
         ("sqs_base64_encoding", 0, False),
         ("heartbeat_interval", 0, 0),

@@ -22,6 +22,7 @@ def run():
         ("error_visiblity_timeout", "error_visibility_timeout"),
         ("error_visibility_timeouts", "error_visibility_timeout"),
         ("on_exausted", "on_exhausted"),
+        ("sqs_events", "sqs_event"),
     ],
 )
 def test_a_misspelt_setting_is_refused(app, misspelt, meant):
@@ -70,7 +71,13 @@ def test_names_of_the_users_own_are_let_be(app):
 
 @pytest.mark.parametrize(
     "options",
-    [{"error_visibility_timeout": 60}, {"on_lost": "terminate"}, {"on_exhausted": "keep"}],
+    [
+        {"error_visibility_timeout": 60},
+        {"on_lost": "terminate"},
+        {"on_exhausted": "keep"},
+        {"sqs_event": "s3:*"},
+        {"sqs_event_per": "message"},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_a_setting_of_a_task_that_is_no_visibility_task_is_refused(app, options):

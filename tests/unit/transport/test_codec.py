@@ -8,13 +8,16 @@ import json
 import uuid
 from copy import deepcopy
 from datetime import datetime, timezone
+from types import SimpleNamespace
 
 import kombu
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kombu.transport import virtual
 from kombu.utils.json import dumps
 
+from celery_sqs_visibility import message
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -338,3 +341,11 @@ def test_an_eta_that_is_written_is_the_one_that_is_read():
 @example("9999-12-31T23:59:59-23:59")
 def test_whatever_an_eta_says_it_does_no_harm(eta):
     assert eta_of({"eta": eta}) is None or isinstance(eta_of({"eta": eta}), float)
+
+
+def test_what_a_lambda_sends_by_message_kombu_reads_as_we_do():
+    body = message("tasks.add", [1], {"y": 2}, task_id="id-1")
+    theirs, ours = StockChannel().read(body), read(body).payload
+    assert without_sqs(theirs) == without_sqs(ours)
+    channel = SimpleNamespace(decode_body=lambda text, _encoding: text)
+    assert virtual.Message(theirs, channel).payload[:2] == [[1], {"y": 2}]

@@ -14,10 +14,10 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_sqs_visibility.task.base import VisibilityTask
-from celery_sqs_visibility.worker.bootsteps import Endings, _set_request_class
+from celery_sqs_visibility.worker.bootsteps import Endings
 from celery_sqs_visibility.worker.drain import Drain
 from celery_sqs_visibility.worker.request import DeliveryRequest
-from celery_sqs_visibility.worker.visibility_request import VisibilityRequest
+from celery_sqs_visibility.worker.visibility_request import VisibilityRequest, bind_request_class
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 HOSTNAME = "worker@host"
@@ -222,7 +222,7 @@ def test_a_tasks_request_class_is_ours_or_mixed_with_it_and_bound_to_the_latest_
     task = base()
     task.Request = theirs
     for worker in (WorkerContext(), WorkerContext()):
-        _set_request_class(task, worker)
+        bind_request_class(task, worker)
         assert task.Request.worker is worker
         assert [each for each in task.Request.__mro__ if each in bases] == bases
     assert len(task.Request.__mro__) <= len(bases) + len(DeliveryRequest.__mro__) + 2

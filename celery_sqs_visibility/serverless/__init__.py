@@ -1,0 +1,1 @@
+"""Tasks in AWS Lambda, from an SQS event source mapping: no worker, no polls, no heartbeat."""

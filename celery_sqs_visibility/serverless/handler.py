@@ -1,0 +1,122 @@
+"""`lambda_handler`: the tasks of an app, from an SQS event source mapping of AWS Lambda."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+
+from celery_sqs_visibility.delivery.event_log import listen
+from celery_sqs_visibility.delivery.lease_table import open_lease_table
+from celery_sqs_visibility.delivery.model import Delivery, Park
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder
+from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.serverless.holder import InvocationHolder
+from celery_sqs_visibility.serverless.runs import Runs
+from celery_sqs_visibility.serverless.sqs_event import message_of, records_of
+from celery_sqs_visibility.task.settings import refuse_on_other_tasks
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.transport import Transport
+from celery_sqs_visibility.worker.event_tasks import take_events
+
+#: Before Lambda's timeout nothing is begun any more: the answer has to be given.
+ANSWER_SECONDS: Final = 1.0
+
+#: What the function answers: the messages that Lambda must not delete.
+Answer = dict[str, list[dict[str, str]]]
+
+
+def lambda_handler(app: Celery[Any], *, clock: Clock = SYSTEM_CLOCK) -> Callable[[Any, Any], Answer]:
+    """Make the handler of a Lambda function that runs the app's tasks. It makes no request.
+
+    The event source mapping must have `ReportBatchItemFailures` as its function response type: without it
+    Lambda deletes what has failed.
+
+    Args:
+        app: its broker transport is this package's.
+        clock: for tests.
+
+    Raises:
+        ImproperlyConfigured: a setting of the app or of a task is wrong, or its broker transport another.
+        OptionError: a transport option is wrong.
+    """
+    app.loader.import_default_modules()
+    app.finalize()
+    with app.connection_for_read() as connection:
+        if not isinstance(connection.transport, Transport):
+            raise ImproperlyConfigured(
+                "lambda_handler() runs tasks from SQS, and the app's broker transport is "
+                f"{connection.transport.driver_name!r}: set broker_transport = 'celery_sqs_visibility'"
+            )
+        context: BrokerContext = connection.transport.context
+    refuse_on_other_tasks(app.tasks.values())
+    take_events(app, context)
+    context.worker_name = os.environ.get("AWS_LAMBDA_FUNCTION_NAME", "lambda")
+    listen()
+    return Function(app, context, clock)
+
+
+class Function:
+    """A Lambda function, called once an invocation. Its process does one after the other."""
+
+    def __init__(self, app: Celery[Any], context: BrokerContext, clock: Clock) -> None:
+        self._context = context
+        self._clock = clock
+        self._holder = InvocationHolder(context, clock, open_lease_table())
+        self._runs = Runs(app, context.worker_name)
+
+    def __call__(self, event: Any, context: Any) -> Answer:
+        """Run the messages of an invocation, one after the other.
+
+        Raises:
+            ValueError: it is none by an SQS event source mapping.
+        """
+        records = records_of(event)
+        if not records:
+            return {"batchItemFailures": []}
+        seconds = context.get_remaining_time_in_millis() / 1000
+        self._holder.begin()
+        self._run_all(self._decoded(records, seconds), self._clock.monotonic() + seconds)
+        failed = [record["messageId"] for record in records if record["messageId"] not in self._holder.done]
+        return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}
+
+    def _decoded(self, records: list[dict[str, Any]], seconds: float) -> list[Any]:
+        """Deliveries, their content and the messages. A run's lease ends with the invocation."""
+        queue = self._context.queues.by_arn(records[0]["eventSourceARN"])
+        now = self._clock.monotonic()
+        self._context.redrive.get(queue, now)
+        decoder = Decoder(self._context.decode_for_worker, max(1, int(seconds)), self._clock, self._holder)
+        return decoder.decode(queue, [message_of(record) for record in records], now, now)
+
+    def _run_all(self, arrived: list[Any], until: float) -> None:
+        """Run them until one instant, and give back what is left; of a FIFO group, what follows a failure."""
+        longest, left, stopped = 0.0, [], set()
+        for delivery, content, message in arrived:
+            began = self._clock.monotonic()
+            group = delivery.facts.group if delivery.queue.fifo else None
+            if group in stopped or began + longest + ANSWER_SECONDS > until:
+                left.append(delivery)
+                continue
+            self._take(delivery, content, message)
+            longest = max(longest, self._clock.monotonic() - began)
+            if group is not None and delivery.facts.message_id not in self._holder.done:
+                stopped.add(group)
+        self._holder.release(left)
+
+    def _take(self, delivery: Delivery, content: Any, message: Any) -> None:
+        """Run a message, or settle it at once."""
+        if isinstance(content, UnreadableError):
+            delivery.refuse(str(content), message["Body"])
+        elif not isinstance(content, DecodedMessage):
+            delivery.settle(content)
+        elif (seconds := (content.eta or 0.0) - self._clock.wall()) > 0:
+            waiting = self._holder.parking.waiting(delivery, content, message)
+            delivery.settle(waiting or Park(math.ceil(seconds)))
+        else:
+            delivery.parks = self._holder.parking.parks_so_far(delivery, content)
+            self._runs.run(delivery, content.payload)

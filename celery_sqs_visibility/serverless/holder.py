@@ -1,0 +1,181 @@
+"""Holds the messages of an invocation, and tells SQS at once of each that fails."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from celery_sqs_visibility import events
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.delivery.model import (
+    DeadLetter,
+    Delete,
+    Delivery,
+    Hide,
+    Lapse,
+    Park,
+    Release,
+    Renew,
+    Settlement,
+    Split,
+)
+from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
+from celery_sqs_visibility.delivery.settle.parking import Parking
+from celery_sqs_visibility.delivery.settle.records import send_records
+from celery_sqs_visibility.delivery.settle.rejection import Rejection
+from celery_sqs_visibility.errors import SQSError, UnreadableError
+from celery_sqs_visibility.events import emit
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+
+logger = logging.getLogger(__name__)
+
+NOT_HIDDEN: Final = (
+    "cannot hide or release messages of queue %r, which takes sqs:ChangeMessageVisibility, so they come back "
+    "when the queue's own visibility timeout is over: %s"
+)
+
+NOT_SETTLED: Final = "the copy of message %r could not be sent, so the message comes back: %s"
+
+
+class InvocationHolder:
+    """The `model.Holder` of a function's deliveries. Its one thread; requests are made at once.
+
+    A message that is done is left to Lambda, which deletes what the function does not report as failed.
+
+    Attributes:
+        done: the message ids that Lambda is to delete, since the last `begin`.
+    """
+
+    def __init__(self, context: BrokerContext, clock: Clock, leases: LeaseTable) -> None:
+        self.options = context.options
+        self.redrive = context.redrive
+        self.rejection = Rejection(
+            context.redrive,
+            self.options.error_visibility_timeout,
+            self.options.on_exhausted,
+            RedeliveryIndex(self.options.visibility_timeout, clock),
+        )
+        self.parking = Parking(context.redrive, self.options.visibility_timeout, clock)
+        self._dead_letters = DeadLetters(context.redrive, context.worker_name)
+        self._clock = clock
+        self._leases = leases
+        self._settled: set[Delivery] = set()
+        self.done: set[str] = set()
+
+    def begin(self) -> None:
+        """Another invocation begins: those before are over, whatever became of them."""
+        self._settled.clear()
+        self.done.clear()
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
+        """See `model.Holder`."""
+        if delivery in self._settled:
+            return False
+        self._settled.add(delivery)
+        if delivery.lease is not None:
+            delivery.lease.end()
+            delivery.lease = None
+        try:
+            self._carry_out(delivery, settlement)
+        except SQSError as error:
+            logger.warning(NOT_SETTLED, delivery.facts.message_id, error)
+        return True
+
+    def start(self, delivery: Delivery) -> bool:
+        """See `model.Holder`."""
+        delivery.began = self._clock.monotonic()
+        delivery.lease = self._leases.take(delivery.deadline, delivery.extend)
+        emit(events.Started(delivery.facts))
+        return True
+
+    def dispatch(self, delivery: Delivery) -> bool:  # noqa: ARG002 - see `model.Holder`
+        """See `model.Holder`. There are no processes."""
+        return True
+
+    def extend(self, delivery: Delivery, until: float) -> bool:
+        """See `model.Holder`. The run still ends when the invocation does, so the deadline stays."""
+        seconds = math.ceil(until - self._clock.monotonic())
+        self._change_visibility(delivery.queue, [delivery], seconds)
+        if delivery.lease is not None:
+            delivery.lease.answer(until)
+        return True
+
+    def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:  # noqa: ARG002
+        """See `model.Holder`. No message comes back to an invocation."""
+        return False
+
+    def ran(self, delivery: Delivery) -> None:
+        """See `model.Holder`."""
+
+    def renewal(self, *_: Any) -> Renew | None:
+        """See `model.Holder`. Nothing waits for a rate here."""
+        return None
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Give back what was not run, to be visible at once."""
+        for start in range(0, len(deliveries), BATCH_ENTRIES):
+            some = deliveries[start : start + BATCH_ENTRIES]
+            self._settled.update(some)
+            if self._change_visibility(some[0].queue, some, 0):
+                for delivery in some:
+                    emit(events.Released(delivery.facts))
+
+    def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
+        facts = delivery.facts
+        match settlement:
+            case Delete():
+                self.done.add(facts.message_id)
+            case Hide(seconds):
+                self._hide(delivery, seconds, events.Hidden(facts, seconds))
+            case Park(seconds):
+                self._hide(delivery, seconds, events.Parked(facts, seconds))
+            case Release():
+                self._hide(delivery, 0, events.Released(facts))
+            case Lapse():
+                pass
+            case _:
+                self._send(delivery, settlement)
+
+    def _send(self, delivery: Delivery, copy: DeadLetter | Renew | Split) -> None:
+        """Send a copy; Lambda deletes the original. What becomes of it where it is refused."""
+        facts, otherwise = delivery.facts, None
+        if isinstance(copy, DeadLetter):
+            if self._dead_letters.send(delivery, copy):
+                emit(events.DeadLettered(facts, copy.reason))
+            else:
+                otherwise = copy.otherwise
+        elif isinstance(copy, Renew):
+            if self.parking.send(delivery, copy) is None:
+                otherwise = Park(copy.park or 0)
+            else:
+                emit(events.Renewed(facts, copy.copy.delay or 0))
+        else:
+            otherwise = self._split(delivery, copy)
+        self._carry_out(delivery, otherwise or Delete())
+
+    def _split(self, delivery: Delivery, split: Split) -> Settlement | None:
+        try:
+            send_records(delivery.queue, split)
+        except UnreadableError as error:
+            return self.rejection.refusal(delivery, str(error), split.body)
+        return None
+
+    def _hide(self, delivery: Delivery, seconds: int, event: events.DeliveryEvent) -> None:
+        if self._change_visibility(delivery.queue, [delivery], seconds):
+            emit(event)
+
+    def _change_visibility(self, queue: Queue, deliveries: Sequence[Delivery], seconds: int) -> bool:
+        changes = [(delivery.handle, seconds) for delivery in deliveries]
+        try:
+            failed = list(queue.sqs.change_visibility(queue.url, changes).failed.values())
+        except SQSError as error:
+            failed = [error]
+        if failed:
+            logger.warning(NOT_HIDDEN, queue.name, failed[0])
+        return not failed

@@ -1,0 +1,109 @@
+"""Runs tasks in this process, with the requests that a worker has: so the decisions are a worker's."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+from celery import Celery
+from celery.app import trace
+from celery.concurrency.base import apply_target
+from celery.exceptions import TaskRevokedError
+from celery.worker import request, strategy
+from kombu.serialization import prepare_accept_content
+from kombu.transport.virtual import Base64
+
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.transport.message import Message
+from celery_sqs_visibility.worker.bad_messages import BadMessages
+from celery_sqs_visibility.worker.pool_patches import watched
+from celery_sqs_visibility.worker.visibility_request import bind_request_class
+from celery_sqs_visibility.worker.worker_context import WorkerContext
+
+logger = logging.getLogger(__name__)
+
+
+class Runs:
+    """Does for a function what Celery's consumer does for a worker: it makes requests, and runs them.
+
+    Args:
+        app: whose tasks they are.
+        name: of the function, in place of a worker's.
+    """
+
+    def __init__(self, app: Celery[Any], name: str) -> None:
+        self._app = app
+        self._name = name
+        self._pool = SimpleNamespace(apply_async=_run_here)
+        self._pool.apply_async = watched(self._pool, processes=False)
+        self._trace = partial(cast("Any", trace).trace_task_ret, app=app)
+        self._accept = prepare_accept_content(app.conf.accept_content)
+        worker = WorkerContext(None, has_processes=False)
+        for task in app.tasks.values():
+            bind_request_class(task, worker)
+        # The parts of a consumer that stand before what Celery would do with bad messages.
+        consumer = SimpleNamespace(strategies=app.tasks, create_task_handler=lambda: self._run)
+        self._bad_messages = BadMessages(consumer)
+        self._run_valid = consumer.create_task_handler()
+
+    def run(self, delivery: Delivery, payload: dict[str, Any]) -> None:
+        """Run the task of a message, which settles its delivery; never raises."""
+        channel = SimpleNamespace(delivery=lambda _tag: delivery, decode_body=_decode_body)
+        message = Message(payload, channel, accept=self._accept)
+        try:
+            if message.errors:
+                self._bad_messages.on_decode_error(message, message.errors[0][1])
+            else:
+                self._run_valid(message)
+        except TaskRevokedError:
+            pass  # it is settled
+        except Exception:
+            logger.exception("unexpected error with a message of %r; it comes back", delivery.queue.name)
+            delivery.settle(delivery.after_an_error())
+
+    def _run(self, message: Any) -> None:
+        """As `Consumer.create_task_handler` and `celery.worker.strategy.default`, without ETA and rates."""
+        in_headers = "task" in message.headers
+        body = None if in_headers else message.payload
+        name = (message.headers if in_headers else body if isinstance(body, dict) else {}).get("task")
+        if name is None:
+            self._bad_messages.on_unknown_message(body, message)
+            return
+        if name not in self._app.tasks:
+            self._bad_messages.on_unknown_task(body, message, KeyError(name))
+            return
+        self._request(self._app.tasks[name], message, body).execute_using_pool(self._pool)
+
+    def _request(self, task: Any, message: Any, body: Any) -> Any:
+        if body is not None:
+            parts = cast("Any", strategy).proto1_to_proto2(message, body)
+        elif "args" in message.payload:
+            parts = cast("Any", strategy).hybrid_to_proto2(message, message.payload)
+        else:
+            parts = message.body, message.headers, False, self._app.uses_utc_timezone()
+        content, headers, decoded, utc = parts
+        make = cast("Any", request).create_request_cls(
+            task.Request, task, self._pool, self._name, None, trace=self._trace, app=self._app
+        )
+        return make(
+            message,
+            app=self._app,
+            hostname=self._name,
+            task=task,
+            body=content,
+            headers=headers,
+            decoded=decoded,
+            utc=utc,
+        )
+
+
+def _decode_body(body: Any, encoding: str | None = None) -> Any:
+    """As `virtual.Channel.decode_body`."""
+    return Base64().decode(body) if encoding == "base64" else body
+
+
+def _run_here(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> None:
+    """A pool's `apply_async`, as that of Celery's solo pool: the run is over then. No time limit ends it."""
+    apply_target(target, args, kwargs, options.get("callback"), options.get("accept_callback"))

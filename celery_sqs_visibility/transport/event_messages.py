@@ -1,0 +1,157 @@
+"""Makes tasks of messages that are not Celery's: events of AWS, and what the user's own adapter takes.
+
+Only a worker's main process does that; its receivers' threads call it, and change nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.event_log import Fields
+from celery_sqs_visibility.delivery.model import Delete, Split
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, legible
+from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
+from celery_sqs_visibility.transport.aws_events import contents, events_of, is_s3_test
+from celery_sqs_visibility.transport.codec import (
+    OWN_BODY,
+    NoTaskError,
+    decode_message,
+    encode_payload,
+    open_payload,
+)
+from celery_sqs_visibility.transport.task_message import task_id_for, task_payload
+
+logger = logging.getLogger(__name__)
+
+#: What an adapter returns: the task's name, or the task, its arguments and keyword arguments.
+Run = tuple[Any, Sequence[Any], Mapping[str, Any]]
+
+#: The option `message_adapter`: `None` where it takes no such message.
+Adapter = Callable[[str, Mapping[str, Any]], Run | None]
+
+#: An adapter's answer: task, arguments, keyword arguments.
+RUN_PARTS: Final = 3
+
+
+@dataclass(frozen=True)
+class EventMessages:
+    """Decodes any message, for the tasks of a worker.
+
+    Attributes:
+        routes: which task takes which event of AWS.
+        adapter: asked where no route leads.
+        attribute_names: the message attributes that tasks see.
+    """
+
+    routes: EventRoutes
+    adapter: Adapter | None = None
+    attribute_names: Sequence[str] = ("All",)
+
+    def decode(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | Delete | Split:
+        """As `codec.decode_message`, and what is not kombu's by its content. Any thread.
+
+        Raises:
+            UnreadableError: no task takes it.
+        """
+        try:
+            return decode_message(queue, message, self.attribute_names)
+        except NoTaskError as error:
+            body = _parsed(message["Body"])
+            if any(map(is_s3_test, contents(body))):
+                fields = Fields(queue=queue.name, message_id=message["MessageId"])
+                logger.info("S3's test event is deleted: notifications arrive (%s)", fields)
+                return Delete()
+            runs = self._routed(body) or self._adapted(queue, message)
+            if not runs:
+                raise self._untaken(error, body) from None
+        if len(runs) == 1:
+            return self._one(runs[0], queue, message)
+        copies = [_copy(run, index, queue, message) for index, run in enumerate(runs)]
+        return Split(tuple(copies), message["Body"])
+
+    def _routed(self, body: Any) -> list[Run]:
+        """The runs of an event of AWS; none if there is a record that no task takes."""
+        for content in contents(body):
+            events = events_of(content)
+            taken = [(self.routes.find(name), record) for name, record in events]
+            if taken and all(route for route, _ in taken):
+                return _runs(content, [(route, record) for route, record in taken if route])
+        return []
+
+    def _adapted(self, queue: Queue, message: ReceivedMessage) -> list[Run]:
+        if self.adapter is None:
+            return []
+        try:
+            run = self.adapter(message["Body"], _attributes(queue, message))
+        except Exception as error:
+            raise UnreadableError(f"the message_adapter failed: {error!r}") from error
+        if run is None:
+            return []
+        if not isinstance(run, (tuple, list)) or len(run) != RUN_PARTS:
+            raise UnreadableError(
+                "the message_adapter should return (task, args, kwargs) or None, and returned one of type "
+                f"{type(run).__name__}"
+            )
+        return [(run[0], run[1], run[2])]
+
+    def _one(self, run: Run, queue: Queue, message: ReceivedMessage) -> DecodedMessage:
+        payload = _payload(run, task_id_for(message["MessageId"]), queue)
+        return open_payload({**payload, OWN_BODY: message["Body"]}, queue, message, self.attribute_names)
+
+    def _untaken(self, error: NoTaskError, body: Any) -> UnreadableError:
+        names = sorted({name for content in contents(body) for name, _ in events_of(content)})
+        untaken = [repr(name) for name in names if self.routes.find(name) is None]
+        if not untaken:
+            return error
+        return UnreadableError(legible(f"no task has an sqs_event for {' or '.join(untaken)}: {error}"))
+
+
+def _parsed(body: str) -> Any:
+    """The body, if it is JSON; else `None`."""
+    try:
+        return json.loads(body)
+    except Exception:  # noqa: BLE001 - any text, and as deeply nested as anybody likes
+        return None
+
+
+def _runs(content: dict[str, Any], taken: Sequence[tuple[EventRoute, dict[str, Any]]]) -> list[Run]:
+    """One run a record, and one for the whole message of each task that wants that."""
+    whole = {route.task: content for route, _ in taken if route.per_message}
+    each = [(route.task, record) for route, record in taken if not route.per_message]
+    return [(task, [argument], {}) for task, argument in (*whole.items(), *each)]
+
+
+def _payload(run: Run, task_id: str, queue: Queue) -> dict[str, Any]:
+    task, args, kwargs = run
+    try:
+        return task_payload(task, args, kwargs, task_id, queue.name)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnreadableError(f"the arguments of its task {task!r} cannot be sent: {error!r}") from error
+
+
+def _copy(run: Run, index: int, queue: Queue, message: ReceivedMessage) -> OutgoingMessage:
+    """A message for one run of several."""
+    task_id = task_id_for(message["MessageId"], index)
+    return OutgoingMessage(
+        body=encode_payload(_payload(run, task_id, queue)),
+        attributes=message.get("MessageAttributes", {}),
+        group_id=message.get("Attributes", {}).get("MessageGroupId"),
+        deduplication_id=task_id if queue.fifo else None,
+    )
+
+
+def _attributes(queue: Queue, message: ReceivedMessage) -> dict[str, Any]:
+    """What an adapter sees: message attributes as text or bytes, SQS's own beside them, which go first."""
+    custom = {
+        name: value.get("StringValue", value.get("BinaryValue"))
+        for name, value in message.get("MessageAttributes", {}).items()
+    }
+    own = message.get("Attributes", {})
+    return {**custom, **own, "MessageId": message["MessageId"], "queue": queue.name}

@@ -1,0 +1,60 @@
+"""A message of several records: each goes on as a message of its own, and none is lost."""
+
+from __future__ import annotations
+
+import pytest
+from support import factories
+from support.factories import DELETES
+
+from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Released
+
+
+@pytest.fixture
+def actions(world):
+    """The requests that a message costs, its own sending aside."""
+    return lambda: [name for name, _ in world.sqs.calls if name in ("SendMessage", DELETES)][1:]
+
+
+def test_records_are_sent_before_their_message_is_deleted(world, queue, events, actions):
+    world.consume(queue, "records:a:b")
+    events.wait(Deleted)
+    assert actions() == ["SendMessage", "SendMessage", DELETES]
+    assert world.visible(queue) == ["a", "b"]
+    assert world.held() == 0
+
+
+def test_without_the_right_to_send_it_is_a_bad_message(world, redriven, dead_letters, events):
+    factories.send(redriven, "records:a:b")
+    world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    world.consume(redriven)
+    (letter,) = events.wait(DeadLettered)
+    assert letter.reason == (
+        "its 2 records cannot be sent to the queue as a message each; allow sqs:SendMessage on 'redriven': no"
+    )
+    assert world.visible(dead_letters) == ["records:a:b"]
+
+
+def test_without_a_dead_letter_queue_either_it_is_hidden(make, events):
+    world = make(error_visibility_timeout=45)
+    queue = world.queue()
+    factories.send(queue, "records:a:b")
+    world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    world.consume(queue)
+    assert events.wait(Hidden)[0].seconds == 45
+
+
+def test_during_a_shutdown_nothing_is_sent(world, queue, events, actions):
+    factories.send(queue, "records:a:b")
+    world.consumer._arrivals._on_message = lambda _name: None
+    world.consume(queue)
+    events.wait(Released)
+    assert actions() == []
+
+
+def test_the_test_event_of_s3_is_deleted_during_a_shutdown_too(world, queue, events):
+    factories.send(queue, "test event")
+    world.consumer._arrivals._on_message = lambda _name: None
+    world.consume(queue)
+    events.wait(Deleted)
+    assert world.handed == []

@@ -1,0 +1,86 @@
+"""What S3, SNS, EventBridge and others put into a queue runs tasks, in a real worker."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from support.aws_events import S3_TEST, eventbridge, s3_notification, s3_record, sns
+from support.processes import wait_until
+
+from celery_sqs_visibility import message, task_id_for
+
+REMOVED = s3_record(event="ObjectRemoved:Delete")
+
+
+def put(site, body, **options):
+    text = body if isinstance(body, str) else json.dumps(body)
+    return site.sqs.send_message(QueueUrl=site.url, MessageBody=text, **options)["MessageId"]
+
+
+def letters(site, url):
+    """Dead letters by body, with the reason."""
+    found = {}
+    while messages := site.sqs.receive_message(
+        QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"]
+    ).get("Messages"):
+        for each in messages:
+            found[each["Body"]] = each["MessageAttributes"]["reason"]["StringValue"]
+    return found
+
+
+def test_events_run_tasks_and_the_rest_is_kept(make_site):
+    site = make_site(visibility_timeout=30, message_adapter="importing:adapt")
+    dead_url = site.create_queue_with_dead_letters(receives=10)
+    site.start("importing")
+    bad, foreign = s3_notification(s3_record(key="bad")), eventbridge("shop", "Order")
+    shaky = put(site, sns(s3_notification(s3_record(key="shaky"))))
+    many = put(site, s3_notification(s3_record(key="a+b"), s3_record(key="c%2Bd"), REMOVED, REMOVED))
+    for body in (bad, foreign, S3_TEST, "raise", message("orders", ["sent by message"])):
+        put(site, body)
+    kind = {"kind": {"DataType": "String", "StringValue": "large"}}
+    put(site, "order 1", MessageAttributes=kind)
+
+    wait_until(lambda: site.counts() == (0, 0), 30, lambda: site.diary.entries("started"))
+    site.diary.wait_for("done", key="shaky")
+    runs = [(entry["key"], entry["id"]) for entry in site.diary.entries("started")]
+    assert Counter(key for key, _ in runs) == {"shaky": 2, "bad": 2, "a b": 1, "c+d": 1}
+    ids = dict(runs)
+    assert len(set(runs)) == len(ids)  # a redelivery is the same task
+    assert ids["shaky"] == task_id_for(shaky)
+    assert {ids["a b"], ids["c+d"]} <= {task_id_for(many, index) for index in range(3)}
+    (audit,) = site.diary.entries("done", key="audit")
+    assert audit["records"] == 4
+    (order,) = site.diary.entries("done", key="order 1")
+    assert order["kind"] == "large"
+    assert site.diary.entries("done", key="sent by message")
+    assert letters(site, dead_url) == {
+        json.dumps(bad): "failed at its last attempt",
+        json.dumps(
+            foreign
+        ): "no task has an sqs_event for 'shop/Order': its body is an EventBridge event, not a "
+        "Celery message",
+        "raise": "the message_adapter failed: KeyError('raise')",
+    }
+
+
+@pytest.mark.parametrize(
+    ("adapter", "sentence"),
+    [
+        (
+            "importing:missing",
+            "'importing:missing', which cannot be imported: module 'importing' has no attribute",
+        ),
+        (
+            "nonsense",
+            "expected message_adapter to be the path of a callable, 'package.module:name', got 'nonsense'",
+        ),
+    ],
+)
+def test_a_worker_does_not_start_with_an_adapter_that_is_not_there(make_site, adapter, sentence):
+    site = make_site(message_adapter=adapter)
+    worker = site.start("importing", ready=False)
+    assert worker.wait_exit(30) == 1
+    assert sentence in worker.log
+    assert "Traceback" not in worker.log
