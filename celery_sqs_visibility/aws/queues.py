@@ -63,7 +63,7 @@ class Queues:
         sqs: access to every queue that is not predefined.
         prefix: the option `queue_name_prefix`.
         predefined: Celery's queue name to its definition. If there are any, there are no others, and
-            SQS is asked for no URL.
+            SQS is asked only for URLs that they lack.
         owner: the AWS account that all queues belong to, if that is another's; then none is created.
         sqs_for: gives access to a predefined queue; by default the same `sqs`.
         attributes: CreateQueue's, for a queue that has to be created.
