@@ -30,8 +30,9 @@ def too_large(
         if pointer
         else "put the data into S3 and send its key, or set the option payload_bucket, which does that"
     )
+    taker = "SQS" if limit == MESSAGE_BYTES else "the queue"
     sentence = (
-        f"the message for queue {queue!r} has {size:,} bytes with its attributes, and the queue takes "
+        f"the message for queue {queue!r} has {size:,} bytes with its attributes, and {taker} takes "
         f"{limit:,}: {remedy}"
     )
     return MessageTooLargeError(sentence, code="MessageTooLong", action="SendMessage")
