@@ -40,6 +40,10 @@ def note(self, key, seconds=0):
         raise ValueError(key)
 
 
+def broken(body, attributes):
+    raise KeyError(body)
+
+
 class World:
     """A queue of a fake SQS, an app, and Lambda, which receives for it."""
 
@@ -237,6 +241,14 @@ def test_a_bad_message_is_a_dead_letter(world, body, reason):
     assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
     (letter,) = world.letters()
     assert letter.startswith(reason)
+
+
+def test_an_adapter_that_raises_is_told_with_its_traceback(make, caplog):
+    world = make(options={"message_adapter": f"{__name__}:broken"})
+    factories.send(world.queue, "text")
+    assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
+    assert world.letters() == ["the message_adapter failed: KeyError('text')"]
+    assert any(each.exc_info and each.exc_info[0] is KeyError for each in caplog.records)
 
 
 def test_an_unknown_task_comes_back(world):
