@@ -10,7 +10,16 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Park, Renew, Settlement, Split
+from celery_sqs_visibility.delivery.model import (
+    Delete,
+    Delivery,
+    Lapse,
+    Park,
+    Rejecter,
+    Renew,
+    Settlement,
+    Split,
+)
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import Content, DecodedMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage
@@ -135,7 +144,7 @@ class Arrivals:
     ) -> BufferedMessage | None:
         parking = self._holder.parking
         if isinstance(content, UnreadableError):
-            self._refuse(delivery, content, message["Body"])
+            refuse(self._holder.rejection, delivery, content, message["Body"])
             return None
         unrun: Settlement | None
         if isinstance(content, DecodedMessage):
@@ -150,11 +159,6 @@ class Arrivals:
         else:
             return BufferedMessage(delivery, content.payload, dispatch)
         return None
-
-    def _refuse(self, delivery: Delivery, error: UnreadableError, body: str) -> None:
-        first = self._holder.rejection.refuse(delivery, str(error), body)
-        if first and (bug := error.__cause__) is not None:
-            logger.error("unexpected error decoding a message of %r", delivery.queue.name, exc_info=bug)
 
     def _dispatch(self, queue: Queue) -> Dispatch | None:
         """How messages of the queue get to Celery, on the main thread; `None` if they do not any more.
@@ -180,3 +184,10 @@ class Arrivals:
                 delivery.settle(delivery.after_an_error())
 
         return dispatch
+
+
+def refuse(rejection: Rejecter, delivery: Delivery, error: UnreadableError, body: str) -> None:
+    """Refuse a message that could not be decoded; a bug behind that is logged once. Any thread."""
+    first = rejection.refuse(delivery, str(error), body)
+    if first and (bug := error.__cause__) is not None:
+        logger.error("unexpected error decoding a message of %r", delivery.queue.name, exc_info=bug)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
+from celery_sqs_visibility.delivery.arrivals import refuse
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
 from celery_sqs_visibility.delivery.model import Delivery, Park
@@ -70,7 +71,7 @@ class Function:
         self._holder = InvocationHolder(context, clock, open_lease_table())
         self._runs = Runs(app, context.worker_name)
 
-    def __call__(self, event: Any, context: Any) -> Answer:
+    def __call__(self, event: Any, invocation: Any) -> Answer:
         """Run the messages of an invocation, one after the other.
 
         Raises:
@@ -79,7 +80,7 @@ class Function:
         records = records_of(event)
         if not records:
             return {"batchItemFailures": []}
-        seconds = context.get_remaining_time_in_millis() / 1000
+        seconds = invocation.get_remaining_time_in_millis() / 1000
         self._holder.begin()
         self._run_all(self._decoded(records, seconds), self._clock.monotonic() + seconds)
         failed = [record["messageId"] for record in records if record["messageId"] not in self._holder.done]
@@ -110,13 +111,15 @@ class Function:
 
     def _take(self, delivery: Delivery, content: Any, message: Any) -> None:
         """Run a message, or settle it at once."""
+        parking = self._holder.parking
         if isinstance(content, UnreadableError):
-            delivery.refuse(str(content), message["Body"])
-        elif not isinstance(content, DecodedMessage):
+            refuse(self._holder.rejection, delivery, content, message["Body"])
+            return
+        if not isinstance(content, DecodedMessage):
             delivery.settle(content)
-        elif (seconds := (content.eta or 0.0) - self._clock.wall()) > 0:
-            waiting = self._holder.parking.waiting(delivery, content, message)
-            delivery.settle(waiting or Park(math.ceil(seconds)))
+            return
+        delivery.parks = parking.parks_so_far(delivery, content)
+        if (seconds := (content.eta or 0.0) - self._clock.wall()) > 0:
+            delivery.settle(parking.waiting(delivery, content, message) or Park(math.ceil(seconds)))
         else:
-            delivery.parks = self._holder.parking.parks_so_far(delivery, content)
             self._runs.run(delivery, content.payload)

@@ -15,7 +15,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.model import Delete, Split
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, legible
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, DecodeMessage, legible
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
 from celery_sqs_visibility.transport.aws_events import contents, events_of, is_s3_test
@@ -47,21 +47,23 @@ class EventMessages:
     Attributes:
         routes: which task takes which event of AWS.
         adapter: asked where no route leads.
+        decode_task: decodes a message that is Celery's; raises `NoTaskError` for any other.
         attribute_names: the message attributes that tasks see.
     """
 
     routes: EventRoutes
     adapter: Adapter | None = None
+    decode_task: DecodeMessage = decode_message
     attribute_names: Sequence[str] = ("All",)
 
     def decode(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | Delete | Split:
-        """As `codec.decode_message`, and what is not kombu's by its content. Any thread.
+        """As `decode_task`, and what is not kombu's by its content. Any thread.
 
         Raises:
             UnreadableError: no task takes it.
         """
         try:
-            return decode_message(queue, message, self.attribute_names)
+            return self.decode_task(queue, message)
         except NoTaskError as error:
             body = _parsed(message["Body"])
             if any(map(is_s3_test, contents(body))):

@@ -30,7 +30,8 @@ def take_events(app: Celery[Any], context: BrokerContext) -> None:
         return
     from celery_sqs_visibility.transport.event_messages import EventMessages  # noqa: PLC0415 - seldom needed
 
-    context.decode_for_worker = EventMessages(routes, adapter, context.attribute_names).decode
+    decode = context.decode_message
+    context.decode_for_worker = EventMessages(routes, adapter, decode, context.attribute_names).decode
 
 
 def _routes(app: Celery[Any]) -> list[EventRoute]:

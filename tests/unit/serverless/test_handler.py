@@ -9,7 +9,7 @@ from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured, Reject
 from support import factories
 from support.app import without_shared_tasks
-from support.aws_events import s3_notification
+from support.aws_events import s3_notification, s3_record
 from support.clock import FakeClock
 from support.factories import EVERYTHING
 
@@ -38,6 +38,10 @@ def note(self, key, seconds=0):
         visibility.release()
     if key.startswith("bad"):
         raise ValueError(key)
+
+
+def broken(body, attributes):
+    raise KeyError(body)
 
 
 class World:
@@ -237,6 +241,31 @@ def test_a_bad_message_is_a_dead_letter(world, body, reason):
     assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
     (letter,) = world.letters()
     assert letter.startswith(reason)
+
+
+def test_several_records_become_messages_of_their_own(world):
+    factories.send(world.queue, json.dumps(s3_notification(s3_record(), s3_record())))
+    handler, event = world.handler(), world.event()
+    assert handler(event, Invocation(60)) == {"batchItemFailures": []}
+    assert RAN == []
+    assert factories.counts(world.queue) == (2, 1)
+
+
+def test_several_records_that_cannot_be_sent_are_a_bad_message(make):
+    world = make(letters=None)
+    factories.send(world.queue, json.dumps(s3_notification(s3_record(), s3_record())))
+    world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    handler, event = world.handler(), world.event()
+    assert len(handler(event, Invocation(60))["batchItemFailures"]) == 1
+    assert factories.left(world.queue) == 1
+
+
+def test_an_adapter_that_raises_is_told_with_its_traceback(make, caplog):
+    world = make(options={"message_adapter": f"{__name__}:broken"})
+    factories.send(world.queue, "text")
+    assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
+    assert world.letters() == ["the message_adapter failed: KeyError('text')"]
+    assert any(each.exc_info and each.exc_info[0] is KeyError for each in caplog.records)
 
 
 def test_an_unknown_task_comes_back(world):

@@ -13,6 +13,7 @@ from support.factories import sqs_queue
 
 from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.worker.event_tasks import take_events
 
 
@@ -39,7 +40,10 @@ def take():
         # Alone: an app has the shared tasks of all modules that this process has imported, too.
         alone = SimpleNamespace(tasks={task.name: task for task in made})
         context = SimpleNamespace(
-            options=Options.parse(options), attribute_names=("All",), decode_for_worker=None
+            options=Options.parse(options),
+            attribute_names=("All",),
+            decode_message=decode_message,
+            decode_for_worker=None,
         )
         take_events(alone, context)
         return context.decode_for_worker

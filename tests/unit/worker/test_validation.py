@@ -224,10 +224,7 @@ def test_the_task_of_another_worker_is_left_to_celery_whatever_is_in_it():
         (badmessages.S3, "an S3 event notification"),
         (badmessages.S3_TEST, "an S3 test event"),
         (badmessages.SNS, "an SNS message (raw message delivery is off)"),
-        (
-            badmessages.SNS | {"Type": "SubscriptionConfirmation"},
-            "an SNS message (raw message delivery is off)",
-        ),
+        (badmessages.SNS | {"Type": "SubscriptionConfirmation"}, "an SNS SubscriptionConfirmation"),
         (badmessages.EVENTBRIDGE, "an EventBridge event"),
         ({"Records": [{"EventSource": "aws:sns", "Sns": {}}]}, "an event of aws:sns"),
     ],
