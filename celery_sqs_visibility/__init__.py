@@ -26,6 +26,7 @@ __all__ = [
     "DeadLettered",
     "Deleted",
     "DeliveryEvent",
+    "ETATooFarError",
     "Event",
     "ExponentialBackoff",
     "Extended",

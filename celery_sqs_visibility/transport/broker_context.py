@@ -12,13 +12,14 @@ from weakref import WeakKeyDictionary, WeakSet
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.port import SQS, ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-from celery_sqs_visibility.aws.queues import PredefinedQueue, Queues
+from celery_sqs_visibility.aws.queues import PredefinedQueue, Queue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
+from celery_sqs_visibility.policy.delays import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -90,6 +91,12 @@ class BrokerContext:
         if for_worker:
             self.worker_queue_consumers.add(queue_consumer)
         return queue_consumer
+
+    def delay_limits(self, queue: Queue) -> DelayLimits:
+        """What is known here of how long a message to the queue may wait. Any thread, no request."""
+        options = self.options
+        retention = self.redrive.known_retention(queue) or stated_retention(options.sqs_creation_attributes)
+        return DelayLimits(options.polling_interval_max, retention, options.visibility_timeout)
 
     def publish_attempts(self, connection: Any) -> PublishAttempts:
         """The attempts of a kombu Connection so far."""
