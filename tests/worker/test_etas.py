@@ -6,6 +6,7 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from celery import chain
 
 from celery_sqs_visibility import publish_batch
 
@@ -47,6 +48,17 @@ def test_a_countdown_costs_no_receive_and_its_task_starts_within_a_second_of_its
     site.proxy.wait_for(lambda _: site.kept == 0)
     assert len(site.brought()) == 1
     assert site.changes() == []
+
+
+def test_the_countdown_of_a_chains_step_counts_from_the_end_of_the_step_before(make_site):
+    site = make_site()
+    first, second = (site.app.signature("work.quick", (key,), immutable=True) for key in "ab")
+    site.start()
+    chain(first, second.set(countdown=4)).delay()
+    (before,) = site.diary.wait_for("started", key="a")
+    (entry,) = site.diary.wait_for("started", key="b")
+    assert 4 <= entry["time"] - before["time"] < 5
+    assert len(site.brought()) == 2
 
 
 def test_no_sleep_delays_a_countdown(make_site):

@@ -9,6 +9,7 @@ import pytest
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.policy.delays import DelayLimits
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import shared_context
 from celery_sqs_visibility.transport.broker_url import BrokerURL
@@ -58,3 +59,21 @@ def test_a_system_attribute_is_received_with_those_that_are_needed():
 def test_connections_with_equal_settings_share_a_context():
     assert broker_context(polling_interval=7) is broker_context(polling_interval=7)
     assert broker_context(polling_interval=7) is not broker_context(polling_interval=8)
+
+
+@pytest.mark.parametrize(
+    ("given", "sleep", "retention"),
+    [
+        ({}, 0, None),
+        ({"polling_interval": 30}, 30, None),
+        ({"polling_interval_max": 60}, 60, None),
+        ({"sqs-creation-attributes": {"MessageRetentionPeriod": "7200"}}, 0, 7200),
+    ],
+    ids=repr,
+)
+def test_a_publisher_knows_the_retention_that_it_states_until_sqs_says_another(given, sleep, retention):
+    context, sqs = broker_context(visibility_timeout=77, **given), FakeSQS()
+    queue = Queue("q", sqs.create_queue("q", {"MessageRetentionPeriod": "3600"}, {}), sqs)
+    assert context.delay_limits(queue) == DelayLimits(sleep, retention, 77)
+    context.redrive.get(queue, now=0.0)
+    assert context.delay_limits(queue) == DelayLimits(sleep, 3600, 77)

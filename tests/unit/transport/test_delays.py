@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+import uuid
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import Celery
 
+from celery_sqs_visibility import publish_batch
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.errors import ETATooFarError
 from celery_sqs_visibility.policy.delays import DelayLimits
 from celery_sqs_visibility.transport.codec import decode_message, encode_message
@@ -110,3 +112,19 @@ def test_what_sqs_would_delete_before_its_time_is_refused(published, options, qu
     with pytest.raises(ETATooFarError, match=sentence) as refusal:
         delay(published(**options), queue, retention=600)
     assert "EventBridge Scheduler" in str(refusal.value)
+
+
+def test_celery_and_publish_batch_send_the_delay_and_raise_the_refusal(monkeypatch):
+    """Through all of Celery and kombu, which would try an operational error again."""
+    sqs = FakeSQS()
+    with Celery("delays", set_as_current=False, broker=f"celery-sqs-visibility://{uuid.uuid4()}:s@") as app:
+        with app.connection_for_write() as connection:
+            monkeypatch.setattr(connection.transport.context, "queues", Queues(sqs))
+        with publish_batch(app):
+            app.send_task("tasks.add", countdown=60, queue="q")
+        app.send_task("tasks.add", countdown=60, queue="q")
+        with pytest.raises(ETATooFarError, match="EventBridge Scheduler"):
+            app.send_task("tasks.add", countdown=15 * 24 * 3600, queue="q.fifo")
+    sent = {action: arguments for action, arguments in sqs.calls if action.startswith("Send")}
+    messages = [*sent["SendMessageBatch"]["messages"], sent["SendMessage"]["message"]]
+    assert [message.delay in {59, 60} for message in messages] == [True, True]
