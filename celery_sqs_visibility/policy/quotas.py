@@ -33,6 +33,5 @@ DELAY_SECONDS: Final = 15 * 60
 #: Attributes a message may carry.
 MESSAGE_ATTRIBUTES: Final = 10
 
-#: Longest MessageDeduplicationId, and for how long SQS drops a second message with the same one.
+#: Longest MessageDeduplicationId.
 DEDUPLICATION_ID_CHARACTERS: Final = 128
-DEDUPLICATION_SECONDS: Final = 5 * 60
