@@ -29,6 +29,7 @@ __all__ = [
     "DeadLettered",
     "Deleted",
     "DeliveryEvent",
+    "ETATooFarError",
     "Event",
     "ExponentialBackoff",
     "Extended",

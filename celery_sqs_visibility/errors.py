@@ -74,6 +74,10 @@ class TooLargeError(SQSVisibilityError, ValueError):
     """A body would be larger than allowed when decompressed or fetched."""
 
 
+class ETATooFarError(SQSVisibilityError, ValueError):
+    """A message was not published, since SQS would delete it before its ETA, or the end of its delay."""
+
+
 class VisibilityLostError(SQSVisibilityError):
     """A message's visibility has lapsed: another worker may have it."""
 

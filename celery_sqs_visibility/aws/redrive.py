@@ -119,7 +119,11 @@ class RedriveBook:
 
     def retention(self, queue: Queue) -> int:
         """Return the seconds until SQS deletes a message; its default if unknown. No request, no lock."""
-        return self._retention.get(queue.url, DEFAULT_RETENTION_SECONDS)
+        return self.known_retention(queue) or DEFAULT_RETENTION_SECONDS
+
+    def known_retention(self, queue: Queue) -> int | None:
+        """As `retention`, but `None` if unknown."""
+        return self._retention.get(queue.url)
 
     def has_dead_letter_queue(self, queue: Queue) -> bool:
         """Return whether a policy or the option names a dead-letter queue. No request is made."""

@@ -32,3 +32,6 @@ DELAY_SECONDS: Final = 15 * 60
 
 #: Attributes a message may carry.
 MESSAGE_ATTRIBUTES: Final = 10
+
+#: Longest MessageDeduplicationId.
+DEDUPLICATION_ID_CHARACTERS: Final = 128

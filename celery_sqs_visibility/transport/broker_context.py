@@ -13,7 +13,7 @@ from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_con
 from celery_sqs_visibility.aws.object_store import S3ObjectStore
 from celery_sqs_visibility.aws.port import SQS, ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
@@ -22,6 +22,7 @@ from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
+from celery_sqs_visibility.policy.delays import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
@@ -103,6 +104,12 @@ class BrokerContext:
         if for_worker:
             self.worker_queue_consumers.add(queue_consumer)
         return queue_consumer
+
+    def delay_limits(self, queue: Queue) -> DelayLimits:
+        """What is known here of how long a message to the queue may wait. Any thread, no request."""
+        options = self.options
+        retention = self.redrive.known_retention(queue) or stated_retention(options.sqs_creation_attributes)
+        return DelayLimits(options.polling_interval_max, retention, options.visibility_timeout)
 
     def publish_attempts(self, connection: Any) -> PublishAttempts:
         """The attempts of a kombu Connection so far."""

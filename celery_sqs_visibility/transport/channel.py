@@ -167,7 +167,12 @@ class Channel(AdministrativeChannel):
         with attempts.counted():
             target = publish_retries.until_deadline(partial(self._target, queue, message))
             if target is not None:
-                encoded = encode_message(message, target, base64_encoded=context.options.sqs_base64_encoding)
+                encoded = encode_message(
+                    message,
+                    target,
+                    base64_encoded=context.options.sqs_base64_encoding,
+                    limits=context.delay_limits(target),
+                )
                 if not publish_scope.batched(context, target, encoded, message):
                     publish_retries.until_deadline(partial(self._send, target, encoded, message))
         attempts.failed = 0

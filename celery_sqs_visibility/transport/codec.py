@@ -22,9 +22,11 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import ILLEGIBLE, DecodedMessage, legible
 from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.policy.delays import DelayLimits
 from celery_sqs_visibility.policy.message_attributes import is_asked_for
-from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, MESSAGE_BYTES
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
+from celery_sqs_visibility.transport.delays import delay_of, headers_with_eta
 
 #: Keys of `delivery_info` that receiving adds, as kombu's SQS transport does, and that are not sent again.
 RECEIVED_KEYS: Final = ("sqs_message", "sqs_queue", "redelivered")
@@ -46,6 +48,9 @@ NOT_DECODED: Final = ("binary", "ascii-8bit")
 #: Bytes left to a dead letter's attributes.
 ATTRIBUTE_BYTES: Final = 4096
 
+#: Nothing is known of the queue.
+NO_LIMITS: Final = DelayLimits()
+
 
 #: In a payload that was made of a message which is no task: the message's own body.
 OWN_BODY: Final = "sqs-body"
@@ -55,23 +60,28 @@ class NoTaskError(UnreadableError):
     """A body is not in kombu's format: another program's, not a task with a fault."""
 
 
-def encode_message(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> OutgoingMessage:
+def encode_message(
+    message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool, limits: DelayLimits = NO_LIMITS
+) -> OutgoingMessage:
     """Make of kombu's message one to send.
 
     The properties `message_attributes`, `MessageGroupId`, `MessageDeduplicationId` and `delay_seconds` (or
-    `DelaySeconds`) become SQS's. A message to a FIFO queue without a deduplication id gets one, which is kept
-    in `message`: after an error kombu has the same message encoded again, and SQS may have it already.
+    `DelaySeconds`) become SQS's, and so does an ETA within `limits`. A message to a FIFO queue without a
+    deduplication id gets one, which is kept in `message`: after an error kombu has the same message encoded
+    again, and SQS may have it already.
+
+    Raises:
+        ETATooFarError: SQS would delete the message before its time.
     """
     properties = dict(message.get("properties", {}))
     attributes = properties.pop("message_attributes", None) or {}
-    group, deduplication, delay = properties.get("MessageGroupId"), None, None
+    group, deduplication = properties.get("MessageGroupId"), None
+    delay = delay_of(properties, eta_of(headers_with_eta(message)), queue, limits)
     if queue.fifo:
         group = group or DEFAULT_GROUP
         deduplication = properties.get("MessageDeduplicationId")
         if not deduplication:
             deduplication = message["properties"]["MessageDeduplicationId"] = str(uuid.uuid4())
-    else:
-        delay = _delay_seconds(properties)
     text = dumps({**message, "properties": properties})
     return OutgoingMessage(
         body=base64.b64encode(text.encode()).decode() if base64_encoded else text,
@@ -243,15 +253,6 @@ def _deeper_than(levels: int, payload: Any) -> bool:
         if not level:
             return False
     return True
-
-
-def _delay_seconds(properties: Mapping[str, Any]) -> int | None:
-    delays = (properties.get(name) for name in ("delay_seconds", "DelaySeconds"))
-    try:
-        delay = int(next(delay for delay in delays if delay is not None))
-    except (StopIteration, TypeError, ValueError, OverflowError):
-        return None
-    return min(delay, DELAY_SECONDS) if delay >= 0 else None
 
 
 def _name_or_none(value: Any) -> str | None:

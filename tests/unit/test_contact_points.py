@@ -74,6 +74,17 @@ MENTIONED = [
     ),
     ("celery.utils.dispatch.signal:Signal.send", "except Exception as exc"),  # and no SystemExit
     ("celery.beat:Scheduler.apply_entry", "exc_info=True"),
+    # An entry is counted as run, and then sent with its old time; its interval starts at `last_run_at`.
+    (
+        "celery.beat:Scheduler.tick",
+        "self.is_due(entry) ... next_entry = self.reserve(entry) ... self.apply_entry(entry,",
+    ),
+    ("celery.beat:Scheduler.populate_heap", "self.schedule.values() ... entry.is_due()"),
+    ("celery.beat:Scheduler.reserve", "new_entry = self.schedule[entry.name] = next(entry)"),
+    ("celery.beat:Scheduler.apply_async", "self.reserve(entry) if advance else entry ... entry.options"),
+    ("celery.beat:ScheduleEntry.is_due", "self.schedule.is_due(self.last_run_at)"),
+    # The ETA of protocol 1 is in the body.
+    ("celery.app.amqp:AMQP.as_task_v1", "body={ ... 'eta': eta"),
     ("celery.apps.worker:Worker.startup_info", "self.app.connection().as_uri()"),
     # A worker has its bootsteps before it builds its blueprints.
     ("celery.worker.worker:WorkController.setup_instance", "worker_init.send ... Blueprint("),

@@ -11,6 +11,7 @@ from kombu.exceptions import KombuError, OperationalError
 import celery_sqs_visibility
 from celery_sqs_visibility import errors
 from celery_sqs_visibility.errors import (
+    ETATooFarError,
     OptionError,
     PublishError,
     RefusedError,
@@ -46,6 +47,7 @@ def test_every_name_of_the_face_has_a_home_and_no_other_is_an_attribute():
     ("kind", "known"),
     [
         (OptionError, ValueError),
+        (ETATooFarError, ValueError),
         (TooLargeError, ValueError),
         (UnroutableError, KombuError),
         (RefusedError, OperationalError),

@@ -25,9 +25,8 @@ class Site:
 
     def send(self, task, *args, **kwargs):
         """Publish a task of `tasks/work.py` by name."""
-        options = {
-            key: kwargs.pop(key) for key in ("countdown", "link_error", "expires", "task_id") if key in kwargs
-        }
+        names = ("countdown", "delay_seconds", "link_error", "expires", "task_id")
+        options = {key: kwargs.pop(key) for key in names if key in kwargs}
         return self.app.send_task(f"work.{task}", args, kwargs, **options)
 
     def begin(self, key):

@@ -107,7 +107,7 @@ def test_what_waits_for_its_eta_is_visible_again_at_once_although_a_long_poll_is
     site = make_site(visibility_timeout=120, shutdown_timeout=12)
     worker = site.start(pool="prefork", concurrency=1, prefetch_multiplier=8)
     for key in range(3):
-        site.send("quick", key, countdown=100)
+        site.send("quick", key, countdown=100, delay_seconds=0)
     site.proxy.wait_for(lambda _: worker.log.count("] received") == 3)
     site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))  # of 20 s
     assert seconds_to_end(worker) < 12, "the poll takes 20"
@@ -124,7 +124,7 @@ def test_while_sqs_does_not_answer_the_end_comes_in_time_and_nothing_is_said_to_
     site = make_site(visibility_timeout=120, shutdown_timeout=8)
     worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=8)
     for key in range(2):
-        site.send("quick", key, countdown=100)
+        site.send("quick", key, countdown=100, delay_seconds=0)
     site.proxy.wait_for(lambda _: worker.log.count("] received") == 2)
     site.send("slow", "runs", 60)
     site.diary.wait_for("started")

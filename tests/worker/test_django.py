@@ -79,12 +79,13 @@ def test_orders_are_invoiced_when_their_transaction_commits(shop, proxy, start_w
     wait_until(lambda: len(shop.results("invoice")) == 20, 30, "the results")
 
 
-def test_the_schedule_in_the_database_fires(shop, start_worker, tmp_path):
+@pytest.mark.parametrize("scheduler", [[], ["-S", "shop.beat:Scheduler"]], ids=["one beat", "one of several"])
+def test_the_schedule_in_the_database_fires(shop, start_worker, tmp_path, scheduler):
     scheduled = shop.manage("shell", "-c", SCHEDULE)
     assert scheduled.returncode == 0, scheduled.stderr
     start_worker("shop", env=shop.env)
     command = [sys.executable, "-m", "celery", "-A", "shop", "beat", "--pidfile=", "-l", "INFO"]
-    beat = GuardedProcess(command, tmp_path / "beat.log", {**os.environ, **shop.env})
+    beat = GuardedProcess([*command, *scheduler], tmp_path / "beat.log", {**os.environ, **shop.env})
     beat.start()
     try:
         wait_until(lambda: shop.results("count_open_orders"), 30, lambda: beat.log)

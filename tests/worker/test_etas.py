@@ -1,10 +1,14 @@
-"""Messages with a far ETA wait in SQS: whatever their time zone, and whatever the queue's redrive policy."""
+"""Messages with an ETA wait in SQS: whatever their time zone, and whatever the queue's redrive policy."""
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from celery import chain
+
+from celery_sqs_visibility import publish_batch
 
 
 @pytest.mark.parametrize(
@@ -15,8 +19,8 @@ import pytest
 def test_a_naive_eta_is_utc_and_clean_restarts_until_then_cost_no_attempt(make_site, settings, receives):
     site = make_site(settings, visibility_timeout=5, wait_time_seconds=1)
     dead = site.create_queue_with_dead_letters(receives)
-    eta = datetime.now(timezone.utc) + timedelta(seconds=40)
-    site.app.send_task("work.quick", ["a"], eta=eta.replace(tzinfo=None))  # as of `datetime.utcnow()`
+    eta = datetime.now(timezone.utc) + timedelta(seconds=40)  # naive: as of `datetime.utcnow()`
+    site.app.send_task("work.quick", ["a"], eta=eta.replace(tzinfo=None), delay_seconds=0)
     for _ in range(2):
         worker = site.start(pool="solo")
         site.proxy.wait_for(lambda _: site.counts() != (1, 0))
@@ -28,3 +32,61 @@ def test_a_naive_eta_is_utc_and_clean_restarts_until_then_cost_no_attempt(make_s
     assert datetime.now(timezone.utc) >= eta
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.counts(dead) == (0, 0)
+
+
+@pytest.mark.parametrize("task", ["quick", "stock_slow"])
+def test_a_countdown_costs_no_receive_and_its_task_starts_within_a_second_of_its_time(make_site, task):
+    site = make_site()
+    site.start(pool="solo")
+    site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))
+    sent = time.time()
+    site.send(task, "a", *([0] if task == "stock_slow" else []), countdown=5)
+    (send,) = site.proxy.calls("SendMessage")
+    assert send.request["DelaySeconds"] in {4, 5}
+    (entry,) = site.diary.wait_for("started")
+    assert 0 <= entry["time"] - sent - 5 < 1
+    site.proxy.wait_for(lambda _: site.kept == 0)
+    assert len(site.brought()) == 1
+    assert site.changes() == []
+
+
+def test_the_countdown_of_a_chains_step_counts_from_the_end_of_the_step_before(make_site):
+    site = make_site()
+    first, second = (site.app.signature("work.quick", (key,), immutable=True) for key in "ab")
+    site.start()
+    chain(first, second.set(countdown=4)).delay()
+    (before,) = site.diary.wait_for("started", key="a")
+    (entry,) = site.diary.wait_for("started", key="b")
+    assert 4 <= entry["time"] - before["time"] < 5
+    assert len(site.brought()) == 2
+
+
+def test_no_sleep_delays_a_countdown(make_site):
+    site = make_site(polling_interval=6, wait_time_seconds=0)
+    site.start(pool="solo")
+    site.proxy.wait_for_calls("ReceiveMessage", 1)
+    sent = time.time()
+    site.send("quick", "a", countdown=10)
+    (send,) = site.proxy.calls("SendMessage")
+    assert send.request["DelaySeconds"] in {3, 4}
+    (entry,) = site.diary.wait_for("started")
+    assert 0 <= entry["time"] - sent - 10 < 1
+
+
+def test_hundreds_of_etas_take_no_slot_and_few_requests_and_nothing_more_until_their_time(make_site):
+    site = make_site(visibility_timeout=30)
+    tasks = 300
+    with publish_batch(site.app):
+        for key in range(tasks):
+            site.send("quick", key, countdown=3600, delay_seconds=0)
+    site.start(concurrency=10)
+    site.proxy.wait_for(lambda _: len(site.changes()) == tasks)
+    assert all(3500 < seconds <= 3600 for seconds in site.changes())
+    assert sum(len(poll.response["Messages"]) for poll in site.brought()) == tasks
+    requests = len(site.brought()) + len(site.proxy.calls("ChangeMessageVisibilityBatch"))
+    assert requests < tasks / 2, "two requests for ten messages are ideal"
+    before = len(site.proxy.calls())
+    site.begin("now")
+    site.proxy.wait_for(lambda _: site.counts() == (0, tasks))
+    assert len(site.proxy.calls()) - before < 10
+    assert site.diary.count("started") == 1

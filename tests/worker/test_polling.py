@@ -71,7 +71,7 @@ def test_a_message_with_a_far_eta_waits_in_sqs_and_starts_on_time_at_its_first_a
     site = make_site(visibility_timeout=6, heartbeat_interval=5)
     site.start()
     sent = time.time()
-    site.send("number", "a", countdown=20)
+    site.send("number", "a", countdown=20, delay_seconds=0)
     site.diary.wait_for("done", key="a", timeout=60)
     first, second = site.diary.entries("started", key="a")
     assert 0 <= first["time"] - sent - 20 < 5

@@ -46,7 +46,7 @@ def test_what_waits_for_its_eta_keeps_no_slot_idle(make_site):
     site = make_site(visibility_timeout=60)
     site.start(concurrency=2)
     for key in range(12):
-        site.send("quick", key, countdown=40)
+        site.send("quick", key, countdown=40, delay_seconds=0)
     site.proxy.wait_for(lambda _: site.counts() == (0, 12))
     site.begin("now")
     assert site.diary.count("started") == 1

@@ -9,6 +9,7 @@ import pytest
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.policy.delays import DelayLimits
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import shared_context
 from celery_sqs_visibility.transport.broker_url import BrokerURL
@@ -115,3 +116,21 @@ def test_tls_is_an_option_where_the_url_names_an_endpoint(secure, host, endpoint
     context = shared_context({"is_secure": secure}, BrokerURL(host, 4566 if host else None), options)
     settings = context.queues._sqs._settings
     assert (settings.endpoint_url, settings.use_ssl) == (endpoint, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "sleep", "retention"),
+    [
+        ({}, 0, None),
+        ({"polling_interval": 30}, 30, None),
+        ({"polling_interval_max": 60}, 60, None),
+        ({"sqs-creation-attributes": {"MessageRetentionPeriod": "7200"}}, 0, 7200),
+    ],
+    ids=repr,
+)
+def test_a_publisher_knows_the_retention_that_it_states_until_sqs_says_another(given, sleep, retention):
+    context, sqs = broker_context(visibility_timeout=77, **given), FakeSQS()
+    queue = Queue("q", sqs.create_queue("q", {"MessageRetentionPeriod": "3600"}, {}), sqs)
+    assert context.delay_limits(queue) == DelayLimits(sleep, retention, 77)
+    context.redrive.get(queue, now=0.0)
+    assert context.delay_limits(queue) == DelayLimits(sleep, 3600, 77)

@@ -1,0 +1,176 @@
+"""Several beats, one task: `celery beat -S celery_sqs_visibility.beat:Scheduler`.
+
+Each beat sends each periodic task, with a deduplication id that says when the task is due, and a FIFO queue
+takes the first. For another scheduler mix `SendsOnce` in: `class Mine(SendsOnce, DatabaseScheduler)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from typing import Any, Final
+
+from celery.beat import PersistentScheduler
+from celery.exceptions import QueueNotFound
+from celery.schedules import schedule as Interval  # noqa: N812 - it is a class
+from celery.utils.log import get_logger
+from celery.utils.time import delta_resolution, maybe_make_aware
+
+from celery_sqs_visibility.policy.due_times import due_key, latest, on_grid, until_next
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
+from celery_sqs_visibility.transport.transport import Transport
+
+logger = get_logger(__name__)
+
+#: For how long a claim holds: as long as another beat may be late with the same task.
+CLAIM_SECONDS: Final = 24 * 60 * 60
+
+#: Celery rounds a relative interval to days, hours or minutes, not to less.
+_SHORTEST_RELATIVE: Final = timedelta(minutes=1)
+
+
+class SendsOnce:
+    """Makes a scheduler of Celery one of several that send each periodic task once. beat's thread.
+
+    Intervals run at their multiples since the epoch, every 30 s at :00 and :30, in all beats alike. So it
+    touches when Celery's scheduler counts an entry as run (celery/beat.py: `Scheduler.tick`, `populate_heap`,
+    `reserve`, `is_due`, `apply_async`).
+    """
+
+    app: Any
+    schedule: Any
+
+    def claim(self, key: str, ttl_seconds: float) -> bool:  # noqa: ARG002 - for those who override it
+        """Whether this beat may send the task that `key` names, `name@due`. The first to ask may.
+
+        Override it with a store that all beats share, to send once to standard queues too.
+
+        Args:
+            key: the same in all beats.
+            ttl_seconds: how long the store has to remember it.
+        """
+        return True
+
+    def setup_schedule(self) -> None:
+        """As Celery's; says once what two beats would send twice."""
+        super().setup_schedule()  # type: ignore[misc]
+        if type(self).claim is not SendsOnce.claim:
+            return
+        with self.app.connection_for_write() as connection:
+            transport = connection.transport
+        if not isinstance(transport, Transport):
+            logger.warning("beat does not publish to SQS here, so that two beats send each task twice")
+        elif queues := sorted(set(self._standard_queues())):
+            logger.warning(
+                "two beats send twice what they send to %s, since only FIFO queues drop the second message: "
+                "route periodic tasks to a FIFO queue, or run one beat",
+                ", ".join(map(repr, queues)),
+            )
+
+    def populate_heap(self, *args: Any, **kwargs: Any) -> None:
+        """As Celery's, with every interval on its grid."""
+        for entry in self.schedule.values():
+            _align(entry)
+        super().populate_heap(*args, **kwargs)  # type: ignore[misc]
+
+    def reserve(self, entry: Any) -> Any:
+        """As Celery's; the entry's next run is at the next multiple of its interval."""
+        return _align(super().reserve(entry))  # type: ignore[misc]
+
+    def is_due(self, entry: Any) -> tuple[bool, float]:
+        """As Celery's, which would count an interval from a run that was late."""
+        due, seconds = super().is_due(entry)  # type: ignore[misc]
+        every = _interval(entry)
+        return due, until_next(_now(entry), every) if due and every else seconds
+
+    def apply_async(
+        self,
+        entry: Any,
+        producer: Any = None,
+        advance: bool = True,  # noqa: FBT001, FBT002 - Celery's
+        **kwargs: Any,
+    ) -> Any:
+        """As Celery's, with the deduplication id; `None` where another beat has claimed the task."""
+        due = _due(entry)
+        entry = self.reserve(entry) if advance else entry
+        options = entry.options
+        if due is not None:
+            key = due_key(entry.name, due)
+            if not self._may_send(key):
+                logger.info("another beat sends %s", key)
+                return None
+            entry.options = {"MessageDeduplicationId": key, **options}
+        try:
+            return super().apply_async(entry, producer, advance=False, **kwargs)  # type: ignore[misc]
+        finally:
+            entry.options = options  # the schedule keeps the entry
+
+    def _may_send(self, key: str) -> bool:
+        try:
+            return self.claim(key, CLAIM_SECONDS)
+        except Exception:
+            logger.exception("%s could not be claimed, and is sent: another beat may send it too", key)
+            return True
+
+    def _standard_queues(self) -> Iterator[str]:
+        """The queues that entries go to and that are no FIFO queues."""
+        for entry in self.schedule.values():
+            try:
+                route = self.app.amqp.router.route(dict(entry.options), entry.task)
+            except QueueNotFound:
+                continue  # sending says so
+            name = getattr(route.get("queue"), "name", None)
+            if name and not name.endswith(FIFO_SUFFIX):
+                yield name
+
+
+class Scheduler(SendsOnce, PersistentScheduler):
+    """Celery's own scheduler, and its schedule file, for several beats."""
+
+
+def _now(entry: Any) -> float:
+    return maybe_make_aware(entry.default_now()).timestamp()
+
+
+def _interval(entry: Any) -> float:
+    """The seconds of an interval on the grid, else 0. Relative intervals are aligned by Celery."""
+    plan = entry.schedule
+    on_a_grid = isinstance(plan, Interval) and not plan.relative
+    return float(plan.seconds) if on_a_grid else 0.0
+
+
+def _align(entry: Any) -> Any:
+    """Count an interval from its last multiple, not from when beat started, or was late."""
+    if every := _interval(entry):
+        ran: datetime = maybe_make_aware(entry.last_run_at).astimezone(timezone.utc)
+        entry.last_run_at = ran - timedelta(seconds=ran.timestamp() - on_grid(ran.timestamp(), every))
+    return entry
+
+
+def _due(entry: Any) -> float | None:
+    """The instant for which an entry is sent now; `None` where two beats would not find the same."""
+    now = _now(entry)
+    plan: Any = entry.schedule
+    if every := _interval(entry):
+        return on_grid(now, every)
+    if isinstance(plan, Interval):
+        return _rounded(now, plan) if plan.relative else None
+    ran = maybe_make_aware(entry.last_run_at).timestamp()
+    try:
+        return latest(partial(_after, plan), ran, now)
+    except NotImplementedError:  # a schedule of the user's own
+        return None
+
+
+def _rounded(now: float, plan: Any) -> float:
+    """As Celery rounds the due time of a relative interval."""
+    local = datetime.fromtimestamp(now, plan.tz)
+    return delta_resolution(local, max(plan.run_every, _SHORTEST_RELATIVE)).timestamp()
+
+
+def _after(plan: Any, instant: float) -> float:
+    """The first occurrence after an instant, in whole seconds: Celery says how far it is from its own now."""
+    now = plan.maybe_make_aware(plan.now()).timestamp()
+    remaining = plan.remaining_estimate(datetime.fromtimestamp(instant, plan.tz))
+    return float(round(now + remaining.total_seconds()))

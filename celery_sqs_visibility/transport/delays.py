@@ -1,0 +1,69 @@
+"""For how long SQS does not show a message that is published: the publisher's own delay, or its ETA's."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.errors import ETATooFarError
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.delays import DelayLimits
+from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
+
+#: The properties that give a delay, as in kombu.
+DELAY_PROPERTIES: Final = ("delay_seconds", "DelaySeconds")
+
+
+def delay_of(
+    properties: Mapping[str, Any], eta: float | None, queue: Queue, limits: DelayLimits
+) -> int | None:
+    """`DelaySeconds` of a message; `None`: the queue's own. A delay that is given goes before the ETA's.
+
+    Args:
+        properties: the message's.
+        eta: seconds since the epoch, `None` where there is none.
+        queue: a FIFO queue has no delays of messages.
+        limits: of the queue.
+
+    Raises:
+        ETATooFarError: SQS would delete the message before its time.
+    """
+    wait = None if eta is None else eta - SYSTEM_CLOCK.wall()
+    if wait is not None and (reason := limits.why_not(wait, fifo=queue.fifo)) is not None:
+        raise ETATooFarError(f"an ETA in {wait:,.0f} s is too far for queue {queue.name!r}: {reason}")
+    if queue.fifo:
+        return None
+    given = _given_delay(properties)
+    if (reason := limits.why_not_delayed(given)) is not None:
+        raise ETATooFarError(f"delay_seconds={given} is too long for queue {queue.name!r}: {reason}")
+    return limits.delay_for(wait) if given is None and wait is not None else given
+
+
+def headers_with_eta(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where a published message has its ETA: the headers, or in Celery's protocol 1 a body that is JSON.
+
+    A delay is all that the ETA of such a body brings about: workers do not look into it before Celery does.
+    """
+    headers: Mapping[str, Any] = message.get("headers") or {}
+    if "task" in headers or message.get("content-type") != "application/json":
+        return headers
+    try:
+        body = message["body"]
+        if message.get("properties", {}).get("body_encoding") == "base64":
+            body = base64.b64decode(body).decode()
+        fields = json.loads(body) if '"eta"' in body else None
+    except (KeyError, TypeError, ValueError):  # no task of Celery's, or one that is compressed
+        return headers
+    return fields if isinstance(fields, dict) else headers
+
+
+def _given_delay(properties: Mapping[str, Any]) -> int | None:
+    delays = (properties.get(name) for name in DELAY_PROPERTIES)
+    try:
+        delay = int(next(delay for delay in delays if delay is not None))
+    except (StopIteration, TypeError, ValueError, OverflowError):
+        return None
+    return min(delay, DELAY_SECONDS) if delay >= 0 else None

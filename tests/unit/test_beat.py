@@ -1,0 +1,163 @@
+"""Two schedulers send the same deduplication id for the same due time, at the same time."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery import beat as celery_beat
+from celery.schedules import BaseSchedule, crontab, schedule
+
+from celery_sqs_visibility.beat import CLAIM_SECONDS, Scheduler, SendsOnce
+
+START = datetime(2026, 3, 4, 10, 7, 17, tzinfo=timezone.utc)
+
+
+class InMemory(SendsOnce, celery_beat.Scheduler):
+    """Celery's scheduler without a file."""
+
+
+class Beat:
+    """A scheduler with one entry, whose clock tests move; `sent` has the options of what it sent."""
+
+    def __init__(self, plan, now=START, kind=InMemory, path=None, **conf):
+        self.now = now
+        self.sent = []
+        self.app = Celery("beat", set_as_current=False, broker="celery-sqs-visibility://")
+        self.app.conf.update({"task_default_queue": "beat.fifo", "timezone": "Asia/Tokyo", **conf})
+        self.app.now = lambda: self.now.astimezone(self.app.timezone)
+        self.app.conf.beat_schedule = {"report": {"task": "report", "schedule": plan}}
+        self.scheduler = kind(app=self.app, schedule_filename=str(path))
+        self.scheduler.__dict__["producer"] = None  # no connection
+        self.scheduler.send_task = self._send
+
+    def _send(self, _task, _args, _kwargs, **options):
+        self.sent.append(options)
+        return SimpleNamespace(id="1")
+
+    def run(self, seconds, late=0.0):
+        """Tick for a while, at most `late` seconds after each due time."""
+        end = self.now + timedelta(seconds=seconds)
+        while self.now < end:
+            wait = max(0.001, self.scheduler.tick())
+            wait += late if wait > 1 else 0
+            self.now += min(timedelta(seconds=wait), max(end - self.now, timedelta(milliseconds=1)))
+        return self.keys
+
+    @property
+    def keys(self):
+        return [options.get("MessageDeduplicationId") for options in self.sent]
+
+
+@pytest.fixture
+def beat():
+    made = []
+
+    def make(plan, **options):
+        made.append(Beat(plan, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.scheduler.close()
+
+
+@pytest.mark.parametrize(
+    ("plan", "seconds", "due"),
+    [
+        (lambda: schedule(1800), 7000, ["10:30:00", "11:00:00", "11:30:00", "12:00:00"]),
+        (lambda: schedule(7.5), 21, ["10:07:22.500000", "10:07:30", "10:07:37.500000"]),
+        (lambda: crontab(minute="*/20"), 3600, ["10:20:00", "10:40:00", "11:00:00"]),
+        (lambda: schedule(timedelta(hours=1), relative=True), 7000, ["11:00:00", "12:00:00"]),
+        (lambda: crontab(hour="21", minute="30"), 3 * 3600, ["12:30:00"]),  # Tokyo's
+    ],
+    ids=["interval", "short interval", "crontab", "relative", "daily"],
+)
+def test_beats_that_started_at_different_times_send_the_same_keys(beat, plan, seconds, due):
+    expected = [f"report@2026-03-04T{each}Z" for each in due]
+    assert beat(plan()).run(seconds) == expected
+    assert beat(plan(), now=START + timedelta(seconds=3)).run(seconds, late=0.4)[: len(due)] == expected
+
+
+@pytest.mark.parametrize("plan", [lambda: schedule(60), crontab], ids=["interval", "crontab"])
+def test_a_beat_that_was_down_sends_what_the_other_one_has_just_sent(beat, plan):
+    late = beat(plan())
+    late.run(1)
+    late.now += timedelta(hours=5)
+    assert late.run(2) == ["report@2026-03-04T15:07:00Z"]
+    assert late.run(60)[1:] == ["report@2026-03-04T15:08:00Z"]
+
+
+class Own(BaseSchedule):
+    """A user's, that only says when it is due."""
+
+    def is_due(self, last_run_at):
+        due = self.now() - last_run_at >= timedelta(seconds=60)
+        return due, 60 if due else 1
+
+
+def test_a_schedule_of_the_users_own_is_sent_without_a_key(beat):
+    assert beat(Own()).run(61) == [None]
+
+
+def test_an_id_that_the_entry_gives_itself_stays(beat):
+    one = beat(schedule(60))
+    one.scheduler.schedule["report"].options = {"MessageDeduplicationId": "mine"}
+    assert one.run(120)[0] == "mine"
+
+
+class Claiming(InMemory):
+    """Asks a store."""
+
+    def claim(self, key, ttl_seconds):
+        self.asked = key, ttl_seconds
+        return self.app.conf.claimed(key)
+
+
+@pytest.mark.parametrize(("claimed", "sent"), [(True, 1), (False, 0)])
+def test_what_another_beat_has_claimed_is_not_sent(beat, claimed, sent):
+    one = beat(schedule(60), kind=Claiming, claimed=lambda _key: claimed)
+    assert len(one.run(50)) == sent
+    assert one.scheduler.asked == ("report@2026-03-04T10:08:00Z", CLAIM_SECONDS)
+
+
+def test_while_the_store_is_away_tasks_are_sent(beat, caplog):
+    one = beat(schedule(60), kind=Claiming, claimed=None)
+    assert len(one.run(50)) == 1
+    assert "could not be claimed, and is sent: another beat may send it too" in caplog.text
+
+
+def test_applying_an_entry_at_once_keeps_the_id_out_of_the_schedule(beat):
+    one = beat(schedule(60))
+    one.scheduler.apply_async(one.scheduler.schedule["report"])
+    assert one.keys == ["report@2026-03-04T10:07:00Z"]
+    assert one.scheduler.schedule["report"].options == {}
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        ({}, None),
+        ({"task_default_queue": "celery"}, "two beats send twice what they send to 'celery'"),
+        ({"broker_url": "memory://"}, "beat does not publish to SQS here"),
+        ({"task_create_missing_queues": False, "task_routes": {"report": "unknown"}}, None),
+    ],
+    ids=repr,
+)
+def test_at_the_start_it_says_what_would_be_sent_twice(beat, caplog, conf, said):
+    beat(schedule(60), **conf)
+    said_at_all = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [message.startswith(said or "") for message in said_at_all] == ([True] if said else [])
+
+
+def test_celerys_scheduler_and_ours_read_each_others_file(tmp_path):
+    for runs, kind in enumerate([Scheduler, celery_beat.PersistentScheduler, Scheduler]):
+        one = Beat(schedule(60), kind=kind, path=tmp_path / "schedule")
+        entry = one.scheduler.schedule["report"]
+        assert entry.total_run_count == runs
+        one.scheduler.apply_async(entry)
+        one.scheduler.close()
+    assert one.keys[0].startswith("report@")

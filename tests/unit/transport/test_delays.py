@@ -1,0 +1,130 @@
+"""What SQS is asked to delay: by Celery's own messages of both protocols, as a publisher sends them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from celery import Celery
+
+from celery_sqs_visibility import publish_batch
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.queues import Queue, Queues
+from celery_sqs_visibility.errors import ETATooFarError
+from celery_sqs_visibility.policy.delays import DelayLimits
+from celery_sqs_visibility.transport.codec import decode_message, encode_message
+
+QUEUE = Queue("q", "https://sqs.example/1/q", FakeSQS())
+FIFO = Queue("q.fifo", "https://sqs.example/1/q.fifo", FakeSQS())
+
+
+@pytest.fixture(params=[2, 1], ids=["protocol 2", "protocol 1"])
+def published(request):
+    """`published(countdown=...)`: kombu's message of a task of Celery's, as a transport gets it."""
+    app = Celery("delays", set_as_current=False, broker="memory://")
+    app.conf.task_protocol = request.param
+
+    def publish(**options):
+        put = []
+        with app.connection_for_write() as connection, connection.channel() as channel:
+            channel._put = lambda _queue, message, **_: put.append(message)
+            with app.amqp.Producer(channel) as producer:
+                app.send_task("tasks.add", (1, 2), producer=producer, **options)
+        return put[0]
+
+    return publish
+
+
+def delay(message, queue=QUEUE, **limits):
+    return encode_message(message, queue, base64_encoded=True, limits=DelayLimits(**limits)).delay
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, None),
+        ({"countdown": 30}, 29),
+        ({"countdown": 30, "expires": 10}, 29),
+        ({"countdown": 0.5}, None),
+        ({"countdown": -5}, None),
+        ({"countdown": 7200}, 900),
+        ({"countdown": 30, "delay_seconds": 600}, 600),
+        ({"countdown": 3600, "DelaySeconds": 0}, 0),
+        ({"countdown": 30, "delay_seconds": "soon"}, 29),
+    ],
+    ids=repr,
+)
+def test_a_countdown_goes_out_as_a_delay_and_a_delay_that_is_given_goes_before_it(
+    published, options, expected
+):
+    message = published(**options)
+    assert delay(message) == pytest.approx(expected, abs=1)
+    assert delay(message, FIFO) is None
+
+
+@pytest.mark.parametrize("zone", [timezone.utc, timezone(timedelta(hours=9)), None], ids=repr)
+def test_an_eta_does_too_and_without_a_zone_it_is_utc(published, zone):
+    eta = datetime.now(timezone.utc) + timedelta(seconds=30)
+    message = published(eta=eta.astimezone(zone) if zone else eta.replace(tzinfo=None))
+    assert delay(message) in {29, 30}
+    assert delay(published(eta=eta - timedelta(hours=1))) is None
+
+
+def test_a_worker_that_may_sleep_gets_it_before(published):
+    assert delay(published(countdown=100), sleep=60) == 39
+
+
+def test_the_eta_stays_with_the_message(published):
+    message = published(countdown=30)
+    body = encode_message(message, QUEUE, base64_encoded=True).body
+    received = decode_message(QUEUE, {"MessageId": "m", "ReceiptHandle": "h", "Body": body, "Attributes": {}})
+    assert received.payload["body"] == message["body"]
+    if "task" in message["headers"]:
+        assert received.eta == pytest.approx(time.time() + 30, abs=5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"body": "eJxLzs"},
+        {"body": "%"},
+        {"body": None},
+        {"content-type": "application/x-python-serialize"},
+        {"properties": {}},
+    ],
+    ids=repr,
+)
+def test_a_body_of_protocol_1_that_cannot_be_read_has_no_delay(published, change):
+    message = published(countdown=30)
+    assert delay({**message, "headers": {}, **change}) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "queue", "sentence"),
+    [
+        ({"countdown": 7200}, FIFO, "an ETA in 7,200 s is too far for queue 'q.fifo': the queue keeps"),
+        ({"delay_seconds": 900}, QUEUE, "delay_seconds=900 is too long for queue 'q': the queue keeps"),
+    ],
+)
+def test_what_sqs_would_delete_before_its_time_is_refused(published, options, queue, sentence):
+    with pytest.raises(ETATooFarError, match=sentence) as refusal:
+        delay(published(**options), queue, retention=600)
+    assert "EventBridge Scheduler" in str(refusal.value)
+
+
+def test_celery_and_publish_batch_send_the_delay_and_raise_the_refusal(monkeypatch):
+    """Through all of Celery and kombu, which would try an operational error again."""
+    sqs = FakeSQS()
+    with Celery("delays", set_as_current=False, broker=f"celery-sqs-visibility://{uuid.uuid4()}:s@") as app:
+        with app.connection_for_write() as connection:
+            monkeypatch.setattr(connection.transport.context, "queues", Queues(sqs))
+        with publish_batch(app):
+            app.send_task("tasks.add", countdown=60, queue="q")
+        app.send_task("tasks.add", countdown=60, queue="q")
+        with pytest.raises(ETATooFarError, match="EventBridge Scheduler"):
+            app.send_task("tasks.add", countdown=15 * 24 * 3600, queue="q.fifo")
+    sent = {action: arguments for action, arguments in sqs.calls if action.startswith("Send")}
+    messages = [*sent["SendMessageBatch"]["messages"], sent["SendMessage"]["message"]]
+    assert [message.delay in {59, 60} for message in messages] == [True, True]

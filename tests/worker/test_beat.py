@@ -1,0 +1,61 @@
+"""Two beats on one FIFO queue: each due time once, also after one of them has died."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from datetime import datetime
+
+import pytest
+from support.app import CONFIG_VARIABLE, encode_config
+from support.processes import GuardedProcess
+from support.worker import IMPORT_PATHS
+
+EVERY_SECONDS = 2
+
+
+@pytest.fixture
+def start_beat(proxy, tmp_path):
+    """`start_beat(config)`: a beat with our scheduler, behind the proxy."""
+    beats = []
+
+    def start(config):
+        path = tmp_path / f"beat{len(beats)}"
+        command = [sys.executable, "-m", "celery", "-A", "work", "beat", "--pidfile=", "-l", "INFO"]
+        command += ["-S", "celery_sqs_visibility.beat:Scheduler", "-s", f"{path}.schedule"]
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS)),
+            "AWS_ENDPOINT_URL_SQS": proxy.url,
+            CONFIG_VARIABLE: encode_config(config),
+        }
+        beats.append(GuardedProcess(command, tmp_path / f"{path}.log", env))
+        return beats[-1].start().wait_for_log("Sending due task")
+
+    yield start
+    for beat in beats:
+        beat.stop()
+
+
+def test_two_beats_send_each_due_time_once_and_one_goes_on_without_the_other(make_fifo_site, start_beat):
+    site = make_fifo_site()
+    site.config["beat_schedule"] = {
+        "tick": {"task": "work.quick", "schedule": EVERY_SECONDS, "args": ["tick"]}
+    }
+
+    def keys():
+        return [call.request["MessageDeduplicationId"] for call in site.proxy.calls("SendMessage")]
+
+    beats = [start_beat(site.config), start_beat(site.config)]
+    site.proxy.wait_for(lambda _: len(keys()) - len(set(keys())) >= 3)
+    beats[0].signal_group(signal.SIGKILL)
+    both = len(set(keys()))
+    site.proxy.wait_for(lambda _: len(set(keys())) >= both + 2)
+    beats[1].stop()
+    due = [datetime.fromisoformat(key.removeprefix("tick@").rstrip("Z")) for key in sorted(set(keys()))]
+    gaps = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(due)]
+    assert set(gaps) == {EVERY_SECONDS}
+    assert site.counts()[0] == len(due) < len(keys())
+    assert "twice" not in beats[0].log, "no warning"
