@@ -78,6 +78,14 @@ class VisibilityLostError(SQSVisibilityError):
     """A message's visibility has lapsed: another worker may have it."""
 
 
+class StoreError(SQSVisibilityError):
+    """The store of exclusive tasks does not answer, or refuses; the message says which."""
+
+
+class ExclusiveKeyError(SQSVisibilityError, ValueError):
+    """The `exclusive` of a task makes no key of its arguments."""
+
+
 class SQSError(SQSVisibilityError):
     """A request to SQS failed. There are as many subclasses as different things to do about it.
 

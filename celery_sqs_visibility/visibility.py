@@ -31,6 +31,7 @@ class Visibility:
     def __init__(self, request: Any) -> None:
         key = request.visibility_lease
         self._from_sqs = request.sqs is not None
+        self._run = request.visibility_run
         self._lease_table = lease_table() or (None if key is None else spawned_lease_table(key))
         self._lease: Lease | None = self._lease_table.lease(key) if key and self._lease_table else None
 
@@ -109,3 +110,24 @@ class Visibility:
             Reject: always; let it pass. It is Celery's own, with `requeue=True`.
         """
         raise Reject("released", requeue=True)
+
+    def checkpoint(self, value: Any) -> None:
+        """Keep a value that JSON can express for the next attempt of an exclusive task: one request.
+
+        A success drops it. On any other broker, called directly or eagerly, it is not kept.
+
+        Raises:
+            RuntimeError: the task is not exclusive.
+            TypeError, ValueError: JSON cannot express the value, or it is too large.
+            VisibilityLostError: another run has the key.
+            StoreError: the store does not answer, or refuses.
+        """
+        if self._run is not None:
+            self._run.save(value)
+        elif self._from_sqs:
+            raise RuntimeError("only an exclusive task has checkpoints: give it exclusive=True")
+
+    @property
+    def last_checkpoint(self) -> Any:
+        """The value that this run, or an attempt before it, saved last; `None` if none did."""
+        return None if self._run is None else self._run.checkpoint

@@ -1,9 +1,10 @@
 """What a running task can see of its lease, in whatever process it runs: a few numbers in shared memory.
 
 A pool's child gets a request once; only the worker's main process knows what happens to the message later. So
-the main process keeps a table, made before the pool forks. Each running task has a row of four numbers: the
-main process writes them and the child reads them, except one with which the child requests more time. No lock
-is shared, and nothing is sent but a byte that says "there is a request".
+the main process keeps a table, made before the pool forks. Each running task has a row of five numbers: the
+main process writes them and the child reads them, except one with which the child requests more time, and one
+that says whether it has the key of its exclusive task. No lock is shared, and nothing is sent but a byte that
+says "there is a request".
 
 A forked child inherits the table. A spawned one, a fresh interpreter, opens it by its name, which the lease's
 key carries; it inherits no pipe, and the supervisor finds its requests, twice a second.
@@ -26,8 +27,8 @@ from typing import Final
 ROWS: Final = 65_536
 
 # The numbers of a row, all floats, so that each is read and written whole.
-GENERATION, DEADLINE, LOST, REQUESTED = range(4)
-CELLS: Final = 4
+GENERATION, DEADLINE, LOST, REQUESTED, KEY = range(5)
+CELLS: Final = 5
 
 #: The last cell says that the worker is stopping.
 BYTES: Final = (ROWS * CELLS + 1) * 8
@@ -78,6 +79,16 @@ class Lease:
     def requested_deadline(self) -> float:
         """The monotonic instant until which the task wants the message hidden; 0 when that was answered."""
         return self._cells[self._first + REQUESTED]
+
+    @property
+    def holds_key(self) -> bool:
+        """Whether the run has the key of its exclusive task. The task's process writes it."""
+        return self._cells[self._first + KEY] == self.key[1]
+
+    @holds_key.setter
+    def holds_key(self, holds: bool) -> None:
+        if not self.over:  # the row may be another lease's
+            self._cells[self._first + KEY] = self.key[1] if holds else 0.0
 
     def begin(self, deadline: float) -> None:
         """The row is this lease's from now on. The main process."""
@@ -221,6 +232,12 @@ def open_lease_table() -> LeaseTable:
 def lease_table() -> LeaseTable | None:
     """The table of the worker to which this process belongs, if it belongs to one and inherited it."""
     return _lease_table
+
+
+def find_lease(key: LeaseKey | None) -> Lease | None:
+    """The lease of that key; `None` if there is none, or it cannot be opened here."""
+    table = None if key is None else lease_table() or spawned_lease_table(key)
+    return table.lease(key) if table and key else None
 
 
 def spawned_lease_table(key: LeaseKey) -> LeaseTableView | None:

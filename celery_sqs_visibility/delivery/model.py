@@ -129,6 +129,9 @@ class Holder(Protocol):
     def extend(self, delivery: Delivery, until: float) -> bool:
         """Its task wants it hidden until that monotonic instant; whether it is held."""
 
+    def tell_lost(self, delivery: Delivery) -> bool:
+        """Another worker runs its task, though the message is held; whether it is held."""
+
     def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
         """The newer delivery, held already, takes its place; whether it was still held."""
 
@@ -242,6 +245,10 @@ class Delivery(_WeaklyReferenced):
     def extend(self, until: float) -> None:
         """Its task wants it hidden until that monotonic instant; its lease tells the answer."""
         self._do(lambda delivery: delivery.holder.extend(delivery, until))
+
+    def tell_lost(self) -> None:
+        """Another worker has the key of its exclusive task: its run is told, or ended. A thread's own."""
+        self._do(lambda delivery: delivery.holder.tell_lost(delivery))
 
     def supersede(self, superseded_by: Delivery) -> bool:
         """A newer delivery of the message, held already, takes its place; `False` if it was settled."""

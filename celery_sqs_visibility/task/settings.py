@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from inspect import getattr_static
+from inspect import getattr_static, isfunction, signature
 from typing import Any, Final
 
 from celery import signals
@@ -21,7 +21,7 @@ from celery_sqs_visibility.task.retries import RetryDecisions
 logger = get_logger(__name__)
 
 #: The attributes of `VisibilityTask` that no other task has.
-SETTINGS: Final = ("error_visibility_timeout", "on_exhausted", "on_lost")
+SETTINGS: Final = ("error_visibility_timeout", "on_exhausted", "on_lost", "exclusive", "exclusive_ttl")
 
 #: The values of those that take a word.
 WORDS: Final = {"on_exhausted": on_exhausted.words, "on_lost": on_lost.words}
@@ -50,6 +50,9 @@ def refuse_misspelt(cls: type[RetryDecisions[..., Any]], known: type[Any]) -> No
 
 def _is_setting(name: str, value: Any) -> bool:
     """Whether the value is meant for us: other packages may have attributes of that name."""
+    if name == "exclusive":
+        # A callable of (args, kwargs); a method of the user's has `self`.
+        return value is True or (isfunction(value) and len(signature(value).parameters) == 2)  # noqa: PLR2004
     words = WORDS.get(name)
     if words is None:
         return value is not None and not isinstance(value, property)

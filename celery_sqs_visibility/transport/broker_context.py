@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
@@ -26,6 +26,9 @@ from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.stores.port import ExclusiveStore
 
 #: The system attributes that every receive asks for.
 SYSTEM_ATTRIBUTES: Final = {
@@ -49,6 +52,8 @@ class BrokerContext:
     Attributes:
         slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
+        release_keys: releases the keys of exclusive tasks that run; a bootstep sets it where there are any.
+        client_settings: the settings of SQS's clients.
         decode_message: see `codec.decode_message`.
         queue_consumers: those in use, of closed channels too while a task of theirs runs.
         worker_queue_consumers: those of the worker itself; the others belong to consumers inside its tasks.
@@ -57,7 +62,8 @@ class BrokerContext:
     def __init__(self, broker: BrokerURL, options: Options) -> None:
         self.pid = os.getpid()
         self.options = options
-        self.queues = _queues(broker, options)
+        self.client_settings = _client_settings(broker, options)
+        self.queues = _queues(self.client_settings, options)
         self.temporary_queues = TemporaryQueues(self.queues)
         system, custom = _wanted_attributes(options.fetch_message_attributes)
         system = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
@@ -70,6 +76,7 @@ class BrokerContext:
         self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
         self.slots: Callable[[], Slots] | None = None
         self.worker_name = ""
+        self.release_keys: Callable[[], None] | None = None
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
 
@@ -91,6 +98,19 @@ class BrokerContext:
             self.worker_queue_consumers.add(queue_consumer)
         return queue_consumer
 
+    @cached_property
+    def exclusive_store(self) -> ExclusiveStore | None:
+        """Where the keys of exclusive tasks are; `None` without the option. No request.
+
+        Raises:
+            OptionError: it cannot be opened.
+        """
+        if self.options.exclusive_store is None:
+            return None
+        from celery_sqs_visibility.stores.opening import open_store  # noqa: PLC0415 - few need it
+
+        return open_store(self.options.exclusive_store, self.client_settings)
+
     def publish_attempts(self, connection: Any) -> PublishAttempts:
         """The attempts of a kombu Connection so far."""
         return self._publish_attempts.setdefault(connection, PublishAttempts())
@@ -110,8 +130,8 @@ def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options
         return _contexts[key]
 
 
-def _queues(broker: BrokerURL, options: Options) -> Queues:
-    settings = ClientSettings(
+def _client_settings(broker: BrokerURL, options: Options) -> ClientSettings:
+    return ClientSettings(
         region=options.region,
         endpoint_url=_endpoint(broker, secure=options.is_secure),
         access_key_id=broker.userid,
@@ -122,6 +142,8 @@ def _queues(broker: BrokerURL, options: Options) -> Queues:
         config=frozen_config(options.client_config),
     )
 
+
+def _queues(settings: ClientSettings, options: Options) -> Queues:
     def sqs_for(predefined: PredefinedQueue) -> SQS:
         own = {name: getattr(predefined, name) for name in CREDENTIALS} if predefined.access_key_id else {}
         return shared_sqs(replace(settings, region=predefined.region or options.region, **own))

@@ -29,7 +29,7 @@ from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
-from celery_sqs_visibility.worker.request import DeliveryRequest
+from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest
 from celery_sqs_visibility.worker.stored_result import StoredResult, chord_claim_seconds
 
 logger = get_logger(__name__)
@@ -43,7 +43,7 @@ KILLED_WITHIN_SECONDS: Final = 1
 RELEASES_FORGIVEN: Final = 3
 
 
-class VisibilityRequest(DeliveryRequest):
+class VisibilityRequest(ExclusiveRequest):
     """A request of a `VisibilityTask`: its failures hide the message."""
 
     task: VisibilityTask[..., Any]
@@ -72,6 +72,8 @@ class VisibilityRequest(DeliveryRequest):
             # billiard 4.3 reports a child's exit before it reports the loss; Celery stores none before 5.7.
             exc_info = exc_info_of(WorkerLostError(f"Worker exited prematurely: {exc!r}."))
             exc = exception_of(exc_info)
+        if not decided:  # a child that is past its time limit is killed in a moment; others are gone
+            self.release_key(KILLED_WITHIN_SECONDS / 2 if isinstance(exc, TimeLimitExceeded) else 0.0)
         with self._settled_if_it_raises():
             if not decided and self._lost_run_comes_back(exc, exc_info):
                 return None

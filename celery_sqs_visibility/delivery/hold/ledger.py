@@ -250,6 +250,15 @@ class Ledger:
             self._answer(delivery)
             return self._extension_returned(delivery, None)
 
+    def tell_lost(self, delivery: Delivery) -> bool:
+        """Its lease reads as lost from now on, though its message is extended; whether it is held."""
+        with self._lock:
+            if not self.holds(delivery):
+                return False
+            if delivery.lease is not None:
+                delivery.lease.lost = True
+            return True
+
     def _extension_returned(self, delivery: Delivery, again_at: float | None) -> ExtensionOutcome:
         delivery.extending = False
         waiting, delivery.waiting = delivery.waiting, None
