@@ -93,12 +93,12 @@ class ExclusiveRequest(DeliveryRequest):
                 self.settle(Delete())
             case Processing(left, owner):
                 seconds = seconds_to_wait(left)
-                sentence = "Task %s[%s] waits for %s s, and was not run: its key %r is processed elsewhere"
-                logger.info(sentence, self.name, self.id, seconds, key)
+                waits = "Task %s[%s] waits for %s s, and was not run: its key %r is processed elsewhere"
+                logger.info(waits, self.name, self.id, seconds, key)
                 self._wait(seconds, may_copy=not is_same_message(owner, self._message_id))
             case error:
-                sentence = "Task %s[%s] was not run, and comes back in %s s: its key cannot be acquired: %s"
-                logger.error(sentence, self.name, self.id, STORE_RETRY_SECONDS, error)
+                unknown = "Task %s[%s] was not run, and comes back in %s s: its key cannot be acquired: %s"
+                logger.error(unknown, self.name, self.id, STORE_RETRY_SECONDS, error)
                 self._wait(STORE_RETRY_SECONDS, may_copy=True)
 
     def _wait(self, seconds: int, *, may_copy: bool) -> None:
