@@ -13,8 +13,11 @@ from support.exclusive_stores import create_table
 from support.redis_server import RedisServer
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.errors import StoreError
+from celery_sqs_visibility.policy.exclusive import store_address
 from celery_sqs_visibility.stores.dynamodb import DynamoDBStore
 from celery_sqs_visibility.stores.memory import MemoryStore
+from celery_sqs_visibility.stores.opening import open_store
 from celery_sqs_visibility.stores.port import Acquired, Processed, Processing, Renewal
 from celery_sqs_visibility.stores.redis import RedisStore
 
@@ -138,3 +141,28 @@ def test_of_ten_that_race_for_a_key_one_has_it(store, key):
     with ThreadPoolExecutor(10) as pool:
         outcomes = Counter(pool.map(race, range(10)))
     assert outcomes == {Acquired: 1, Processing: 9}
+
+
+@pytest.mark.usefixtures("dynamodb")
+def test_a_table_that_is_not_there_is_to_be_created():
+    store = DynamoDBStore(
+        "missing", ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
+    )
+    with pytest.raises(StoreError, match=r"'missing' failed: ResourceNotFoundException.*; create the table"):
+        store.acquire("key", "one", 1)
+
+
+def test_a_redis_that_does_not_answer_is_named():
+    with pytest.raises(StoreError, match=r"^Redis: ConnectionError"):
+        RedisStore("redis://127.0.0.1:1/0").claim("key", 1)
+
+
+def test_a_store_is_opened_by_its_address(redis, dynamodb):
+    region, sqs = "eu-west-1", ClientSettings("us-east-1", "https://sqs.test")
+    stores = [
+        open_store(store_address("exclusive_store", url), sqs)
+        for url in ("rediss://host/1", "dynamodb://keys", f"dynamodb://keys?region={region}")
+    ]
+    assert [type(store) for store in stores] == [RedisStore, DynamoDBStore, DynamoDBStore]
+    settings = [store._table._settings for store in stores[1:]]
+    assert [(each.region, each.endpoint_url) for each in settings] == [("us-east-1", None), (region, None)]

@@ -42,11 +42,6 @@ def keyed(self, key, seconds=0.0):
     return self.request.id
 
 
-@noting(exclusive=of_first, exclusive_ttl=2)
-def briefly(self, key):
-    """Counts as processed for two seconds."""
-
-
 @noting(exclusive=of_first, error_visibility_timeout=1)
 def failing_once(self, key):
     if self.visibility.last_checkpoint is None:
