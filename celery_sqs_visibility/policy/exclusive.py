@@ -52,7 +52,10 @@ def store_address(name: str, value: Any) -> StoreAddress:
     """Parse the option `exclusive_store`. No error shows a password."""
     if not isinstance(value, str) or "://" not in value:
         raise OptionError(_EXPECTED.format(name=name, got="no URL"))
-    parts = urlsplit(value)
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        raise OptionError(_EXPECTED.format(name=name, got="no URL")) from None
     if parts.scheme in REDIS_SCHEMES:
         return StoreAddress(value)
     if parts.scheme != "dynamodb":

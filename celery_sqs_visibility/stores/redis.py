@@ -97,8 +97,11 @@ class RedisStore(ExclusiveStore):
         }
         try:
             client = redis.Redis.from_url(url, decode_responses=True, **limits, **again)
-        except ValueError as error:
-            raise OptionError(f"expected exclusive_store to be a URL of Redis: {error}") from None
+        except ValueError:  # whose text may show a part of the password
+            raise OptionError(
+                "expected exclusive_store to be a URL such as redis://:password@host:6379/0; in a password, "
+                "characters such as # / @ are percent-encoded"
+            ) from None
         self._redis = client
         self._error = redis.RedisError
         self._scripts = {name: client.register_script(text) for name, text in _SCRIPTS.items()}
@@ -116,7 +119,7 @@ class RedisStore(ExclusiveStore):
                 raise StoreError(f"Redis has answered {answer!r}, which is no record of an exclusive key")
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """See `port.ExclusiveStore`. One round trip."""
+        """See `port.ExclusiveStore`. One pipeline."""
 
         def send() -> list[bool]:
             with self._redis.pipeline(transaction=False) as pipeline:

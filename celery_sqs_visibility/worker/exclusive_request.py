@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import ImproperlyConfigured
@@ -35,6 +35,9 @@ from celery_sqs_visibility.worker.key_leases import KeyLease, KeyLeases
 from celery_sqs_visibility.worker.request import DeliveryRequest
 
 logger = get_logger(__name__)
+
+#: A run that is told to end has ended after this time.
+KILLED_WITHIN_SECONDS: Final = 1
 
 
 class ExclusiveRequest(DeliveryRequest):
@@ -62,6 +65,10 @@ class ExclusiveRequest(DeliveryRequest):
         """The run is gone, or will be after that many seconds, and cannot release its key itself."""
         if self._key_lease is not None and self.worker.key_leases is not None:
             self.worker.key_leases.release(self._key_lease, delay)
+
+    def _kill(self) -> None:
+        super()._kill()
+        self.release_key(KILLED_WITHIN_SECONDS)
 
     def _pass_on_lease(self) -> None:
         super()._pass_on_lease()

@@ -29,14 +29,10 @@ from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
-from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest
+from celery_sqs_visibility.worker.exclusive_request import KILLED_WITHIN_SECONDS, ExclusiveRequest
 from celery_sqs_visibility.worker.stored_result import StoredResult, chord_claim_seconds
 
 logger = get_logger(__name__)
-
-#: A child past its hard time limit is killed after its failure was reported: its message is hidden for at
-#: least this long, so that two runs cannot overlap.
-KILLED_WITHIN_SECONDS: Final = 1
 
 #: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and a
 #: message that was only released must not fail without a run.
@@ -146,6 +142,7 @@ class VisibilityRequest(ExclusiveRequest):
         task, context = self.task, self._context
         delay = task.delay_after(context, exc)
         if delay is not None and isinstance(exc, TimeLimitExceeded):
+            # It is killed after this: its message is hidden for so long, so that two runs cannot overlap.
             delay = max(delay, KILLED_WITHIN_SECONDS)
         if self._chord_claim_seconds:
             delay = max(delay or 0.0, self._chord_claim_seconds)

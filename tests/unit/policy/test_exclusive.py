@@ -44,6 +44,7 @@ def test_a_redis_is_named_by_its_url_which_is_not_shown(url):
         "dynamodb://a/b",
         "dynamodb://a?endpoint=x",
         "dynamodb://k:secret@a",
+        "redis://[secret",
     ],
 )
 def test_any_other_address_is_refused_without_showing_secrets(value):

@@ -8,7 +8,7 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
-from celery import states
+from celery import Celery, states
 from celery.exceptions import ImproperlyConfigured
 from support.clock import FakeClock
 from support.factories import trace
@@ -22,8 +22,9 @@ from celery_sqs_visibility.policy.exclusive import CHECKPOINT_BYTES
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import Acquired, Processed, Processing
+from celery_sqs_visibility.stores.redis import RedisStore
 from celery_sqs_visibility.task import exclusive
-from celery_sqs_visibility.task.exclusive import NotRun, exclusive_key
+from celery_sqs_visibility.task.exclusive import NotRun, exclusive_key, store_of
 
 KEY = "one:a"
 OWNERSHIP = {"key": KEY, "owner": "run", "error": ""}
@@ -244,6 +245,20 @@ def test_an_error_of_the_callable_names_the_task(app):
     app.finalize()
     with pytest.raises(ExclusiveKeyError, match=r"`exclusive` of task 'named' failed: IndexError"):
         exclusive_key(app.tasks["named"], "task-id", [], {})
+
+
+@pytest.mark.parametrize(
+    ("broker", "options", "kind"),
+    [
+        ("celery-sqs-visibility://", {"exclusive_store": "redis://host"}, RedisStore),
+        ("celery-sqs-visibility://", {}, type(None)),
+        ("memory://", {}, type(None)),
+    ],
+)
+def test_the_store_of_an_app_is_that_of_its_option(broker, options, kind):
+    with Celery("stores", set_as_current=False, broker=broker) as app:
+        app.conf.broker_transport_options = options
+        assert type(store_of(app)) is kind
 
 
 @pytest.mark.parametrize("options", [{"exclusive": "yes"}, {"exclusive": 1}, {"exclusive_ttl": -1}])
