@@ -91,6 +91,14 @@ class InactivityError(SQSVisibilityError):
         return cls(f"no sign of life for {timeout:g} s (inactivity_timeout)")
 
 
+class StoreError(SQSVisibilityError):
+    """The store of exclusive tasks does not answer, or refuses; the message says which."""
+
+
+class ExclusiveKeyError(SQSVisibilityError, ValueError):
+    """The `exclusive` of a task makes no key of its arguments."""
+
+
 class SQSError(SQSVisibilityError):
     """A request to SQS, or S3, failed. There are as many subclasses as different things to do about it.
 

@@ -9,15 +9,8 @@ from typing import Any, NoReturn, TypeVar
 
 from celery.exceptions import Reject
 
-from celery_sqs_visibility.delivery.lease_table import (
-    INACTIVE,
-    UNWATCHED,
-    Lease,
-    LeaseKey,
-    LeaseTableView,
-    lease_table,
-    spawned_lease_table,
-)
+from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED, Lease
+from celery_sqs_visibility.delivery.lease_table import find_lease, lease_table_of
 from celery_sqs_visibility.errors import InactivityError, VisibilityLostError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS, until_horizon
@@ -42,10 +35,13 @@ class Visibility:
     """
 
     def __init__(self, request: Any, task: Any = None) -> None:
+        key = request.visibility_lease
         self._task = task
         self._request = request
-        self._lease_table = _table_of(request.visibility_lease)
-        self._lease = lease_of(request.visibility_lease)
+        self._from_sqs = request.sqs is not None
+        self._run = request.visibility_run
+        self._lease_table = lease_table_of(key)
+        self._lease = find_lease(key)
 
     @property
     def stopping(self) -> bool:
@@ -193,12 +189,23 @@ class Visibility:
             raise Reject("lost", requeue=True)
         raise self._task.publish_continuation(kwargs)
 
+    def checkpoint(self, value: Any) -> None:
+        """Keep a value that JSON can express for the next attempt of an exclusive task: one request.
 
-def lease_of(key: LeaseKey | None) -> Lease | None:
-    """The lease of that key, in whatever process its run is; `None` if it has none."""
-    table = _table_of(key)
-    return table.lease(key) if table is not None and key is not None else None
+        A success drops it. On any other broker, called directly or eagerly, it is not kept.
 
+        Raises:
+            RuntimeError: the task is not exclusive.
+            TypeError, ValueError: JSON cannot express the value, or it is too large.
+            VisibilityLostError: another run has the key.
+            StoreError: the store does not answer, or refuses.
+        """
+        if self._run is not None:
+            self._run.save(value)
+        elif self._from_sqs:
+            raise RuntimeError("only an exclusive task has checkpoints: give it exclusive=True")
 
-def _table_of(key: LeaseKey | None) -> LeaseTableView | None:
-    return lease_table() or (None if key is None else spawned_lease_table(key))
+    @property
+    def last_checkpoint(self) -> Any:
+        """The value that this run, or an attempt before it, saved last; `None` if none did."""
+        return None if self._run is None else self._run.checkpoint

@@ -23,6 +23,7 @@ from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
 if TYPE_CHECKING:
+    from boto3.session import Session
     from botocore.config import Config
     from botocore.loaders import Loader
     from botocore.session import Session as BotocoreSession
@@ -92,31 +93,37 @@ def new_client(settings: ClientSettings, purpose: Purpose, service: Any = "sqs")
     Raises:
         Exception: boto3's, about the settings; `error_codes.translate` knows them.
     """
-    import boto3.session  # noqa: PLC0415
-
     with SESSIONS:
-        core = _botocore_session()
-        session = boto3.session.Session(
-            botocore_session=core,
-            aws_access_key_id=settings.access_key_id,
-            aws_secret_access_key=settings.secret_access_key,
-            aws_session_token=settings.session_token,
-        )
-        configured = settings.region or session.region_name or os.environ.get("AWS_REGION")
+        session, configured = open_session(settings)
         region = configured or DEFAULT_REGION
-        if settings.role_arn:
-            assume_role(session, settings, region, _network_options(settings))
+        app_id = session._session.get_config_variable("user_agent_appid")  # noqa: SLF001
         client = session.client(
             service,
             region_name=region,
             endpoint_url=settings.endpoint_url if service == "sqs" else None,
             use_ssl=settings.use_ssl,
-            config=_config(settings, purpose, core.get_config_variable("user_agent_appid")),
+            config=_config(settings, purpose, app_id),
         )
     if service == "sqs" and not configured and Location(region, client.meta.endpoint_url).is_amazons:
         _warn_of_default_region()
     _notice_dead_peers(client)
     return client
+
+
+def open_session(settings: ClientSettings) -> tuple[Session, str | None]:
+    """Return a session with the credentials of the settings, and the configured region. Under SESSIONS."""
+    import boto3.session  # noqa: PLC0415
+
+    session = boto3.session.Session(
+        botocore_session=_botocore_session(),
+        aws_access_key_id=settings.access_key_id,
+        aws_secret_access_key=settings.secret_access_key,
+        aws_session_token=settings.session_token,
+    )
+    region = settings.region or session.region_name or os.environ.get("AWS_REGION")
+    if settings.role_arn:
+        assume_role(session, settings, region or DEFAULT_REGION, network_options(settings))
+    return session, region
 
 
 def unknown_region(client: SQSClient) -> RequestRefusedError | None:
@@ -139,7 +146,8 @@ def unknown_region(client: SQSClient) -> RequestRefusedError | None:
     )
 
 
-def _network_options(settings: ClientSettings) -> dict[str, Any]:
+def network_options(settings: ClientSettings) -> dict[str, Any]:
+    """Return the Config options about the network, which clients of other services need, too."""
     options = settings.config_options()
     return {name: options[name] for name in NETWORK_OPTIONS & options.keys()}
 

@@ -127,6 +127,13 @@ class DeliveryHolder:
         self._heartbeat.notice()
         return held
 
+    def tell_lost(self, delivery: Delivery) -> bool:
+        """See `model.Holder`."""
+        held = self.ledger.tell_lost(delivery)
+        if held and (on_lost := delivery.on_lost) is not None:
+            on_lost(delivery)
+        return held
+
     def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
         """See `model.Holder`. The newer delivery may be another consumer's. A receiver's thread."""
         if not self.ledger.supersede(delivery, superseded_by):

@@ -1,9 +1,10 @@
 """What a running task can see of its lease, in whatever process it runs: a few numbers in shared memory.
 
 A pool's child gets a request once; only the worker's main process knows what happens to the message later. So
-the main process keeps a table, made before the pool forks. Each running task has a row of six numbers: the
-main process writes them and the child reads them, except those with which the child requests more time and
-shows life. No lock is shared, and nothing is sent but a byte that says "there is a request".
+the main process keeps a table, made before the pool forks. Each running task has a row of seven numbers: the
+main process writes them and the child reads them, except those with which the child requests more time, shows
+life, and says whether it has the key of its exclusive task. No lock is shared, and nothing is sent but a byte
+that says "there is a request".
 
 A forked child inherits the table. A spawned one, a fresh interpreter, opens it by its name, which the lease's
 key carries; it inherits no pipe, and the supervisor finds its requests, twice a second.
@@ -23,113 +24,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from celery_sqs_visibility.delivery.lease import CELLS, GENERATION, Lease, LeaseKey
+
 #: Tasks that may run at once and have a row. Only rows that were ever used take up memory.
 ROWS: Final = 65_536
 
-# The numbers of a row, all floats, so that each is read and written whole.
-GENERATION, DEADLINE, LOST, REQUESTED, HORIZON, LAST_SIGN = range(6)
-CELLS: Final = 6
-
-#: Last signs of life that are no instants: the run need not show life; it was silent for too long.
-UNWATCHED: Final = 0.0
-INACTIVE: Final = -1.0
-
 #: The last cell says that the worker is stopping.
 BYTES: Final = (ROWS * CELLS + 1) * 8
-
-#: A row, which of its leases (its generation, since rows are used again), and the name of the table.
-LeaseKey = tuple[int, float, str]
-
-
-class Lease:
-    """A running task's lease, as seen from one process.
-
-    When the delivery is settled the lease is over, and reads as lost. Its row may be another lease's by then:
-    what was read counts only if the lease is not over after it was read.
-    """
-
-    __slots__ = ("_cells", "_first", "_table", "key")
-
-    def __init__(self, table: LeaseTableView, key: LeaseKey) -> None:
-        self.key = key
-        self._table = table
-        self._cells = table.cells
-        self._first = key[0] * CELLS
-
-    @property
-    def over(self) -> bool:
-        """Whether the delivery was settled meanwhile."""
-        return self._cells[self._first + GENERATION] != self.key[1]
-
-    @property
-    def deadline(self) -> float:
-        """The monotonic instant at which the message's visibility lapses. The main process writes it."""
-        return self._cells[self._first + DEADLINE]
-
-    @deadline.setter
-    def deadline(self, instant: float) -> None:
-        self._cells[self._first + DEADLINE] = instant
-
-    @property
-    def lost(self) -> bool:
-        """Whether another worker may have the message. The main process writes it."""
-        return self._cells[self._first + LOST] != 0 or self.over
-
-    @lost.setter
-    def lost(self, lost: bool) -> None:
-        self._cells[self._first + LOST] = float(lost)
-
-    @property
-    def horizon(self) -> float:
-        """The monotonic instant at which SQS's 12 hours end. The main process writes it."""
-        return self._cells[self._first + HORIZON]
-
-    @horizon.setter
-    def horizon(self, instant: float) -> None:
-        self._cells[self._first + HORIZON] = instant
-
-    @property
-    def last_sign(self) -> float:
-        """The monotonic instant at which the run last showed life, `UNWATCHED` or `INACTIVE`.
-
-        The task's process writes it; the main process only that the run is inactive.
-        """
-        return self._cells[self._first + LAST_SIGN]
-
-    @last_sign.setter
-    def last_sign(self, instant: float) -> None:
-        if not self.over:  # or the row may be another lease's
-            self._cells[self._first + LAST_SIGN] = instant
-
-    @property
-    def requested_deadline(self) -> float:
-        """The monotonic instant until which the task wants the message hidden; 0 when that was answered."""
-        return self._cells[self._first + REQUESTED]
-
-    def begin(self, deadline: float, horizon: float) -> None:
-        """The row is this lease's from now on. The main process."""
-        self.renew(deadline, horizon)
-        self._cells[self._first + LAST_SIGN] = UNWATCHED
-        self._cells[self._first + REQUESTED] = 0.0
-        self._cells[self._first + GENERATION] = self.key[1]  # last: until then the row is nobody's
-
-    def renew(self, deadline: float, horizon: float) -> None:
-        """The message was received, perhaps once more: it is hidden until `deadline`. The main process."""
-        self.deadline, self.horizon, self.lost = deadline, horizon, False
-
-    def request(self, until: float) -> None:
-        """Ask for the message to be hidden until that monotonic instant. The task's process."""
-        self._cells[self._first + REQUESTED] = until
-        self._table.notify()
-
-    def answer(self, requested: float) -> None:
-        """The request for that deadline was met, or cannot be. The main process."""
-        if self.requested_deadline == requested:  # and the task has not requested more meanwhile
-            self._cells[self._first + REQUESTED] = 0.0
-
-    def end(self) -> None:
-        """The delivery is settled: the row is free. The main process."""
-        self._table.free(self.key)
 
 
 class LeaseTableView:
@@ -260,6 +161,17 @@ def open_lease_table() -> LeaseTable:
 def lease_table() -> LeaseTable | None:
     """The table of the worker to which this process belongs, if it belongs to one and inherited it."""
     return _lease_table
+
+
+def lease_table_of(key: LeaseKey | None) -> LeaseTableView | None:
+    """The table of the worker to which this process belongs, or of that lease; `None` without both."""
+    return lease_table() or (None if key is None else spawned_lease_table(key))
+
+
+def find_lease(key: LeaseKey | None) -> Lease | None:
+    """The lease of that key; `None` if there is none, or it cannot be opened here."""
+    table = lease_table_of(key)
+    return table.lease(key) if table is not None and key is not None else None
 
 
 def spawned_lease_table(key: LeaseKey) -> LeaseTableView | None:

@@ -10,7 +10,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.inactivity import Inactivity
-from celery_sqs_visibility.delivery.lease_table import Lease, LeaseKey
+from celery_sqs_visibility.delivery.lease import Lease, LeaseKey
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
@@ -139,6 +139,9 @@ class Holder(Protocol):
     def extend(self, delivery: Delivery, until: float) -> bool:
         """Its task wants it hidden until that monotonic instant; whether it is held."""
 
+    def tell_lost(self, delivery: Delivery) -> bool:
+        """Another worker runs its task, though the message is held; whether it is held."""
+
     def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
         """The newer delivery, held already, takes its place; whether it was still held."""
 
@@ -256,6 +259,10 @@ class Delivery(_WeaklyReferenced):
     def extend(self, until: float) -> None:
         """Its task wants it hidden until that monotonic instant; its lease tells the answer."""
         self._do(lambda delivery: delivery.holder.extend(delivery, until))
+
+    def tell_lost(self) -> None:
+        """Another worker has the key of its exclusive task: its run is told, or ended. A thread's own."""
+        self._do(lambda delivery: delivery.holder.tell_lost(delivery))
 
     def supersede(self, superseded_by: Delivery) -> bool:
         """A newer delivery of the message, held already, takes its place; `False` if it was settled."""

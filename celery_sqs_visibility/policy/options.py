@@ -11,6 +11,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.policy.exclusive import (
+    LONGEST_TTL_SECONDS,
+    TTL_SECONDS,
+    StoreAddress,
+    store_address,
+)
 from celery_sqs_visibility.policy.kombu_options import KombuOptions
 from celery_sqs_visibility.policy.option_fields import option, option_name
 from celery_sqs_visibility.policy.option_parsers import (
@@ -111,6 +117,18 @@ class Options(PayloadOptions, KombuOptions):
         "What becomes of a message after its last attempt where there is no dead-letter queue. A kept one "
         "comes back every hour, not to be run, until its retention ends; in a FIFO queue its group waits "
         "behind it. A task's `on_exhausted` goes first.",
+    )
+    exclusive_store: StoreAddress | None = option(
+        None,
+        store_address,
+        "Where the keys of exclusive tasks are kept: `dynamodb://TABLE`, with `?region=` where it is another "
+        "than that of SQS, `redis://HOST` or `rediss://HOST`.",
+    )
+    exclusive_ttl: float = option(
+        TTL_SECONDS,
+        Seconds(1, LONGEST_TTL_SECONDS),
+        "How long the key of an exclusive task counts as processed after a run has succeeded. A task's "
+        "`exclusive_ttl` goes first.",
     )
 
     message_adapter: str | None = option(

@@ -69,7 +69,7 @@ class Function:
         self._context = context
         self._clock = clock
         self._holder = InvocationHolder(context, clock, open_lease_table())
-        self._runs = Runs(app, context.worker_name)
+        self._runs = Runs(app, context)
 
     def __call__(self, event: Any, invocation: Any) -> Answer:
         """Run the messages of an invocation, one after the other.

@@ -106,6 +106,14 @@ class InvocationHolder:
             delivery.lease.answer(until)
         return True
 
+    def tell_lost(self, delivery: Delivery) -> bool:
+        """See `model.Holder`."""
+        if delivery in self._settled:
+            return False
+        if delivery.lease is not None:
+            delivery.lease.lost = True
+        return True
+
     def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:  # noqa: ARG002
         """See `model.Holder`. No message comes back to an invocation."""
         return False

@@ -16,8 +16,10 @@ from kombu.serialization import prepare_accept_content
 from kombu.transport.virtual import Base64
 
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.bad_messages import BadMessages
+from celery_sqs_visibility.worker.exclusive_request import open_key_leases
 from celery_sqs_visibility.worker.pool_patches import watched
 from celery_sqs_visibility.worker.visibility_request import bind_request_class
 from celery_sqs_visibility.worker.worker_context import WorkerContext
@@ -30,17 +32,18 @@ class Runs:
 
     Args:
         app: whose tasks they are.
-        name: of the function, in place of a worker's.
+        context: its `worker_name` is that of the function.
     """
 
-    def __init__(self, app: Celery[Any], name: str) -> None:
+    def __init__(self, app: Celery[Any], context: BrokerContext) -> None:
         self._app = app
-        self._name = name
+        self._name = context.worker_name
         self._pool = SimpleNamespace(apply_async=_run_here)
         self._pool.apply_async = watched(self._pool, processes=False)
         self._trace = partial(cast("Any", trace).trace_task_ret, app=app)
         self._accept = prepare_accept_content(app.conf.accept_content)
         worker = WorkerContext(None, has_processes=False)
+        worker.key_leases = open_key_leases(context, app.tasks.values())
         for task in app.tasks.values():
             bind_request_class(task, worker)
         # The parts of a consumer that stand before what Celery would do with bad messages.

@@ -7,11 +7,14 @@ Celery's autoretry wraps `run` (celery/app/autoretry.py). Of a failure that come
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from celery import Task
@@ -70,6 +73,9 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             `None` leaves it to the transport option of this name.
         inactivity_timeout: seconds after which a run that shows no life, with `self.visibility.alive()` or
             `track()`, is ended as failed. `None`: it need not.
+        exclusive: True, or `callable(args, kwargs)` that returns a key: one run of a task's id, or of a key,
+            at a time, and none after one has succeeded. It takes the transport option `exclusive_store`.
+        exclusive_ttl: for how many seconds after that. `None` is the transport option of this name.
     """
 
     abstract = True
@@ -80,12 +86,16 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     inactivity_timeout: ClassVar[float | None] = None
     sqs_event: ClassVar[str | Sequence[str] | None] = None
     sqs_event_per: ClassVar[Literal["record", "message"]] = "record"
+    exclusive: ClassVar[bool | Callable[[Any, Any], str | int]] = False
+    exclusive_ttl: ClassVar[float | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004 - a task class may take some
         """Wrap the parts of the task that may fail; a `__call__` or `__init__` of the user's keeps that."""
         made = super().__new__(cls)
         task: Any = made  # whose methods are replaced
         task.given_retry_kwargs = dict(getattr(task, "retry_kwargs", None) or {})
+        if task.exclusive:
+            task.run = exclusive_tasks().refuse_without_key(task, task.run)
         task.run = decide_failures(task, task.run)
         task.on_failure = log_errors(task, task.on_failure)
         if cls.before_start is not Task.before_start:
@@ -122,9 +132,12 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         refuse_misspelt(cls, VisibilityTask)
         cls._delay_rule()
         cls.inactivity_timeout = parse_inactivity_timeout(cls.inactivity_timeout)
-        Options.parse({"on_exhausted": cls.on_exhausted, "on_lost": cls.on_lost})
+        names = ("on_exhausted", "on_lost", "exclusive_ttl")
+        Options.parse({name: getattr(cls, name) for name in names})
         parse_sqs_event("sqs_event", cls.sqs_event)
         sqs_event_per("sqs_event_per", cls.sqs_event_per)
+        if inspect.getattr_static(cls, "exclusive") is not False:
+            exclusive_tasks().key_rule(cls)
 
     @property
     def __trace__(self) -> Callable[..., Any] | None:
@@ -133,7 +146,11 @@ class VisibilityTask(RetryDecisions[P, R_co]):
 
     @__trace__.setter
     def __trace__(self, tracer: Callable[..., Any] | None) -> None:
-        self.__dict__["_tracer"] = None if tracer is None else trace_deliveries(self, tracer)
+        if tracer is not None:
+            tracer = trace_deliveries(self, tracer)
+            if self.exclusive:
+                tracer = exclusive_tasks().trace_exclusively(self, tracer)
+        self.__dict__["_tracer"] = tracer
 
     @property
     def visibility(self) -> Visibility:
@@ -276,6 +293,11 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         finally:
             # Celery keeps it on the task, for its autoretry: the next message would be given it, too.
             self.__dict__.pop("override_max_retries", None)
+
+
+def exclusive_tasks() -> ModuleType:
+    """The module of exclusive tasks, which few apps have, and producers need not import."""
+    return import_module("celery_sqs_visibility.task.exclusive")
 
 
 def _is_from_fifo(request: DeliveryContext) -> bool:

@@ -41,6 +41,9 @@ class DeliveryContext(Context):
     #: The delivery; `None` on any other broker.
     sqs: SQSDelivery | None
     visibility_lease: Any
+    #: The key of an exclusive task, and the run that has it: see `task.exclusive`.
+    visibility_exclusive: Any
+    visibility_run: Any
     #: The limit that a run before this one gave to `self.retry()`.
     visibility_max_retries: int | None
     #: The limit that this run gave to `self.retry()`.

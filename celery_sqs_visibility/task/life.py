@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_sqs_visibility.delivery.lease_table import UNWATCHED
+from celery_sqs_visibility.delivery.lease import UNWATCHED
+from celery_sqs_visibility.delivery.lease_table import find_lease
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.visibility import lease_of
 
 
 def begin_watch(task: Any, lease_key: Any) -> None:
     """The run begins."""
-    if task.inactivity_timeout is not None and (lease := lease_of(lease_key)) is not None:
+    if task.inactivity_timeout is not None and (lease := find_lease(lease_key)) is not None:
         lease.last_sign = SYSTEM_CLOCK.monotonic()
 
 
 def end_watch(task: Any, lease_key: Any) -> None:
     """The task's own code is over: what Celery does now shows no life."""
-    if task.inactivity_timeout is not None and (lease := lease_of(lease_key)) is not None:
+    if task.inactivity_timeout is not None and (lease := find_lease(lease_key)) is not None:
         lease.last_sign = UNWATCHED

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from inspect import getattr_static
+from inspect import getattr_static, isfunction, signature
 from typing import Any, Final
 
 from celery import signals
@@ -27,6 +27,8 @@ SETTINGS: Final = (
     "on_exhausted",
     "on_lost",
     "inactivity_timeout",
+    "exclusive",
+    "exclusive_ttl",
     "sqs_event",
     "sqs_event_per",
 )
@@ -62,6 +64,9 @@ def refuse_misspelt(cls: type[RetryDecisions[..., Any]], known: type[Any]) -> No
 
 def _is_setting(name: str, value: Any) -> bool:
     """Whether the value is meant for us: other packages may have attributes of that name."""
+    if name == "exclusive":
+        # A callable of (args, kwargs); a method of the user's has `self`.
+        return value is True or (isfunction(value) and len(signature(value).parameters) == 2)  # noqa: PLR2004
     words = WORDS.get(name)
     if words is None:
         return value is not None and not isinstance(value, property)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
@@ -32,6 +32,9 @@ from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
+if TYPE_CHECKING:
+    from celery_sqs_visibility.stores.port import ExclusiveStore
+
 #: The system attributes that every receive asks for.
 SYSTEM_ATTRIBUTES: Final = {
     "ApproximateFirstReceiveTimestamp",
@@ -56,6 +59,8 @@ class BrokerContext:
         slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
         attribute_names: the message attributes that tasks see.
+        release_keys: releases the keys of exclusive tasks that run; a bootstep sets it where there are any.
+        client_settings: the settings of SQS's clients.
         decode_message: see `codec.decode_message`.
         decode_for_worker: likewise; a bootstep sets it where tasks take messages that are not Celery's.
         queue_consumers: those in use, of closed channels too while a task of theirs runs.
@@ -65,9 +70,9 @@ class BrokerContext:
     def __init__(self, broker: BrokerURL, options: Options) -> None:
         self.pid = os.getpid()
         self.options = options
-        settings = _settings(broker, options)
-        self.queues = _queues(settings, options)
-        self.payloads = _payloads(settings, options)
+        self.client_settings = _client_settings(broker, options)
+        self.queues = _queues(self.client_settings, options)
+        self.payloads = _payloads(self.client_settings, options)
         self.outgoing = OutgoingMessages(self.payloads)
         self.temporary_queues = TemporaryQueues(self.queues)
         system, custom = _wanted_attributes(options.fetch_message_attributes)
@@ -83,6 +88,7 @@ class BrokerContext:
         self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
         self.slots: Callable[[], Slots] | None = None
         self.worker_name = ""
+        self.release_keys: Callable[[], None] | None = None
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
 
@@ -111,6 +117,19 @@ class BrokerContext:
         retention = self.redrive.known_retention(queue) or stated_retention(options.sqs_creation_attributes)
         return DelayLimits(options.polling_interval_max, retention, options.visibility_timeout)
 
+    @cached_property
+    def exclusive_store(self) -> ExclusiveStore | None:
+        """Where the keys of exclusive tasks are; `None` without the option. No request.
+
+        Raises:
+            OptionError: it cannot be opened.
+        """
+        if self.options.exclusive_store is None:
+            return None
+        from celery_sqs_visibility.stores.opening import open_store  # noqa: PLC0415 - few need it
+
+        return open_store(self.options.exclusive_store, self.client_settings)
+
     def publish_attempts(self, connection: Any) -> PublishAttempts:
         """The attempts of a kombu Connection so far."""
         return self._publish_attempts.setdefault(connection, PublishAttempts())
@@ -130,7 +149,7 @@ def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options
         return _contexts[key]
 
 
-def _settings(broker: BrokerURL, options: Options) -> ClientSettings:
+def _client_settings(broker: BrokerURL, options: Options) -> ClientSettings:
     return ClientSettings(
         region=options.region,
         endpoint_url=_endpoint(broker, secure=options.is_secure),

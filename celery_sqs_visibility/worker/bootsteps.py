@@ -25,6 +25,7 @@ from celery_sqs_visibility.worker.bad_messages import BadMessages
 from celery_sqs_visibility.worker.dependency_logs import quiet_dependencies
 from celery_sqs_visibility.worker.drain import Drain
 from celery_sqs_visibility.worker.event_tasks import take_events
+from celery_sqs_visibility.worker.exclusive_request import open_key_leases
 from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.worker.rate_limits import RateLimits
 from celery_sqs_visibility.worker.startup import QueuesFirst
@@ -66,6 +67,7 @@ class Deliveries(_SQSStep):
             context.slots = partial(slots_of, parent)
             context.worker_name = parent.hostname
             take_events(parent.app, context)
+            self._worker.key_leases = open_key_leases(context, parent.app.tasks.values())
         parent.connect = QueuesFirst(parent, parent.connect)
         RateLimits(parent)
         BadMessages(parent)

@@ -132,6 +132,8 @@ class Drain:
         self._wait_for_polls(queue_consumers, lambda: min(self._polls_until(), self._runs_until))
         given_back += _give_back_unstarted(queue_consumers)  # brought by a poll just before it stopped
         self._wait_for_runs(queue_consumers)
+        if (release_keys := self._context.release_keys) is not None:
+            release_keys()  # before another worker can have the messages
         orphans = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.hand_back()]
         anything_runs = bool(orphans) or (self._cold and bool(state.active_requests))
         if anything_runs:

@@ -20,7 +20,7 @@ from kombu.utils.encoding import safe_repr, safe_str
 from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.delivery.inactivity import Inactivity
-from celery_sqs_visibility.delivery.lease_table import UNWATCHED
+from celery_sqs_visibility.delivery.lease import UNWATCHED
 from celery_sqs_visibility.delivery.model import Delivery, Hide, Lapse
 from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.events import Failed, emit
@@ -33,25 +33,25 @@ from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
+from celery_sqs_visibility.worker.exclusive_request import KILLED_WITHIN_SECONDS, ExclusiveRequest
 from celery_sqs_visibility.worker.request import DeliveryRequest
 from celery_sqs_visibility.worker.stored_result import StoredResult, chord_claim_seconds
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
 
-#: A child past its hard time limit is killed after its failure was reported: its message is hidden for at
-#: least this long, so that two runs cannot overlap.
-KILLED_WITHIN_SECONDS: Final = 1
-
 #: A run that shows no life may not heed another signal.
 KILL_SIGNAME: Final = "SIGKILL"
+
+#: Ends of runs that are killed after they were reported.
+KILLED_AFTERWARDS: Final = (TimeLimitExceeded, InactivityError)
 
 #: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and a
 #: message that was only released must not fail without a run.
 RELEASES_FORGIVEN: Final = 3
 
 
-class VisibilityRequest(DeliveryRequest):
+class VisibilityRequest(ExclusiveRequest):
     """A request of a `VisibilityTask`: its failures hide the message."""
 
     task: VisibilityTask[..., Any]
@@ -80,6 +80,8 @@ class VisibilityRequest(DeliveryRequest):
             # billiard 4.3 reports a child's exit before it reports the loss; Celery stores none before 5.7.
             exc_info = exc_info_of(WorkerLostError(f"Worker exited prematurely: {exc!r}."))
             exc = exception_of(exc_info)
+        if not decided:  # the others are gone
+            self.release_key(KILLED_WITHIN_SECONDS / 2 if isinstance(exc, KILLED_AFTERWARDS) else 0.0)
         with self._settled_if_it_raises():
             if not decided and self._lost_run_comes_back(exc, exc_info):
                 return None
@@ -188,7 +190,8 @@ class VisibilityRequest(DeliveryRequest):
             return False
         task, context = self.task, self._context
         delay = task.delay_after(context, exc)
-        if delay is not None and isinstance(exc, (TimeLimitExceeded, InactivityError)):
+        if delay is not None and isinstance(exc, KILLED_AFTERWARDS):
+            # Its message is hidden for so long, so that two runs cannot overlap.
             delay = max(delay, KILLED_WITHIN_SECONDS)
         if self._chord_claim_seconds:
             delay = max(delay or 0.0, self._chord_claim_seconds)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery.concurrency.base import BasePool
 from celery.platforms import signals
 from celery.worker import state
 
 from celery_sqs_visibility.delivery.lease_table import lease_table
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.worker.key_leases import KeyLeases
 
 
 class WorkerContext:
@@ -19,12 +22,14 @@ class WorkerContext:
         pool: Celery's pool; `None` for a request outside a worker.
         has_processes: whether the pool runs tasks in processes.
         hub: the event loop that hears how runs in processes end, once the worker has started.
+        key_leases: the keys of exclusive tasks, if any task is exclusive.
     """
 
     def __init__(self, pool: BasePool | None = None, *, has_processes: bool = False) -> None:
         self.pool = pool
         self.has_processes = has_processes
         self.hub: Any = None
+        self.key_leases: KeyLeases | None = None
 
     @property
     def can_end_runs(self) -> bool:

@@ -127,6 +127,9 @@ MENTIONED = [
     ("celery.app.trace:build_tracer", "I, R, state, retval = on_error(", "return trace_ok_t(R, I, T, Rstr)"),
     ("celery.app.trace:TraceInfo.handle_error_state", "self.handle_retry", "self.handle_failure"),
     ("celery.app.trace:fast_trace_task", "tasks[task].__trace__("),
+    # A run that does not take place ends as one that was rejected.
+    ("celery.app.trace:fast_trace_task", "return (1, R, T) if I else (0, Rstr, T)"),
+    ("celery.worker.request:create_request_cls", "if failed:", "self.on_failure(retval, return_ok=True)"),
     ("celery.app.trace:TraceInfo.handle_failure", "self._log_error(task, req, einfo)"),
     # A worker sets the root logger's level, unless somebody else sets up logging.
     (

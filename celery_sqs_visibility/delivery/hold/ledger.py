@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSchedule
-from celery_sqs_visibility.delivery.lease_table import INACTIVE, LeaseTable
+from celery_sqs_visibility.delivery.lease import INACTIVE
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Settlement
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
 
@@ -257,6 +258,15 @@ class Ledger:
                 delivery.lease.lost = True
             self._answer(delivery)
             return self._extension_returned(delivery, None)
+
+    def tell_lost(self, delivery: Delivery) -> bool:
+        """Its lease reads as lost from now on, though its message is extended; whether it is held."""
+        with self._lock:
+            if not self.holds(delivery):
+                return False
+            if delivery.lease is not None:
+                delivery.lease.lost = True
+            return True
 
     def _extension_returned(self, delivery: Delivery, again_at: float | None) -> ExtensionOutcome:
         delivery.extending = False

@@ -7,7 +7,7 @@ import math
 from weakref import WeakSet
 
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
+from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.events import HorizonNear, emit, log_safely
 from celery_sqs_visibility.policy.horizon import is_near_horizon, until_horizon

@@ -207,6 +207,17 @@ class TestComingBack:
         one.settle(Hide(30))
         assert events.wait(Hidden) == [Hidden(back.facts, 30)]
 
+    def test_a_run_whose_key_is_anothers_is_told_and_ended_with_the_newest_delivery(self, make):
+        world = make()
+        queue = world.queue()
+        (one,) = world.deliveries(queue, "a")
+        one.start()
+        ended = []
+        one.on_lost = ended.append
+        (back,) = world.come_back(queue)
+        one.tell_lost()
+        assert ended == [back]
+
     def test_an_extension_of_the_old_handle_that_is_refused_then_is_no_loss(self, make, events):
         world = make()
         queue = world.queue()

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from support.processes import SOON
 
 from celery_sqs_visibility.delivery import lease_table as module
+from celery_sqs_visibility.delivery.lease import UNWATCHED
 from celery_sqs_visibility.delivery.lease_table import (
     ROWS,
-    UNWATCHED,
     LeaseTable,
     LeaseTableView,
+    find_lease,
     open_lease_table,
     spawned_lease_table,
 )
@@ -233,3 +234,15 @@ def test_no_two_leases_share_a_row_and_none_is_lost_from_use(moves):
             assert len(set(numbers)) == len(numbers)
             assert all(number < most for number in numbers)
             assert not any(lease.over for lease in taken)
+
+
+def test_a_key_is_held_by_one_lease_of_a_row(table, lease):
+    lease.holds_key = True
+    assert lease.holds_key
+    lease.end()
+    successor = table.take(NOW, print)
+    assert successor.key[0] == lease.key[0]
+    assert not successor.holds_key
+    lease.holds_key = True  # its run is late
+    assert not successor.holds_key
+    assert find_lease(None) is None

@@ -22,7 +22,12 @@ from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT
 from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
 
 NAMES = [option_name(f.name) for f in fields(Options)]
-IN_SECONDS = [f.name for f in fields(Options) if isinstance(f.metadata["parse"], Seconds)]
+PARSERS = {f.name: f.metadata["parse"] for f in fields(Options)}
+IN_SECONDS = [
+    name
+    for name, parse in PARSERS.items()
+    if isinstance(parse, Seconds) and parse.high <= VISIBILITY_HORIZON_SECONDS
+]
 MODULE = "module_of_a_user"
 BACKOFF = ExponentialBackoff(30, jitter=False)
 
@@ -79,6 +84,8 @@ BAD = {
     "error_visibility_timeout": [-1, [], [1, "x"], VISIBILITY_HORIZON_SECONDS + 1, *NO_PATHS],
     "on_exhausted": ["Keep", ["keep"]],
     "message_adapter": [5, "adapt", "proj.adapters:", "proj adapters:adapt"],
+    "exclusive_store": [7, "table", "memory://"],
+    "exclusive_ttl": [0, -1, 366 * 24 * 60 * 60],
     "dead_letter_queue": [
         7,
         "arn:aws:sqs:eu-west-1:1234:dead",

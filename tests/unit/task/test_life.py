@@ -9,7 +9,8 @@ from celery.exceptions import ImproperlyConfigured
 from support.factories import trace
 
 from celery_sqs_visibility import InactivityError, visibility
-from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, LeaseTable
+from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 

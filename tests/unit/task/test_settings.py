@@ -75,10 +75,13 @@ def test_names_of_the_users_own_are_let_be(app):
         {"error_visibility_timeout": 60},
         {"on_lost": "terminate"},
         {"on_exhausted": "keep"},
+        {"exclusive": True},
+        {"exclusive": lambda args, kwargs: args[0]},
+        {"exclusive_ttl": 60},
         {"sqs_event": "s3:*"},
         {"sqs_event_per": "message"},
     ],
-    ids=lambda options: next(iter(options)),
+    ids=lambda options: " ".join(f"{name} {type(value).__name__}" for name, value in options.items()),
 )
 def test_a_setting_of_a_task_that_is_no_visibility_task_is_refused(app, options):
     (name,) = options
@@ -89,7 +92,7 @@ def test_a_setting_of_a_task_that_is_no_visibility_task_is_refused(app, options)
 
 def test_tasks_of_ours_and_hooks_of_the_users_own_are_let_be(app):
     ours = app.task(name="ours", shared=False, error_visibility_timeout=60)(run)
-    plain = app.task(name="plain", base=Task, shared=False, on_lost=print)(run)
+    plain = app.task(name="plain", base=Task, shared=False, on_lost=print, exclusive=False)(run)
     refuse_on_other_tasks([ours, plain])
 
 

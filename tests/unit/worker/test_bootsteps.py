@@ -225,4 +225,4 @@ def test_a_tasks_request_class_is_ours_or_mixed_with_it_and_bound_to_the_latest_
         bind_request_class(task, worker)
         assert task.Request.worker is worker
         assert [each for each in task.Request.__mro__ if each in bases] == bases
-    assert len(task.Request.__mro__) <= len(bases) + len(DeliveryRequest.__mro__) + 2
+    assert len(task.Request.__mro__) <= len(bases) + len(VisibilityRequest.__mro__) + 1

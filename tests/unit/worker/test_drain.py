@@ -53,6 +53,7 @@ def run(monkeypatch):
         broker = SimpleNamespace(
             options=SimpleNamespace(shutdown_timeout=shutdown_timeout, wait_time_seconds=20),
             worker_queue_consumers=[consumer],
+            release_keys=None,
             queue_consumers=[consumer, *([tasks_consumer] if tasks_consumer else [])],
         )
         connection = SimpleNamespace(transport=SimpleNamespace(context=broker))

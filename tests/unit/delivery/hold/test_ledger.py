@@ -413,3 +413,14 @@ class TestSuperseding:
         ledger.supersede(held, newer)
         assert (held.requested_deadline, newer.requested_deadline) == (0, NOW + 600)
         assert newer.lease.requested_deadline == NOW + 600
+
+
+def test_a_run_that_is_told_lost_stays_so_while_its_message_is_extended(running):
+    ledger, one = running()
+    assert ledger.tell_lost(one)
+    ((extended, seconds),) = ledger.take_due(NOW + TIMEOUT - INTERVAL)
+    ledger.extended(extended, NOW + seconds)
+    assert one.lease.lost
+    assert not one.lost
+    ledger.settle(one, Delete())
+    assert not ledger.tell_lost(one)

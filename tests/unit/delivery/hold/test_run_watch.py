@@ -11,7 +11,8 @@ from support.factories import TIMEOUT
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
 from celery_sqs_visibility.delivery.inactivity import Inactivity
-from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, LeaseTable
+from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delete
 from celery_sqs_visibility.events import HorizonNear, subscribe
 from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS

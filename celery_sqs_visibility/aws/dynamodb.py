@@ -1,0 +1,109 @@
+"""A DynamoDB table that is changed by `UpdateItem` alone, over boto3."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from celery_sqs_visibility.aws.client_factory import DEFAULT_REGION, network_options, open_session
+from celery_sqs_visibility.aws.process_lock import SESSIONS
+from celery_sqs_visibility.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from types_boto3_dynamodb import DynamoDBClient
+
+    from celery_sqs_visibility.aws.client_settings import ClientSettings
+
+#: Seconds to connect, and to wait for an answer; DynamoDB answers within milliseconds.
+TIMEOUT_SECONDS: Final = 3
+
+#: Attempts of one update; each is conditional, and does no harm when it is repeated.
+ATTEMPTS: Final = 3
+
+CONDITION_FAILED: Final = "ConditionalCheckFailedException"
+
+#: What to do about a refusal, by its code.
+_REMEDIES: Final = {
+    "AccessDeniedException": "allow dynamodb:UpdateItem on the table",
+    "ResourceNotFoundException": "create the table, or correct its name or region in exclusive_store",
+    "ValidationException": "the table's partition key must be `key`, a string, without a sort key",
+}
+
+
+class Table:
+    """Usable from any thread, and in forked children, each of which makes a client of its own."""
+
+    def __init__(self, name: str, settings: ClientSettings) -> None:
+        self.name = name
+        self._settings = settings
+        self._clients: dict[int, DynamoDBClient] = {}  # by process; written under SESSIONS
+
+    def update(
+        self, key: str, expression: str, condition: str, **values: str | float
+    ) -> tuple[bool, dict[str, Any]]:
+        """Change the item if it meets the condition: whether it does, and the item, then or as it is.
+
+        The expressions may use `#owner`, and the names of `values` after a colon.
+
+        Raises:
+            StoreError: DynamoDB does not answer or refuses.
+        """
+        try:
+            answer = self._client().update_item(
+                TableName=self.name,
+                Key={"key": {"S": key}},
+                UpdateExpression=expression,
+                ConditionExpression=condition,
+                ExpressionAttributeNames={"#owner": "owner"},  # a reserved word
+                ExpressionAttributeValues={f":{name}": _typed(name, value) for name, value in values.items()},
+                ReturnValues="ALL_NEW",
+                ReturnValuesOnConditionCheckFailure="ALL_OLD",
+            )
+        except Exception as exc:
+            response: Mapping[str, Any] = getattr(exc, "response", None) or {}
+            if response.get("Error", {}).get("Code") != CONDITION_FAILED:
+                raise self._error(exc, response) from exc
+            return False, _plain(response.get("Item", {}))
+        return True, _plain(answer.get("Attributes", {}))
+
+    def _client(self) -> DynamoDBClient:
+        pid = os.getpid()
+        client = self._clients.get(pid)
+        if client is None:
+            with SESSIONS:
+                client = self._clients.get(pid) or _new_client(self._settings)
+                self._clients[pid] = client
+        return client
+
+    def _error(self, exc: Exception, response: Mapping[str, Any]) -> StoreError:
+        code = str(response.get("Error", {}).get("Code", type(exc).__name__))
+        if code in {"ExpiredTokenException", "UnrecognizedClientException"}:
+            self._clients.pop(os.getpid(), None)  # a new client reads rotated credentials
+        remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
+        return StoreError(f"UpdateItem on the DynamoDB table {self.name!r} failed: {code}: {exc}{remedy}")
+
+
+def _new_client(settings: ClientSettings) -> DynamoDBClient:
+    from botocore.config import Config  # noqa: PLC0415 - see client_factory
+
+    session, region = open_session(settings)
+    config = Config(
+        **network_options(settings),
+        connect_timeout=TIMEOUT_SECONDS,
+        read_timeout=TIMEOUT_SECONDS,
+        retries={"total_max_attempts": ATTEMPTS, "mode": "standard"},
+    )
+    return session.client("dynamodb", region_name=region or DEFAULT_REGION, config=config)
+
+
+def _typed(name: str, value: str | float) -> Any:
+    if isinstance(value, str):
+        return {"S": value}
+    return {"N": str(math.ceil(value)) if name == "expires" else f"{value:.6f}"}  # a TTL is whole seconds
+
+
+def _plain(item: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: next(iter(typed.values())) for name, typed in item.items()}

@@ -1,0 +1,108 @@
+"""Exclusive tasks: where their keys are kept, how a key is named, and how long a message waits for one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
+from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
+
+#: The longest key, with its task's name, in UTF-8: half of what DynamoDB takes for a partition key.
+KEY_BYTES: Final = 1024
+
+#: The largest checkpoint, as JSON: it tells where a run was, and is no place for its data.
+CHECKPOINT_BYTES: Final = 64 * 1024
+
+#: How long a key is processed if nobody says: SQS keeps no message for longer, and so delivers none later.
+TTL_SECONDS: Final = float(RETENTION_SECONDS)
+LONGEST_TTL_SECONDS: Final = 365 * 24 * 60 * 60
+
+#: After this time a message is tried again whose store did not answer.
+STORE_RETRY_SECONDS: Final = 30
+
+REDIS_SCHEMES: Final = ("redis", "rediss")
+
+_EXPECTED: Final = "expected {name} to be dynamodb://TABLE, redis://HOST or rediss://HOST, got {got}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where keys are kept.
+
+    Attributes:
+        url: as the user wrote it; not in repr, since one of Redis may hold a password.
+        table: of DynamoDB; empty for Redis.
+        region: of the table, where it is not that of SQS.
+    """
+
+    url: str = field(repr=False)
+    table: str = ""
+    region: str | None = None
+
+    @property
+    def is_redis(self) -> bool:
+        """Whether it is Redis, and not DynamoDB."""
+        return not self.table
+
+
+def store_address(name: str, value: Any) -> StoreAddress:
+    """Parse the option `exclusive_store`. No error shows a password."""
+    if not isinstance(value, str) or "://" not in value:
+        raise OptionError(_EXPECTED.format(name=name, got="no URL"))
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        raise OptionError(_EXPECTED.format(name=name, got="no URL")) from None
+    if parts.scheme in REDIS_SCHEMES:
+        return StoreAddress(value)
+    if parts.scheme != "dynamodb":
+        raise OptionError(_EXPECTED.format(name=name, got=f"the scheme {parts.scheme!r}"))
+    query = parse_qs(parts.query)
+    regions = query.pop("region", [None])
+    if query or parts.path.strip("/") or not parts.netloc or "@" in parts.netloc:
+        raise OptionError(
+            f"expected {name} to be dynamodb://TABLE or dynamodb://TABLE?region=REGION; credentials are "
+            "those of SQS, and an endpoint is AWS_ENDPOINT_URL_DYNAMODB's to name"
+        )
+    return StoreAddress(value, parts.netloc, regions[0])
+
+
+def key_of(task: str, given: Any) -> str:
+    """The name of a key in its store, of what `exclusive` returned: a text or a whole number.
+
+    Raises:
+        ExclusiveKeyError: it is anything else, is empty or too long.
+    """
+    if isinstance(given, bool) or not isinstance(given, (str, int)) or given == "":
+        raise ExclusiveKeyError(
+            f"expected `exclusive` of task {task!r} to return a text or a whole number, got {given!r}"
+        )
+    key = f"{task}:{given}"
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise ExclusiveKeyError(f"`exclusive` of task {task!r} returned no Unicode text: {error}") from None
+    if size > KEY_BYTES:
+        raise ExclusiveKeyError(
+            f"expected `exclusive` of task {task!r} to return a key of at most {KEY_BYTES} bytes, the task's "
+            f"name included, got {size}: return a hash of it"
+        )
+    return key
+
+
+def seconds_to_wait(lease_left: float) -> int:
+    """How long to hide a message until another run's lease would lapse, in whole seconds."""
+    return max(1, min(math.ceil(lease_left), VISIBILITY_HORIZON_SECONDS))
+
+
+def is_same_message(owner: str, message_id: str) -> bool:
+    """Whether an owner is a run of that message: SQS has delivered it twice, or the worker has died."""
+    return owner.partition("/")[0] == message_id
+
+
+def owner_of(message_id: str, run: str) -> str:
+    """The name of an owner; `run` is fresh for each run."""
+    return f"{message_id}/{run}"

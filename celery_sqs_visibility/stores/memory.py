@@ -1,0 +1,83 @@
+"""A store in this process's memory: for tests, with the clock that they move."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.stores.port import (
+    Acquired,
+    Acquisition,
+    ExclusiveStore,
+    Processed,
+    Processing,
+    Renewal,
+)
+
+
+@dataclass(slots=True)
+class Record:
+    """A key. Instants are monotonic; one that has passed counts for nothing. No lease: it was released."""
+
+    owner: str = ""
+    lease_until: float | None = None
+    processed_until: float = 0.0
+    checkpoint: str | None = None
+
+
+class MemoryStore(ExclusiveStore):
+    """Of no use to workers with more than one process."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # guards _records
+        self._records: dict[str, Record] = {}
+
+    def acquire(self, key: str, owner: str, seconds: float) -> Acquisition:
+        """See `port.ExclusiveStore`."""
+        with self._lock:
+            now, record = self._clock.monotonic(), self._records.setdefault(key, Record())
+            if record.processed_until > now:
+                return Processed()
+            left = (record.lease_until or 0.0) - now
+            if left > 0 and record.owner != owner:
+                return Processing(left, record.owner)
+            record.owner, record.lease_until = owner, now + seconds
+            return Acquired(None if record.checkpoint is None else json.loads(record.checkpoint))
+
+    def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
+        """See `port.ExclusiveStore`."""
+
+        def renewed(seconds: float) -> Callable[[Record, float], None]:
+            return lambda record, now: setattr(record, "lease_until", now + seconds)
+
+        return [self._change(key, owner, renewed(seconds)) for key, owner, seconds in renewals]
+
+    def finish(self, key: str, owner: str, ttl: float) -> bool:
+        """See `port.ExclusiveStore`."""
+
+        def finished(record: Record, now: float) -> None:
+            record.lease_until, record.processed_until, record.checkpoint = now, now + ttl, None
+
+        return self._change(key, owner, finished)
+
+    def release(self, key: str, owner: str) -> bool:
+        """See `port.ExclusiveStore`."""
+        return self._change(key, owner, lambda record, _: setattr(record, "lease_until", None))
+
+    def save(self, key: str, owner: str, checkpoint: Any) -> bool:
+        """See `port.ExclusiveStore`."""
+        text = json.dumps(checkpoint)
+        return self._change(key, owner, lambda record, _: setattr(record, "checkpoint", text))
+
+    def _change(self, key: str, owner: str, change: Callable[[Record, float], None]) -> bool:
+        with self._lock:
+            record = self._records.get(key)
+            if record is None or record.owner != owner or record.lease_until is None:
+                return False
+            change(record, self._clock.monotonic())
+            return True

@@ -1,0 +1,164 @@
+"""A store in Redis 5 or later: a hash for each key, changed by scripts, by the server's clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from celery_sqs_visibility.errors import OptionError, StoreError
+from celery_sqs_visibility.stores.port import (
+    RECORD_SECONDS,
+    Acquired,
+    Acquisition,
+    ExclusiveStore,
+    Processed,
+    Processing,
+    Renewal,
+)
+
+T = TypeVar("T")
+
+#: Before each key's name in Redis.
+PREFIX: Final = "celery_sqs_visibility:exclusive:"
+
+#: Seconds to connect, and to wait for an answer.
+TIMEOUT_SECONDS: Final = 3
+
+#: A script begins so. Instants are seconds since the epoch, by the server's clock.
+_NOW: Final = """
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+local function keep(seconds) redis.call('PEXPIRE', KEYS[1], math.ceil(seconds * 1000)) end
+local function at(seconds) return string.format('%.6f', now + seconds) end
+"""
+
+#: ARGV: the owner, the seconds of the lease, those for which the record is kept.
+_ACQUIRE: Final = f"""{_NOW}
+local owner, lease, processed, checkpoint = unpack(
+    redis.call('HMGET', KEYS[1], 'owner', 'lease_until', 'processed_until', 'checkpoint'))
+if processed and tonumber(processed) > now then return {{'processed'}} end
+if lease and tonumber(lease) > now and owner ~= ARGV[1] then
+    return {{'processing', string.format('%.6f', lease - now), owner}}
+end
+redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'lease_until', at(ARGV[2]))
+keep(ARGV[2] + ARGV[3])
+return {{'acquired', checkpoint}}
+"""
+
+#: Scripts for the owner alone, ARGV[1], begin so; the answer is 0 for any other, and after a release.
+_OWNED: Final = f"""{_NOW}
+local owner, lease = unpack(redis.call('HMGET', KEYS[1], 'owner', 'lease_until'))
+if owner ~= ARGV[1] or not lease then return 0 end
+"""
+
+_RENEW: Final = f"""{_OWNED}
+redis.call('HSET', KEYS[1], 'lease_until', at(ARGV[2]))
+keep(ARGV[2] + ARGV[3])
+return 1
+"""
+
+_FINISH: Final = f"""{_OWNED}
+redis.call('HSET', KEYS[1], 'lease_until', at(0), 'processed_until', at(ARGV[2]))
+redis.call('HDEL', KEYS[1], 'checkpoint')
+keep(ARGV[2])
+return 1
+"""
+
+_RELEASE: Final = f"{_OWNED} redis.call('HDEL', KEYS[1], 'lease_until') return 1"
+
+_SAVE: Final = f"{_OWNED} redis.call('HSET', KEYS[1], 'checkpoint', ARGV[2]) return 1"
+
+_SCRIPTS: Final = {
+    "acquire": _ACQUIRE,
+    "renew": _RENEW,
+    "finish": _FINISH,
+    "release": _RELEASE,
+    "save": _SAVE,
+}
+
+
+class RedisStore(ExclusiveStore):
+    """One for each process. Connects at the first request.
+
+    Args:
+        url: as redis-py takes it: redis://, rediss:// or unix://.
+
+    Raises:
+        OptionError: redis-py is not installed, or takes no such URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        redis = _redis_py()
+        limits = {"socket_timeout": TIMEOUT_SECONDS, "socket_connect_timeout": TIMEOUT_SECONDS}
+        again = {
+            "retry": redis.retry.Retry(redis.backoff.ExponentialBackoff(cap=0.5, base=0.1), retries=2),
+            "retry_on_error": [redis.ConnectionError, redis.TimeoutError],
+        }
+        try:
+            client = redis.Redis.from_url(url, decode_responses=True, **limits, **again)
+        except ValueError:  # whose text may show a part of the password
+            raise OptionError(
+                "expected exclusive_store to be a URL such as redis://:password@host:6379/0; in a password, "
+                "characters such as # / @ are percent-encoded"
+            ) from None
+        self._redis = client
+        self._error = redis.RedisError
+        self._scripts = {name: client.register_script(text) for name, text in _SCRIPTS.items()}
+
+    def acquire(self, key: str, owner: str, seconds: float) -> Acquisition:
+        """See `port.ExclusiveStore`."""
+        match self._run("acquire", key, owner, seconds, RECORD_SECONDS):
+            case ["processed"]:
+                return Processed()
+            case ["processing", left, other]:
+                return Processing(float(left), other)
+            case ["acquired", *checkpoint]:
+                return Acquired(json.loads(checkpoint[0]) if checkpoint and checkpoint[0] else None)
+            case answer:
+                raise StoreError(f"Redis has answered {answer!r}, which is no record of an exclusive key")
+
+    def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
+        """See `port.ExclusiveStore`. One pipeline."""
+
+        def send() -> list[bool]:
+            with self._redis.pipeline(transaction=False) as pipeline:
+                for key, owner, seconds in renewals:
+                    arguments = [owner, seconds, RECORD_SECONDS]
+                    self._scripts["renew"](keys=[PREFIX + key], args=arguments, client=pipeline)
+                return [bool(done) for done in pipeline.execute()]
+
+        return self._told(send)
+
+    def finish(self, key: str, owner: str, ttl: float) -> bool:
+        """See `port.ExclusiveStore`."""
+        return bool(self._run("finish", key, owner, ttl))
+
+    def release(self, key: str, owner: str) -> bool:
+        """See `port.ExclusiveStore`."""
+        return bool(self._run("release", key, owner))
+
+    def save(self, key: str, owner: str, checkpoint: Any) -> bool:
+        """See `port.ExclusiveStore`."""
+        return bool(self._run("save", key, owner, json.dumps(checkpoint)))
+
+    def _run(self, script: str, key: str, *args: Any) -> Any:
+        return self._told(lambda: self._scripts[script](keys=[PREFIX + key], args=args))
+
+    def _told(self, send: Callable[[], T]) -> T:
+        try:
+            return send()
+        except self._error as error:
+            raise StoreError(f"Redis: {type(error).__name__}: {error}") from error
+
+
+def _redis_py() -> Any:
+    try:
+        import redis.backoff  # noqa: PLC0415 - an extra
+        import redis.retry  # noqa: PLC0415
+    except ImportError:
+        raise OptionError(
+            "exclusive_store names a Redis, and the package redis is not installed: "
+            "pip install 'celery_sqs_visibility[redis]'"
+        ) from None
+    return redis

@@ -1,0 +1,144 @@
+"""The request of an exclusive task: it names the key, and settles a message whose run did not take place.
+
+Methods run where those of `worker.request` run; requests to the store are made elsewhere.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Final
+
+from billiard.einfo import ExceptionInfo
+from celery.exceptions import ImproperlyConfigured
+from celery.utils.log import get_logger
+from celery.worker import state
+
+from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.delivery.model import Delete, Hide
+from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.exclusive import (
+    STORE_RETRY_SECONDS,
+    is_same_message,
+    owner_of,
+    seconds_to_wait,
+)
+from celery_sqs_visibility.stores.port import Processed, Processing
+from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.task.exclusive import NotRun, Ownership, exclusive_key
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.worker.exceptions import exception_of
+from celery_sqs_visibility.worker.key_leases import KeyLease, KeyLeases
+from celery_sqs_visibility.worker.request import DeliveryRequest
+
+logger = get_logger(__name__)
+
+#: A run that is told to end has ended after this time.
+KILLED_WITHIN_SECONDS: Final = 1
+
+
+class ExclusiveRequest(DeliveryRequest):
+    """A request of a `VisibilityTask`, exclusive or not."""
+
+    task: VisibilityTask[..., Any]
+    _key_lease: KeyLease | None = None
+
+    def on_failure(
+        self,
+        exc_info: ExceptionInfo,
+        send_failed_event: bool = True,  # noqa: FBT001, FBT002
+        return_ok: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """It ended with an exception, or did not begin."""
+        exc = exception_of(exc_info)
+        if self.delivery is None or not isinstance(exc, NotRun):
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        state.task_ready(self)
+        with self._settled_if_it_raises():
+            self._settle_unrun(exc.why)
+        return None
+
+    def release_key(self, delay: float) -> None:
+        """The run is gone, or will be after that many seconds, and cannot release its key itself."""
+        if self._key_lease is not None and self.worker.key_leases is not None:
+            self.worker.key_leases.release(self._key_lease, delay)
+
+    def _kill(self, signal_name: str) -> None:
+        super()._kill(signal_name)
+        self.release_key(KILLED_WITHIN_SECONDS)
+
+    def _pass_on_lease(self) -> None:
+        super()._pass_on_lease()
+        if self.task.exclusive and self.worker.key_leases is not None and self.delivery is not None:
+            self._request_dict["visibility_exclusive"] = self._ownership
+
+    @cached_property
+    def _ownership(self) -> Ownership:
+        """The key and the name of this run. Calls the user's code; its error is the run's."""
+        try:
+            key = exclusive_key(self.task, self.id, self.args, self.kwargs)
+        except ExclusiveKeyError as error:
+            return {"key": "", "owner": "", "error": str(error)}
+        owner = owner_of(self._message_id, uuid.uuid4().hex)
+        if self.delivery is not None and self.worker.key_leases is not None:
+            self._key_lease = KeyLease(key, owner, self.delivery)
+            self.worker.key_leases.add(self._key_lease)
+        return {"key": key, "owner": owner, "error": ""}
+
+    @property
+    def _message_id(self) -> str:
+        return "" if self.delivery is None else self.delivery.facts.message_id
+
+    def _settle_unrun(self, why: Processing | Processed | str) -> None:
+        key = self._ownership["key"]
+        match why:
+            case Processed():
+                logger.info("Task %s[%s] skipped: its key %r was processed before", self.name, self.id, key)
+                self.settle(Delete())
+            case Processing(left, owner):
+                seconds = seconds_to_wait(left)
+                waits = "Task %s[%s] waits for %s s, and was not run: its key %r is processed elsewhere"
+                logger.info(waits, self.name, self.id, seconds, key)
+                self._wait(seconds, may_copy=not is_same_message(owner, self._message_id))
+            case error:
+                unknown = "Task %s[%s] was not run, and comes back in %s s: its key cannot be acquired: %s"
+                logger.error(unknown, self.name, self.id, STORE_RETRY_SECONDS, error)
+                self._wait(STORE_RETRY_SECONDS, may_copy=True)
+
+    def _wait(self, seconds: int, *, may_copy: bool) -> None:
+        """Have the message come back, as a copy if that can be: its receives do not count as attempts.
+
+        A message that another run has is not copied: that run settles it, and its attempts go on with it.
+        """
+        renew = None
+        if may_copy:
+            renew = self.message.renewal(SYSTEM_CLOCK.wall() + seconds, self._published_retries)
+        self.settle(Hide(seconds) if renew is None else replace(renew, park=seconds))
+
+
+def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases | None:
+    """The keys of a worker, if it has exclusive tasks. At its start, without a request.
+
+    Raises:
+        ImproperlyConfigured: there is no store, or it cannot be opened.
+    """
+    exclusive = [task for task in tasks if isinstance(task, VisibilityTask) and task.exclusive]
+    if not exclusive:
+        return None
+    try:
+        store = context.exclusive_store
+    except OptionError as error:
+        raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
+    if store is None:
+        sentence = (
+            f"task {exclusive[0].name!r} is exclusive, and no store is named for its keys: set the transport "
+            "option exclusive_store to dynamodb://TABLE or redis://HOST"
+        )
+        raise shown_in_one_line(ImproperlyConfigured(sentence))
+    key_leases = KeyLeases(store)
+    key_leases.start()
+    context.release_keys = key_leases.release_all
+    return key_leases

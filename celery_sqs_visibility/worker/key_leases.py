@@ -1,0 +1,197 @@
+"""Renews the keys of exclusive tasks, whenever the heartbeat has extended their messages.
+
+So a key's lease ends with its message's visibility timeout: when a worker dies, the key is free as soon as
+another worker can have the message. A run whose message is lost goes on, and so does its key's lease: the
+message's next run waits for its end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from weakref import WeakValueDictionary
+
+from celery.utils.log import get_logger
+
+from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.delivery.batch_threads import BatchThreads
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.errors import SQSError, StoreError, UnavailableError
+from celery_sqs_visibility.events import DeliveryEvent, Extended, Lost, Superseded, log_safely, subscribe
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+from celery_sqs_visibility.stores.port import ExclusiveStore, Renewal
+
+logger = get_logger(__name__)
+
+#: At 5 ms a renewal, two threads renew 400 a second.
+MOST_THREADS: Final = 2
+
+#: A failed renewal is tried again after this part of the time that is left, but not sooner than this.
+RETRY_FRACTION: Final = 4
+RETRY_FLOOR_SECONDS: Final = 1.0
+
+#: The key of a run whose message is lost is renewed for the visibility timeout, after this part of it.
+LOST_FRACTION: Final = 2
+
+#: How long a shutdown waits until the keys of orphaned runs are released.
+RELEASE_SECONDS: Final = 1.0
+
+
+@dataclass(eq=False)
+class KeyLease:
+    """The key of a run. Its request refers to it for as long as the run may go on.
+
+    Attributes:
+        until: the monotonic instant at which the lease ends, as far as it was renewed here.
+        over: whether this process renews it no more: it was lost, or is to be released.
+    """
+
+    key: str
+    owner: str
+    delivery: Delivery
+    until: float = field(default=0.0, init=False)
+    over: bool = field(default=False, init=False)
+
+    @property
+    def held(self) -> bool:
+        """Whether the run has acquired the key, and not given it up."""
+        lease = self.delivery.current.lease
+        return not self.over and lease is not None and lease.holds_key
+
+    def next_end(self, now: float) -> float:
+        """The monotonic instant until which the lease is to last."""
+        delivery = self.delivery.current
+        return now + delivery.holder.options.visibility_timeout if delivery.lost else delivery.deadline
+
+
+@dataclass(eq=False)
+class KeyBatch:
+    """Leases to be renewed or released in one go; `lost` are those that were not their owner's any more."""
+
+    leases: list[KeyLease]
+    lost: list[KeyLease] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.leases)
+
+
+class KeyLeases:
+    """The work of its threads: see `batch_threads.Work`. Safe to call from any thread, without I/O there."""
+
+    def __init__(self, store: ExclusiveStore, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._store = store
+        self._clock = clock
+        self._outage = Outage(logger, "renew the keys of exclusive tasks", "*", clock)
+        self.threads: BatchThreads[KeyBatch] = BatchThreads(
+            "sqs-exclusive", "renews the keys of exclusive tasks", MOST_THREADS, self, clock
+        )
+        # Guarded by the threads' lock:
+        self._leases: WeakValueDictionary[tuple[str, str], KeyLease] = WeakValueDictionary()
+        self._due: dict[KeyLease, float] = {}
+        self._released = threading.Condition(self.threads.lock)
+        self._releasing: set[KeyLease] = set()
+
+    def start(self) -> None:
+        """Follow the messages' events from now on."""
+        for kind in (Extended, Superseded, Lost):
+            subscribe(self._on_event, kind)
+        self.threads.start()
+
+    def add(self, lease: KeyLease) -> None:
+        """A run begins that is to have that key."""
+        facts = lease.delivery.facts
+        with self.threads.lock:
+            self._leases[facts.queue, facts.message_id] = lease
+
+    def release(self, lease: KeyLease, delay: float = 0.0) -> None:
+        """The run is over, and could not release its key itself."""
+        with self.threads.lock:
+            lease.over = True
+            self._releasing.add(lease)
+            self._due[lease] = self._clock.monotonic() + delay
+            self.threads.wake()
+
+    def release_all(self) -> None:
+        """What runs now is given back: release the keys, within a second. The thread that drains."""
+        with self.threads.lock:
+            for lease in list(self._leases.values()):
+                if lease.held:
+                    self.release(lease)
+            self._released.wait_for(lambda: not self._releasing, RELEASE_SECONDS)
+
+    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `batch_threads.Work`
+        """See `batch_threads.Work`."""
+        return min(self._due.values(), default=None)
+
+    def ready(self) -> int:
+        """See `batch_threads.Work`."""
+        return -(-len(self._due) // BATCH_ENTRIES)
+
+    def take(self, now: float) -> KeyBatch | None:
+        """See `batch_threads.Work`."""
+        due = [lease for lease, at in self._due.items() if at <= now][:BATCH_ENTRIES]
+        for lease in due:
+            del self._due[lease]
+        return KeyBatch(due) if due else None
+
+    def send(self, batch: KeyBatch, _since: float) -> BatchResult:
+        """See `batch_threads.Work`."""
+        now = self._clock.monotonic()
+        renewed = [(lease, lease.next_end(now)) for lease in batch.leases if lease.held]
+        try:
+            for lease in batch.leases:
+                if lease in self._releasing:
+                    self._store.release(lease.key, lease.owner)
+            kept = self._store.renew(
+                [Renewal(lease.key, lease.owner, until - now) for lease, until in renewed]
+            )
+        except StoreError as error:
+            raise UnavailableError(str(error)) from error
+        for (lease, until), is_kept in zip(renewed, kept, strict=True):
+            lease.until = until
+            if not is_kept:
+                batch.lost.append(lease)
+        return BatchResult({})
+
+    def conclude(self, batch: KeyBatch, since: float, failed: Mapping[int, SQSError]) -> None:
+        """See `batch_threads.Work`."""
+        if failed:
+            self._outage.failure(next(iter(failed.values())))
+        else:
+            self._outage.success(since)
+        now = self._clock.monotonic()
+        with self.threads.lock:
+            for position, lease in enumerate(batch.leases):
+                self._repeat(lease, now, failed=position in failed)
+            # A release that has failed is not repeated: the lease lapses.
+            self._releasing.difference_update(batch.leases)
+            self._released.notify_all()
+        for lease in batch.lost:
+            if lease.held:  # else its run has ended meanwhile
+                self._tell_lost(lease)
+
+    def _repeat(self, lease: KeyLease, now: float, *, failed: bool) -> None:
+        """Renew it again, where that has failed, or no extension will ask for it."""
+        if lease.held and (failed or lease.delivery.current.lost):
+            pause = (lease.until - now) / (RETRY_FRACTION if failed else LOST_FRACTION)
+            self._due.setdefault(lease, now + max(pause, RETRY_FLOOR_SECONDS))
+            self.threads.wake()
+
+    def _tell_lost(self, lease: KeyLease) -> None:
+        lease.over, facts = True, lease.delivery.facts
+        sentence = "the key %r was lost: another worker may run the task, too (message_id=%s)"
+        log_safely(logger.warning, sentence, lease.key, facts.message_id)
+        lease.delivery.tell_lost()
+
+    def _on_event(self, event: DeliveryEvent) -> None:
+        """A message was extended or lost, or came back while it is held. Any of their threads."""
+        facts = event.delivery
+        with self.threads.lock:
+            lease = self._leases.get((facts.queue, facts.message_id))
+            if lease is not None and lease.held:
+                self._due[lease] = self._clock.monotonic()
+                self.threads.wake()

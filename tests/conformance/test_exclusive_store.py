@@ -1,0 +1,168 @@
+"""What every store of exclusive keys must do: in memory, in Redis, and in DynamoDB, with moto behind it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.exclusive_stores import create_table
+from support.redis_server import RedisServer
+
+from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.errors import StoreError
+from celery_sqs_visibility.policy.exclusive import store_address
+from celery_sqs_visibility.stores.dynamodb import DynamoDBStore
+from celery_sqs_visibility.stores.memory import MemoryStore
+from celery_sqs_visibility.stores.opening import open_store
+from celery_sqs_visibility.stores.port import Acquired, Processed, Processing, Renewal
+from celery_sqs_visibility.stores.redis import RedisStore
+
+BRIEF = 0.4
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory):
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield RedisStore(server.url)
+
+
+@pytest.fixture(scope="module")
+def dynamodb(emulator):
+    settings = ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL_DYNAMODB", emulator.url)
+        yield DynamoDBStore(create_table(), settings)
+
+
+@pytest.fixture(params=["memory", "redis", "dynamodb"])
+def store(request):
+    return MemoryStore() if request.param == "memory" else request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def key():
+    return f"tasks.work:Ä {uuid.uuid4().hex}"
+
+
+def test_a_key_is_one_owners_at_a_time(store, key):
+    assert store.acquire(key, "one", 60) == Acquired(None)
+    other = store.acquire(key, "two", 60)
+    assert isinstance(other, Processing)
+    assert other.owner == "one"
+    assert 55 < other.seconds <= 60
+    assert store.acquire(f"{key}2", "two", 60) == Acquired(None)
+
+
+def test_an_acquisition_whose_answer_was_lost_is_repeated(store, key):
+    store.acquire(key, "one", 60)
+    assert store.acquire(key, "one", 60) == Acquired(None)
+
+
+def test_a_key_is_free_when_its_lease_lapses(store, key):
+    store.acquire(key, "one", BRIEF)
+    time.sleep(BRIEF)
+    assert store.acquire(key, "two", 60) == Acquired(None)
+
+
+def test_a_renewed_lease_lasts(store, key):
+    store.acquire(key, "one", BRIEF)
+    assert store.renew([Renewal(key, "one", 60)]) == [True]
+    time.sleep(BRIEF)
+    assert isinstance(store.acquire(key, "two", 60), Processing)
+
+
+def test_a_lapsed_lease_is_renewed_if_nobody_has_taken_the_key(store, key):
+    store.acquire(key, "one", 0.01)
+    time.sleep(0.02)
+    assert store.renew([Renewal(key, "one", 60), Renewal("unknown", "one", 60)]) == [True, False]
+
+
+def test_an_owner_that_has_lost_its_key_changes_nothing(store, key):
+    store.acquire(key, "one", 0.01)
+    time.sleep(0.02)
+    store.acquire(key, "two", 60)
+    assert store.renew([Renewal(key, "one", 60), Renewal(key, "two", 60)]) == [False, True]
+    assert not store.finish(key, "one", 60)
+    assert not store.save(key, "one", "stale")
+    assert not store.release(key, "one")
+    assert store.acquire(key, "three", 60).owner == "two"
+    assert store.release(key, "two")
+    assert store.acquire(key, "three", 60) == Acquired(None)
+
+
+def test_a_processed_key_is_processed_for_its_time_to_live(store, key):
+    store.acquire(key, "one", 60)
+    assert store.finish(key, "one", BRIEF)
+    assert store.finish(key, "one", BRIEF)  # as where the answer was lost
+    assert store.acquire(key, "two", 60) == Processed()
+    assert store.acquire(key, "one", 60) == Processed()
+    time.sleep(BRIEF)
+    assert store.acquire(key, "two", 60) == Acquired(None)
+
+
+def test_a_released_key_is_free_at_once_and_stays_so(store, key):
+    store.acquire(key, "one", 60)
+    assert store.release(key, "one")
+    assert store.renew([Renewal(key, "one", 60)]) == [False]  # it was under way, and comes late
+    assert not store.save(key, "one", "late")
+    assert store.acquire(key, "two", 60) == Acquired(None)
+
+
+@pytest.mark.parametrize("checkpoint", [0, "", {"page": [7, "ü"]}, False])
+def test_the_next_owner_has_the_checkpoint_until_one_succeeds(store, key, checkpoint):
+    store.acquire(key, "one", 60)
+    assert store.save(key, "one", "older")
+    assert store.save(key, "one", checkpoint)
+    store.release(key, "one")
+    assert store.acquire(key, "two", 60) == Acquired(checkpoint)
+    store.finish(key, "two", 0.01)
+    time.sleep(0.02)
+    assert store.acquire(key, "three", 60) == Acquired(None)
+
+
+def test_a_claim_is_the_firsts_for_its_time(store, key):
+    assert store.claim(key, BRIEF)
+    assert not store.claim(key, BRIEF)
+    time.sleep(BRIEF)
+    assert store.claim(key, BRIEF)
+
+
+def test_of_ten_that_race_for_a_key_one_has_it(store, key):
+    together = threading.Barrier(10)
+
+    def race(number):
+        together.wait()
+        return type(store.acquire(key, f"owner {number}", 60))
+
+    with ThreadPoolExecutor(10) as pool:
+        outcomes = Counter(pool.map(race, range(10)))
+    assert outcomes == {Acquired: 1, Processing: 9}
+
+
+@pytest.mark.usefixtures("dynamodb")
+def test_a_table_that_is_not_there_is_to_be_created():
+    store = DynamoDBStore(
+        "missing", ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
+    )
+    with pytest.raises(StoreError, match=r"'missing' failed: ResourceNotFoundException.*; create the table"):
+        store.acquire("key", "one", 1)
+
+
+def test_a_redis_that_does_not_answer_is_named():
+    with pytest.raises(StoreError, match=r"^Redis: ConnectionError"):
+        RedisStore("redis://127.0.0.1:1/0").claim("key", 1)
+
+
+def test_a_store_is_opened_by_its_address(redis, dynamodb):
+    region, sqs = "eu-west-1", ClientSettings("us-east-1", "https://sqs.test")
+    stores = [
+        open_store(store_address("exclusive_store", url), sqs)
+        for url in ("rediss://host/1", "dynamodb://keys", f"dynamodb://keys?region={region}")
+    ]
+    assert [type(store) for store in stores] == [RedisStore, DynamoDBStore, DynamoDBStore]
+    settings = [store._table._settings for store in stores[1:]]
+    assert [(each.region, each.endpoint_url) for each in settings] == [("us-east-1", None), (region, None)]

@@ -1,0 +1,75 @@
+"""Exclusive tasks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from support.app import make_app, noting_of
+from support.diary import note
+
+from celery_sqs_visibility import VisibilityTask
+
+app = make_app("exclusive", task_cls=VisibilityTask)
+
+
+def started(task, key, *_):
+    checkpoint = task.visibility.last_checkpoint
+    note("started", key=key, retries=task.request.retries, checkpoint=checkpoint)
+
+
+def done(task, result, key, *_):
+    note("done", key=key, lost=task.visibility.lost)
+
+
+def of_first(args, kwargs):
+    return args[0]
+
+
+noting = noting_of(app, started, done)
+
+
+@noting(exclusive=True)
+def once(self, key, seconds=0.0):
+    time.sleep(seconds)
+    return self.request.id
+
+
+@noting(exclusive=of_first, max_retries=0)
+def keyed(self, key, seconds=0.0):
+    time.sleep(seconds)
+    return self.request.id
+
+
+@noting(exclusive=of_first, error_visibility_timeout=1)
+def failing_once(self, key):
+    if self.visibility.last_checkpoint is None:
+        self.visibility.checkpoint({"page": 7})
+        raise ValueError(key)
+
+
+@noting(exclusive=of_first, error_visibility_timeout=1)
+def killed_once(self, key):
+    """Take the whole worker along, at the first attempt."""
+    if self.visibility.last_checkpoint is None:
+        self.visibility.checkpoint("reached")
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@noting(exclusive=of_first, time_limit=1, error_visibility_timeout=1, max_retries=1)
+def limited(self, key, seconds):
+    time.sleep(0 if self.request.retries else seconds)
+
+
+@noting(exclusive=lambda args, kwargs: kwargs["missing"], error_visibility_timeout=1, max_retries=1)
+def keyless(self, key):
+    """Never runs."""
+
+
+@noting(exclusive=of_first)
+def until_lost(self, key, seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not self.visibility.lost:
+        time.sleep(0.05)

@@ -1,0 +1,268 @@
+"""A run of an exclusive task, in the pool's child: whether it takes place, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import uuid
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery, states
+from celery.exceptions import ImproperlyConfigured
+from support.clock import FakeClock
+from support.factories import trace
+
+from celery_sqs_visibility import VisibilityLostError, VisibilityTask
+from celery_sqs_visibility.delivery import lease_table
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.errors import ExclusiveKeyError, StoreError
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.exclusive import CHECKPOINT_BYTES
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.stores.memory import MemoryStore
+from celery_sqs_visibility.stores.port import Acquired, Processed, Processing
+from celery_sqs_visibility.stores.redis import RedisStore
+from celery_sqs_visibility.task import exclusive
+from celery_sqs_visibility.task.exclusive import NotRun, exclusive_key, store_of
+
+KEY = "one:a"
+OWNERSHIP = {"key": KEY, "owner": "run", "error": ""}
+
+
+def nothing(*args, **kwargs):
+    """A task."""
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def store(monkeypatch, clock):
+    store = MemoryStore(clock)
+    context = SimpleNamespace(options=Options.parse({"exclusive_ttl": 100}), exclusive_store=store)
+    monkeypatch.setattr(exclusive, "broker_context", lambda _app: context)
+    return store
+
+
+@pytest.fixture
+def lease(monkeypatch):
+    table = LeaseTable()
+    monkeypatch.setattr(lease_table, "_lease_table", table)
+    yield table.take(SYSTEM_CLOCK.monotonic() + 30, lambda _until: None)
+    for end in table._pipe:
+        os.close(end)
+
+
+@pytest.fixture
+def make(app, store, lease):
+    """`make(body)`: what runs the task; its record and its result."""
+
+    def make(body, **options):
+        @app.task(bind=True, name="one", shared=False, exclusive=True, **options)
+        def task(self):
+            return body(self)
+
+        task_id = uuid.uuid4().hex
+
+        def run(**request):
+            given = {"visibility_exclusive": OWNERSHIP, "visibility_lease": lease.key, **request}
+            return trace(task, id=task_id, **given)
+
+        return SimpleNamespace(run=run, state=lambda: app.backend.get_state(task_id), task=task)
+
+    return make
+
+
+def refusal(traced):
+    assert traced.info.state == states.REJECTED
+    return traced.info.retval.why
+
+
+def test_a_success_is_processed_for_the_time_to_live(make, store, clock):
+    made = make(lambda self: 42)
+    assert made.run().info is None
+    assert store.acquire(KEY, "other", 1) == Processed()
+    clock.advance(101)
+    assert isinstance(store.acquire(KEY, "other", 1), Acquired)
+
+
+def test_a_tasks_own_time_to_live_goes_first(make, store, clock):
+    make(lambda self: 42, exclusive_ttl=5).run()
+    clock.advance(6)
+    assert isinstance(store.acquire(KEY, "other", 1), Acquired)
+
+
+def test_a_success_is_processed_only_once_its_result_is_stored(make, store, monkeypatch):
+    made = make(lambda self: 42)
+    finish, seen = store.finish, []
+    monkeypatch.setattr(store, "finish", lambda *args: seen.append(made.state()) or finish(*args))
+    made.run()
+    assert seen == [states.SUCCESS]
+
+
+@pytest.mark.parametrize("state", [Processing(30.0, "other"), Processed()])
+def test_a_key_that_is_not_free_leaves_no_trace_of_the_run(make, store, state):
+    store.acquire(KEY, "other", 30)
+    if state == Processed():
+        store.finish(KEY, "other", 100)
+    made = make(lambda self: pytest.fail("it ran"))
+    assert refusal(made.run()) == state
+    assert made.state() == states.PENDING
+
+
+@pytest.mark.parametrize("error", [StoreError("it is down"), RuntimeError("a bug")])
+def test_a_store_that_does_not_answer_runs_nothing(make, store, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(store, "acquire", fail)
+    assert str(error) in refusal(make(lambda self: pytest.fail("it ran")).run())
+
+
+def test_a_failure_frees_the_key_and_keeps_the_checkpoint(make, store, lease):
+    def body(self):
+        seen.append(self.visibility.last_checkpoint)
+        self.visibility.checkpoint({"page": 7})
+        assert self.visibility.last_checkpoint == {"page": 7}
+        assert lease.holds_key
+        raise ValueError
+
+    seen = []
+    made = make(body)
+    assert made.run().info.state == states.RETRY
+    assert not lease.holds_key
+    made.run(visibility_exclusive={**OWNERSHIP, "owner": "second run"})
+    assert seen == [None, {"page": 7}]
+
+
+def test_a_run_that_lost_its_key_saves_and_finishes_nothing(make, store, clock, caplog):
+    def body(self):
+        clock.advance(31)
+        store.acquire(KEY, "thief", 60)
+        with pytest.raises(VisibilityLostError, match="'one:a'"):
+            self.visibility.checkpoint(1)
+
+    make(body).run()
+    assert store.acquire(KEY, "third", 1).owner == "thief"
+    assert "was lost before its run succeeded" in caplog.text
+
+
+def test_the_key_is_leased_until_the_message_is_visible_extensions_included(make, store, lease, monkeypatch):
+    def acquire(*args):
+        lease.deadline += 60  # meanwhile, the heartbeat has extended the message
+        return acquired(*args)
+
+    acquired = store.acquire
+    monkeypatch.setattr(store, "acquire", acquire)
+
+    def body(self):
+        assert 88 < acquired(KEY, "other", 1).seconds <= 90
+
+    assert make(body).run().info is None
+
+
+def test_an_end_that_cannot_be_noted_is_logged_and_changes_nothing(make, store, monkeypatch, caplog):
+    def fail(*_):
+        raise StoreError("it is down")
+
+    monkeypatch.setattr(store, "finish", fail)
+    assert make(lambda self: 42).run().info is None
+    assert "was not noted, and a duplicate may run again: it is down" in caplog.text
+
+
+def test_a_checkpoint_is_no_place_for_data(make):
+    def body(self):
+        with pytest.raises(ValueError, match=f"at most {CHECKPOINT_BYTES} bytes"):
+            self.visibility.checkpoint("x" * CHECKPOINT_BYTES)
+
+    assert make(body).run().info is None
+
+
+def test_only_exclusive_tasks_have_checkpoints_and_elsewhere_none_is_kept(app):
+    @app.task(bind=True, shared=False)
+    def plain(self):
+        self.visibility.checkpoint(1)
+        return self.visibility.last_checkpoint
+
+    assert plain() is None
+    with pytest.raises(RuntimeError, match="give it exclusive=True"):
+        raise trace(plain).info.retval.exc
+
+
+def test_called_directly_or_eagerly_a_task_is_not_exclusive(make, store):
+    store.acquire(KEY, "other", 30)
+    made = make(lambda self: 42)
+    assert made.task() == made.task.apply().get() == 42
+
+
+def test_without_a_key_the_attempt_fails(make):
+    traced = make(lambda self: pytest.fail("it ran")).run(
+        visibility_exclusive={**OWNERSHIP, "error": "no key"}
+    )
+    assert traced.info.state == states.RETRY
+    assert isinstance(traced.info.retval.exc, ExclusiveKeyError)
+
+
+@pytest.mark.parametrize("why", [Processing(1.5, "m/run"), Processed(), "the store is down"])
+def test_a_refusal_can_be_pickled(why):
+    assert pickle.loads(pickle.dumps(NotRun(why))).why == why
+
+
+class WithMethod(VisibilityTask):
+    abstract = True
+
+    def exclusive(self, args, kwargs):
+        return f"{self.name} {args[0]}"
+
+
+class WithStatic(VisibilityTask):
+    abstract = True
+    exclusive = staticmethod(lambda args, kwargs: kwargs["b"])
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"exclusive": True}, "named:task-id"),
+        ({"exclusive": lambda args, kwargs: args[0] + kwargs["b"]}, "named:ab"),
+        ({"exclusive": lambda args, kwargs: 7}, "named:7"),
+        ({"base": WithMethod}, "named:named a"),
+        ({"base": WithStatic}, "named:b"),
+    ],
+)
+def test_a_key_is_the_tasks_id_or_made_of_its_arguments(app, options, key):
+    task = app.task(name="named", shared=False, **options)(nothing)
+    app.finalize()
+    assert exclusive_key(app.tasks["named"], "task-id", ["a"], {"b": "b"}) == key
+    assert task.exclusive
+
+
+def test_an_error_of_the_callable_names_the_task(app):
+    app.task(name="named", shared=False, exclusive=lambda args, kwargs: args[0])(nothing)
+    app.finalize()
+    with pytest.raises(ExclusiveKeyError, match=r"`exclusive` of task 'named' failed: IndexError"):
+        exclusive_key(app.tasks["named"], "task-id", [], {})
+
+
+@pytest.mark.parametrize(
+    ("broker", "options", "kind"),
+    [
+        ("celery-sqs-visibility://", {"exclusive_store": "redis://host"}, RedisStore),
+        ("celery-sqs-visibility://", {}, type(None)),
+        ("memory://", {}, type(None)),
+    ],
+)
+def test_the_store_of_an_app_is_that_of_its_option(broker, options, kind):
+    with Celery("stores", set_as_current=False, broker=broker) as app:
+        app.conf.broker_transport_options = options
+        assert type(store_of(app)) is kind
+
+
+@pytest.mark.parametrize("options", [{"exclusive": "yes"}, {"exclusive": 1}, {"exclusive_ttl": -1}])
+def test_a_wrong_setting_is_refused(app, options):
+    app.task(name="wrong", shared=False, **options)(nothing)
+    with pytest.raises(ImproperlyConfigured, match=f"task 'wrong': expected {next(iter(options))} to be"):
+        app.finalize()

@@ -1,0 +1,157 @@
+"""What becomes of a message whose run did not take place, in the worker's main process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from celery.exceptions import ImproperlyConfigured, TimeLimitExceeded, WorkerLostError
+from support.factories import FakeHolder, exc_info, held_delivery, request
+
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.model import Delete, Hide, Renew
+from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.stores.port import Processed, Processing
+from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.task.exclusive import NotRun
+from celery_sqs_visibility.worker.exclusive_request import open_key_leases
+
+COPY = OutgoingMessage("copy")
+
+
+def nothing():
+    """A task."""
+
+
+class FakeKeyLeases:
+    def __init__(self):
+        self.added, self.released = [], []
+
+    def add(self, lease):
+        self.added.append(lease)
+
+    def release(self, lease, delay):
+        self.released.append((lease, delay))
+
+
+@pytest.fixture
+def make(app, monkeypatch):
+    """`make(exclusive=True)`: a request of a task, with what happens to its message."""
+
+    def make(*, copies=True, receive_count=1, **options):
+        task = app.task(name="one", base=VisibilityTask, shared=False, **{"exclusive": True, **options})(
+            nothing
+        )
+        app.finalize()
+        holder = FakeHolder()
+        made = request(app.tasks[task.name], held_delivery(holder, receive_count=receive_count))
+        made.worker.key_leases = FakeKeyLeases()
+        made.asked = []
+
+        def renewal(eta, retries):
+            made.asked.append((eta - SYSTEM_CLOCK.wall(), retries))
+            return Renew(COPY, {}, None) if copies else None
+
+        monkeypatch.setattr(made.message, "renewal", renewal, raising=False)
+        made.settled = holder.settled
+        return made
+
+    return make
+
+
+def end(made, why):
+    made.dispatch()
+    return made.on_failure(exc_info(NotRun(why)), return_ok=True)
+
+
+def test_a_run_is_told_its_key_and_a_name_of_its_own(make):
+    made, again = make(), make()
+    for each in (made, again):
+        each.dispatch()
+        each.dispatch()  # as where Celery writes it to a process again
+    told = [each._request_dict["visibility_exclusive"] for each in (made, again)]
+    assert [each["key"] for each in told] == ["one:task-id"] * 2
+    assert told[0]["owner"] != told[1]["owner"]
+    assert told[0]["owner"].startswith("id/")
+    assert [lease.owner for lease in made.worker.key_leases.added] == [told[0]["owner"]]
+
+
+def test_an_error_of_the_callable_travels_to_the_run(make):
+    made = make(exclusive=lambda args, kwargs: args[0])
+    made.dispatch()
+    assert "IndexError" in made._request_dict["visibility_exclusive"]["error"]
+    assert made.worker.key_leases.added == []
+
+
+def test_a_task_that_is_not_exclusive_is_told_nothing(make):
+    made = make(exclusive=False)
+    made.dispatch()
+    assert "visibility_exclusive" not in made._request_dict
+
+
+def test_a_processed_key_has_the_message_deleted(make, caplog):
+    caplog.set_level("INFO")
+    made = make()
+    end(made, Processed())
+    assert made.settled == [Delete()]
+    assert "Task one[task-id] skipped: its key 'one:task-id' was processed before" in caplog.text
+
+
+@pytest.mark.parametrize("why", [Processing(29.5, "another-message/run"), "the store is down"])
+def test_a_message_that_waits_goes_on_as_a_copy_with_the_attempts_it_had(make, why):
+    made = make(receive_count=3)
+    end(made, why)
+    assert made.settled == [Renew(COPY, {}, park=30)]
+    ((seconds, retries),) = made.asked
+    assert 29 < seconds <= 30
+    assert retries == 2  # and not three: this receive was no attempt
+
+
+@pytest.mark.parametrize(("owner", "copies"), [("id/run", True), ("another-message/run", False)])
+def test_a_message_that_cannot_be_copied_or_is_run_elsewhere_is_hidden(make, owner, copies):
+    made = make(copies=copies)
+    end(made, Processing(29.5, owner))
+    assert made.settled == [Hide(30)]
+
+
+@pytest.mark.parametrize(("error", "delay"), [(WorkerLostError("gone"), 0.0), (TimeLimitExceeded(5), 0.5)])
+def test_a_run_that_is_gone_has_its_key_released(make, error, delay):
+    made = make()
+    made.dispatch()
+    made.on_failure(exc_info(error))
+    (lease,) = made.worker.key_leases.added
+    assert made.worker.key_leases.released == [(lease, delay)]
+
+
+def test_a_failure_that_its_child_decided_releases_nothing_here(make):
+    made = make(max_retries=0)
+    made.dispatch()
+    made.on_failure(exc_info(ValueError()), return_ok=True)
+    assert made.worker.key_leases.released == []
+
+
+class Context:
+    """Of a broker; its store cannot be opened, or is not named."""
+
+    def __init__(self, error=None):
+        self._error = error
+
+    @property
+    def exclusive_store(self):
+        if self._error:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    ("context", "sentence"),
+    [(Context(), "task 'one' is exclusive, and no store"), (Context(OptionError("no redis")), "no redis")],
+)
+def test_a_worker_with_exclusive_tasks_and_no_store_is_refused(make, context, sentence):
+    task = make().task
+    with pytest.raises(ImproperlyConfigured, match=sentence):
+        open_key_leases(context, [task])
+
+
+def test_a_worker_without_exclusive_tasks_needs_no_store(make):
+    assert open_key_leases(Context(), [make(exclusive=False).task, SimpleNamespace(exclusive=True)]) is None

@@ -1,0 +1,185 @@
+"""One run of a key at a time, none after it succeeded: across workers, duplicates, crashes and failures."""
+
+from __future__ import annotations
+
+import pytest
+from support.exclusive_stores import create_table
+from support.faults import error
+from support.redis_server import RedisServer
+
+from celery_sqs_visibility.stores.redis import PREFIX, RedisStore
+
+POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory):
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def dynamodb(emulator, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", emulator.url)
+    return f"dynamodb://{create_table()}"
+
+
+@pytest.fixture
+def exclusive_site(make_site, redis):
+    def make(store=redis.url, **options):
+        return make_site(exclusive_store=store, wait_time_seconds=1, **options)
+
+    return make
+
+
+def send(site, task, *args, **options):
+    return site.app.send_task(f"exclusive.{task}", args, **options)
+
+
+def start(site, **options):
+    return site.start("exclusive", **options)
+
+
+def logged(workers, sentence):
+    return sum(worker.log.count(sentence) for worker in workers)
+
+
+def delayed(site):
+    name = "ApproximateNumberOfMessagesDelayed"
+    answer = site.sqs.get_queue_attributes(QueueUrl=site.url, AttributeNames=[name])
+    return int(answer["Attributes"][name])
+
+
+def wait_until_empty(site, timeout=30):
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=timeout)
+
+
+@pytest.mark.parametrize("store", ["redis", "dynamodb"])
+def test_a_key_that_was_processed_is_skipped_and_its_result_stays(exclusive_site, request, store):
+    found = request.getfixturevalue(store)
+    site = exclusive_site(found if store == "dynamodb" else found.url)
+    result = send(site, "once", "a", task_id=f"{store}-id")
+    worker = start(site)
+    assert result.get(timeout=30) == result.id
+    before = site.app.backend.get_task_meta(result.id)
+    send(site, "once", "b", task_id=result.id)
+    worker.wait_for_log(f"Task exclusive.once[{result.id}] skipped: its key 'exclusive.once:{result.id}'", 20)
+    wait_until_empty(site)
+    assert site.diary.count("started") == 1
+    assert site.app.backend.get_task_meta(result.id) == before
+
+
+@pytest.mark.own_pool
+def test_of_ten_workers_in_all_pools_that_race_for_a_key_one_runs(exclusive_site):
+    site = exclusive_site(visibility_timeout=3, heartbeat_interval=2)
+    workers = [start(site, pool=pool, concurrency=1, ready=False) for pool in POOLS * 2]
+    for worker in workers:
+        worker.wait_ready()
+    results = [send(site, "keyed", "raced", 3.5) for _ in range(20)]
+    for pool in POOLS:  # so that several pools have runs, which last for longer than a lease
+        results += [send(site, "keyed", pool, 3.5) for _ in range(3)]
+    wait_until_empty(site, timeout=60)
+    assert sorted(entry["key"] for entry in site.diary.entries("started")) == sorted([*POOLS, "raced"])
+    assert logged(workers, "and was not run: its key") >= 1
+    assert logged(workers, "skipped: its key") == 29
+    assert sorted(result.state for result in results) == ["PENDING"] * 29 + ["SUCCESS"] * 6
+
+
+def test_a_message_that_is_lost_and_delivered_again_waits_for_its_runs_end(exclusive_site):
+    site = exclusive_site(visibility_timeout=2, heartbeat_interval=1.5)
+    workers = [start(site, concurrency=1, ready=False) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    site.proxy.inject(error("AccessDenied", 403), "ChangeMessageVisibilityBatch")
+    send(site, "keyed", "lost", 6.0)
+    (done,) = site.diary.wait_for("done")
+    wait_until_empty(site)
+    assert done["lost"]
+    assert site.diary.count("started") == 1
+    assert len(site.brought()) > 1
+
+
+def test_a_failure_frees_the_key_for_the_next_attempt_which_has_the_checkpoint(exclusive_site):
+    site = exclusive_site()
+    start(site)
+    result = send(site, "failing_once", "fails")
+    site.diary.wait_for("done")
+    assert [entry["checkpoint"] for entry in site.diary.entries("started")] == [None, {"page": 7}]
+    assert [entry["retries"] for entry in site.diary.entries("started")] == [0, 1]
+    result.get(timeout=10)
+    (first, second) = site.diary.entries("started")
+    assert second["monotonic"] - first["monotonic"] < 5
+
+
+def test_a_killed_worker_frees_the_key_when_its_message_is_visible_again(exclusive_site):
+    site = exclusive_site(visibility_timeout=5, heartbeat_interval=3)
+    first = start(site, concurrency=1)
+    send(site, "killed_once", "killed")
+    first.wait_exit(20)
+    start(site)
+    site.diary.wait_for("done")
+    (began, again) = site.diary.entries("started")
+    assert again["checkpoint"] == "reached"
+    assert 4 < again["monotonic"] - began["monotonic"] < 9
+    assert again["retries"] == 1
+
+
+@pytest.mark.own_pool
+def test_a_run_past_its_hard_limit_frees_the_key_at_once(exclusive_site):
+    site = exclusive_site(visibility_timeout=60)
+    start(site, pool="prefork")
+    send(site, "limited", "slow", 30)
+    site.diary.wait_for("done")
+    (began, again) = site.diary.entries("started")
+    assert again["monotonic"] - began["monotonic"] < 20
+
+
+@pytest.mark.own_pool
+def test_an_orphaned_run_frees_the_key_before_its_message(exclusive_site):
+    site = exclusive_site(visibility_timeout=60, shutdown_timeout=0)
+    send(site, "keyed", "orphan", 60.0)
+    worker = start(site, pool="prefork")
+    site.diary.wait_for("started")
+    worker.terminate()
+    worker.wait_exit(20)
+    start(site)
+    site.diary.wait_for("started", 2, timeout=15)
+
+
+def test_a_run_whose_key_is_anothers_is_told(exclusive_site, redis):
+    site = exclusive_site(visibility_timeout=4, heartbeat_interval=3)
+    worker = start(site)
+    send(site, "until_lost", "stolen", 20)
+    site.diary.wait_for("started")
+    store = RedisStore(redis.url)
+    store._redis.hset(f"{PREFIX}exclusive.until_lost:stolen", "owner", "thief")
+    (done,) = site.diary.wait_for("done")
+    assert done["lost"]
+    worker.wait_for_log("the key 'exclusive.until_lost:stolen' was lost before its run succeeded", 10)
+
+
+def test_an_error_of_the_callable_fails_the_attempt(exclusive_site):
+    site = exclusive_site()
+    worker = start(site)
+    result = send(site, "keyless", "a")
+    with pytest.raises(
+        Exception, match=r"`exclusive` of task 'exclusive.keyless' failed: KeyError\('missing'\)"
+    ):
+        result.get(timeout=20)
+    assert site.diary.count("started") == 0
+    assert "failed at attempt 1 of 2 and comes back in 1 s" in worker.log
+
+
+def test_while_the_store_does_not_answer_nothing_runs_and_nothing_is_lost(exclusive_site):
+    site = exclusive_site("redis://127.0.0.1:1/0")
+    worker = start(site)
+    send(site, "keyed", "a")
+    worker.wait_for_log("was not run, and comes back in 30 s: its key cannot be acquired", 30)
+    site.proxy.wait_for(lambda _: (delayed(site), site.kept) == (1, 0))
+    assert site.diary.count("started") == 0
+
+
+def test_a_worker_without_a_store_says_so_and_ends(make_site):
+    worker = start(make_site(), ready=False)
+    assert worker.wait_exit(30) != 0
+    assert "set the transport option exclusive_store to dynamodb://TABLE or redis://HOST" in worker.log
