@@ -1,4 +1,4 @@
-"""Makes boto3's SQS clients.
+"""Makes boto3's clients of SQS, and of SNS for fanout.
 
 Importing this module is cheap. boto3 takes 0.1 s to import and comes in with the first client: producers
 import the package in processes that may never send anything. Functions therefore import botocore inside.
@@ -13,7 +13,7 @@ import os
 import socket
 from enum import Enum, unique
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.process_lock import SESSIONS
@@ -76,10 +76,10 @@ class Purpose(Enum):
         return self.value
 
 
-def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
+def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["sqs", "sns"] = "sqs") -> Any:
     """Make a client, with a session of its own. The client may be shared by threads, not by processes.
 
-    May be called from any thread. No request to SQS or STS is made, but boto3's search for credentials
+    May be called from any thread. No request to SQS, SNS or STS is made, but boto3's search for credentials
     may ask the instance's metadata service.
 
     Raises:
@@ -100,7 +100,7 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient:
         if settings.role_arn:
             assume_role(session, settings, region, _network_options(settings))
         client = session.client(
-            "sqs",
+            service,
             region_name=region,
             endpoint_url=settings.endpoint_url,
             use_ssl=settings.use_ssl,
@@ -165,7 +165,7 @@ def _botocore_session() -> BotocoreSession:
     return session
 
 
-def _notice_dead_peers(client: SQSClient) -> None:
+def _notice_dead_peers(client: Any) -> None:
     """Have the kernel probe connections on which a long poll waits in silence.
 
     botocore's `tcp_keepalive` does so after two hours, and has no setting for less. Where the system or a

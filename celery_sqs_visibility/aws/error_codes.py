@@ -1,8 +1,9 @@
-"""Translates botocore's exceptions and SQS's error codes to the few classes of `errors`.
+"""Translates botocore's exceptions and the error codes of SQS and SNS to the few classes of `errors`.
 
 Exceptions are known by name, not by class: importing botocore only to catch it would cost every producer.
 
-Source: "Common errors" and the Errors sections of the Amazon SQS API Reference; botocore's exceptions.py.
+Source: "Common errors" and the Errors sections of the API References of Amazon SQS and SNS; botocore's
+exceptions.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from celery_sqs_visibility.errors import (
 
 E = TypeVar("E", bound=SQSError)
 
-#: SQS's codes, without namespaces and without the "Exception" that some protocols append.
+#: Their codes, without namespaces and without the "Exception" that some protocols append.
 _CODES: Final[dict[type[SQSError], str]] = {
     UnavailableError: "InternalError InternalFailure InternalServerError InternalService ServiceUnavailable "
     "RequestTimeout IDPCommunicationError",
@@ -43,10 +44,13 @@ _CODES: Final[dict[type[SQSError], str]] = {
     "SignatureDoesNotMatch InvalidSignature IncompleteSignature MissingAuthenticationToken "
     "InvalidAccessKeyId InvalidToken InvalidIdentityToken IDPRejectedClaim",
     # A key that is disabled or missing needs an administrator, like a permission, and not another request.
-    AccessDeniedError: "AccessDenied UnauthorizedOperation NotAuthorized Unauthorized OptInRequired "
+    AccessDeniedError: "AccessDenied AuthorizationError UnauthorizedOperation NotAuthorized Unauthorized "
+    "OptInRequired "
     "KmsAccessDenied KmsDisabled KmsInvalidKeyUsage KmsInvalidState KmsNotFound KmsOptInRequired",
     QueueDoesNotExistError: "QueueDoesNotExist NonExistentQueue",
     ReceiptHandleInvalidError: "ReceiptHandleIsInvalid MessageNotInflight InvalidIdFormat",
+    # SNS's, which come with the status of a missing right.
+    RequestRefusedError: "FilterPolicyLimitExceeded SubscriptionLimitExceeded TopicLimitExceeded",
 }
 
 #: botocore's exceptions by their own or a base class's name; any other is an `UnavailableError`.
@@ -101,7 +105,7 @@ _CLASS_BY_STATUS: Final[dict[int, type[SQSError]]] = {
 }
 
 
-def translate(exc: Exception, action: str) -> SQSError:
+def translate(exc: Exception, action: str, service: str = "SQS") -> SQSError:
     """Return the `SQSError` to raise for an exception of botocore's.
 
     That is its `__cause__`, but for settings that are wrong: boto3's frames say nothing about them.
@@ -114,10 +118,10 @@ def translate(exc: Exception, action: str) -> SQSError:
     if isinstance(response, Mapping) and "Error" in response:
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
         operation = getattr(exc, "operation_name", action)
-        error = _answered(response["Error"], status, action, operation)
+        error = _answered(response["Error"], status, action, operation, service)
     else:
         cls = _class_of_exception(exc)
-        error = cls(_unanswered(cls, exc, action), code=type(exc).__name__, action=action)
+        error = cls(_unanswered(cls, exc, action, service), code=type(exc).__name__, action=action)
         if cls is not UnavailableError:
             return error  # its sentence says all
     error.__cause__ = exc
@@ -138,8 +142,8 @@ def wrong_settings(exc: Exception, action: str) -> RequestRefusedError:
     )
 
 
-def _unanswered(cls: type[SQSError], exc: Exception, action: str) -> str:
-    """Return the sentence for a request that SQS has not answered, or has not been sent."""
+def _unanswered(cls: type[SQSError], exc: Exception, action: str, service: str = "SQS") -> str:
+    """Return the sentence for a request that has not been answered, or has not been sent."""
     code, reason = type(exc).__name__, str(exc).rstrip(".")
     if code == "NoCredentialsError":
         return f"no AWS credentials were found; {_GIVE_CREDENTIALS}"
@@ -154,7 +158,7 @@ def _unanswered(cls: type[SQSError], exc: Exception, action: str) -> str:
         reason = f"{code}: {exc}"
     if code == "ConnectionClosedError" and "http://" in reason:
         reason += " (if the endpoint speaks TLS, set the option is_secure, or write https://)"
-    return f"{action} got no answer from SQS: {reason}"
+    return f"{action} got no answer from {service}: {reason}"
 
 
 def reworded(error: E, sentence: str) -> E:
@@ -169,7 +173,9 @@ def translate_entry(entry: Mapping[str, Any], action: str) -> SQSError:
     return _answered(entry, status, action, action)
 
 
-def _answered(error: Mapping[str, Any], status: int, action: str, operation: str) -> SQSError:
+def _answered(
+    error: Mapping[str, Any], status: int, action: str, operation: str, service: str = "SQS"
+) -> SQSError:
     raw, query_code = str(error.get("Code") or ""), str(error.get("QueryErrorCode") or "")
     message = str(error.get("Message") or "no reason given")
     cls = _class_of(_short(raw), message) or _class_of(_short(query_code), message)
@@ -182,7 +188,7 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
     request = action if operation == action else f"{action} needs {operation}, which"
     sentence = f"{request} was answered {code}: {message}"
     if cls is AccessDeniedError and operation == action and not code.startswith("Kms"):
-        sentence += f" (the permission is sqs:{action.removesuffix('Batch')})"
+        sentence += f" (the permission is {service.lower()}:{action.removesuffix('Batch')})"
     if cls is CredentialsRefusedError:
         sentence = f"{sentence.rstrip('.')} (the AWS credentials: {_CHECK_CREDENTIALS})"
     return cls(sentence, code=code, action=action)
@@ -191,6 +197,8 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
 def _short(code: str) -> str:
     """Drop a code's namespace: "AWS.SimpleQueueService.", "com.amazonaws.sqs#", "KMS."."""
     namespace, _, name = code.rpartition("#")[2].rpartition(".")
+    if name.startswith("KMS"):  # SNS writes "KMSDisabled" where SQS writes "KMS.DisabledException"
+        name = f"Kms{name.removeprefix('KMS')}"
     return f"Kms{name}" if namespace == "KMS" else name
 
 

@@ -8,7 +8,15 @@ from typing import Any
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_fields import option
-from celery_sqs_visibility.policy.option_parsers import Seconds, flag, instance_of, mapping, queues, text
+from celery_sqs_visibility.policy.option_parsers import (
+    Seconds,
+    exchanges,
+    flag,
+    instance_of,
+    mapping,
+    queues,
+    text,
+)
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 
@@ -38,6 +46,18 @@ class KombuOptions:
         {}, mapping, "Attributes for queues that are created, as for the API action CreateQueue."
     )
     queue_tags: Mapping[str, str] = option({}, mapping, "Tags for queues that are created.")
+    supports_fanout: bool = option(
+        False,
+        flag,
+        "Whether fanout exchanges, and so `Broadcast` queues, are SNS topics; otherwise they are refused.",
+    )
+    predefined_exchanges: Mapping[str, Mapping[str, Any]] = option(
+        {},
+        exchanges,
+        "Fanout exchanges by name, each with the 'arn' of its topic and, if wanted, 'region', "
+        "'access_key_id', 'secret_access_key', 'session_token'. With it no topic is created, and no "
+        "subscription swept.",
+    )
     client_config: Mapping[str, Any] = option(
         {}, mapping, "Options of botocore.config.Config for every client."
     )
@@ -61,6 +81,11 @@ class KombuOptions:
     )
 
     def __post_init__(self) -> None:
+        if self.predefined_exchanges and not self.supports_fanout:
+            raise OptionError(
+                "predefined_exchanges names topics for fanout exchanges, and supports_fanout is not set: set "
+                "it to True, or remove predefined_exchanges"
+            )
         if self.sts_token_buffer_time >= self.sts_token_timeout:
             raise OptionError(
                 "expected sts_token_buffer_time to be less than sts_token_timeout "

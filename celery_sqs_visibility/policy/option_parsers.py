@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 BACKOFF_KEYS = frozenset({"backoff_policy", "backoff_tasks"})
 
 
+#: Colons in a topic's ARN: arn:aws:sns:region:account:name.
+ARN_COLONS = 5
+
 #: Makes an option's value of its name and what the user wrote; raises `OptionError`.
 Parser = Callable[[str, Any], Any]
 
@@ -131,6 +134,22 @@ def queues(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
         for key in settings.keys() & BACKOFF_KEYS:
             sentence = "%s[%r][%r] is ignored: set error_visibility_timeout, of the transport or of a task"
             logger.warning(sentence, name, queue, key)
+    return value  # type: ignore[no-any-return]
+
+
+def exchanges(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
+    """`predefined_exchanges`: each has an arn, and a name that ends with .fifo only if the arn does."""
+    for exchange, settings in mapping(name, value).items():
+        arn = str(settings.get("arn")) if isinstance(settings, Mapping) else ""
+        if arn.count(":") != ARN_COLONS or not arn.startswith("arn:") or ":sns:" not in arn:
+            raise OptionError(
+                f"expected {name}[{exchange!r}] to be a mapping with an 'arn', that of an SNS topic"
+            )
+        if arn.endswith(".fifo") != str(exchange).endswith(".fifo"):
+            raise OptionError(
+                f"expected the name {exchange!r} in {name} and its arn {arn!r} to agree: "
+                "the names of FIFO topics, and of no others, end with .fifo"
+            )
     return value  # type: ignore[no-any-return]
 
 

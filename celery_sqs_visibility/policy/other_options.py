@@ -32,8 +32,6 @@ _PROFILE = "set AWS_PROFILE in the environment"
 
 #: What to do in place of options of kombu's SQS transport that we do not support, and of boto3's arguments.
 REMEDIES: Final = {
-    "supports_fanout": "fanout over SNS is not supported",
-    "predefined_exchanges": "fanout over SNS is not supported",
     "port": "put the port into broker_url: sqs://KEY:SECRET@host:port//",
     "regioninfo": "it is an option of boto 2; use region",
     "region_name": "use region",

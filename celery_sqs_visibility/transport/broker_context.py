@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
@@ -26,6 +27,9 @@ from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.transport.fanout import Fanout
 
 #: The system attributes that every receive asks for.
 SYSTEM_ATTRIBUTES: Final = {
@@ -57,7 +61,8 @@ class BrokerContext:
     def __init__(self, broker: BrokerURL, options: Options) -> None:
         self.pid = os.getpid()
         self.options = options
-        self.queues = _queues(broker, options)
+        self._settings = _settings(broker, options)
+        self.queues = _queues(self._settings, options)
         self.temporary_queues = TemporaryQueues(self.queues)
         system, custom = _wanted_attributes(options.fetch_message_attributes)
         system = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
@@ -91,6 +96,31 @@ class BrokerContext:
             self.worker_queue_consumers.add(queue_consumer)
         return queue_consumer
 
+    @functools.cached_property
+    def fanout(self) -> Fanout:
+        """The fanout exchanges. Imported when first needed: most apps have none."""
+        from celery_sqs_visibility.transport.fanout import Fanout  # noqa: PLC0415
+        from celery_sqs_visibility.transport.sns_topics import topics  # noqa: PLC0415
+
+        return Fanout(topics(self._settings, self.options, self.queues), self.queues)
+
+    def is_broadcast(self, queue: str, exchange: str | None) -> bool:
+        """Whether a message of that queue came by a fanout exchange. No request."""
+        return self.options.supports_fanout and self.fanout.is_subscribed(queue, exchange)
+
+    def delete_temporary_queue(self, name: str) -> None:
+        """Delete a queue that this process created, with its subscriptions. Errors are logged."""
+        if self.options.supports_fanout:
+            self.fanout.unsubscribe(name)
+        self.temporary_queues.delete(name)
+
+    def end_broadcasts(self) -> None:
+        """The worker ends, nothing runs: delete the queues of its `Broadcast`s, which are nobody else's."""
+        for name in self.temporary_queues.of_broadcasts():
+            for queue_consumer in list(self.queue_consumers):
+                queue_consumer.abandon(name)
+            self.delete_temporary_queue(name)
+
     def publish_attempts(self, connection: Any) -> PublishAttempts:
         """The attempts of a kombu Connection so far."""
         return self._publish_attempts.setdefault(connection, PublishAttempts())
@@ -110,8 +140,8 @@ def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options
         return _contexts[key]
 
 
-def _queues(broker: BrokerURL, options: Options) -> Queues:
-    settings = ClientSettings(
+def _settings(broker: BrokerURL, options: Options) -> ClientSettings:
+    return ClientSettings(
         region=options.region,
         endpoint_url=_endpoint(broker, secure=options.is_secure),
         access_key_id=broker.userid,
@@ -122,6 +152,8 @@ def _queues(broker: BrokerURL, options: Options) -> Queues:
         config=frozen_config(options.client_config),
     )
 
+
+def _queues(settings: ClientSettings, options: Options) -> Queues:
     def sqs_for(predefined: PredefinedQueue) -> SQS:
         own = {name: getattr(predefined, name) for name in CREDENTIALS} if predefined.access_key_id else {}
         return shared_sqs(replace(settings, region=predefined.region or options.region, **own))

@@ -13,7 +13,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.json import dumps, loads
@@ -25,6 +25,9 @@ from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.message_attributes import is_asked_for
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.aws.topics import Topic  # for fanout only
 
 #: Keys of `delivery_info` that receiving adds, as kombu's SQS transport does, and that are not sent again.
 RECEIVED_KEYS: Final = ("sqs_message", "sqs_queue", "redelivered")
@@ -47,7 +50,9 @@ NOT_DECODED: Final = ("binary", "ascii-8bit")
 ATTRIBUTE_BYTES: Final = 4096
 
 
-def encode_message(message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool) -> OutgoingMessage:
+def encode_message(
+    message: Mapping[str, Any], queue: Queue | Topic, *, base64_encoded: bool
+) -> OutgoingMessage:
     """Make of kombu's message one to send.
 
     The properties `message_attributes`, `MessageGroupId`, `MessageDeduplicationId` and `delay_seconds` (or
