@@ -9,7 +9,7 @@ from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.error_codes import translate, wrong_settings
 from celery_sqs_visibility.aws.process_lock import SESSIONS
 from celery_sqs_visibility.aws.topics_port import SNS, Subscription
-from celery_sqs_visibility.errors import ClockSkewError, CredentialsRefusedError
+from celery_sqs_visibility.errors import ClockSkewError, CredentialsRefusedError, RequestRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +66,11 @@ class BotoSNS(SNS):
         return found, answer.get("NextToken") or None
 
     def unsubscribe(self, subscription_arn: str) -> None:
-        self._call("Unsubscribe", {"SubscriptionArn": subscription_arn})
+        try:
+            self._call("Unsubscribe", {"SubscriptionArn": subscription_arn})
+        except RequestRefusedError as error:
+            if error.code != "NotFound":
+                raise
 
     def close(self) -> None:
         """Close this process's connections; the next call opens new ones. Idempotent."""

@@ -198,10 +198,10 @@ def test_a_deleted_topic_is_an_error_that_says_so_and_is_made_anew(site, channel
 
 def test_a_publication_is_tried_again_as_the_policy_says(site, connection):
     site.sns.failures["Publish"] = UnavailableError("down")
-    producer = Producer(connection, NEWS)
+    producer = Producer(connection)
     policy = {"max_retries": 2, "interval_start": 0, "interval_step": 0}
     with pytest.raises(Exception, match="down"):
-        producer.publish("a", serializer="json", retry=True, retry_policy=policy)
+        producer.publish("a", exchange=NEWS, declare=[NEWS], retry=True, retry_policy=policy)
     assert len(published(site)) == 3
 
 
