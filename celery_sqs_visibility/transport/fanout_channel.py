@@ -41,6 +41,12 @@ class FanoutChannel(AdministrativeChannel):
             publish_retries.until_deadline(partial(self.context.fanout.publish, exchange, message))
         attempts.failed = 0
 
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        """Delete the queue, and the subscriptions that this process has made for it."""
+        if self.supports_fanout and not self.context.options.predefined_queues:
+            self.context.fanout.unsubscribe(queue)
+        super()._delete(queue, *args, **kwargs)
+
     def _subscribe(self, queue: Queue) -> None:
         """Have a queue that is consumed get what is published to the fanout exchanges it is bound to."""
         for bound in list(self.state.queue_bindings(queue.name)) if self.supports_fanout else ():

@@ -115,6 +115,9 @@ def test_a_queue_that_has_a_name_of_its_own_stays_with_its_subscriptions(site, c
         pass
     assert site.exists("web-1")
     assert len(site.sns.subscribed) == 1
+    queue(channel).delete()
+    assert not site.exists("web-1")
+    assert site.sns.subscribed == {}
 
 
 def test_a_queue_may_be_bound_to_several_exchanges(site, channel, connection):
