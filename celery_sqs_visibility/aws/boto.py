@@ -126,6 +126,10 @@ class BotoSQS(SQS):
         params = {"QueueUrl": queue_url, "AttributeNames": list(names)}
         return self._call("GetQueueAttributes", params, lambda answer: dict(answer.get("Attributes", {})))
 
+    def set_queue_attributes(self, queue_url: str, attributes: Mapping[str, str]) -> None:
+        params = {"QueueUrl": queue_url, "Attributes": dict(attributes)}
+        self._call("SetQueueAttributes", params, bool)
+
     def purge(self, queue_url: str) -> None:
         self._call("PurgeQueue", {"QueueUrl": queue_url}, bool)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from botocore.loaders import Loader
     from botocore.session import Session as BotocoreSession
     from types_boto3_s3 import S3Client
+    from types_boto3_sns import SNSClient
     from types_boto3_sqs import SQSClient
 
     from celery_sqs_visibility.aws.client_settings import ClientSettings
@@ -84,11 +85,13 @@ class Purpose(Enum):
 def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient: ...
 @overload
 def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["s3"]) -> S3Client: ...
+@overload
+def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["sns"]) -> SNSClient: ...
 def new_client(settings: ClientSettings, purpose: Purpose, service: Any = "sqs") -> Any:
     """Make a client, with a session of its own. The client may be shared by threads, not by processes.
 
-    The endpoint of the settings is SQS's; that of another service is left to botocore. May be called from any
-    thread. No request is made, but boto3's search for credentials may ask the instance's metadata service.
+    The endpoint of the settings is not that of S3. Any thread. No request is made, but boto3's search for
+    credentials may ask the instance's metadata service.
 
     Raises:
         Exception: boto3's, about the settings; `error_codes.translate` knows them.
@@ -100,7 +103,7 @@ def new_client(settings: ClientSettings, purpose: Purpose, service: Any = "sqs")
         client = session.client(
             service,
             region_name=region,
-            endpoint_url=settings.endpoint_url if service == "sqs" else None,
+            endpoint_url=None if service == "s3" else settings.endpoint_url,
             use_ssl=settings.use_ssl,
             config=_config(settings, purpose, app_id),
         )
@@ -180,7 +183,7 @@ def _botocore_session() -> BotocoreSession:
     return session
 
 
-def _notice_dead_peers(client: SQSClient) -> None:
+def _notice_dead_peers(client: Any) -> None:
     """Have the kernel probe connections on which a long poll waits in silence.
 
     botocore's `tcp_keepalive` does so after two hours, and has no setting for less. Where the system or a

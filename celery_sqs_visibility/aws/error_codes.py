@@ -1,8 +1,9 @@
-"""Translates botocore's exceptions and SQS's error codes to the few classes of `errors`.
+"""Translates botocore's exceptions and the error codes of SQS and SNS to the few classes of `errors`.
 
 Exceptions are known by name, not by class: importing botocore only to catch it would cost every producer.
 
-Source: "Common errors" and the Errors sections of the Amazon SQS API Reference; botocore's exceptions.py.
+Source: "Common errors" and the Errors sections of the API References of Amazon SQS and SNS; botocore's
+exceptions.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from celery_sqs_visibility.errors import (
 
 E = TypeVar("E", bound=SQSError)
 
-#: SQS's codes, without namespaces and without the "Exception" that some protocols append.
+#: Their codes, without namespaces and without the "Exception" that some protocols append.
 _CODES: Final[dict[type[SQSError], str]] = {
     UnavailableError: "InternalError InternalFailure InternalServerError InternalService ServiceUnavailable "
     "RequestTimeout IDPCommunicationError",
@@ -44,11 +45,14 @@ _CODES: Final[dict[type[SQSError], str]] = {
     "SignatureDoesNotMatch InvalidSignature IncompleteSignature MissingAuthenticationToken "
     "InvalidAccessKeyId InvalidToken InvalidIdentityToken IDPRejectedClaim",
     # A key that is disabled or missing needs an administrator, like a permission, and not another request.
-    AccessDeniedError: "AccessDenied UnauthorizedOperation NotAuthorized Unauthorized OptInRequired "
+    AccessDeniedError: "AccessDenied AuthorizationError UnauthorizedOperation NotAuthorized Unauthorized "
+    "OptInRequired "
     "KmsAccessDenied KmsDisabled KmsInvalidKeyUsage KmsInvalidState KmsNotFound KmsOptInRequired",
     QueueDoesNotExistError: "QueueDoesNotExist NonExistentQueue",
     ObjectDoesNotExistError: "NoSuchKey",
     ReceiptHandleInvalidError: "ReceiptHandleIsInvalid MessageNotInflight InvalidIdFormat",
+    # SNS's, which come with the status of a missing right.
+    RequestRefusedError: "FilterPolicyLimitExceeded SubscriptionLimitExceeded TopicLimitExceeded",
 }
 
 #: botocore's exceptions by their own or a base class's name; any other is an `UnavailableError`.
@@ -207,6 +211,8 @@ def _class_by_status(status: int, *, has_code: bool) -> type[SQSError]:
 def _short(code: str) -> str:
     """Drop a code's namespace: "AWS.SimpleQueueService.", "com.amazonaws.sqs#", "KMS."."""
     namespace, _, name = code.rpartition("#")[2].rpartition(".")
+    if name.startswith("KMS"):  # SNS writes "KMSDisabled" where SQS writes "KMS.DisabledException"
+        name = f"Kms{name.removeprefix('KMS')}"
     return f"Kms{name}" if namespace == "KMS" else name
 
 

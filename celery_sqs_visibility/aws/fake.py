@@ -172,6 +172,10 @@ class FakeSQS(SQS):
             every = {"QueueArn": queue.arn, **defaults, **queue.attributes, **queue.counts(self._now())}
             return {name: value for name, value in every.items() if name in names or "All" in names}
 
+    def set_queue_attributes(self, queue_url: str, attributes: Mapping[str, str]) -> None:
+        with self._call("SetQueueAttributes", queue_url=queue_url, attributes=dict(attributes)):
+            self._queue("SetQueueAttributes", queue_url).attributes.update(attributes)
+
     def purge(self, queue_url: str) -> None:
         with self._call("PurgeQueue", queue_url=queue_url):
             self._queue("PurgeQueue", queue_url).messages.clear()

@@ -141,6 +141,10 @@ class SQS(Protocol):
         """GetQueueAttributes: the attributes that are set, as strings."""
         ...
 
+    def set_queue_attributes(self, queue_url: str, attributes: Mapping[str, str]) -> None:
+        """SetQueueAttributes."""
+        ...
+
     def purge(self, queue_url: str) -> None:
         """PurgeQueue."""
         ...

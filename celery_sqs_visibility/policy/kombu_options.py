@@ -11,6 +11,7 @@ from celery_sqs_visibility.policy.option_fields import option
 from celery_sqs_visibility.policy.option_parsers import (
     Seconds,
     account,
+    exchanges,
     flag,
     instance_of,
     mapping,
@@ -62,6 +63,18 @@ class KombuOptions:
         "mapping.",
     )
     queue_tags: Mapping[str, str] = option({}, tags, "Tags for queues that are created.")
+    supports_fanout: bool = option(
+        False,
+        flag,
+        "Whether fanout exchanges, and so `Broadcast` queues, are SNS topics; otherwise they are refused.",
+    )
+    predefined_exchanges: Mapping[str, Mapping[str, Any]] = option(
+        {},
+        exchanges,
+        "Fanout exchanges by name, each with the 'arn' of its topic and, if wanted, 'region', "
+        "'access_key_id', 'secret_access_key', 'session_token'. With it no topic is created, and no "
+        "subscription swept.",
+    )
     client_config: Mapping[str, Any] = option(
         {}, mapping, "Options of botocore.config.Config for every client."
     )
@@ -86,6 +99,11 @@ class KombuOptions:
     )
 
     def __post_init__(self) -> None:
+        if self.predefined_exchanges and not self.supports_fanout:
+            raise OptionError(
+                "predefined_exchanges names topics for fanout exchanges, and supports_fanout is not set: set "
+                "it to True, or remove predefined_exchanges"
+            )
         if self.sts_token_buffer_time >= self.sts_token_timeout:
             raise OptionError(
                 "expected sts_token_buffer_time to be less than sts_token_timeout "

@@ -19,6 +19,9 @@ CALLABLE = "the path of a callable, 'package.module:name'"
 #: Its form: names, the last one after a colon or a dot.
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*(\.[^\W\d]\w*)*")
 
+#: Colons in a topic's ARN: arn:aws:sns:region:account:name.
+ARN_COLONS = 5
+
 #: Makes an option's value of its name and what the user wrote; raises `OptionError`.
 Parser = Callable[[str, Any], Any]
 
@@ -118,6 +121,22 @@ def imported(name: str, path: str, noun: str) -> Any:
         raise OptionError(
             f"expected {name} to be {noun}, got {path!r}, which cannot be imported: {error}"
         ) from error
+
+
+def exchanges(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
+    """`predefined_exchanges`: each has an arn, and a name that ends with .fifo only if the arn does."""
+    for exchange, settings in mapping(name, value).items():
+        arn = str(settings.get("arn")) if isinstance(settings, Mapping) else ""
+        if arn.count(":") != ARN_COLONS or not arn.startswith("arn:") or ":sns:" not in arn:
+            raise OptionError(
+                f"expected {name}[{exchange!r}] to be a mapping with an 'arn', that of an SNS topic"
+            )
+        if arn.endswith(".fifo") != str(exchange).endswith(".fifo"):
+            raise OptionError(
+                f"expected the name {exchange!r} in {name} and its arn {arn!r} to agree: "
+                "the names of FIFO topics, and of no others, end with .fifo"
+            )
+    return value  # type: ignore[no-any-return]
 
 
 mapping = instance_of(Mapping, "a mapping")

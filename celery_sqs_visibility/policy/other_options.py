@@ -32,8 +32,6 @@ _PROFILE = "set AWS_PROFILE in the environment"
 
 #: What to do in place of options of kombu's SQS transport that we do not support, and of boto3's arguments.
 REMEDIES: Final = {
-    "supports_fanout": "fanout over SNS is not supported",
-    "predefined_exchanges": "fanout over SNS is not supported",
     "queue_order_strategy": "it is of kombu's Redis transport; here all queues are polled side by side",
     **dict.fromkeys(
         ("backoff_policy", "backoff_tasks"),

@@ -1,6 +1,6 @@
 """What SQS allows, as Amazon documents it; the unit is in the name.
 
-Source: "Amazon SQS quotas" and the API reference, Amazon SQS Developer Guide.
+Source: "Amazon SQS quotas" and the API reference, Amazon SQS Developer Guide; API_Publish, Amazon SNS.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ BATCH_ENTRIES: Final = 10
 
 #: Bytes in one message or one SendMessageBatch, attributes included.
 MESSAGE_BYTES: Final = 1024 * 1024
+
+#: Bytes in one message that is published to an SNS topic, attributes included.
+TOPIC_MESSAGE_BYTES: Final = 256 * 1024
 
 #: Longest visibility timeout, counted from the receive: SQS refuses what lies beyond, it does not clamp.
 VISIBILITY_HORIZON_SECONDS: Final = 12 * 60 * 60

@@ -13,7 +13,7 @@ from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import refuse_type
 from celery_sqs_visibility.transport.publish_retries import PublishAttempts
-from celery_sqs_visibility.transport.temporary_queues import temporary
+from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, temporary
 
 
 class AdministrativeChannel(virtual.Channel):
@@ -42,9 +42,9 @@ class AdministrativeChannel(virtual.Channel):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Note a direct exchange, or one that Celery declares unasked. See `refuse_type`."""
+        """Note an exchange. See `refuse_type` for those that SQS cannot have."""
         kind = type or "direct"
-        refuse_type(exchange or "", kind)
+        refuse_type(exchange or "", kind, supports_fanout=self.context.options.supports_fanout)
         super().exchange_declare(exchange, kind, *args, **kwargs)
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
@@ -98,6 +98,8 @@ class AdministrativeChannel(virtual.Channel):
         with self._publish_attempts.counted():
             if attributes is None:
                 self.context.queues.find_or_create(queue)
+            elif self.context.options.supports_fanout and is_of_a_broadcast(queue):
+                self.context.temporary_queues.declare(queue, attributes)
             else:
                 self.context.temporary_queues.find_or_create(queue, attributes)
 

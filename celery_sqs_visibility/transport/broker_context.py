@@ -34,6 +34,7 @@ from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.stores.port import ExclusiveStore
+    from celery_sqs_visibility.transport.fanout import Fanout
 
 #: The system attributes that every receive asks for.
 SYSTEM_ATTRIBUTES: Final = {
@@ -129,6 +130,31 @@ class BrokerContext:
         from celery_sqs_visibility.stores.opening import open_store  # noqa: PLC0415 - few need it
 
         return open_store(self.options.exclusive_store, self.client_settings)
+
+    @cached_property
+    def fanout(self) -> Fanout:
+        """The fanout exchanges. Imported when first needed: most apps have none."""
+        from celery_sqs_visibility.transport.fanout import Fanout  # noqa: PLC0415
+        from celery_sqs_visibility.transport.sns_topics import topics  # noqa: PLC0415
+
+        return Fanout(topics(self.client_settings, self.options, self.queues), self.queues)
+
+    def is_broadcast(self, queue: str, exchange: str | None) -> bool:
+        """Whether a message of that queue came by a fanout exchange. No request."""
+        return self.options.supports_fanout and self.fanout.is_subscribed(queue, exchange)
+
+    def delete_temporary_queue(self, name: str) -> None:
+        """Delete a queue that this process created, with its subscriptions. Errors are logged."""
+        if self.options.supports_fanout:
+            self.fanout.unsubscribe(name)
+        self.temporary_queues.delete(name)
+
+    def end_broadcasts(self) -> None:
+        """The worker ends, nothing runs: delete the queues of its `Broadcast`s, which are nobody else's."""
+        for name in self.temporary_queues.of_broadcasts():
+            for queue_consumer in list(self.queue_consumers):
+                queue_consumer.abandon(name)
+            self.delete_temporary_queue(name)
 
     def publish_attempts(self, connection: Any) -> PublishAttempts:
         """The attempts of a kombu Connection so far."""

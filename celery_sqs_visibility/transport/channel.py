@@ -20,10 +20,10 @@ from celery_sqs_visibility.delivery.model import Delete, Delivery
 from celery_sqs_visibility.errors import QueueDoesNotExistError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport import publish_retries, publish_scope
-from celery_sqs_visibility.transport.administration import AdministrativeChannel
 from celery_sqs_visibility.transport.basic_get import FetchedMessages
 from celery_sqs_visibility.transport.codec import encode_message
 from celery_sqs_visibility.transport.exchanges import refuse_unbound
+from celery_sqs_visibility.transport.fanout_channel import FanoutChannel
 from celery_sqs_visibility.transport.message import Message, QoS
 from celery_sqs_visibility.transport.temporary_queues import is_reply
 
@@ -39,7 +39,7 @@ LOSES_MESSAGES: Final = (
 )
 
 
-class Channel(AdministrativeChannel):
+class Channel(FanoutChannel):
     """A channel. Methods whose docstring names no thread belong to Celery's main thread."""
 
     Message = Message
@@ -100,9 +100,9 @@ class Channel(AdministrativeChannel):
             self.basic_ack(payload["properties"]["delivery_tag"])
             return deliver(payload)
 
-        self.queue_consumer.consume(
-            self.context.queues.find_or_create(queue), acknowledge_and_deliver if no_ack else deliver
-        )
+        source = self.context.temporary_queues.for_consumer(queue)
+        self._subscribe(source)
+        self.queue_consumer.consume(source, acknowledge_and_deliver if no_ack else deliver)
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Receive no more for that consumer, which keeps the messages that it has."""
@@ -110,10 +110,9 @@ class Channel(AdministrativeChannel):
         super().basic_cancel(consumer_tag)
         if queue is not None and queue not in self._active_queues:
             self.queue_consumer.cancel(queue)
-            temporary_queues = self.context.temporary_queues
-            if not self._transport.for_worker and temporary_queues.created(queue):
+            if not self._transport.for_worker and self.context.temporary_queues.created(queue):
                 self.queue_consumer.abandon(queue)
-                temporary_queues.delete(queue)
+                self.context.delete_temporary_queue(queue)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
         """Done: delete the message. Any thread; makes a request only if `basic_get` fetched the message."""

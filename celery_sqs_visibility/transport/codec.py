@@ -13,7 +13,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.json import dumps, loads
@@ -27,6 +27,9 @@ from celery_sqs_visibility.policy.message_attributes import is_asked_for
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
 from celery_sqs_visibility.transport.delays import delay_of, headers_with_eta
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.aws.topics import Topic  # for fanout only
 
 #: Keys of `delivery_info` that receiving adds, as kombu's SQS transport does, and that are not sent again.
 RECEIVED_KEYS: Final = ("sqs_message", "sqs_queue", "redelivered")
@@ -61,7 +64,11 @@ class NoTaskError(UnreadableError):
 
 
 def encode_message(
-    message: Mapping[str, Any], queue: Queue, *, base64_encoded: bool, limits: DelayLimits = NO_LIMITS
+    message: Mapping[str, Any],
+    queue: Queue | Topic,
+    *,
+    base64_encoded: bool,
+    limits: DelayLimits = NO_LIMITS,
 ) -> OutgoingMessage:
     """Make of kombu's message one to send.
 
@@ -76,7 +83,9 @@ def encode_message(
     properties = dict(message.get("properties", {}))
     attributes = properties.pop("message_attributes", None) or {}
     group, deduplication = properties.get("MessageGroupId"), None
-    delay = delay_of(properties, eta_of(headers_with_eta(message)), queue, limits)
+    eta = eta_of(headers_with_eta(message))
+    # SNS has no delays: the workers hide what came by a topic until its ETA.
+    delay = delay_of(properties, eta, queue, limits) if isinstance(queue, Queue) else None
     if queue.fifo:
         group = group or DEFAULT_GROUP
         deduplication = properties.get("MessageDeduplicationId")

@@ -1,4 +1,4 @@
-"""Queues that AMQP would delete by itself: of result_backend="rpc://", of remote control's replies.
+"""Queues that AMQP would delete by itself: of rpc:// results, of `Broadcast`, of remote control's replies.
 
 SQS has no queues that expire. Their messages expire instead, and a queue is deleted where its consumer ends.
 """
@@ -25,14 +25,33 @@ STAYS: Final = (
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
+#: The name that kombu gives the queue of a `Broadcast`, unless the user does (kombu/common.py).
+_BROADCAST: Final = re.compile(rf".+\.{_UUID.pattern}")
+
 
 class TemporaryQueues:
     """The temporary queues that this process has created. Any thread."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
+        self._declared: dict[str, Mapping[str, str]] = {}
         self._created: set[str] = set()
         self._logged = False
+
+    def declare(self, name: str, attributes: Mapping[str, str]) -> None:
+        """Have `for_consumer` create a `Broadcast`'s queue: who only publishes to the exchange needs none."""
+        self._declared[name] = attributes
+
+    def for_consumer(self, name: str) -> Queue:
+        """Return the queue, created if SQS has none, temporary or not."""
+        attributes = self._declared.get(name)
+        return (
+            self._queues.find_or_create(name) if attributes is None else self.find_or_create(name, attributes)
+        )
+
+    def of_broadcasts(self) -> list[str]:
+        """Return the names of the queues of `Broadcast`s that this process created."""
+        return [name for name in self._created if is_of_a_broadcast(name)]
 
     def find_or_create(self, name: str, attributes: Mapping[str, str]) -> Queue:
         """As `Queues.find_or_create`; log and remember that the queue was created."""
@@ -41,7 +60,7 @@ class TemporaryQueues:
         except QueueDoesNotExistError:
             queue = self._queues.find_or_create(name, attributes)
         self._created.add(name)
-        if not self._logged:
+        if not self._logged and not is_of_a_broadcast(name):
             self._logged = True
             logger.warning(STAYS, name)
         return queue
@@ -71,9 +90,14 @@ def temporary(name: str, *, auto_delete: bool, arguments: Mapping[str, Any] | No
         return None
     milliseconds = (arguments or {}).get("x-expires")
     if milliseconds is None:
-        return {} if _UUID.fullmatch(name) else None
+        return {} if _UUID.fullmatch(name) or is_of_a_broadcast(name) else None
     seconds = min(max(milliseconds // 1000, SHORTEST_RETENTION_SECONDS), RETENTION_SECONDS)
     return {"MessageRetentionPeriod": str(seconds)}
+
+
+def is_of_a_broadcast(name: str) -> bool:
+    """Whether it is a name that kombu makes up for the queue of a `Broadcast`."""
+    return _BROADCAST.fullmatch(name) is not None
 
 
 def is_reply(message: Mapping[str, Any], exchange: str, queue: str) -> bool:

@@ -123,6 +123,7 @@ class Endings(_SQSStep):
             drain.finish()  # another signal shortens it
             self._drain = None
             drain.cancel()
+            drain.end_broadcasts()
 
     def _on_signal(self, how: str = "", sig: str = "", **_: Any) -> None:
         """The worker was told to end. In a signal handler: no I/O, and no lock."""

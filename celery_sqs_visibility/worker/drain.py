@@ -28,6 +28,7 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
+from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, subscribe
 from celery_sqs_visibility.policy.backoff import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -35,6 +36,9 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.worker.grace_period import warn_if_too_long
 
 logger = get_logger(__name__)
+
+#: A process whose time is up waits this long for the deletion of its Broadcast queues.
+END_BROADCASTS_SECONDS: Final = 1.5
 
 #: A later signal may shorten a wait: each wait looks for that this often.
 RECHECK_SECONDS: Final = 0.5
@@ -97,6 +101,10 @@ class Drain:
         # No run is left that would settle what is held now: the channel gives it back.
         while not self._drained.is_set() and not any(len(each.ledger) for each in queue_consumers):
             self._drained.wait(RECHECK_SECONDS)
+
+    def end_broadcasts(self) -> None:
+        """Delete the worker's Broadcast queues. Main thread, after `finish`."""
+        self._context.end_broadcasts()
 
     def cancel(self) -> None:
         """End the thread if it has not begun: the worker has stopped."""
@@ -193,6 +201,10 @@ class Drain:
                 os.kill(pid, signal.SIGKILL)
         if self._controller.pidlock:
             self._controller.pidlock.release()
+        if self._context.options.supports_fanout:
+            deleting = start_thread(self._context.end_broadcasts, "sqs-end-broadcasts")
+            if deleting is not None:
+                deleting.join(END_BROADCASTS_SECONDS)
         # Not sys.exit: pool threads, and a solo pool's main thread, cannot be made to end.
         os._exit(EX_FAILURE if self._cold else EX_OK)
 

@@ -15,13 +15,15 @@ from typing import Any, Final, NoReturn
 from celery.exceptions import WorkerShutdown
 from celery.utils.log import get_logger
 from celery.worker.state import maybe_shutdown
+from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined] # as in kombu's docs
 
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.errors import SQSError, UnroutableError
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.exchanges import refuse_type
+from celery_sqs_visibility.transport.exchanges import is_celerys_own, refuse_type
+from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, temporary
 from celery_sqs_visibility.worker.refusals import passes, reason_and_remedy
 from celery_sqs_visibility.worker.start_report import report
 
@@ -51,24 +53,36 @@ class QueuesFirst:
             WorkerShutdown: the worker was told to stop; or a queue is bound to an exchange that SQS cannot
                 have; or, at the worker's start, a queue cannot be used.
         """
-        self._refuse_exchanges()
         with self._app.connection_for_read() as connection:
             context: BrokerContext = connection.transport.context
-            for name in self._app.amqp.queues.consume_from:
-                self._await("queue", name, partial(context.queues.ensure, name))
-                self._await("dead-letter queue of", name, partial(_find_dead_letter_queue, context, name))
-                if not self._started:
-                    report(context.queues.find(name), context.redrive, context.options)
+            queues = list(self._app.amqp.queues.consume_from.values())
+            self._refuse_exchanges(queues, supports_fanout=context.options.supports_fanout)
+            try:
+                for queue in queues:
+                    self._await_queue(context, queue)
+            except WorkerShutdown:
+                context.end_broadcasts()
+                raise
         self._started = True
         connection = self._connect()
         connection.transport.for_worker = True
         return connection
 
-    def _refuse_exchanges(self) -> None:
-        for queue in self._app.amqp.queues.consume_from.values():
-            for exchange in (queue.exchange, *(binding.exchange for binding in queue.bindings)):
+    def _await_queue(self, context: BrokerContext, queue: Any) -> None:
+        name = queue.name
+        self._await("queue", name, partial(_find, context, queue))
+        self._await("dead-letter queue of", name, partial(_find_dead_letter_queue, context, name))
+        if not self._started:
+            report(context.queues.find(name), context.redrive, context.options)
+        for exchange in _fanout_exchanges(queue):
+            self._await("subscription of queue", name, partial(_subscribe, context, name, exchange))
+
+    @staticmethod
+    def _refuse_exchanges(queues: list[Any], *, supports_fanout: bool) -> None:
+        for queue in queues:
+            for exchange in _exchanges(queue):
                 try:
-                    refuse_type(exchange.name, exchange.type)
+                    refuse_type(exchange.name, exchange.type, supports_fanout=supports_fanout)
                 except UnroutableError as error:
                     logger.critical("cannot start, since queue %r cannot be consumed: %s.", queue.name, error)
                     raise WorkerShutdown(1) from error
@@ -107,6 +121,32 @@ def _sleep(seconds: float) -> None:
         maybe_shutdown()
         threading.Event().wait(min(left, STOP_CHECK_SECONDS))
     maybe_shutdown()
+
+
+def _exchanges(queue: Any) -> list[Any]:
+    return [queue.exchange, *(binding.exchange for binding in queue.bindings)]
+
+
+def _fanout_exchanges(queue: Any) -> list[str]:
+    kinds = {each.name: each.type for each in _exchanges(queue) if not is_celerys_own(each.name)}
+    return [name for name, kind in kinds.items() if kind == "fanout"]
+
+
+def _find(context: BrokerContext, queue: Any) -> None:
+    """Make sure that a queue of the settings exists. A `Broadcast`'s own is this process's, and temporary."""
+    if is_of_a_broadcast(queue.name) and _fanout_exchanges(queue):
+        arguments = to_rabbitmq_queue_arguments(queue.queue_arguments or {}, expires=queue.expires)
+        attributes = temporary(queue.name, auto_delete=queue.auto_delete, arguments=arguments)
+        if attributes is not None:
+            context.temporary_queues.declare(queue.name, attributes)
+            context.temporary_queues.for_consumer(queue.name)
+            return
+    context.queues.ensure(queue.name)
+
+
+def _subscribe(context: BrokerContext, name: str, exchange: str) -> None:
+    """Have the queue get what is published to a fanout exchange."""
+    context.fanout.subscribe(context.queues.find(name), exchange)
 
 
 def _find_dead_letter_queue(context: BrokerContext, name: str) -> None:

@@ -283,6 +283,8 @@ class VisibilityRequest(ExclusiveRequest):
         task = self.task
         if not (self._delivery_info["redelivered"] and self.store_errors and task.backend.persistent):
             return False
+        if self.message.is_broadcast:
+            return False  # other workers run it, too, and store under the same task id
         retries_all = task.autoretry_for is EVERY_EXCEPTION and not task.dont_autoretry_for
         endless = task.limit_of(self._context) is None
         return not retries_all or endless or self._attempts_beyond_last > 0 or self._chord_claim_seconds > 0

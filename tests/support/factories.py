@@ -291,6 +291,7 @@ class ReceivedMessage(Message):
     """A kombu message with a delivery, as a channel's."""
 
     delivery: Delivery
+    is_broadcast = False
 
     def give_up(self, reason, on_exhausted=None, **attributes):
         self.delivery.give_up(reason, lambda: "", on_exhausted, **attributes)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import uuid
 
 from kombu import Connection, Exchange, Producer, Queue
+from support.fake_topics import FakeSNS
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.aws.topics import Topics
 from celery_sqs_visibility.errors import QueueDoesNotExistError
+from celery_sqs_visibility.transport.fanout import Fanout
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
 
@@ -17,6 +20,7 @@ class KombuSite:
 
     def __init__(self):
         self.sqs = FakeSQS()
+        self.sns = FakeSNS(self.sqs)
         self._user = uuid.uuid4().hex
         self._connections, self._contexts = [], []
 
@@ -32,6 +36,8 @@ class KombuSite:
             self._contexts.append(context)
             context.queues = Queues(self.sqs)
             context.temporary_queues = TemporaryQueues(context.queues)
+            topics = Topics(self.sns, context.queues.canonical_name, {}, lambda _: self.sns)
+            context.fanout = Fanout(topics, context.queues)
         self._connections.append(connection)
         return connection
 

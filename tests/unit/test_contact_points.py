@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import pkgutil
 import re
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import botocore.credentials
 import botocore.endpoint
@@ -31,8 +33,10 @@ from celery.worker.consumer.consumer import Consumer
 from celery.worker.request import Request
 from support.ends import CELERY
 
+from celery_sqs_visibility.aws import topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.policy.queue_policy import allow_topic
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
 from celery_sqs_visibility.transport import channel, exchanges
@@ -183,6 +187,16 @@ MENTIONED = [
     ("kombu.transport.virtual:Channel.exchange_delete", "self.queue_delete("),
     ("kombu.transport.virtual:Channel.queue_declare", "self._size(queue)", "self._has_queue("),
     ("kombu.transport.virtual.exchange:DirectExchange.deliver", "self.channel._lookup"),
+    # The virtual channel leaves fanout to us.
+    (
+        "kombu.transport.virtual.exchange:FanoutExchange.deliver",
+        "if self.channel.supports_fanout: ... self.channel._put_fanout(",
+    ),
+    ("kombu.transport.virtual:Channel.queue_bind", "if self.supports_fanout: ... self._queue_bind("),
+    ("kombu.transport.virtual:Channel.basic_publish", "self.typeof(exchange).deliver("),
+    # A Broadcast has a queue of its own, which Celery declares nowhere but where it consumes.
+    ("kombu.common:Broadcast.__init__", "'{}.{}'.format(queue or 'bcast', uuid()) ... f'bcast.{uuid()}'"),
+    ("celery.app.amqp:AMQP._create_task_sender", "not isinstance(queue, Broadcast)"),
     # A consumer connects before it consumes and an exit code ends the worker.
     ("celery.worker.consumer.connection:Connection.start", "c.connection = c.connect()"),
     ("celery.worker.worker:WorkController.start", "except SystemExit as exc", "exitcode=exc.code"),
@@ -234,6 +248,23 @@ def test_what_we_rely_on_is_where_it_was(source, phrases):
             "see which module of celery_sqs_visibility names it in its docstring, and adapt that one"
         )
         assert places == sorted(places), f"{source}: the order of {phrase!r} is another"
+
+
+def test_topics_and_queue_policies_are_those_of_kombus_own_transport():
+    sns = pytest.importorskip("kombu.transport.SQS.SNS", reason="kombu 5.7 brought fanout")
+    made = []
+
+    def create_topic(**parameters):
+        made.append(parameters)
+        return {"TopicArn": "arn", "ResponseMetadata": {"HTTPStatusCode": 200}}
+
+    kombus = sns.SNS(SimpleNamespace(canonical_queue_name=str))
+    kombus._client = SimpleNamespace(create_topic=create_topic)
+    kombus._create_sns_topic("news")
+    tags = {tag["Key"]: tag["Value"] for tag in made[0]["Tags"]}
+    assert (made[0]["Attributes"], tags) == ({"FifoTopic": "false"}, topics.TAGS)
+    policy = kombus.subscriptions._generate_new_sqs_policy({}, "topic", "queue")
+    assert json.loads(allow_topic(None, "queue", "topic")) == policy
 
 
 def noop():

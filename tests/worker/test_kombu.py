@@ -45,6 +45,7 @@ def test_a_worker_of_a_broadcast_queue_ends_with_a_sentence_and_makes_no_queue(m
     assert worker.wait_exit(30) != 0
     assert "cannot start, since queue 'bcast." in worker.log
     assert "exchange 'news' is of type 'fanout'" in worker.log
+    assert "Set the transport option supports_fanout" in worker.log
     assert "Traceback" not in worker.log
     assert site.proxy.count("CreateQueue") == 0
 
@@ -52,7 +53,10 @@ def test_a_worker_of_a_broadcast_queue_ends_with_a_sentence_and_makes_no_queue(m
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"queue": "news"}, r"exchange 'news' .* no exchanges of type fanout \(Broadcast\)"),
+        (
+            {"queue": "news"},
+            r"exchange 'news' .* type fanout \(Broadcast\) with the option supports_fanout only",
+        ),
         ({"exchange": "media", "routing_key": "video"}, "no queue is bound to exchange 'media'"),
     ],
     ids=["a broadcast queue", "no queue"],

@@ -46,20 +46,21 @@ def answer(code, message="", status=400, operation="ReceiveMessage", **error):
 CODES = {
     UnavailableError: "InternalError InternalFailure ServiceUnavailable RequestTimeout",
     ThrottledError: "RequestThrottled Throttling ThrottlingException TooManyRequestsException SlowDown "
-    "RequestLimitExceeded KmsThrottled KMS.ThrottlingException AWS.SimpleQueueService.QueueDeletedRecently",
+    "RequestLimitExceeded KmsThrottled KMSThrottling KMS.ThrottlingException "
+    "AWS.SimpleQueueService.QueueDeletedRecently",
     OverLimitError: "OverLimit com.amazonaws.sqs#OverLimit",
     CredentialsRefusedError: "ExpiredToken ExpiredTokenException InvalidClientTokenId SignatureDoesNotMatch "
     "UnrecognizedClientException InvalidSignatureException MissingAuthenticationToken",
     ClockSkewError: "RequestExpired RequestTimeTooSkewed",
     AccessDeniedError: "AccessDenied AccessDeniedException UnauthorizedOperation KmsAccessDenied "
-    "KMS.AccessDeniedException KMS.DisabledException",
+    "KMS.AccessDeniedException KMS.DisabledException AuthorizationError KMSDisabled KMSAccessDenied",
     ObjectDoesNotExistError: "NoSuchKey",
     QueueDoesNotExistError: "QueueDoesNotExist com.amazonaws.sqs#QueueDoesNotExist "
     "AWS.SimpleQueueService.NonExistentQueue",
     ReceiptHandleInvalidError: "ReceiptHandleIsInvalid MessageNotInflight "
     "AWS.SimpleQueueService.MessageNotInflight",
     RequestRefusedError: "InvalidParameterValue BatchRequestTooLong "
-    "AWS.SimpleQueueService.TooManyEntriesInBatchRequest",
+    "AWS.SimpleQueueService.TooManyEntriesInBatchRequest TopicLimitExceeded NotFound InvalidParameter",
 }
 
 
@@ -195,6 +196,14 @@ def test_the_message_names_action_and_code_and_keeps_the_cause(cause, said):
 def test_a_missing_permission_is_named(action):
     error = translate(answer("AccessDeniedException", "no", operation=action), action)
     assert str(error).endswith("(the permission is sqs:ChangeMessageVisibility)")
+
+
+def test_an_error_of_sns_names_sns():
+    denied = translate(answer("AuthorizationError", "no", 403, "Publish"), "Publish", "SNS")
+    assert type(denied) is AccessDeniedError
+    assert str(denied).endswith("(the permission is sns:Publish)")
+    silent = translate(exceptions.ReadTimeoutError(endpoint_url="u"), "Publish", "SNS")
+    assert "Publish got no answer from SNS" in str(silent)
 
 
 def test_an_entry_that_failed_by_the_servers_fault_is_worth_another_try():

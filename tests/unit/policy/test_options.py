@@ -21,6 +21,7 @@ from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, RE
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
 
+TOPIC = "arn:aws:sns:eu-west-1:123456789012:x"
 NAMES = [option_name(f.name) for f in fields(Options)]
 PARSERS = {f.name: f.metadata["parse"] for f in fields(Options)}
 IN_SECONDS = [
@@ -165,12 +166,21 @@ def test_the_heartbeat_follows_the_visibility_timeout_and_the_longest_sleep_the_
         ),
         ({"polling_interval": 10, "polling_interval_max": 5}, ["polling_interval_max", "got 5"]),
         ({"external_id": "42"}, ["sts_role_arn", "external_id"]),
+        ({"predefined_exchanges": {"x": {"arn": f"{TOPIC}.fifo"}}}, ["'x'", f"'{TOPIC}.fifo'"]),
+        ({"predefined_exchanges": {"x": {"arn": TOPIC}}}, ["supports_fanout is not set"]),
         (
             {"error_visibility_timeout": "celery_sqs_visibility.policy.attempts.attempts_made"},
             ["two arguments"],
         ),
     ],
-    ids=["a heartbeat too late", "a longest sleep too short", "an id of no role", "what a path names"],
+    ids=[
+        "a heartbeat too late",
+        "a longest sleep too short",
+        "an id of no role",
+        "a fifo topic",
+        "exchanges without fanout",
+        "what a path names",
+    ],
 )
 def test_values_that_do_not_agree_are_refused(options, said):
     message = refusal(options)
@@ -206,6 +216,7 @@ def test_a_name_that_is_no_option_is_refused_with_the_nearest_or_all_or_the_reas
         {"aws_secret_access_key": "hush"},
         {"client-config": "https://me:hush@proxy"},
         {"predefined_queues": [{"secret_access_key": "hush"}]},
+        {"predefined_exchanges": {"x": {"secret_access_key": "hush", "arn": "arn:aws:sqs:r:1:hush"}}},
     ],
     ids=repr,
 )

@@ -11,7 +11,7 @@ from celery_sqs_visibility.transport.exchanges import UnroutableError
 
 
 def test_a_broadcast_queue_is_neither_declared_nor_consumed(site, channel):
-    sentence = r"exchange 'news' is of type 'fanout'.*direct exchange in place"
+    sentence = r"exchange 'news' is of type 'fanout'.*Set the transport option supports_fanout"
     with pytest.raises(UnroutableError, match=sentence):
         Broadcast("news")(channel).declare()
     with pytest.raises(UnroutableError, match=sentence):

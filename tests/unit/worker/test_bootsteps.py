@@ -45,7 +45,10 @@ def _handlers():
 @pytest.fixture
 def consumer():
     broker = SimpleNamespace(
-        options=SimpleNamespace(shutdown_timeout=20), queue_consumers=[], worker_queue_consumers=[]
+        options=SimpleNamespace(shutdown_timeout=20),
+        queue_consumers=[],
+        worker_queue_consumers=[],
+        end_broadcasts=lambda: None,
     )
     conf = SimpleNamespace(worker_soft_shutdown_timeout=SOFT_TIMEOUT)
     return SimpleNamespace(

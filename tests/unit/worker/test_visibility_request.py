@@ -92,6 +92,14 @@ def reason(one):
     return text
 
 
+def test_what_others_have_stored_of_a_broadcast_does_not_end_it_here(make, app):
+    one = make(facts={"receive_count": 2}, max_retries=None, store_errors_even_if_ignored=True)
+    app.backend.mark_as_failure(one.id, ValueError("no"))
+    one.message.is_broadcast = True
+    assert not one.revoked()
+    assert one.holder.settled == []
+
+
 @pytest.mark.parametrize(("delay", "settled"), [(2.4, Hide(3)), (0, Hide(0)), (None, Lapse())])
 def test_it_comes_back_when_its_child_says(make, failures, delay, settled):
     one = make(facts={"receive_count": 2})

@@ -1,0 +1,103 @@
+"""The port to SNS, over boto3."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from celery_sqs_visibility.aws.client_factory import Purpose, new_client
+from celery_sqs_visibility.aws.error_codes import translate, wrong_settings
+from celery_sqs_visibility.aws.process_lock import SESSIONS
+from celery_sqs_visibility.aws.topics_port import SNS, Subscription
+from celery_sqs_visibility.errors import ClockSkewError, CredentialsRefusedError, RequestRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from celery_sqs_visibility.aws.client_settings import ClientSettings
+    from celery_sqs_visibility.aws.port import OutgoingMessage
+
+
+class BotoSNS(SNS):
+    """SNS over boto3, for one set of settings. A client a process, made when first needed. Any thread."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._clients: dict[int, Any] = {}  # by process id; written under SESSIONS
+
+    def create_topic(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
+        params: dict[str, Any] = {"Name": name}
+        if attributes:
+            params["Attributes"] = dict(attributes)
+        if tags:
+            params["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
+        return str(self._call("CreateTopic", params)["TopicArn"])
+
+    def publish(self, topic_arn: str, message: OutgoingMessage) -> str:
+        params: dict[str, Any] = {"TopicArn": topic_arn, "Message": message.body}
+        if message.attributes:
+            params["MessageAttributes"] = dict(message.attributes)
+        if message.deduplication_id is not None:
+            params |= {
+                "MessageGroupId": message.group_id,
+                "MessageDeduplicationId": message.deduplication_id,
+            }
+        return str(self._call("Publish", params)["MessageId"])
+
+    def subscribe(self, topic_arn: str, queue_arn: str) -> str:
+        params = {
+            "TopicArn": topic_arn,
+            "Protocol": "sqs",
+            "Endpoint": queue_arn,
+            "Attributes": {"RawMessageDelivery": "true"},
+            "ReturnSubscriptionArn": True,
+        }
+        return str(self._call("Subscribe", params)["SubscriptionArn"])
+
+    def subscriptions(
+        self, topic_arn: str, token: str | None = None
+    ) -> tuple[list[Subscription], str | None]:
+        params = {"TopicArn": topic_arn, **({"NextToken": token} if token else {})}
+        answer = self._call("ListSubscriptionsByTopic", params)
+        found = [
+            Subscription(each["SubscriptionArn"], each["Protocol"], each["Endpoint"])
+            for each in answer.get("Subscriptions", [])
+        ]
+        return found, answer.get("NextToken") or None
+
+    def unsubscribe(self, subscription_arn: str) -> None:
+        try:
+            self._call("Unsubscribe", {"SubscriptionArn": subscription_arn})
+        except RequestRefusedError as error:
+            if error.code != "NotFound":
+                raise
+
+    def close(self) -> None:
+        """Close this process's connections; the next call opens new ones. Idempotent."""
+        with SESSIONS:
+            client = self._clients.pop(os.getpid(), None)
+        if client is not None:
+            client.close()
+
+    def _call(self, action: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        from botocore import xform_name  # noqa: PLC0415 - see client_factory
+
+        try:
+            answer: Mapping[str, Any] = getattr(self._client(action), xform_name(action))(**params)
+        except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
+            error = translate(exc, action, "sns")
+            if isinstance(error, CredentialsRefusedError) and not isinstance(error, ClockSkewError):
+                self.close()  # only new clients read rotated credentials
+            raise error from error.__cause__
+        return answer
+
+    def _client(self, action: str) -> Any:
+        pid = os.getpid()
+        if pid not in self._clients:
+            with SESSIONS:
+                if pid not in self._clients:
+                    try:
+                        self._clients[pid] = new_client(self._settings, Purpose.PUBLISH, "sns")
+                    except (TypeError, ValueError) as exc:  # botocore's for a bad endpoint, region or option
+                        raise wrong_settings(exc, action) from None
+        return self._clients[pid]

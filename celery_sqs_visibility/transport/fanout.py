@@ -1,0 +1,155 @@
+"""Fanout exchanges, each an SNS topic to which queues are subscribed, as kombu's SQS transport has them.
+
+A message is published as it is, not in base64, and arrives so by raw message delivery (kombu/transport/SQS:
+`Channel._put_fanout`, `SNS.publish`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from celery_sqs_visibility.aws.error_codes import reworded
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.process_lock import ProcessLock
+from celery_sqs_visibility.aws.queues import Queue, Queues
+from celery_sqs_visibility.aws.subscriptions import subscribe, sweep
+from celery_sqs_visibility.aws.topics import Topic, Topics
+from celery_sqs_visibility.delivery.threads import start_thread
+from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError, SQSError
+from celery_sqs_visibility.policy.message_attributes import DATA_TYPE, message_bytes
+from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, TOPIC_MESSAGE_BYTES
+from celery_sqs_visibility.transport.codec import encode_message
+
+logger = logging.getLogger(__name__)
+
+#: SNS's code for a topic that does not exist.
+NO_TOPIC: Final = "NotFound"
+
+RIGHTS: Final = "allow sqs:GetQueueAttributes, sqs:SetQueueAttributes and sns:Subscribe"
+
+
+class Fanout:
+    """The fanout exchanges of one broker, as one process sees them. Any thread.
+
+    Args:
+        topics: the directory of topics.
+        queues: the directory of queues.
+        start: starts a thread for a sweep.
+    """
+
+    def __init__(self, topics: Topics, queues: Queues, start: Callable[..., object] = start_thread) -> None:
+        self._topics = topics
+        self._queues = queues
+        self._start = start
+        self._lock = ProcessLock()  # guards _subscribed
+        self._subscribed: dict[tuple[str, str | None], tuple[Topic, str | None]] = {}
+
+    def publish(self, exchange: str, message: dict[str, Any]) -> None:
+        """Publish kombu's message to all queues that are subscribed.
+
+        Raises:
+            SQSError: it could not be published. The message says why.
+        """
+        topic = self._topics.find(exchange)
+        encoded = encode_message(message, topic, base64_encoded=False)
+        outgoing = replace(encoded, attributes=_typed(encoded.attributes))
+        if len(outgoing.attributes) > MESSAGE_ATTRIBUTES:
+            raise RequestRefusedError(
+                f"the message has {len(outgoing.attributes)} attributes, and SNS drops one with more than "
+                f"{MESSAGE_ATTRIBUTES} on its way to queues: put them into the task's arguments"
+            )
+        try:
+            topic.sns.publish(topic.arn, outgoing)
+        except RequestRefusedError as error:
+            if error.code == NO_TOPIC:
+                self._topics.forget(exchange)
+            raise reworded(error, _refusal(topic, outgoing, error)) from error
+
+    def subscribe(self, queue: Queue, exchange: str) -> None:
+        """Have the queue get what is published to the exchange. Makes requests the first time.
+
+        Raises:
+            SQSError: it cannot be subscribed. Not where the topic is predefined and a right is missing: then
+                an administrator may have subscribed it, and a warning says so.
+        """
+        key = queue.name, exchange
+        if self.is_subscribed(*key):
+            return
+        topic = self._topics.find(exchange)
+        subscription = self._subscription(queue, topic)
+        with self._lock:
+            self._subscribed[key] = topic, subscription
+        if subscription is not None:
+            logger.info("subscribed queue %r to topic %s", queue.name, topic.arn)
+        if not topic.predefined:
+            prefix = self._queues.canonical_name("")
+            self._start(sweep, f"sqs-sweep-{exchange}", topic, queue, prefix)
+
+    def is_subscribed(self, queue_name: str, exchange: str | None) -> bool:
+        """Whether this process has subscribed the queue to the exchange. No request."""
+        return (queue_name, exchange) in self._subscribed
+
+    def unsubscribe(self, queue_name: str) -> None:
+        """The queue is about to be deleted. Errors are logged."""
+        with self._lock:
+            keys = [key for key in self._subscribed if key[0] == queue_name]
+            ended = [self._subscribed.pop(key) for key in keys]
+        for topic, subscription in ended:
+            if subscription is not None:
+                try:
+                    topic.sns.unsubscribe(subscription)
+                except SQSError as error:
+                    logger.warning(
+                        "cannot unsubscribe queue %r from topic %s, so its subscription stays: %s",
+                        queue_name,
+                        topic.arn,
+                        error,
+                    )
+
+    def _subscription(self, queue: Queue, topic: Topic) -> str | None:
+        try:
+            return subscribe(queue, topic)
+        except AccessDeniedError as error:
+            if not topic.predefined:
+                sentence = (
+                    f"queue {queue.name!r} cannot be subscribed to topic {topic.arn}: {RIGHTS}. {error}"
+                )
+                raise reworded(error, sentence) from error
+            logger.warning(
+                "cannot make sure that queue %r is subscribed to topic %s: subscribe it yourself, with raw "
+                "message delivery, or %s: %s",
+                queue.name,
+                topic.arn,
+                RIGHTS,
+                error,
+            )
+            return None
+        except RequestRefusedError as error:
+            sentence = f"queue {queue.name!r} cannot be subscribed to topic {topic.arn}: {error}"
+            raise reworded(error, sentence) from error
+
+
+def _typed(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Message attributes in SNS's shape, which is SQS's; kombu takes plain values for fanout."""
+    return {
+        name: value if isinstance(value, Mapping) else {"DataType": DATA_TYPE, "StringValue": str(value)}
+        for name, value in attributes.items()
+    }
+
+
+def _refusal(topic: Topic, message: OutgoingMessage, error: RequestRefusedError) -> str:
+    if error.code == NO_TOPIC:
+        return (
+            f"the topic {topic.arn} of exchange {topic.exchange!r} was deleted, and its subscriptions with "
+            f"it: restart the workers, which subscribe anew. {error}"
+        )
+    size = message_bytes(message.body, message.attributes)
+    if size > TOPIC_MESSAGE_BYTES:
+        return (
+            f"the message has {size:,} bytes with its attributes, and SNS takes {TOPIC_MESSAGE_BYTES:,}: "
+            f"send the place of the data, for example its key in S3. {error}"
+        )
+    return str(error)

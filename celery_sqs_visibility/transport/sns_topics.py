@@ -1,0 +1,40 @@
+"""The topics that the transport options describe, and where SNS is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from celery_sqs_visibility.aws.boto_topics import BotoSNS
+from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.aws.port import Location
+from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.aws.topics import PredefinedTopic, Topics
+from celery_sqs_visibility.aws.topics_port import SNS
+from celery_sqs_visibility.policy.options import Options
+
+#: The keys of the option `predefined_exchanges` that count here.
+CREDENTIALS: Final = ("access_key_id", "secret_access_key", "session_token")
+PREDEFINED_KEYS: Final = ("arn", "region", *CREDENTIALS)
+
+
+def topics(sqs: ClientSettings, options: Options, queues: Queues) -> Topics:
+    """The directory of topics, for the settings with which SQS is asked. No request is made."""
+    settings = replace(sqs, endpoint_url=_endpoint(sqs))
+
+    def sns_for(predefined: PredefinedTopic) -> SNS:
+        own = {name: getattr(predefined, name) for name in CREDENTIALS} if predefined.access_key_id else {}
+        # Not the connection's region: a topic answers in its own only. arn:aws:sns:region:account:name
+        return BotoSNS(replace(settings, region=predefined.region or predefined.arn.split(":")[3], **own))
+
+    predefined = {
+        name: PredefinedTopic(**{key: topic[key] for key in PREDEFINED_KEYS if key in topic})
+        for name, topic in options.predefined_exchanges.items()
+    }
+    return Topics(BotoSNS(settings), queues.canonical_name, predefined, sns_for)
+
+
+def _endpoint(sqs: ClientSettings) -> str | None:
+    """The endpoint of SNS that goes with SQS's: that of an emulator, which has both; else botocore's own."""
+    url = sqs.endpoint_url
+    return None if url is None or Location(sqs.region or "", url).is_amazons else url

@@ -1,0 +1,63 @@
+"""The statement of a queue's policy that lets topics send."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.policy.queue_policy import allow_topic
+
+QUEUE = "arn:aws:sqs:us-east-1:123456789012:q"
+TOPIC = "arn:aws:sns:us-east-1:123456789012:{}".format
+
+#: As kombu 5.7 writes it (kombu/transport/SQS/SNS.py: `_generate_new_sqs_policy`).
+KOMBUS = {
+    "Version": "2012-10-17",
+    "Statement": [
+        {
+            "Sid": "KombuManaged",
+            "Effect": "Allow",
+            "Principal": {"Service": "sns.amazonaws.com"},
+            "Action": "SQS:SendMessage",
+            "Resource": QUEUE,
+            "Condition": {"ArnLike": {"aws:SourceArn": TOPIC("news")}},
+        }
+    ],
+}
+
+others = st.lists(st.fixed_dictionaries({"Sid": st.sampled_from(["a", "b"])}), max_size=3)
+topics = st.lists(st.sampled_from("abc").map(TOPIC), min_size=1)
+
+
+def sources(policy):
+    (ours,) = (each for each in policy["Statement"] if each["Sid"] == "KombuManaged")
+    arns = ours["Condition"]["ArnLike"]["aws:SourceArn"]
+    return [arns] if isinstance(arns, str) else arns
+
+
+def test_it_is_kombus():
+    assert json.loads(allow_topic(None, QUEUE, TOPIC("news"))) == KOMBUS
+    assert allow_topic(json.dumps(KOMBUS), QUEUE, TOPIC("news")) is None
+
+
+@given(others, topics)
+def test_every_topic_is_in_it_once_and_what_others_wrote_stays(others, topics):
+    policy = json.dumps({"Version": "2012-10-17", "Statement": others})
+    for topic in topics:
+        policy = allow_topic(policy, QUEUE, topic) or policy
+        assert allow_topic(policy, QUEUE, topic) is None
+    found = json.loads(policy)
+    assert [each for each in found["Statement"] if each["Sid"] != "KombuManaged"] == others
+    assert sources(found) == list(dict.fromkeys(topics))
+
+
+def test_a_single_statement_may_stand_without_a_list():
+    policy = json.dumps({"Statement": {"Sid": "theirs"}})
+    assert json.loads(allow_topic(policy, QUEUE, TOPIC("a")))["Statement"][0] == {"Sid": "theirs"}
+
+
+def test_a_statement_of_that_id_that_allows_no_topic_is_written_anew():
+    policy = json.dumps({**KOMBUS, "Statement": [{"Sid": "KombuManaged", "Condition": "none"}]})
+    assert json.loads(allow_topic(policy, QUEUE, TOPIC("news"))) == KOMBUS
