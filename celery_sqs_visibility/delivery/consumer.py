@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
@@ -51,12 +52,12 @@ class QueueConsumer(DeliveryHolder):
         self._receive = receive
         self._buffer = buffer
         self._receivers = Receivers()
-        decoder = Decoder(open_message, options.visibility_timeout, clock, self)
+        decoder = Decoder(open_message, options.for_queue, clock, self)
         self._arrivals = Arrivals(
             decoder, self, self._receivers.on_message, self._give_back_late, lambda: self._dispatching
         )
         self._shutdown = Shutdown(
-            self.ledger, self._settler, self._receivers, self._take_buffered, options.wait_time_seconds, clock
+            self.ledger, self._settler, self._receivers, self._take_buffered, options.for_queue, clock
         )
         self._batch_threads = self._heartbeat.batch_threads, self._settler.batch_threads
         self._supervisor = Supervisor(self._supervised, clock)
@@ -73,13 +74,13 @@ class QueueConsumer(DeliveryHolder):
         # Known before the first message is, since it says which attempt is the last.
         self.redrive.get(queue, self._clock.monotonic())
         self.redrive.find_dead_letter_queue(queue)
-        options = self.options
+        options = self.options.for_queue(queue.name)
         receiver = Receiver(
             queue,
             self.capacity,
             PollSchedule(options.polling_interval, options.polling_interval_max),
             options.wait_time_seconds,
-            self._receive,
+            replace(self._receive, visibility_timeout=options.visibility_timeout),
             self._clock,
             self._arrived,
             self._after_last_poll,

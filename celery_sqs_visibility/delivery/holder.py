@@ -55,11 +55,9 @@ class DeliveryHolder:
         self.options = options
         self.redrive = redrive
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots)
-        self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval, leases)
-        self.parking = Parking(redrive, options.visibility_timeout, clock)
-        self.rejection = Rejection(
-            redrive, options.error_visibility_timeout, options.on_exhausted, redeliveries
-        )
+        self.ledger = Ledger(options.for_queue, leases)
+        self.parking = Parking(redrive, options.for_queue, clock)
+        self.rejection = Rejection(redrive, options.for_queue, redeliveries)
         self._redeliveries = redeliveries
         self._leases = leases
         self._clock = clock
@@ -163,11 +161,12 @@ class DeliveryHolder:
         if delivery.lost and not isinstance(settlement, Delete):
             return  # it is visible again by itself; a delete may still spare a second run
         if isinstance(settlement, Lapse):
-            if delivery.deadline <= now + self.options.visibility_timeout:
+            timeout = self.options.for_queue(delivery.queue.name).visibility_timeout
+            if delivery.deadline <= now + timeout:
                 self._settled(delivery, settlement, None, now)
                 return
             # Its task has extended it for longer than its next attempt should wait.
-            settlement = Hide(self.options.visibility_timeout)
+            settlement = Hide(timeout)
         self._settler.submit(delivery, settlement)
 
     def _settled(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -104,20 +105,33 @@ class RetryDecisions(GenericTask[P, R_co]):
             logger.exception, "error_visibility_timeout of task %s failed; the next rule decides", self.name
         )
         delay = choose_delay(
-            self._delay_rules, request.retries, exc, explicit=explicit, countdown=countdown, failed=failed
+            self._rules_for(sqs_delivery(request)["queue"]),
+            request.retries,
+            exc,
+            explicit=explicit,
+            countdown=countdown,
+            failed=failed,
         )
         return None if delay is None else min(delay, horizon_left(request))
+
+    def _rules_for(self, queue: str) -> DelayRules:
+        """The task's rules, and last the option of the queue that the message came from."""
+        options = self._transport_options
+        fallback = options.for_queue(queue).error_visibility_timeout if options else None
+        return replace(self._delay_rules, fallback=fallback)
+
+    @cached_property
+    def _transport_options(self) -> Options | None:
+        return _transport_options(self.app)
 
     @cached_property
     def _delay_rules(self) -> DelayRules:
         above_celery = type(self).__mro__[: type(self).__mro__.index(RetryDecisions)]
         sets_delay = any("default_retry_delay" in cls.__dict__ for cls in above_celery)
-        options = _transport_options(self.app)
         return DelayRules(
             task=self._delay_rule(self),
             backoff=_celery_backoff(self),
             retry_delay=self.default_retry_delay if sets_delay else None,
-            fallback=options.error_visibility_timeout if options else None,
         )
 
     @classmethod

@@ -11,24 +11,25 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 logger = logging.getLogger(__name__)
 
 
 class FetchedMessages:
-    """Receipt handles of one channel, until they are settled or `visibility_timeout` is over. Any thread.
+    """Receipt handles of one channel, until they are settled or visible again. Any thread.
 
     `acknowledge` and `reject` make a request, and return `False` for a message that was not fetched here.
     They raise the `SQSError` with which SQS did not do it.
     """
 
-    def __init__(self, visibility_timeout: float, clock: Clock) -> None:
-        self._visibility_timeout = visibility_timeout
+    def __init__(self, options_of: OptionsOfQueue, clock: Clock) -> None:
+        self._options_of = options_of
         self._clock = clock
         # Guards _fetched. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
-        self._fetched: dict[str, tuple[Queue, float]] = {}  # by handle, with its deadline; the oldest first
+        self._fetched: dict[str, tuple[Queue, float]] = {}  # by handle, with its deadline
 
     def __len__(self) -> int:
         return len(self._fetched)
@@ -37,7 +38,7 @@ class FetchedMessages:
         """A receive that began at that monotonic instant brought the message of this handle."""
         with self._lock:
             self._forget_lapsed()
-            self._fetched[handle] = queue, called + self._visibility_timeout
+            self._fetched[handle] = queue, called + self._options_of(queue.name).visibility_timeout
 
     def acknowledge(self, handle: str) -> bool:
         """Delete the message."""
@@ -88,11 +89,7 @@ class FetchedMessages:
 
     def _forget_lapsed(self) -> None:
         now = self._clock.monotonic()
-        while self._fetched:
-            handle, (_, deadline) = next(iter(self._fetched.items()))
-            if deadline > now:
-                break
-            del self._fetched[handle]
+        self._fetched = {handle: kept for handle, kept in self._fetched.items() if kept[1] > now}
 
 
 def _raise_failure(result: BatchResult) -> None:

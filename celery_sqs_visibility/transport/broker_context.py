@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.port import SQS, ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-from celery_sqs_visibility.aws.queues import PredefinedQueue, Queues
+from celery_sqs_visibility.aws.queues import PredefinedQueue, Queue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
@@ -65,9 +65,8 @@ class BrokerContext:
         self.receive_options = ReceiveOptions(options.visibility_timeout, system, ("All",))
         self.decode_message = partial(decode_message, attribute_names=custom)
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
-        self._redeliveries = RedeliveryIndex(options.visibility_timeout)
-        letters = options.dead_letter_queue
-        self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
+        self._redeliveries = RedeliveryIndex(options.longest_visibility_timeout)
+        self.redrive = RedriveBook(self._finds_dead_letters)
         self.slots: Callable[[], Slots] | None = None
         self.worker_name = ""
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
@@ -90,6 +89,16 @@ class BrokerContext:
         if for_worker:
             self.worker_queue_consumers.add(queue_consumer)
         return queue_consumer
+
+    def receive_options_of(self, queue: str) -> ReceiveOptions:
+        """For one receive from a queue, by Celery's name of it."""
+        return replace(
+            self.receive_options, visibility_timeout=self.options.for_queue(queue).visibility_timeout
+        )
+
+    def _finds_dead_letters(self, queue: str) -> Callable[[], Queue] | None:
+        letters = self.options.for_queue(queue).dead_letter_queue
+        return partial(self.queues.find_or_create, letters) if letters else None
 
     def publish_attempts(self, connection: Any) -> PublishAttempts:
         """The attempts of a kombu Connection so far."""
@@ -134,12 +143,16 @@ def _queues(broker: BrokerURL, options: Options) -> Queues:
             for name, queue in options.predefined_queues.items()
         },
         sqs_for=sqs_for,
-        attributes={
-            "VisibilityTimeout": str(options.visibility_timeout),
-            **{name: str(value) for name, value in options.sqs_creation_attributes.items()},
-        },
+        attributes=partial(_creation_attributes, options),
         tags=options.queue_tags,
     )
+
+
+def _creation_attributes(options: Options, queue: str) -> dict[str, str]:
+    timeout = options.for_queue(queue).visibility_timeout
+    return {"VisibilityTimeout": str(timeout)} | {
+        name: str(value) for name, value in options.sqs_creation_attributes.items()
+    }
 
 
 def _endpoint(broker: BrokerURL, *, secure: bool) -> str | None:

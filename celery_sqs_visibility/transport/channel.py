@@ -50,7 +50,7 @@ class Channel(AdministrativeChannel):
         super().__init__(connection, **kwargs)
         self._pid = os.getpid()
         self._queue_consumer: QueueConsumer | None = None
-        self._fetched = FetchedMessages(connection.options.visibility_timeout, SYSTEM_CLOCK)
+        self._fetched = FetchedMessages(connection.options.for_queue, SYSTEM_CLOCK)
 
     @property
     def queue_consumer(self) -> QueueConsumer:
@@ -193,7 +193,7 @@ class Channel(AdministrativeChannel):
         """Fetch one message, for `basic_get`. Nothing extends it beyond its visibility timeout."""
         source = self.context.queues.find_or_create(queue)
         called = SYSTEM_CLOCK.monotonic()
-        for message in source.sqs.receive(source.url, 1, 0, self.context.receive_options):
+        for message in source.sqs.receive(source.url, 1, 0, self.context.receive_options_of(queue)):
             try:
                 payload = self.context.decode_message(source, message).payload
             except UnreadableError as error:

@@ -36,7 +36,7 @@ def report(queue: Queue, redrive: RedriveBook, options: Options) -> None:
         queue.url,
         ", ".join(f"{key} {facts[key]}" for key in ("region", "account") if facts[key]),
         _dead_letters(facts, redrive.why_unknown(queue)),
-        options.visibility_timeout,
+        facts["visibility_timeout"],
         extra={"sqs": facts},
     )
 
@@ -56,7 +56,7 @@ def describe(queue: Queue, redrive: RedriveBook, options: Options) -> dict[str, 
         "origin": queue.origin,
         "dead_letter_queue": policy.name if policy else plain and plain.sqs_name,
         "max_receive_count": policy.max_receive_count if policy else None,
-        "visibility_timeout": options.visibility_timeout,
+        "visibility_timeout": options.for_queue(queue.name).visibility_timeout,
         "not_allowed": [READ_POLICY] if denied else [],
     }
 

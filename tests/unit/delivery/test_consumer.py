@@ -6,10 +6,10 @@ import select
 import threading
 
 from support import factories
-from support.factories import DELETES
+from support.factories import DELETES, TIMEOUT
 from support.processes import SOON
 
-from celery_sqs_visibility.delivery.model import Delete, Release
+from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.events import Deleted, Hidden, Released
 
 
@@ -133,3 +133,20 @@ def test_it_can_be_closed_before_anything_and_twice_and_used_again(world, queue,
     (again,) = world.deliveries(queue)
     again.settle(Release())
     events.wait(Released, 2)
+
+
+def test_each_queue_is_received_extended_and_hidden_by_its_own_options(make):
+    world = make(queues={"slow": {"visibility_timeout": 600}, "s*": {"error_visibility_timeout": 7}})
+    queues = {name: world.queue(name) for name in ("slow", "short", "q")}
+    for queue in queues.values():
+        world.buffered(queue, queue.name)
+        world.hand_over()
+    held = {payload["body"]: world.delivery(payload) for payload in world.handed}
+
+    def left():
+        return [round(held[name].deadline - world.clock.monotonic()) for name in queues]
+
+    assert left() == [600, TIMEOUT, TIMEOUT]
+    world.extend()
+    assert left() == [600 - TIMEOUT * 2 / 3, TIMEOUT, TIMEOUT]
+    assert [held[name].after_an_error() for name in queues] == [Lapse(), Hide(7), Lapse()]

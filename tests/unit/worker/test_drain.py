@@ -51,7 +51,7 @@ def run(monkeypatch):
 
     def run(consumer, *args, shutdown_timeout=0.2, tasks_consumer=None, then_cold=False, **kwargs):
         broker = SimpleNamespace(
-            options=SimpleNamespace(shutdown_timeout=shutdown_timeout, wait_time_seconds=20),
+            options=SimpleNamespace(shutdown_timeout=shutdown_timeout, longest_poll=20),
             worker_queue_consumers=[consumer],
             queue_consumers=[consumer, *([tasks_consumer] if tasks_consumer else [])],
         )

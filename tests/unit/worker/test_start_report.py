@@ -84,7 +84,8 @@ def test_a_queue_without_a_redrive_policy_that_we_know_of(sqs, queues, report, e
     if error is not None:
         sqs.fail_next("GetQueueAttributes", error)
     letters = queues.find_or_create("letters")
-    record = report(queues.find_or_create("a.b"), RedriveBook((lambda: letters) if option else None))
+    book = RedriveBook(lambda _: (lambda: letters) if option else None)
+    record = report(queues.find_or_create("a.b"), book)
     told = "; dead letters go to 'app-letters', by the option dead_letter_queue"
     none = "" if error else " and no dead_letter_queue"
     assert f"created {PLACE}{policy}{told if option else none}; visibility" in record.getMessage()
