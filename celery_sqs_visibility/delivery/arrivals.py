@@ -52,7 +52,7 @@ class Arrivals:
         """
         arrived = self._decoder.decode(queue, messages, called, returned)
         for _ in range(len(messages) - len(arrived)):
-            self._holder.capacity.release(fifo=queue.fifo)
+            self._holder.capacity.release(queue=queue.name, fifo=queue.fifo)
         self._holder.ledger.add(delivery for delivery, _, _ in arrived)
         dispatch = self._dispatch(queue)
         buffered: list[BufferedMessage] = []
@@ -75,7 +75,7 @@ class Arrivals:
             queue, delivery.handle, delivery.facts, asked_at, delivery.deadline, self._holder, attributes
         )
         again.parks = delivery.parks
-        self._holder.capacity.hold(1, fifo=queue.fifo)
+        self._holder.capacity.hold(1, queue=queue.name, fifo=queue.fifo)
         self._holder.ledger.add([again])
         dispatch = self._dispatch(queue)
         if not self._holder.is_new(again):

@@ -19,6 +19,7 @@ from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage, Receivers
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
@@ -47,8 +48,11 @@ class QueueConsumer(DeliveryHolder):
         slots: Callable[[], Slots] | None = None,
         leases: LeaseTable | None = None,
         worker_name: str = "",
+        turns: Turns | None = None,
     ) -> None:
-        super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name)
+        super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name, turns)
+        if turns is not None:
+            turns.attach(buffer, lambda: self.capacity.runnable)
         self._receive = receive
         self._buffer = buffer
         self._receivers = Receivers()
@@ -85,6 +89,8 @@ class QueueConsumer(DeliveryHolder):
             self._arrived,
             self._after_last_poll,
         )
+        if self._turns is not None:
+            self._turns.add_queue(queue.name)
         self.cancel(queue.name)
         self._abandoned.discard(queue.name)
         self._receivers.add(receiver, on_message)
@@ -188,8 +194,8 @@ class QueueConsumer(DeliveryHolder):
             batch_threads.stop()
 
     def _supervised(self) -> list[Supervised]:
-        table = self._leases
-        return [*self._receivers.all(), self.capacity, *self._batch_threads, *([table] if table else [])]
+        some = [each for each in (self._leases, self._turns) if each is not None]
+        return [*self._receivers.all(), self.capacity, *self._batch_threads, *some]
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float

@@ -24,6 +24,7 @@ from celery_sqs_visibility.delivery.model import (
     Settlement,
 )
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
@@ -51,10 +52,12 @@ class DeliveryHolder:
         slots: Callable[[], Slots] | None,
         leases: LeaseTable | None,
         worker_name: str,
+        turns: Turns | None = None,
     ) -> None:
         self.options = options
         self.redrive = redrive
-        self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots)
+        self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots, turns)
+        self._turns = turns
         self.ledger = Ledger(options.for_queue, leases)
         self.parking = Parking(redrive, options.for_queue, clock)
         self.rejection = Rejection(redrive, options.for_queue, redeliveries)
@@ -118,7 +121,7 @@ class DeliveryHolder:
         """See `model.Holder`. The newer delivery may be another consumer's. A receiver's thread."""
         if not self.ledger.supersede(delivery, superseded_by):
             return False
-        self.capacity.release(fifo=delivery.queue.fifo)
+        self.capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
         self._released()
         if wanted := superseded_by.current.requested_deadline:  # its task still waits for that
             superseded_by.extend(wanted)
@@ -133,7 +136,8 @@ class DeliveryHolder:
     def ran(self, delivery: Delivery) -> None:
         """See `model.Holder`."""
         if delivery.began is not None:
-            self.capacity.end_run(delivery, delivery.began)
+            self.capacity.end_run(delivery, delivery.began, queue=delivery.queue.name)
+            self._end_turn(delivery)
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """See `model.Holder`."""
@@ -142,15 +146,20 @@ class DeliveryHolder:
         held, now = self.ledger.settle(delivery, settlement)
         if held:
             self._redeliveries.remove(delivery)
-            fifo = delivery.queue.fifo
+            name, fifo = delivery.queue.name, delivery.queue.fifo
             if delivery.began is not None and delivery.acknowledged_early:
-                self.capacity.start_run(delivery, fifo=fifo)
+                self.capacity.start_run(delivery, queue=name, fifo=fifo)
             else:
-                self.capacity.release(began=delivery.began, fifo=fifo)
+                self.capacity.release(queue=name, began=delivery.began, fifo=fifo)
+                self._end_turn(delivery)
             self._released()
         if now:
             self._carry_out(delivery, settlement)
         return held
+
+    def _end_turn(self, delivery: Delivery) -> None:
+        if self._turns is not None:
+            self._turns.end(delivery)
 
     def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
         """Carry out the settlement of a delivery that the ledger does not hold any more."""

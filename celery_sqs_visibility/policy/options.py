@@ -14,7 +14,7 @@ from typing import Any
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.kombu_options import KombuOptions
 from celery_sqs_visibility.policy.option_fields import option, option_name
-from celery_sqs_visibility.policy.option_parsers import Seconds, on_lost
+from celery_sqs_visibility.policy.option_parsers import OneOf, Seconds, on_lost
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
 from celery_sqs_visibility.policy.queue_options import (
     Entries,
@@ -24,6 +24,7 @@ from celery_sqs_visibility.policy.queue_options import (
     options_of_entry,
     queue_entries,
 )
+from celery_sqs_visibility.policy.queue_order import ORDERS, Order
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 __all__ = ["OptionError", "Options", "option_name", "reference_table"]
@@ -66,6 +67,14 @@ class Options(SharedOptions, KombuOptions):
         "queue's own name goes before globs; of globs the first that matches counts.",
     )
 
+    queue_order: Order = option(
+        None,
+        OneOf(ORDERS),
+        "Which queue's message is run next: of all in turn as they come, of the queue that `queues` lists "
+        "first, or by `weight`: see [several queues](several-queues.md).",
+        "'fair', or 'weighted' if a queue has a weight",
+    )
+
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
         """Check `broker_transport_options`.
@@ -88,6 +97,11 @@ class Options(SharedOptions, KombuOptions):
         KombuOptions.__post_init__(self)
         super().__post_init__()
         _ = self._of_entries  # raises where they contradict each other
+        if self.queue_order == "strict" and not self.queues:
+            raise OptionError(
+                "expected queues to list the queues, the most urgent first, since queue_order is 'strict', "
+                "got none"
+            )
 
     def for_queue(self, name: str) -> QueueOptions:
         """The options of a queue, by Celery's name of it."""
@@ -96,6 +110,11 @@ class Options(SharedOptions, KombuOptions):
     @cached_property
     def _of_entries(self) -> dict[str | None, QueueOptions]:
         return {glob: options_of_entry(self.queues, glob, self) for glob in (*self.queues, None)}
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether a worker's queues have an order, or some of them a limit of their own."""
+        return self.queue_order != "fair" or any(each.max_running for each in self._of_entries.values())
 
     @property
     def longest_visibility_timeout(self) -> int:
@@ -109,10 +128,12 @@ class Options(SharedOptions, KombuOptions):
 
 
 def _derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    queues: Entries = values.get("queues", {})
     return {
         "heartbeat_interval": values.get("visibility_timeout", 120) / 3,
         "polling_interval_max": values.get("polling_interval", 0.0),
         "is_secure": False,
+        "queue_order": "weighted" if any("weight" in own for own in queues.values()) else "fair",
     }
 
 

@@ -19,6 +19,7 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -67,6 +68,7 @@ class BrokerContext:
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self._redeliveries = RedeliveryIndex(options.longest_visibility_timeout)
         self.redrive = RedriveBook(self._finds_dead_letters)
+        self._turns = Turns(options.queue_order, options.for_queue) if options.has_turns else None
         self.slots: Callable[[], Slots] | None = None
         self.worker_name = ""
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
@@ -84,6 +86,7 @@ class BrokerContext:
             slots=self.slots if for_worker else None,
             leases=lease_table(),
             worker_name=self.worker_name,
+            turns=self._turns if for_worker else None,
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:

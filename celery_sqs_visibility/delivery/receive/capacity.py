@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from weakref import WeakSet
 
+from celery_sqs_visibility.delivery.receive.reservations import Held, Reservation, Waiter
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.prefetch import (
     LIKELY_SECONDS,
@@ -24,40 +24,6 @@ from celery_sqs_visibility.policy.prefetch import (
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reservation:
-    """Capacity for the messages of one poll."""
-
-    queue: str
-    fifo: bool
-    messages: int  # 1 to 10
-    wait: int  # seconds that the poll may wait for them
-    since: float  # the monotonic instant at which the capacity was reserved
-
-
-@dataclass(slots=True, eq=False)
-class Waiter:
-    """A queue that wants to be polled, and its reservation once there is one."""
-
-    queue: str
-    fifo: bool
-    changed: threading.Condition  # of the capacity's lock: there is a reservation, or a reason to give up
-    reservation: Reservation | None = None
-
-
-@dataclass(slots=True)
-class Held:
-    """Messages that are held, and runs whose messages were settled when they began."""
-
-    messages: int = 0
-    runs: WeakSet[object] = field(default_factory=WeakSet)
-
-    @property
-    def occupied(self) -> int:
-        """Messages and runs together."""
-        return self.messages + len(self.runs)
-
-
 class ReceiveCapacity:
     """Counts the messages held and asked for against those that may be held. Safe to use from any thread.
 
@@ -65,10 +31,15 @@ class ReceiveCapacity:
         prefetch_seconds: seconds of work to hold beyond Celery's prefetch count.
         clock: the monotonic clock.
         slots: the pool's slots; without it there are as many as Celery's prefetch count.
+        turns: where queues have an order, or some run only so many tasks at once.
     """
 
     def __init__(
-        self, prefetch_seconds: float, clock: Clock, slots: Callable[[], Slots] | None = None
+        self,
+        prefetch_seconds: float,
+        clock: Clock,
+        slots: Callable[[], Slots] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._prefetch_seconds = prefetch_seconds
         self._clock = clock
@@ -77,9 +48,11 @@ class ReceiveCapacity:
         self._lock = threading.RLock()
         self._prefetch_count = 0  # unlimited, as in kombu, until Celery sets it
         self._slots = slots
+        self._turns = turns
         self._recent_runs = RecentRuns()
         self._held = Held()
         self._fifo = Held()  # those of FIFO queues
+        self._of: defaultdict[str, Held] = defaultdict(Held)  # those of each queue
         self._queues = 0  # that poll or want to
         self._removed: set[str] = set()  # queues that poll no more, though a last poll may be in flight
         self._busy: set[str] = set()  # queues whose last poll brought something
@@ -100,6 +73,16 @@ class ReceiveCapacity:
         with self._lock:
             self._prefetch_count = count
             self._serve()
+        if self._turns is not None:
+            self._turns.wake()
+
+    @property
+    def runnable(self) -> int | None:
+        """Messages that Celery may have: for each slot one, and those that wait for an ETA; `None`: any."""
+        if self._slots is None or self._prefetch_count <= 0:
+            return None
+        slots = self._slots()
+        return (slots.number or BATCH_ENTRIES) + self._waiting_for_eta(slots)
 
     @property
     def held(self) -> int:
@@ -161,41 +144,44 @@ class ReceiveCapacity:
                 self._busy.add(queue)
             elif queue not in self._polls:  # else its other polls decide whether it is busy
                 self._busy.discard(queue)
-            self.hold(messages, fifo=reservation.fifo)
+            self.hold(messages, queue=queue, fifo=reservation.fifo)
             self._serve()
 
-    def hold(self, messages: int, *, fifo: bool = False) -> None:
+    def hold(self, messages: int, *, queue: str = "", fifo: bool = False) -> None:
         """Hold this many more messages, without a reservation: those of a late answer, for example."""
         with self._lock:
             self._held.messages += messages
             if fifo:
                 self._fifo.messages += messages
+            self._of[queue].messages += messages
 
-    def release(self, *, began: float | None = None, fifo: bool = False) -> None:
+    def release(self, *, queue: str = "", began: float | None = None, fifo: bool = False) -> None:
         """A held message was settled; `began` is the monotonic instant at which its run did, if it ran."""
         with self._lock:
-            self.hold(-1, fifo=fifo)
+            self.hold(-1, queue=queue, fifo=fifo)
             if began is not None:
                 self._note_run(began)
             self._serve()
 
-    def start_run(self, run: object, *, fifo: bool = False) -> None:
+    def start_run(self, run: object, *, queue: str = "", fifo: bool = False) -> None:
         """A held message was settled, and its run begins.
 
         The run has a slot until `end_run`, or until nothing refers to it any more.
         """
         with self._lock:
-            self.hold(-1, fifo=fifo)
+            self.hold(-1, queue=queue, fifo=fifo)
             self._held.runs.add(run)
             if fifo:
                 self._fifo.runs.add(run)
+            self._of[queue].runs.add(run)
             self._serve()
 
-    def end_run(self, run: object, began: float) -> None:
+    def end_run(self, run: object, began: float, *, queue: str = "") -> None:
         """A run of `start_run` has ended that began at this monotonic instant."""
         with self._lock:
             self._held.runs.discard(run)
             self._fifo.runs.discard(run)
+            self._of[queue].runs.discard(run)
             self._note_run(began)
             self._serve()
 
@@ -233,13 +219,15 @@ class ReceiveCapacity:
             self._unlikely[reservation.queue] += reservation.messages
 
     def _serve(self) -> None:
-        """Reserve for the waiters what there is, first come first. Under the lock.
+        """Reserve for the waiters what there is, first come first, or in the queues' order. Under the lock.
 
         A waiter without a reservation keeps only those of its kind waiting: an idle queue waits for its turn,
-        a busy one for capacity.
+        a busy one for capacity. Where there are turns, each queue may lack something else.
         """
         refused: set[tuple[bool, bool]] = set()
-        for waiter in tuple(self._waiters):
+        turns = self._turns
+        waiters = tuple(self._waiters)
+        for waiter in sorted(waiters, key=lambda each: turns.rank(each.queue)) if turns else waiters:
             kind = waiter.queue in self._busy, waiter.fifo
             if kind in refused and waiter.queue not in self._polls:
                 continue
@@ -247,7 +235,7 @@ class ReceiveCapacity:
                 waiter.reservation = reservation
                 self._waiters.remove(waiter)
                 waiter.changed.notify()
-            elif waiter.queue not in self._polls:
+            elif waiter.queue not in self._polls and turns is None:
                 refused.add(kind)
 
     def _reserve(self, waiter: Waiter) -> Reservation | None:
@@ -267,8 +255,7 @@ class ReceiveCapacity:
 
     def _snapshot(self, queue: str, *, fifo: bool) -> Snapshot:
         slots = self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
-        # Celery adds each task that it holds in memory for its ETA to its prefetch count.
-        waiting_for_eta = max(0, self._prefetch_count - slots.prefetch_count)
+        waiting_for_eta = self._waiting_for_eta(slots)
         own_unlikely = self._unlikely[queue]
         fifo_limit = (slots.number or BATCH_ENTRIES) + waiting_for_eta
         fifo_capacity = max(0, fifo_limit - self._fifo.occupied - self._fifo_expected - own_unlikely)
@@ -289,7 +276,20 @@ class ReceiveCapacity:
             own_unlikely=own_unlikely,
             most=1 if fifo else BATCH_ENTRIES,
             fifo_capacity=fifo_capacity if fifo else None,
+            **(self._own(queue, self._turns) if self._turns else {}),
         )
+
+    def _own(self, queue: str, turns: Turns) -> dict[str, int]:
+        """What counts for a queue alone: how many it may still ask for, and what it has beside its runs."""
+        asked = self._unlikely[queue] + sum(each.messages for each in self._likely if each.queue == queue)
+        taken = self._of[queue].occupied + asked
+        most = turns.max_running(queue)
+        own = {} if most is None else {"room": max(0, most - taken)}
+        return own | ({"ahead": max(0, taken - turns.begun(queue))} if turns.overtakes(queue) else {})
+
+    def _waiting_for_eta(self, slots: Slots) -> int:
+        """Celery adds each task that it holds in memory for its ETA to its prefetch count."""
+        return max(0, self._prefetch_count - slots.prefetch_count)
 
     def _limit(self, slots: Slots) -> int:
         if self._prefetch_count <= 0:
