@@ -129,6 +129,7 @@ class Arrivals:
             delivery = buffered.delivery
             if not self._dispatching() or self._holder.lapsed(delivery.current):
                 return  # a held delivery that does not run is given back
+            self._holder.capacity.turn_given()
             try:
                 on_message(buffered.payload)
             except Exception:

@@ -226,7 +226,15 @@ def open_by_handle(_queue: Queue, message: Any) -> DecodedMessage:
 
 
 def queue_consumer(
-    clock, *, buffer=None, redrive=None, redeliveries=None, open_message=open_by_handle, **options
+    clock,
+    *,
+    buffer=None,
+    redrive=None,
+    redeliveries=None,
+    open_message=open_by_handle,
+    slots=None,
+    turns=None,
+    **options,
 ):
     """A consumer that may hold ten messages; `options` are transport options."""
     made = QueueConsumer(
@@ -237,6 +245,8 @@ def queue_consumer(
         redeliveries or RedeliveryIndex(TIMEOUT, clock),
         Buffer() if buffer is None else buffer,
         clock,
+        slots=slots,
+        turns=turns,
     )
     made.capacity.prefetch_count = 10
     return made

@@ -70,9 +70,9 @@ def test_both_have_their_share_of_the_slots_however_many_wait(make_site, pool):
 
 def test_of_a_queue_no_more_run_at_once_than_it_allows_and_others_can_have_the_rest(make_site):
     queues = TwoQueues(make_site(), low={"max_running": 1, "visibility_timeout": 77})
-    queues.send(queues.low, "slow", range(6), 0.5)
     for _ in range(2):
         queues.start(pool="threads", concurrency=4)
+    queues.send(queues.low, "slow", range(6), 0.5)
     assert queues.seconds_until_begun("a") < SLACK_SECONDS
     done = queues.diary.wait_for("done", 6)
     pids = {entry["key"]: entry["pid"] for entry in queues.diary.entries("started")}

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 
-from celery_sqs_visibility.delivery.receive.reservations import Held, Reservation, Waiter
+from celery_sqs_visibility.delivery.receive.reservations import AskedFor, Held, Reservation, Waiter
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.prefetch import (
@@ -56,11 +56,7 @@ class ReceiveCapacity:
         self._queues = 0  # that poll or want to
         self._removed: set[str] = set()  # queues that poll no more, though a last poll may be in flight
         self._busy: set[str] = set()  # queues whose last poll brought something
-        self._polls: Counter[str] = Counter()  # in flight, by queue
-        self._likely: set[Reservation] = set()  # of polls in flight that should bring what they ask for
-        self._expected = 0  # messages that these ask for
-        self._fifo_expected = 0  # and those of FIFO queues among them
-        self._unlikely: Counter[str] = Counter()  # messages that the other polls ask for, by queue
+        self._asked = AskedFor()
         self._waiters: deque[Waiter] = deque()  # first come first
 
     @property
@@ -135,14 +131,10 @@ class ReceiveCapacity:
         """The poll is over and brought this many messages."""
         queue = reservation.queue
         with self._lock:
-            self._set_unlikely(reservation)
-            self._unlikely[queue] -= reservation.messages
-            self._polls[queue] -= 1
-            if not self._polls[queue]:
-                del self._polls[queue], self._unlikely[queue]
+            self._asked.remove(reservation)
             if messages and queue not in self._removed:
                 self._busy.add(queue)
-            elif queue not in self._polls:  # else its other polls decide whether it is busy
+            elif queue not in self._asked.polls:  # else its other polls decide whether it is busy
                 self._busy.discard(queue)
             self.hold(messages, queue=queue, fifo=reservation.fifo)
             self._serve()
@@ -192,11 +184,17 @@ class ReceiveCapacity:
                 self._busy.add(queue)
             self._serve()
 
+    def turn_given(self) -> None:
+        """A message goes to Celery: its queue may ask for the next one that is to wait here."""
+        if self._turns is not None:
+            with self._lock:
+                self._serve()
+
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`: polls that wait in vain keep their capacity no longer."""
         with self._lock:
-            for reservation in [each for each in self._likely if each.since + LIKELY_SECONDS <= now]:
-                self._set_unlikely(reservation)
+            for reservation in [each for each in self._asked.likely if each.since + LIKELY_SECONDS <= now]:
+                self._asked.doubt(reservation)
                 self._busy.discard(reservation.queue)
             self._serve()
 
@@ -210,14 +208,6 @@ class ReceiveCapacity:
         now = self._clock.monotonic()
         self._recent_runs.note(now, now - began)
 
-    def _set_unlikely(self, reservation: Reservation) -> None:
-        """The poll is not likely to bring anything; harmless if that is known."""
-        if reservation in self._likely:
-            self._likely.remove(reservation)
-            self._expected -= reservation.messages
-            self._fifo_expected -= reservation.messages if reservation.fifo else 0
-            self._unlikely[reservation.queue] += reservation.messages
-
     def _serve(self) -> None:
         """Reserve for the waiters what there is, first come first, or in the queues' order. Under the lock.
 
@@ -229,13 +219,13 @@ class ReceiveCapacity:
         waiters = tuple(self._waiters)
         for waiter in sorted(waiters, key=lambda each: turns.rank(each.queue)) if turns else waiters:
             kind = waiter.queue in self._busy, waiter.fifo
-            if kind in refused and waiter.queue not in self._polls:
+            if kind in refused and waiter.queue not in self._asked.polls:
                 continue
             if (reservation := self._reserve(waiter)) is not None:
                 waiter.reservation = reservation
                 self._waiters.remove(waiter)
                 waiter.changed.notify()
-            elif waiter.queue not in self._polls and turns is None:
+            elif waiter.queue not in self._asked.polls and turns is None:
                 refused.add(kind)
 
     def _reserve(self, waiter: Waiter) -> Reservation | None:
@@ -244,33 +234,28 @@ class ReceiveCapacity:
         if ask is None:
             return None
         reservation = Reservation(queue, fifo, ask.messages, ask.wait, self._clock.monotonic())
-        self._polls[queue] += 1
-        if queue in self._busy:
-            self._likely.add(reservation)
-            self._expected += ask.messages
-            self._fifo_expected += ask.messages if fifo else 0
-        else:
-            self._unlikely[queue] += ask.messages
+        self._asked.add(reservation, likely=queue in self._busy)
         return reservation
 
     def _snapshot(self, queue: str, *, fifo: bool) -> Snapshot:
         slots = self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
         waiting_for_eta = self._waiting_for_eta(slots)
-        own_unlikely = self._unlikely[queue]
+        asked = self._asked
+        own_unlikely = asked.unlikely[queue]
         fifo_limit = (slots.number or BATCH_ENTRIES) + waiting_for_eta
-        fifo_capacity = max(0, fifo_limit - self._fifo.occupied - self._fifo_expected - own_unlikely)
-        polled = queue in self._polls
+        fifo_capacity = max(0, fifo_limit - self._fifo.occupied - asked.fifo_expected - own_unlikely)
+        polled = queue in asked.polls
         return Snapshot(
             slots=slots.number,
             limit=self._limit(slots),
             prefetch_count=self._prefetch_count - waiting_for_eta,
             occupied=self._held.occupied - waiting_for_eta,
-            expected=self._expected,
-            unlikely=self._unlikely.total(),
-            idle_polls=self._polls.total() - len(self._likely),
+            expected=asked.expected,
+            unlikely=asked.unlikely.total(),
+            idle_polls=asked.polls.total() - len(asked.likely),
             queues=self._queues,
-            unpolled=max(0, self._queues - len(self._polls) - (not polled)),
-            unpolled_busy=len(self._busy - self._polls.keys() - {queue}),
+            unpolled=max(0, self._queues - len(asked.polls) - (not polled)),
+            unpolled_busy=len(self._busy - asked.polls.keys() - {queue}),
             busy=queue in self._busy,
             polled=polled,
             own_unlikely=own_unlikely,
@@ -281,8 +266,7 @@ class ReceiveCapacity:
 
     def _own(self, queue: str, turns: Turns) -> dict[str, int]:
         """What counts for a queue alone: how many it may still ask for, and what it has beside its runs."""
-        asked = self._unlikely[queue] + sum(each.messages for each in self._likely if each.queue == queue)
-        taken = self._of[queue].occupied + asked
+        taken = self._of[queue].occupied + self._asked.of(queue)
         most = turns.max_running(queue)
         own = {} if most is None else {"room": max(0, most - taken)}
         return own | ({"ahead": max(0, taken - turns.begun(queue))} if turns.overtakes(queue) else {})

@@ -5,12 +5,16 @@ from __future__ import annotations
 import select
 import threading
 
+import pytest
 from support import factories
 from support.factories import DELETES, TIMEOUT
-from support.processes import SOON
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.events import Deleted, Hidden, Released
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.prefetch import Slots
 
 
 def test_a_cancelled_queue_gives_back_what_is_buffered(world, queue, events):
@@ -150,3 +154,26 @@ def test_each_queue_is_received_extended_and_hidden_by_its_own_options(make):
     world.extend()
     assert left() == [600 - TIMEOUT * 2 / 3, TIMEOUT, TIMEOUT]
     assert [held[name].after_an_error() for name in queues] == [Lapse(), Hide(7), Lapse()]
+
+
+@pytest.mark.parametrize("acknowledged", ["late", "early", "given back"])
+def test_a_slot_is_taken_from_when_celery_gets_a_message_until_its_run_ends(make, acknowledged):
+    queues = {"high": {}, "low": {}}
+    turns = Turns("strict", Options.parse({"queues": queues}).for_queue)
+    world = make(queues=queues, slots=lambda: Slots(1, 10), turns=turns)
+    world.consume(world.queue("low"), "a")
+    assert world.buffer.wait(SOON)
+    assert world.hand_over() == 1
+    world.consume(world.queue("high"), "b")
+    wait_until(lambda: len(world.buffer), SOON, "a message of the queue that overtakes")
+    assert world.hand_over() == 0
+    delivery = world.delivery(world.handed[0])
+    if acknowledged != "given back":
+        delivery.acknowledged_early = acknowledged == "early"
+        assert delivery.start()
+    assert delivery.settle(Release() if acknowledged == "given back" else Delete())
+    if acknowledged == "early":
+        assert world.hand_over() == 0
+        delivery.ran()
+    assert world.hand_over() == 1
+    assert world.bodies() == ["a", "b"]

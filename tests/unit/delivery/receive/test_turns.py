@@ -166,6 +166,19 @@ def test_a_queue_at_its_most_is_asked_for_nothing_and_keeps_no_other_from_being_
     assert waiter.reservation is None
 
 
+def test_the_next_message_is_asked_for_as_soon_as_one_that_waited_goes_to_celery():
+    world = World(slots=1)
+    world.arrive("low")
+    world.handed()
+    (high,) = world.arrive("high")
+    waiter = world.capacity.add_waiter("high")
+    world.end(world.requests[0])
+    assert waiter.reservation is None
+    assert world.handed() == [high]
+    world.capacity.turn_given()
+    assert waiter.reservation.messages == 1
+
+
 def test_waiters_are_served_in_the_order_of_the_queues():
     world = World(slots=1)
     for name in ("low", "high"):  # both have brought something
