@@ -68,6 +68,14 @@ def test_both_have_their_share_of_the_slots_however_many_wait(make_site, pool):
     assert 25 <= high <= 45, "three quarters, as far as the polls bring them"
 
 
+def test_a_failed_task_waits_for_the_delay_of_its_queue(make_site):
+    queues = TwoQueues(make_site(error_visibility_timeout=30), high={"error_visibility_timeout": [2, 30]})
+    queues.start()
+    queues.send(queues.high, "plain", ["a"])
+    queues.diary.wait_for("done", key="a")
+    assert queues.site.changes() == [2]
+
+
 def test_of_a_queue_no_more_run_at_once_than_it_allows_and_others_can_have_the_rest(make_site):
     queues = TwoQueues(make_site(), low={"max_running": 1, "visibility_timeout": 77})
     for _ in range(2):
