@@ -105,7 +105,8 @@ class Turns:
             return self._order.overtakes(queue, self._queues)
 
     def _startable(self, waiting: Collection[str]) -> list[str]:
-        limit = None if self._order.order == "fair" else self._runnable()
+        alone = len(self._queues) <= 1
+        limit = None if alone or self._order.order == "fair" else self._runnable()
         if limit is not None and sum(map(len, self._begun.values())) >= limit:
             return []
         return [queue for queue in waiting if self._is_below_its_most(queue)]

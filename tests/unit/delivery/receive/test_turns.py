@@ -23,7 +23,7 @@ HANDLES = map(str, count())
 class World:
     """Turns, a buffer, and the capacity of a pool with these slots."""
 
-    def __init__(self, order="strict", slots=2, prefetch_count=None, **queues):
+    def __init__(self, order="strict", slots=2, prefetch_count=None, names=QUEUES, **queues):
         self.clock = FakeClock()
         queues = {"high": {}, "low": {}, **queues}
         self.options = Options.parse({"queues": queues, "queue_order": order})
@@ -34,7 +34,7 @@ class World:
         self.buffer = Buffer()
         self.requests = []  # as Celery keeps them
         self.turns.attach(self.buffer, lambda: self.capacity.runnable)
-        for name in QUEUES:
+        for name in names:
             self.capacity.add_queue()
             self.turns.add_queue(name)
 
@@ -113,6 +113,12 @@ def test_an_eta_takes_no_slot_and_without_a_limit_there_is_no_order(prefetch_cou
     assert len(world.handed()) == (2 if prefetch_count else 3)
     world.capacity.prefetch_count += bool(prefetch_count)  # as Celery does for a task with an ETA
     assert len(world.handed()) == (1 if prefetch_count else 0)
+
+
+def test_a_queue_alone_needs_no_turns():
+    world = World(names=["low"])
+    lows = world.arrive("low", 3)
+    assert world.handed() == lows
 
 
 def test_a_run_that_nobody_refers_to_any_more_has_no_slot():
