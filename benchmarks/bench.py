@@ -1,6 +1,6 @@
 """One run of all benchmarks, or of those that are named, for all contenders in turn.
 
-    python benchmarks/bench.py [consume publish idle heartbeat retries import memory proxy]
+    python benchmarks/bench.py [consume several publish idle heartbeat retries import memory proxy]
         [--tasks 2000] [--repeats 3] [--json FILE] [--write docs/benchmarks.md]
 
 The same task module runs on kombu's SQS transport, on ours, and on Redis if a `redis-server` is found. Both
@@ -28,12 +28,13 @@ import proxying
 import publish
 import report
 import retries
+import several
 from results import Result, by_measurement, table
 from servers import CREDENTIALS, Server, redis_server, sqs_server
 
 MEASUREMENTS = {
     module.NAME: module
-    for module in (proxying, importing, consume, publish, retries, idle, inflight, footprint)
+    for module in (proxying, importing, consume, several, publish, retries, idle, inflight, footprint)
 }
 
 
@@ -53,6 +54,7 @@ def parse():
     parser.add_argument("measurements", nargs="*", help=f"of {', '.join(MEASUREMENTS)}; all by default")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tasks", type=int, default=4000, help="to consume")
+    parser.add_argument("--each", type=int, default=1000, help="tasks in each of several queues")
     parser.add_argument("--publish-tasks", type=int, default=5000)
     parser.add_argument("--latency", type=float, nargs="+", default=[0.010, 0.050], help="seconds a call")
     parser.add_argument("--pool", nargs="+", default=["prefork", "threads"])

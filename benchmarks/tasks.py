@@ -20,6 +20,7 @@ from support.diary import note
 TASK_CLASS_VARIABLE = "BENCH_TASK_CLASS"
 MEMORY_VARIABLE = "BENCH_MEMORY_FILE"
 DELAY = 5
+REST_SECONDS = 0.05
 ERROR = "to be tried again"
 
 app = make_app("tasks", task_cls=os.environ.get(TASK_CLASS_VARIABLE) or None)
@@ -28,6 +29,12 @@ app = make_app("tasks", task_cls=os.environ.get(TASK_CLASS_VARIABLE) or None)
 @app.task(acks_late=True, ignore_result=True)
 def nothing() -> None:
     """Do nothing."""
+
+
+@app.task(acks_late=True, ignore_result=True)
+def rest() -> None:
+    """Take a slot for longer than it takes to receive the next message."""
+    time.sleep(REST_SECONDS)
 
 
 @app.task(acks_late=True, ignore_result=True)

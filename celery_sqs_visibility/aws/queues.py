@@ -66,7 +66,7 @@ class Queues:
             SQS is asked only for URLs that they lack.
         owner: the AWS account that all queues belong to, if that is another's; then none is created.
         sqs_for: gives access to a predefined queue; by default the same `sqs`.
-        attributes: CreateQueue's, for a queue that has to be created.
+        attributes: CreateQueue's, for a queue that has to be created, by Celery's name of it.
         tags: CreateQueue's.
     """
 
@@ -78,7 +78,7 @@ class Queues:
         predefined: Mapping[str, PredefinedQueue] | None = None,
         owner: str | None = None,
         sqs_for: Callable[[PredefinedQueue], SQS] | None = None,
-        attributes: Mapping[str, str] | None = None,
+        attributes: Callable[[str], Mapping[str, str]] = lambda _name: {},
         tags: Mapping[str, str] | None = None,
     ) -> None:
         self._sqs = sqs
@@ -86,7 +86,7 @@ class Queues:
         self._predefined = dict(predefined or {})
         self._owner = owner
         self._sqs_for = sqs_for or (lambda _definition: sqs)
-        self._attributes = dict(attributes or {})
+        self._attributes = attributes
         self._tags = dict(tags or {})
         self._lock = ProcessLock()  # guards _found
         self._found: dict[str, Queue] = {}
@@ -204,7 +204,9 @@ class Queues:
         canonical = self.canonical_name(name)
         fifo = {"FifoQueue": "true"} if canonical.endswith(FIFO_SUFFIX) else {}
         try:
-            url = self._sqs.create_queue(canonical, {**self._attributes, **attributes, **fifo}, self._tags)
+            url = self._sqs.create_queue(
+                canonical, {**self._attributes(name), **attributes, **fifo}, self._tags
+            )
         except AccessDeniedError as error:
             which = f"{canonical!r} (for Celery's queue {name!r})"
             raise reworded(

@@ -48,11 +48,11 @@ class RedriveBook:
     Works without the permission sqs:GetQueueAttributes: an unknown policy is `None`, as "no policy" is.
 
     Args:
-        plain: finds the dead-letter queue of queues that have no policy, as far as we know: the option
-            `dead_letter_queue`.
+        plain: for the name of a queue that has no policy, as far as we know, what finds its dead-letter
+            queue, by the option `dead_letter_queue`; `None` where the option names none.
     """
 
-    def __init__(self, plain: Callable[[], Queue] | None = None) -> None:
+    def __init__(self, plain: Callable[[str], Callable[[], Queue] | None] = lambda _name: None) -> None:
         self._plain = plain
         self._lock = ProcessLock()  # guards _asked, _errors, _known, _retention and _dead_letter_queues
         self._asked: dict[str, float] = {}
@@ -99,7 +99,7 @@ class RedriveBook:
             "cannot read the redrive policy of queue %r, so messages that fail for good %s; "
             "allow sqs:GetQueueAttributes: %s",
             queue.name,
-            "go to the dead_letter_queue of the transport options" if self._plain else kept,
+            "go to the dead_letter_queue of the transport options" if self._plain(queue.name) else kept,
             error,
         )
 
@@ -127,7 +127,7 @@ class RedriveBook:
 
     def has_dead_letter_queue(self, queue: Queue) -> bool:
         """Return whether a policy or the option names a dead-letter queue. No request is made."""
-        return self._plain is not None or self.peek(queue) is not None
+        return self._plain(queue.name) is not None or self.peek(queue) is not None
 
     def find_dead_letter_queue(self, queue: Queue) -> None:
         """Make sure that the plain dead-letter queue exists, if `queue` needs it. Call `get` first.
@@ -154,7 +154,8 @@ class RedriveBook:
         policy = self.peek(queue)
         if policy is not None:
             return self._named_by(policy, queue)
-        plain = self._plain() if self._plain else None
+        find = self._plain(queue.name)
+        plain = find() if find else None
         return None if plain is None or plain.url == queue.url else plain
 
     def _named_by(self, policy: Redrive, queue: Queue) -> Queue:

@@ -69,7 +69,7 @@ class Arrivals:
         """
         arrived = self._decoder.decode(queue, messages, called, returned)
         for _ in range(len(messages) - len(arrived)):
-            self._holder.capacity.release(fifo=queue.fifo)
+            self._holder.capacity.release(queue=queue.name, fifo=queue.fifo)
         self._holder.ledger.add(delivery for delivery, _, _ in arrived)
         dispatch = self._dispatch(queue)
         buffered: list[BufferedMessage] = []
@@ -105,7 +105,7 @@ class Arrivals:
         )
         again.pointer = delivery.pointer
         again.parks = delivery.parks
-        self._holder.capacity.hold(1, fifo=queue.fifo)
+        self._holder.capacity.hold(1, queue=queue.name, fifo=queue.fifo)
         self._holder.ledger.add([again])
         dispatch = self._dispatch(queue)
         if not self._holder.is_new(again):
@@ -174,6 +174,7 @@ class Arrivals:
             delivery = buffered.delivery
             if not self._dispatching() or self._holder.lapsed(delivery.current):
                 return  # a held delivery that does not run is given back
+            self._holder.capacity.turn_given()
             try:
                 on_message(buffered.payload)
             except Exception:

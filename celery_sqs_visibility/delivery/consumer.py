@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.object_store import ObjectStore
@@ -22,6 +23,7 @@ from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, Opened, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage, Receivers
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
@@ -55,12 +57,15 @@ class QueueConsumer(DeliveryHolder):
         leases: LeaseTable | None = None,
         worker_name: str = "",
         payloads: ObjectStore | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name, payloads)
+        super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name, payloads, turns)
+        if turns is not None:
+            turns.attach(buffer, lambda: self.capacity.runnable)
         self._receive = receive
         self._buffer = buffer
         self._receivers = Receivers()
-        decoder = Decoder(open_message, options.visibility_timeout, clock, self, options.payload_bucket)
+        decoder = Decoder(open_message, options.for_queue, clock, self, options.payload_bucket)
         fetches = (
             Fetches[Opened](payloads, decoder.content, _is_held, self._wait_for_payload, self._fetched, clock)
             if payloads
@@ -75,7 +80,7 @@ class QueueConsumer(DeliveryHolder):
             fetches.submit if fetches else None,
         )
         self._shutdown = Shutdown(
-            self.ledger, self._settler, self._receivers, self._take_buffered, options.wait_time_seconds, clock
+            self.ledger, self._settler, self._receivers, self._take_buffered, options.for_queue, clock
         )
         works = (self._heartbeat, self._settler, fetches, self._removals)
         self._batch_threads: list[BatchThreads[Any]] = [work.batch_threads for work in works if work]
@@ -93,17 +98,19 @@ class QueueConsumer(DeliveryHolder):
         # Known before the first message is, since it says which attempt is the last.
         self.redrive.get(queue, self._clock.monotonic())
         self.redrive.find_dead_letter_queue(queue)
-        options = self.options
+        options = self.options.for_queue(queue.name)
         receiver = Receiver(
             queue,
             self.capacity,
             PollSchedule(options.polling_interval, options.polling_interval_max),
             options.wait_time_seconds,
-            self._receive,
+            replace(self._receive, visibility_timeout=options.visibility_timeout),
             self._clock,
             self._arrived,
             self._after_last_poll,
         )
+        if self._turns is not None:
+            self._turns.add_queue(queue.name)
         self.cancel(queue.name)
         self._abandoned.discard(queue.name)
         self._receivers.add(receiver, on_message)
@@ -215,9 +222,8 @@ class QueueConsumer(DeliveryHolder):
             batch_threads.stop()
 
     def _supervised(self) -> list[Supervised]:
-        table = self._leases
-        tables = [table] if table else []
-        return [*self._receivers.all(), self.capacity, *self._batch_threads, *tables, self._run_watch]
+        some = [each for each in (self._leases, self._turns) if each is not None]
+        return [*self._receivers.all(), self.capacity, *self._batch_threads, *some, self._run_watch]
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float

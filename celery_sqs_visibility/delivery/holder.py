@@ -29,6 +29,7 @@ from celery_sqs_visibility.delivery.model import (
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.set_aside import SetAside
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.records import send_records
@@ -58,16 +59,16 @@ class DeliveryHolder:
         leases: LeaseTable | None,
         worker_name: str,
         payloads: ObjectStore | None,
+        turns: Turns | None = None,
     ) -> None:
         self.options = options
         self.redrive = redrive
-        self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots)
-        self.ledger = Ledger(options.visibility_timeout, options.heartbeat_interval, leases)
+        self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots, turns)
+        self._turns = turns
+        self.ledger = Ledger(options.for_queue, leases)
         self.set_aside = SetAside(self.capacity, self.ledger.holds)
-        self.parking = Parking(redrive, options.visibility_timeout, clock)
-        self.rejection = Rejection(
-            redrive, options.error_visibility_timeout, options.on_exhausted, redeliveries
-        )
+        self.parking = Parking(redrive, options.for_queue, clock)
+        self.rejection = Rejection(redrive, options.for_queue, redeliveries)
         self._redeliveries = redeliveries
         self._leases = leases
         self._clock = clock
@@ -142,7 +143,7 @@ class DeliveryHolder:
         superseded_by.parks = max(
             superseded_by.parks, delivery.parks
         )  # of a payload in S3, nobody looks again
-        self.capacity.release(fifo=delivery.queue.fifo)
+        self.capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
         self._released()
         if wanted := superseded_by.current.requested_deadline:  # its task still waits for that
             superseded_by.extend(wanted)
@@ -157,7 +158,8 @@ class DeliveryHolder:
     def ran(self, delivery: Delivery) -> None:
         """See `model.Holder`."""
         if delivery.began is not None:
-            self.capacity.end_run(delivery, delivery.began)
+            self.capacity.end_run(delivery, delivery.began, queue=delivery.queue.name)
+            self._end_turn(delivery)
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """See `model.Holder`."""
@@ -175,11 +177,16 @@ class DeliveryHolder:
 
     def _free_capacity(self, delivery: Delivery) -> None:
         """A message that is acknowledged early is held no more, but its run has begun."""
-        fifo = delivery.queue.fifo
+        name, fifo = delivery.queue.name, delivery.queue.fifo
         if delivery.began is not None and delivery.acknowledged_early:
-            self.capacity.start_run(delivery, fifo=fifo)
+            self.capacity.start_run(delivery, queue=name, fifo=fifo)
         else:
-            self.capacity.release(began=delivery.began, fifo=fifo)
+            self.capacity.release(queue=name, began=delivery.began, fifo=fifo)
+            self._end_turn(delivery)
+
+    def _end_turn(self, delivery: Delivery) -> None:
+        if self._turns is not None:
+            self._turns.end(delivery)
 
     def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
         """Carry out the settlement of a delivery that the ledger does not hold any more."""
@@ -190,11 +197,12 @@ class DeliveryHolder:
         if delivery.lost and not isinstance(settlement, Delete):
             return  # it is visible again by itself; a delete may still spare a second run
         if isinstance(settlement, Lapse):
-            if delivery.deadline <= now + self.options.visibility_timeout:
+            timeout = self.options.for_queue(delivery.queue.name).visibility_timeout
+            if delivery.deadline <= now + timeout:
                 self._settled(delivery, settlement, None, now)
                 return
             # Its task has extended it for longer than its next attempt should wait.
-            settlement = Hide(self.options.visibility_timeout)
+            settlement = Hide(timeout)
         self._settler.submit(delivery, settlement)
 
     def _settled(

@@ -12,6 +12,7 @@ from celery_sqs_visibility.delivery.model import Delivery, Hide, Release
 from celery_sqs_visibility.delivery.receive.receivers import Receivers
 from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Shutdown:
         settler: sends the settlements.
         receivers: the consumer's, which are stopped before anything is given back.
         take_buffered: takes the consumer's deliveries out of the buffer.
-        wait_time_seconds: of a long poll.
+        options_of: of a queue, whose long polls last `wait_time_seconds`.
         clock: the monotonic clock.
     """
 
@@ -46,14 +47,14 @@ class Shutdown:
         settler: Settler,
         receivers: Receivers,
         take_buffered: Callable[[], Iterable[Delivery]],
-        wait_time_seconds: int,
+        options_of: OptionsOfQueue,
         clock: Clock,
     ) -> None:
         self._ledger = ledger
         self._settler = settler
         self._receivers = receivers
         self._take_buffered = take_buffered
-        self._wait_time_seconds = wait_time_seconds
+        self._options_of = options_of
         self._clock = clock
         # Monotonic instants:
         self._ends = math.inf  # the process's time is over
@@ -110,7 +111,7 @@ class Shutdown:
         """
         seconds = 0
         if self._began is not None and delivery.facts.receive_count > 1:
-            polls_over = self._began + self._wait_time_seconds
+            polls_over = self._began + self._options_of(delivery.queue.name).wait_time_seconds
             seconds = max(0, math.ceil(polls_over - self._clock.monotonic()))
         own = (delivery.queue.name, delivery.facts.message_id) in self._given_back
         delivery.settle(Hide(seconds) if seconds and not own else Release())

@@ -57,6 +57,29 @@ class Seconds:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """A whole number within bounds, also as text."""
+
+    low: int
+    high: int
+
+    @property
+    def bounds(self) -> str:
+        """For the reference."""
+        return f"{self.low} to {self.high}"
+
+    def __call__(self, name: str, value: Any) -> int:
+        """The number."""
+        with suppress(TypeError, ValueError, OverflowError):
+            number = int(value)
+            if number == float(value) and self.low <= number <= self.high and not isinstance(value, bool):
+                return number
+        raise OptionError(
+            f"expected {name} to be a whole number between {self.low} and {self.high}, got {value!r}"
+        )
+
+
+@dataclass(frozen=True)
 class OneOf:
     """One of a few words."""
 

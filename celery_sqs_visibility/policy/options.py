@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from celery_sqs_visibility.errors import OptionError
@@ -19,69 +20,30 @@ from celery_sqs_visibility.policy.exclusive import (
 )
 from celery_sqs_visibility.policy.kombu_options import KombuOptions
 from celery_sqs_visibility.policy.option_fields import option, option_name
-from celery_sqs_visibility.policy.option_parsers import (
-    Seconds,
-    delay,
-    dotted_path,
-    on_exhausted,
-    on_lost,
-    queue_name,
-)
+from celery_sqs_visibility.policy.option_parsers import OneOf, Seconds, dotted_path, on_lost
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
 from celery_sqs_visibility.policy.payload_options import PayloadOptions
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
-from celery_sqs_visibility.policy.retry_delays import DelayRule
+from celery_sqs_visibility.policy.queue_options import (
+    Entries,
+    QueueOptions,
+    SharedOptions,
+    entry_for,
+    options_of_entry,
+    queue_entries,
+)
+from celery_sqs_visibility.policy.queue_order import ORDERS, Order
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 __all__ = ["OptionError", "Options", "option_name", "reference_table"]
 
-_HORIZON = " (SQS's 12 hours)"
-
-#: A request to extend needs time to arrive.
-SHORTEST_HEARTBEAT_SECONDS = 0.1
-
 
 @dataclass(frozen=True, kw_only=True)
-class Options(PayloadOptions, KombuOptions):
+class Options(PayloadOptions, SharedOptions, KombuOptions):
     """`broker_transport_options`, checked. Durations are seconds.
 
     A name with a dash in kombu (`client-config`) has an underscore here.
     """
 
-    visibility_timeout: int = option(
-        120,
-        Seconds(1, VISIBILITY_HORIZON_SECONDS, whole=True, why=_HORIZON),
-        "How long a received message stays hidden. Sent on every receive and renewed by the heartbeat, so it "
-        "is also how long the message of a killed worker takes to come back.",
-    )
-    heartbeat_interval: float = option(
-        None,
-        Seconds(SHORTEST_HEARTBEAT_SECONDS, VISIBILITY_HORIZON_SECONDS, zero=True),
-        "How long before its deadline a held message is extended; 0 switches the heartbeat off.",
-        "visibility_timeout / 3",
-    )
-    error_visibility_timeout: DelayRule | None = option(
-        None,
-        delay,
-        "How long a failed message stays hidden: seconds, a list by attempt (the last repeats), or the "
-        "dotted path of a callable(retries, exc). None: until its visibility timeout runs out.",
-    )
-    wait_time_seconds: int = option(
-        20,
-        Seconds(0, WAIT_TIME_SECONDS, whole=True, why=" (SQS's longest poll)"),
-        "How long a poll waits for a message.",
-    )
-    polling_interval: float = option(
-        0.0,
-        Seconds(0, VISIBILITY_HORIZON_SECONDS),
-        "How long to sleep after an empty poll. At 0, empty polls that end at once are a second apart.",
-    )
-    polling_interval_max: float = option(
-        None,
-        Seconds(0, VISIBILITY_HORIZON_SECONDS),
-        "What that sleep grows to while the queue stays empty. It ends early for a message that is known to "
-        "reappear.",
-        "polling_interval",
-    )
     shutdown_timeout: float = option(
         25.0,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
@@ -105,18 +67,19 @@ class Options(PayloadOptions, KombuOptions):
         "How many seconds of work, at the measured pace, a worker holds beyond the tasks that run; 0: none. "
         "Of tasks that take a second or more it holds none in any case.",
     )
-    dead_letter_queue: str | None = option(
-        None,
-        queue_name,
-        "Celery's name of a queue for messages that are given up in queues whose redrive policy names none; "
-        "looked up, or created, when a consumer starts. A redrive policy's own queue goes first.",
+    queues: Entries = option(
+        {},
+        queue_entries,
+        "Options of some queues, by Celery's name or a glob: see [several queues](several-queues.md). A "
+        "queue's own name goes before globs; of globs the first that matches counts.",
     )
-    on_exhausted: str = option(
-        "delete",
-        on_exhausted,
-        "What becomes of a message after its last attempt where there is no dead-letter queue. A kept one "
-        "comes back every hour, not to be run, until its retention ends; in a FIFO queue its group waits "
-        "behind it. A task's `on_exhausted` goes first.",
+
+    queue_order: Order = option(
+        None,
+        OneOf(ORDERS),
+        "Which queue's message is run next: of all in turn as they come, of the queue that `queues` lists "
+        "first, or by `weight`: see [several queues](several-queues.md).",
+        "'fair', or 'weighted' if a queue has a weight",
     )
     exclusive_store: StoreAddress | None = option(
         None,
@@ -156,25 +119,46 @@ class Options(PayloadOptions, KombuOptions):
         return cls(**_derived_defaults(values) | values)
 
     def __post_init__(self) -> None:
+        KombuOptions.__post_init__(self)
         super().__post_init__()
-        if self.heartbeat_interval >= self.visibility_timeout:
+        _ = self._of_entries  # raises where they contradict each other
+        if self.queue_order == "strict" and not self.queues:
             raise OptionError(
-                "expected heartbeat_interval to be less than visibility_timeout "
-                f"({self.visibility_timeout}), got {self.heartbeat_interval:g}: a message has to be extended "
-                "before it comes back"
+                "expected queues to list the queues, the most urgent first, since queue_order is 'strict', "
+                "got none"
             )
-        if self.polling_interval_max < self.polling_interval:
-            raise OptionError(
-                f"expected polling_interval_max to be at least polling_interval ({self.polling_interval:g}), "
-                f"got {self.polling_interval_max:g}"
-            )
+
+    def for_queue(self, name: str) -> QueueOptions:
+        """The options of a queue, by Celery's name of it."""
+        return self._of_entries[entry_for(self.queues, name)]
+
+    @cached_property
+    def _of_entries(self) -> dict[str | None, QueueOptions]:
+        return {glob: options_of_entry(self.queues, glob, self) for glob in (*self.queues, None)}
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether a worker's queues have an order, or some of them a limit of their own."""
+        return self.queue_order != "fair" or any(each.max_running for each in self._of_entries.values())
+
+    @property
+    def longest_visibility_timeout(self) -> int:
+        """Of all queues, in seconds."""
+        return max(each.visibility_timeout for each in self._of_entries.values())
+
+    @property
+    def longest_poll(self) -> int:
+        """The `wait_time_seconds` of all queues."""
+        return max(each.wait_time_seconds for each in self._of_entries.values())
 
 
 def _derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    queues: Entries = values.get("queues", {})
     return {
         "heartbeat_interval": values.get("visibility_timeout", 120) / 3,
         "polling_interval_max": values.get("polling_interval", 0.0),
         "is_secure": False,
+        "queue_order": "weighted" if any("weight" in own for own in queues.values()) else "fair",
     }
 
 

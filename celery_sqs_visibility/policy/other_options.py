@@ -49,6 +49,7 @@ REMEDIES: Final = {
         for prefix in ("", "aws_")
         for name in ("access_key", "access_key_id", "secret_key", "secret_access_key", "session_token")
     },
+    **dict.fromkeys(("weight", "max_running"), "give it to a queue, within the option queues"),
     "use_ssl": "use is_secure, for an endpoint that broker_url names",
     "verify": "name the file of trusted certificates in the environment, as AWS_CA_BUNDLE",
     "role_arn": "use sts_role_arn",

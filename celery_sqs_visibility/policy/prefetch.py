@@ -13,6 +13,9 @@ On a whiteboard, the tasks that wait in memory for their ETA left out:
   an idle queue for       unclaimed / (queues that wait)      if that is,
                           or for 1                            if it is not polled, nor `polls` idle queues are
 
+Where queues have an order, no queue is to wait for what others hold: one that may overtake them asks in any
+case until enough of its own messages wait here (`_to_overtake`). A queue's own `max_running` bounds all that.
+
 A poll waits for 20 seconds. Where there are more queues than `polls`, idle queues take turns of 10 seconds.
 
 A queue is busy if its last poll brought something, and no poll of it has waited in vain since. The long
@@ -137,6 +140,8 @@ class Snapshot:
     own_unlikely: int = 0  # messages asked for by its own polls that are not likely to come
     most: int = BATCH_ENTRIES  # messages that it may ask for in one request: 1 of a FIFO queue
     fifo_capacity: int | None = None  # messages of FIFO queues that may be asked for, if this queue is one
+    room: int | None = None  # messages that this queue may still ask for by its own limit, if it has one
+    ahead: int | None = None  # its messages that wait or are asked for, if they may overtake other queues'
 
     @property
     def spare(self) -> int:
@@ -166,7 +171,7 @@ def ask_for(now: Snapshot) -> Ask | None:
     capacity = now.limit - now.occupied - now.expected
     polls = max(capacity, now.spare)
     wait = WAIT_TIME_SECONDS
-    if crowded := now.queues > polls:
+    if crowded := now.queues > polls and now.ahead is None:
         wait = min(max(1, IDLE_QUEUE_PERIOD_SECONDS * polls // now.queues), WAIT_TIME_SECONDS)
         polls = min(polls, max(1, wait * now.queues // IDLE_QUEUE_PERIOD_SECONDS))
     if now.busy:
@@ -177,7 +182,20 @@ def ask_for(now: Snapshot) -> Ask | None:
         messages = _share(now, capacity - now.unlikely, now.unpolled)
         if not messages and not now.polled and now.queues > 1 and now.idle_polls < polls:
             messages = 0 if now.fifo_capacity == 0 else 1  # an idle queue's first message
+    if not messages and now.ahead is not None:
+        messages = _to_overtake(now, now.ahead)
+    if now.room is not None:
+        messages = min(messages, now.room)
     return Ask(messages, wait) if messages else None
+
+
+def _to_overtake(now: Snapshot, ahead: int) -> int:
+    """The messages of a queue that may overtake others, whatever these hold; 0 if enough of it wait here.
+
+    Of long tasks one waits for the next slot, or of many slots one for each ten, of short ones a batch.
+    """
+    enough = 1 if now.most == 1 else max(1, now.slots // BATCH_ENTRIES, now.limit - now.slots)
+    return min(now.most, enough - ahead) if ahead * 2 < enough else 0
 
 
 def _share(now: Snapshot, capacity: int, others: int) -> int:

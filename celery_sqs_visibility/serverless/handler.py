@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from celery import Celery
@@ -91,7 +92,12 @@ class Function:
         queue = self._context.queues.by_arn(records[0]["eventSourceARN"])
         now = self._clock.monotonic()
         self._context.redrive.get(queue, now)
-        decoder = Decoder(self._context.decode_for_worker, max(1, int(seconds)), self._clock, self._holder)
+        options = replace(
+            self._context.options.for_queue(queue.name),
+            visibility_timeout=max(1, int(seconds)),
+            heartbeat_interval=0,
+        )
+        decoder = Decoder(self._context.decode_for_worker, lambda _queue: options, self._clock, self._holder)
         return decoder.decode(queue, [message_of(record) for record in records], now, now)
 
     def _run_all(self, arrived: list[Any], until: float) -> None:

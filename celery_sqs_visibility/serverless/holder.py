@@ -57,11 +57,10 @@ class InvocationHolder:
         self.redrive = context.redrive
         self.rejection = Rejection(
             context.redrive,
-            self.options.error_visibility_timeout,
-            self.options.on_exhausted,
-            RedeliveryIndex(self.options.visibility_timeout, clock),
+            self.options.for_queue,
+            RedeliveryIndex(self.options.longest_visibility_timeout, clock),
         )
-        self.parking = Parking(context.redrive, self.options.visibility_timeout, clock)
+        self.parking = Parking(context.redrive, self.options.for_queue, clock)
         self._dead_letters = DeadLetters(context.redrive, context.worker_name)
         self._clock = clock
         self._leases = leases

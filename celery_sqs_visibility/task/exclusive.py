@@ -221,7 +221,7 @@ def _begin(task: Any, ownership: Ownership, request: dict[str, Any]) -> tuple[Ex
     try:
         options = context.options
         run = ExclusiveRun(context.exclusive_store, ownership, find_lease(request.get("visibility_lease")))
-        run.begin(options.visibility_timeout)
+        run.begin(options.for_queue(request["sqs"]["queue"]).visibility_timeout)
     except NotRun:
         raise
     except Exception as error:  # the message is to come back, whatever a store raises

@@ -117,9 +117,15 @@ class RetryDecisions(GenericTask[P, R_co]):
         return None if delay is None else min(delay, horizon_left(request))
 
     def _rules_in(self, queue: str) -> DelayRules:
-        """The rules for a message of that queue."""
-        policy = self._options.backoff_policy(queue, self.name) if self._options else None
-        return replace(self._delay_rules, queue=policy) if policy else self._delay_rules
+        """The task's rules, with those of the queue that the message came from."""
+        options = self._options
+        if options is None:
+            return self._delay_rules
+        return replace(
+            self._delay_rules,
+            queue=options.backoff_policy(queue, self.name),
+            fallback=options.for_queue(queue).error_visibility_timeout,
+        )
 
     @cached_property
     def _options(self) -> Options | None:
@@ -136,7 +142,6 @@ class RetryDecisions(GenericTask[P, R_co]):
             task=self._delay_rule(self),
             backoff=_celery_backoff(self),
             retry_delay=self.default_retry_delay if sets_delay else None,
-            fallback=self._options.error_visibility_timeout if self._options else None,
         )
 
     @classmethod

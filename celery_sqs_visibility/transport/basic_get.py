@@ -15,6 +15,7 @@ from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_in
+from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 logger = logging.getLogger(__name__)
@@ -30,19 +31,21 @@ class FetchedMessage:
 
 
 class FetchedMessages:
-    """Receipt handles of one channel, until they are settled or `visibility_timeout` is over. Any thread.
+    """Receipt handles of one channel, until they are settled or visible again. Any thread.
 
     `acknowledge` and `reject` make a request, and return `False` for a message that was not fetched here.
     They raise the `SQSError` with which SQS did not do it. `payloads` is the bucket of large messages.
     """
 
-    def __init__(self, visibility_timeout: float, clock: Clock, payloads: PayloadStore | None = None) -> None:
-        self._visibility_timeout = visibility_timeout
+    def __init__(
+        self, options_of: OptionsOfQueue, clock: Clock, payloads: PayloadStore | None = None
+    ) -> None:
+        self._options_of = options_of
         self._clock = clock
         self._objects = payloads.objects if payloads else None
         # Guards _fetched. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
-        self._fetched: dict[str, FetchedMessage] = {}  # by handle; the oldest first
+        self._fetched: dict[str, FetchedMessage] = {}  # by handle
 
     def __len__(self) -> int:
         return len(self._fetched)
@@ -63,7 +66,8 @@ class FetchedMessages:
         """A receive that began at that monotonic instant brought the message of this handle."""
         with self._lock:
             self._forget_lapsed()
-            self._fetched[handle] = FetchedMessage(queue, called + self._visibility_timeout, pointer)
+            deadline = called + self._options_of(queue.name).visibility_timeout
+            self._fetched[handle] = FetchedMessage(queue, deadline, pointer)
 
     def acknowledge(self, handle: str) -> bool:
         """Delete the message."""
@@ -123,11 +127,7 @@ class FetchedMessages:
 
     def _forget_lapsed(self) -> None:
         now = self._clock.monotonic()
-        while self._fetched:
-            handle, message = next(iter(self._fetched.items()))
-            if message.deadline > now:
-                break
-            del self._fetched[handle]
+        self._fetched = {handle: kept for handle, kept in self._fetched.items() if kept.deadline > now}
 
 
 def _raise_failure(result: BatchResult) -> None:

@@ -22,6 +22,7 @@ from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.delays import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
@@ -84,9 +85,9 @@ class BrokerContext:
         self.decode_message = partial(decode_message, attribute_names=custom)
         self.decode_for_worker: DecodeMessage = self.decode_message
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
-        self._redeliveries = RedeliveryIndex(options.visibility_timeout)
-        letters = options.dead_letter_queue
-        self.redrive = RedriveBook((lambda: self.queues.find_or_create(letters)) if letters else None)
+        self._redeliveries = RedeliveryIndex(options.longest_visibility_timeout)
+        self.redrive = RedriveBook(self._finds_dead_letters)
+        self._turns = Turns(options.queue_order, options.for_queue) if options.has_turns else None
         self.slots: Callable[[], Slots] | None = None
         self.worker_name = ""
         self.release_keys: Callable[[], None] | None = None
@@ -106,6 +107,7 @@ class BrokerContext:
             leases=lease_table(),
             worker_name=self.worker_name,
             payloads=self.payloads.objects if self.payloads else None,
+            turns=self._turns if for_worker else None,
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:
@@ -114,8 +116,9 @@ class BrokerContext:
 
     def delay_limits(self, queue: Queue) -> DelayLimits:
         """What is known here of how long a message to the queue may wait. Any thread, no request."""
-        options = self.options
-        retention = self.redrive.known_retention(queue) or stated_retention(options.sqs_creation_attributes)
+        stated = stated_retention(self.options.sqs_creation_attributes)
+        options = self.options.for_queue(queue.name)
+        retention = self.redrive.known_retention(queue) or stated
         return DelayLimits(options.polling_interval_max, retention, options.visibility_timeout)
 
     @cached_property
@@ -155,6 +158,16 @@ class BrokerContext:
             for queue_consumer in list(self.queue_consumers):
                 queue_consumer.abandon(name)
             self.delete_temporary_queue(name)
+
+    def receive_options_of(self, queue: str) -> ReceiveOptions:
+        """For one receive from a queue, by Celery's name of it."""
+        return replace(
+            self.receive_options, visibility_timeout=self.options.for_queue(queue).visibility_timeout
+        )
+
+    def _finds_dead_letters(self, queue: str) -> Callable[[], Queue] | None:
+        letters = self.options.for_queue(queue).dead_letter_queue
+        return partial(self.queues.find_or_create, letters) if letters else None
 
     def publish_attempts(self, connection: Any) -> PublishAttempts:
         """The attempts of a kombu Connection so far."""
@@ -206,10 +219,7 @@ def _queues(settings: ClientSettings, options: Options) -> Queues:
         predefined=options.predefined_queues,
         owner=options.queue_owner,
         sqs_for=sqs_for,
-        attributes={
-            "VisibilityTimeout": str(options.visibility_timeout),
-            **options.sqs_creation_attributes,
-        },
+        attributes=partial(_creation_attributes, options),
         tags=options.queue_tags,
     )
 
@@ -222,6 +232,11 @@ def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> Clie
     if predefined.sts_role_arn:
         own |= {"role_arn": predefined.sts_role_arn, "role_external_id": predefined.external_id}
     return replace(settings, region=predefined.region or settings.region, **own)
+
+
+def _creation_attributes(options: Options, queue: str) -> dict[str, str]:
+    timeout = options.for_queue(queue).visibility_timeout
+    return {"VisibilityTimeout": str(timeout), **options.sqs_creation_attributes}
 
 
 def _endpoint(broker: BrokerURL, *, secure: bool) -> str | None:

@@ -50,9 +50,7 @@ class Channel(FanoutChannel):
         super().__init__(connection, **kwargs)
         self._pid = os.getpid()
         self._queue_consumer: QueueConsumer | None = None
-        self._fetched = FetchedMessages(
-            connection.options.visibility_timeout, SYSTEM_CLOCK, self.context.payloads
-        )
+        self._fetched = FetchedMessages(connection.options.for_queue, SYSTEM_CLOCK, self.context.payloads)
 
     @property
     def queue_consumer(self) -> QueueConsumer:
@@ -205,7 +203,7 @@ class Channel(FanoutChannel):
         """Fetch one message, for `basic_get`. Nothing extends it beyond its visibility timeout."""
         source = self.context.queues.find_or_create(queue)
         called = SYSTEM_CLOCK.monotonic()
-        for received in source.sqs.receive(source.url, 1, 0, self.context.receive_options):
+        for received in source.sqs.receive(source.url, 1, 0, self.context.receive_options_of(queue)):
             try:
                 pointer, message = self._fetched.with_payload(received)
                 payload = self.context.decode_message(source, message).payload

@@ -178,7 +178,7 @@ class Drain:
 
     def _polls_until(self) -> float:
         """The monotonic instant until which polls in flight are waited for; SQS has answered them by then."""
-        longest = self._context.options.wait_time_seconds + LONGEST_REPLY_GRACE_SECONDS
+        longest = self._context.options.longest_poll + LONGEST_REPLY_GRACE_SECONDS
         seconds = POLLS_IN_FLIGHT_SECONDS if self._polls_shortened else longest
         return min((self._began_at or 0.0) + seconds, self._ends_at)
 

@@ -65,7 +65,9 @@ class KeyLease:
     def next_end(self, now: float) -> float:
         """The monotonic instant until which the lease is to last."""
         delivery = self.delivery.current
-        return now + delivery.holder.options.visibility_timeout if delivery.lost else delivery.deadline
+        if not delivery.lost:
+            return delivery.deadline
+        return now + delivery.holder.options.for_queue(delivery.queue.name).visibility_timeout
 
 
 @dataclass(eq=False)

@@ -206,7 +206,9 @@ class DeliveryRequest(Request):
     @property
     def visibility_timeout(self) -> int | None:
         """The queue's, in seconds; `None` without a delivery."""
-        return None if self.delivery is None else self.delivery.holder.options.visibility_timeout
+        if (delivery := self.delivery) is None:
+            return None
+        return delivery.holder.options.for_queue(delivery.queue.name).visibility_timeout
 
     def put_off(self, eta: float) -> bool:
         """Have it wait in SQS until `eta`, in seconds since the epoch, as a copy; whether it can."""

@@ -30,13 +30,14 @@ def report(queue: Queue, redrive: RedriveBook, options: Options) -> None:
         name += f" (Celery's {queue.name!r})"
     log_safely(
         logger.info,
-        "queue %s %s at %s (%s): %s; visibility timeout %d s",
+        "queue %s %s at %s (%s): %s; visibility timeout %d s%s",
         name,
         queue.origin,
         queue.url,
         ", ".join(f"{key} {facts[key]}" for key in ("region", "account") if facts[key]),
         _dead_letters(facts, redrive.why_unknown(queue)),
-        options.visibility_timeout,
+        facts["visibility_timeout"],
+        _turns(facts, options),
         extra={"sqs": facts},
     )
 
@@ -47,6 +48,7 @@ def describe(queue: Queue, redrive: RedriveBook, options: Options) -> dict[str, 
     # Of a policy's queue only the name: its URL would be a request.
     plain = redrive.dead_letter_queue(queue) if policy is None else None
     denied = isinstance(redrive.why_unknown(queue), AccessDeniedError)
+    own = options.for_queue(queue.name)
     return {
         "queue": queue.name,
         "sqs_name": queue.sqs_name,
@@ -56,9 +58,22 @@ def describe(queue: Queue, redrive: RedriveBook, options: Options) -> dict[str, 
         "origin": queue.origin,
         "dead_letter_queue": policy.name if policy else plain and plain.sqs_name,
         "max_receive_count": policy.max_receive_count if policy else None,
-        "visibility_timeout": options.visibility_timeout,
+        "visibility_timeout": own.visibility_timeout,
+        "weight": own.weight,
+        "max_running": own.max_running,
         "not_allowed": [READ_POLICY] if denied else [],
     }
+
+
+def _turns(facts: dict[str, Any], options: Options) -> str:
+    """How the queue shares the worker with others, where an option says so."""
+    order, most = options.queue_order, facts["max_running"]
+    said = {
+        "strict": f"place {options.for_queue(facts['queue']).place + 1}",
+        "weighted": f"weight {facts['weight']}",
+    }
+    turns = f"; {order} order, {said[order]}" if order in said else ""
+    return turns + (f"; {most} at once at the most" if most else "")
 
 
 def _region(queue: Queue) -> str | None:

@@ -28,6 +28,7 @@ from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.policy.queue_options import QueueOptions
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.context import DeliveryContext
@@ -86,6 +87,18 @@ def trace(task, args=(), **request):
 
 
 # Receiving.
+
+
+def every_queue(visibility_timeout=120, heartbeat_interval=0.0, **options):
+    """The options of a queue, whatever its name: the first argument of a `Ledger`, for one."""
+    options = QueueOptions(
+        visibility_timeout=visibility_timeout,
+        heartbeat_interval=heartbeat_interval,
+        polling_interval_max=0.0,
+        **options,
+    )
+    return lambda _name: options
+
 
 RECEIVE_OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
 
@@ -220,6 +233,8 @@ def queue_consumer(
     redeliveries=None,
     open_message=open_by_handle,
     payloads=None,
+    slots=None,
+    turns=None,
     **options,
 ):
     """A consumer that may hold ten messages; `options` are transport options."""
@@ -232,6 +247,8 @@ def queue_consumer(
         Buffer() if buffer is None else buffer,
         clock,
         payloads=payloads,
+        slots=slots,
+        turns=turns,
     )
     made.capacity.prefetch_count = 10
     return made

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from support.batch_threads import work_off
 from support.clock import FakeClock
-from support.factories import CHANGES, TIMEOUT, entries, received, sqs_queue
+from support.factories import CHANGES, TIMEOUT, entries, every_queue, received, sqs_queue
 from support.scaling import ROOT, scaling
 
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -27,7 +27,7 @@ def extended(count, seconds, phase=0.0):
     """Extensions, and requests for them, of messages held for so long; the clock begins at `phase`."""
     clock = FakeClock(monotonic=1000 + phase)
     sqs = FakeSQS(clock)
-    ledger = Ledger(TIMEOUT, 40.0)
+    ledger = Ledger(every_queue(TIMEOUT, 40.0))
     heartbeat = Heartbeat(ledger, clock, lambda *_: None)
     ledger.add(received(sqs_queue(sqs=sqs), count, clock))
     end = clock.monotonic() + seconds

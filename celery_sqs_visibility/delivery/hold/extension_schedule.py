@@ -25,20 +25,20 @@ class ExtensionSchedule:
     A bucket falls due as a whole, at its beginning. Where its last batch has room, deliveries of later
     buckets fill it up: their extension costs nothing, and from then on they share a bucket. A delivery stays
     here until the batch that extends it is taken.
-
-    Args:
-        interval: seconds before or after which deliveries are extended again, whichever is less: a bucket
-            must be shorter, or a delivery that was just extended would be due at once.
     """
 
-    def __init__(self, interval: float) -> None:
-        self._seconds = interval / BUCKETS
+    def __init__(self) -> None:
         # By the instant at which they fall due, and by queue.
         self._buckets: dict[float, dict[Queue, dict[Delivery, None]]] = {}
 
-    def add(self, delivery: Delivery, at: float) -> None:
-        """Extend it at that monotonic instant, or up to a bucket earlier."""
-        self._put(delivery, math.floor(at / self._seconds) * self._seconds)
+    def add(self, delivery: Delivery, at: float, interval: float) -> None:
+        """Extend it at that monotonic instant, or up to a bucket earlier.
+
+        `interval` is the seconds before or after which its queue's deliveries are extended again, whichever
+        is less: a bucket must be shorter, or a delivery that was just extended would be due at once.
+        """
+        seconds = interval / BUCKETS
+        self._put(delivery, math.floor(at / seconds) * seconds)
 
     def add_not_before(self, delivery: Delivery, at: float) -> None:
         """Extend it at that monotonic instant, or a moment later."""

@@ -12,6 +12,7 @@ from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSche
 from celery_sqs_visibility.delivery.lease import INACTIVE
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Settlement
+from celery_sqs_visibility.policy.queue_options import OptionsOfQueue, QueueOptions
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
 
 #: A failed extension is tried again after this part of the time that is left,
@@ -44,17 +45,13 @@ class Ledger:
     delivery until the extension has returned. A deletion does not wait: no extension brings a message back.
 
     Args:
-        visibility_timeout: seconds an extension asks for.
-        heartbeat_interval: seconds before the deadline at which a delivery is extended; with 0 it is extended
-            only if its task asks for it.
+        options_of: of a queue, whose deliveries are extended by `visibility_timeout`, `heartbeat_interval`
+            before their deadline; with an interval of 0 only if their task asks for it.
         leases: what running tasks see of their deliveries, if they run in a worker.
     """
 
-    def __init__(
-        self, visibility_timeout: int, heartbeat_interval: float, leases: LeaseTable | None = None
-    ) -> None:
-        self._visibility_timeout = visibility_timeout
-        self._interval = heartbeat_interval
+    def __init__(self, options_of: OptionsOfQueue, leases: LeaseTable | None = None) -> None:
+        self._options_of = options_of
         self._leases = leases
         # Guards everything below, and the mutable fields of the deliveries. Reentrant, since Celery's cold
         # shutdown settles in a signal handler, on a thread that may be settling just now.
@@ -64,9 +61,7 @@ class Ledger:
         # Settled and superseded deliveries too, as long as anybody refers to them.
         self._known: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
         self._waiting = 0  # settlements that wait for an extension in flight
-        # Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
-        apart = min(heartbeat_interval, visibility_timeout - heartbeat_interval)
-        self._extensions = ExtensionSchedule(apart or visibility_timeout)
+        self._extensions = ExtensionSchedule()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -166,7 +161,7 @@ class Ledger:
             if not delivery.lost:
                 delivery.requested_deadline = until
                 if not delivery.extending:
-                    self._extensions.add(delivery, now)
+                    self._extensions.add(delivery, now, _apart(self._options_of(delivery.queue.name)))
             return True
 
     def unstarted(self) -> list[Delivery]:
@@ -222,7 +217,8 @@ class Ledger:
         if delivery.at_horizon or delivery.deadline <= now:
             return 0
         requested = math.ceil(delivery.requested_deadline - now)
-        seconds = max(self._visibility_timeout if self._interval else 0, requested)
+        options = self._options_of(delivery.queue.name)
+        seconds = max(options.visibility_timeout if options.heartbeat_interval else 0, requested)
         seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN_SECONDS - now))
         return seconds if now + seconds > delivery.deadline else 0
 
@@ -302,7 +298,17 @@ class Ledger:
         delivery.requested_deadline = 0.0
 
     def _schedule(self, delivery: Delivery, not_before: float | None = None) -> None:
-        if not_before is None and self._interval:
-            self._extensions.add(delivery, delivery.deadline - self._interval)
+        options = self._options_of(delivery.queue.name)
+        if not_before is None and (interval := options.heartbeat_interval):
+            self._extensions.add(delivery, delivery.deadline - interval, _apart(options))
         else:
             self._extensions.add_not_before(delivery, delivery.deadline if not_before is None else not_before)
+
+
+def _apart(options: QueueOptions) -> float:
+    """Seconds before or after which a queue's deliveries are extended again, whichever is less.
+
+    Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
+    """
+    interval, timeout = options.heartbeat_interval, options.visibility_timeout
+    return min(interval, timeout - interval) or timeout

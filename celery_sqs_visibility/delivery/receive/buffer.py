@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.policy.clock import Clock
@@ -29,36 +29,86 @@ class BufferedMessage:
     dispatch: Callable[[BufferedMessage, bool], None]
 
 
+class Line(Protocol):
+    """Messages that wait, and which of them goes next. The buffer locks."""
+
+    def __len__(self) -> int:
+        """How many wait."""
+
+    def add(self, messages: Sequence[BufferedMessage]) -> None:
+        """They have arrived."""
+
+    def next(self) -> BufferedMessage | None:
+        """Take the next message; `None` if none may go now."""
+
+    def ready(self) -> bool:
+        """Whether one may go now."""
+
+    def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
+        """Take out the wanted messages."""
+
+
+class ArrivalLine:
+    """First come, first out."""
+
+    def __init__(self) -> None:
+        self._messages: deque[BufferedMessage] = deque()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, messages: Sequence[BufferedMessage]) -> None:
+        """See `Line`."""
+        self._messages.extend(messages)
+
+    def next(self) -> BufferedMessage | None:
+        """See `Line`."""
+        return self._messages.popleft() if self._messages else None
+
+    def ready(self) -> bool:
+        """See `Line`."""
+        return bool(self._messages)
+
+    def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
+        """See `Line`."""
+        taken = [message for message in self._messages if wanted(message)]
+        self._messages = deque(message for message in self._messages if not wanted(message))
+        return taken
+
+
 class Buffer:
-    """A queue of messages that a thread can wait for, or that wakes an event loop through a pipe."""
+    """A line of messages that a thread can wait for, or that wakes an event loop through a pipe."""
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()  # guards everything below
-        self._messages: deque[BufferedMessage] = deque()
+        self._line: Line = ArrivalLine()
         self._pipe: tuple[int, int] | None = None
         self._woken = False
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self._line)
+
+    def line_up(self, line: Line) -> None:
+        """Have messages wait in that line, in place of one in the order of arrival. Before any arrives."""
+        self._line = line
 
     def put(self, messages: Sequence[BufferedMessage]) -> None:
         """Add messages, in order, and wake the reader. Polling threads."""
         if messages:
             with self._arrived:
-                self._messages.extend(messages)
+                self._line.add(messages)
                 self._arrived.notify_all()
                 self.wake()
 
     def get(self) -> BufferedMessage | None:
-        """Take the next message; `None` if there is none. The reader's thread."""
+        """Take the next message; `None` if none may go now. The reader's thread."""
         with self._arrived:
-            return self._messages.popleft() if self._messages else None
+            return self._line.next()
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for a message; whether there is one. The reader's thread, where there is no event loop."""
         with self._arrived:
-            # Of this buffer, not of the deque, which `take` replaces meanwhile.
-            return self._arrived.wait_for(self.__len__, timeout) > 0
+            return self._arrived.wait_for(self._line.ready, timeout)
 
     def dispatch(self, clock: Clock, *, raising: bool = False) -> int:
         """Dispatch messages, in order, for `DISPATCH_SECONDS`; how many. The reader's thread.
@@ -72,16 +122,20 @@ class Buffer:
                 buffered.dispatch(buffered, raising)
                 dispatched += 1
         finally:
-            if self._messages:
-                self.wake()
+            self.wake_if_ready()
         return dispatched
+
+    def wake_if_ready(self) -> None:
+        """Wake the reader if a message may go now. Any thread, and a signal handler."""
+        with self._arrived:
+            if self._line.ready():
+                self._arrived.notify_all()
+                self.wake()
 
     def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
         """Take out the wanted messages, to be given back. Any thread."""
         with self._arrived:
-            taken = [buffered for buffered in self._messages if wanted(buffered)]
-            self._messages = deque(buffered for buffered in self._messages if not wanted(buffered))
-            return taken
+            return self._line.take(wanted)
 
     def fileno(self) -> int:
         """A descriptor that is readable when messages have arrived, for an event loop."""
@@ -90,7 +144,7 @@ class Buffer:
                 self._pipe = os.pipe()
                 for end in self._pipe:
                     os.set_blocking(end, False)
-                if self._messages:
+                if self._line.ready():
                     self.wake()
             return self._pipe[0]
 

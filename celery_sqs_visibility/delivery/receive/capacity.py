@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from weakref import WeakSet
 
+from celery_sqs_visibility.delivery.receive.reservations import AskedFor, Held, Reservation, Waiter
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.prefetch import (
     LIKELY_SECONDS,
@@ -24,40 +24,6 @@ from celery_sqs_visibility.policy.prefetch import (
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reservation:
-    """Capacity for the messages of one poll."""
-
-    queue: str
-    fifo: bool
-    messages: int  # 1 to 10
-    wait: int  # seconds that the poll may wait for them
-    since: float  # the monotonic instant at which the capacity was reserved
-
-
-@dataclass(slots=True, eq=False)
-class Waiter:
-    """A queue that wants to be polled, and its reservation once there is one."""
-
-    queue: str
-    fifo: bool
-    changed: threading.Condition  # of the capacity's lock: there is a reservation, or a reason to give up
-    reservation: Reservation | None = None
-
-
-@dataclass(slots=True)
-class Held:
-    """Messages that are held, and runs whose messages were settled when they began."""
-
-    messages: int = 0
-    runs: WeakSet[object] = field(default_factory=WeakSet)
-
-    @property
-    def occupied(self) -> int:
-        """Messages and runs together."""
-        return self.messages + len(self.runs)
-
-
 class ReceiveCapacity:
     """Counts the messages held and asked for against those that may be held. Safe to use from any thread.
 
@@ -65,10 +31,15 @@ class ReceiveCapacity:
         prefetch_seconds: seconds of work to hold beyond Celery's prefetch count.
         clock: the monotonic clock.
         slots: the pool's slots; without it there are as many as Celery's prefetch count.
+        turns: where queues have an order, or some run only so many tasks at once.
     """
 
     def __init__(
-        self, prefetch_seconds: float, clock: Clock, slots: Callable[[], Slots] | None = None
+        self,
+        prefetch_seconds: float,
+        clock: Clock,
+        slots: Callable[[], Slots] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._prefetch_seconds = prefetch_seconds
         self._clock = clock
@@ -77,17 +48,15 @@ class ReceiveCapacity:
         self._lock = threading.RLock()
         self._prefetch_count = 0  # unlimited, as in kombu, until Celery sets it
         self._slots = slots
+        self._turns = turns
         self._recent_runs = RecentRuns()
         self._held = Held()
         self._fifo = Held()  # those of FIFO queues
+        self._of: defaultdict[str, Held] = defaultdict(Held)  # those of each queue
         self._queues = 0  # that poll or want to
         self._removed: set[str] = set()  # queues that poll no more, though a last poll may be in flight
         self._busy: set[str] = set()  # queues whose last poll brought something
-        self._polls: Counter[str] = Counter()  # in flight, by queue
-        self._likely: set[Reservation] = set()  # of polls in flight that should bring what they ask for
-        self._expected = 0  # messages that these ask for
-        self._fifo_expected = 0  # and those of FIFO queues among them
-        self._unlikely: Counter[str] = Counter()  # messages that the other polls ask for, by queue
+        self._asked = AskedFor()
         self._waiters: deque[Waiter] = deque()  # first come first
 
     @property
@@ -100,6 +69,16 @@ class ReceiveCapacity:
         with self._lock:
             self._prefetch_count = count
             self._serve()
+        if self._turns is not None:
+            self._turns.wake()
+
+    @property
+    def runnable(self) -> int | None:
+        """Messages that Celery may have: for each slot one, and those that wait for an ETA; `None`: any."""
+        if self._slots is None or self._prefetch_count <= 0:
+            return None
+        slots = self._slots()
+        return (slots.number or BATCH_ENTRIES) + self._waiting_for_eta(slots)
 
     @property
     def held(self) -> int:
@@ -152,50 +131,49 @@ class ReceiveCapacity:
         """The poll is over and brought this many messages."""
         queue = reservation.queue
         with self._lock:
-            self._set_unlikely(reservation)
-            self._unlikely[queue] -= reservation.messages
-            self._polls[queue] -= 1
-            if not self._polls[queue]:
-                del self._polls[queue], self._unlikely[queue]
+            self._asked.remove(reservation)
             if messages and queue not in self._removed:
                 self._busy.add(queue)
-            elif queue not in self._polls:  # else its other polls decide whether it is busy
+            elif queue not in self._asked.polls:  # else its other polls decide whether it is busy
                 self._busy.discard(queue)
-            self.hold(messages, fifo=reservation.fifo)
+            self.hold(messages, queue=queue, fifo=reservation.fifo)
             self._serve()
 
-    def hold(self, messages: int, *, fifo: bool = False) -> None:
+    def hold(self, messages: int, *, queue: str = "", fifo: bool = False) -> None:
         """Hold this many more messages, without a reservation: those of a late answer, for example."""
         with self._lock:
             self._held.messages += messages
             if fifo:
                 self._fifo.messages += messages
+            self._of[queue].messages += messages
 
-    def release(self, *, began: float | None = None, fifo: bool = False) -> None:
+    def release(self, *, queue: str = "", began: float | None = None, fifo: bool = False) -> None:
         """A held message was settled; `began` is the monotonic instant at which its run did, if it ran."""
         with self._lock:
-            self.hold(-1, fifo=fifo)
+            self.hold(-1, queue=queue, fifo=fifo)
             if began is not None:
                 self._note_run(began)
             self._serve()
 
-    def start_run(self, run: object, *, fifo: bool = False) -> None:
+    def start_run(self, run: object, *, queue: str = "", fifo: bool = False) -> None:
         """A held message was settled, and its run begins.
 
         The run has a slot until `end_run`, or until nothing refers to it any more.
         """
         with self._lock:
-            self.hold(-1, fifo=fifo)
+            self.hold(-1, queue=queue, fifo=fifo)
             self._held.runs.add(run)
             if fifo:
                 self._fifo.runs.add(run)
+            self._of[queue].runs.add(run)
             self._serve()
 
-    def end_run(self, run: object, began: float) -> None:
+    def end_run(self, run: object, began: float, *, queue: str = "") -> None:
         """A run of `start_run` has ended that began at this monotonic instant."""
         with self._lock:
             self._held.runs.discard(run)
             self._fifo.runs.discard(run)
+            self._of[queue].runs.discard(run)
             self._note_run(began)
             self._serve()
 
@@ -206,11 +184,17 @@ class ReceiveCapacity:
                 self._busy.add(queue)
             self._serve()
 
+    def turn_given(self) -> None:
+        """A message goes to Celery: its queue may ask for the next one that is to wait here."""
+        if self._turns is not None:
+            with self._lock:
+                self._serve()
+
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`: polls that wait in vain keep their capacity no longer."""
         with self._lock:
-            for reservation in [each for each in self._likely if each.since + LIKELY_SECONDS <= now]:
-                self._set_unlikely(reservation)
+            for reservation in [each for each in self._asked.likely if each.since + LIKELY_SECONDS <= now]:
+                self._asked.doubt(reservation)
                 self._busy.discard(reservation.queue)
             self._serve()
 
@@ -224,30 +208,24 @@ class ReceiveCapacity:
         now = self._clock.monotonic()
         self._recent_runs.note(now, now - began)
 
-    def _set_unlikely(self, reservation: Reservation) -> None:
-        """The poll is not likely to bring anything; harmless if that is known."""
-        if reservation in self._likely:
-            self._likely.remove(reservation)
-            self._expected -= reservation.messages
-            self._fifo_expected -= reservation.messages if reservation.fifo else 0
-            self._unlikely[reservation.queue] += reservation.messages
-
     def _serve(self) -> None:
-        """Reserve for the waiters what there is, first come first. Under the lock.
+        """Reserve for the waiters what there is, first come first, or in the queues' order. Under the lock.
 
         A waiter without a reservation keeps only those of its kind waiting: an idle queue waits for its turn,
-        a busy one for capacity.
+        a busy one for capacity. Where there are turns, each queue may lack something else.
         """
         refused: set[tuple[bool, bool]] = set()
-        for waiter in tuple(self._waiters):
+        turns = self._turns
+        waiters = tuple(self._waiters)
+        for waiter in sorted(waiters, key=lambda each: turns.rank(each.queue)) if turns else waiters:
             kind = waiter.queue in self._busy, waiter.fifo
-            if kind in refused and waiter.queue not in self._polls:
+            if kind in refused and waiter.queue not in self._asked.polls:
                 continue
             if (reservation := self._reserve(waiter)) is not None:
                 waiter.reservation = reservation
                 self._waiters.remove(waiter)
                 waiter.changed.notify()
-            elif waiter.queue not in self._polls:
+            elif waiter.queue not in self._asked.polls and turns is None:
                 refused.add(kind)
 
     def _reserve(self, waiter: Waiter) -> Reservation | None:
@@ -256,40 +234,46 @@ class ReceiveCapacity:
         if ask is None:
             return None
         reservation = Reservation(queue, fifo, ask.messages, ask.wait, self._clock.monotonic())
-        self._polls[queue] += 1
-        if queue in self._busy:
-            self._likely.add(reservation)
-            self._expected += ask.messages
-            self._fifo_expected += ask.messages if fifo else 0
-        else:
-            self._unlikely[queue] += ask.messages
+        self._asked.add(reservation, likely=queue in self._busy)
         return reservation
 
     def _snapshot(self, queue: str, *, fifo: bool) -> Snapshot:
         slots = self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
-        # Celery adds each task that it holds in memory for its ETA to its prefetch count.
-        waiting_for_eta = max(0, self._prefetch_count - slots.prefetch_count)
-        own_unlikely = self._unlikely[queue]
+        waiting_for_eta = self._waiting_for_eta(slots)
+        asked = self._asked
+        own_unlikely = asked.unlikely[queue]
         fifo_limit = (slots.number or BATCH_ENTRIES) + waiting_for_eta
-        fifo_capacity = max(0, fifo_limit - self._fifo.occupied - self._fifo_expected - own_unlikely)
-        polled = queue in self._polls
+        fifo_capacity = max(0, fifo_limit - self._fifo.occupied - asked.fifo_expected - own_unlikely)
+        polled = queue in asked.polls
         return Snapshot(
             slots=slots.number,
             limit=self._limit(slots),
             prefetch_count=self._prefetch_count - waiting_for_eta,
             occupied=self._held.occupied - waiting_for_eta,
-            expected=self._expected,
-            unlikely=self._unlikely.total(),
-            idle_polls=self._polls.total() - len(self._likely),
+            expected=asked.expected,
+            unlikely=asked.unlikely.total(),
+            idle_polls=asked.polls.total() - len(asked.likely),
             queues=self._queues,
-            unpolled=max(0, self._queues - len(self._polls) - (not polled)),
-            unpolled_busy=len(self._busy - self._polls.keys() - {queue}),
+            unpolled=max(0, self._queues - len(asked.polls) - (not polled)),
+            unpolled_busy=len(self._busy - asked.polls.keys() - {queue}),
             busy=queue in self._busy,
             polled=polled,
             own_unlikely=own_unlikely,
             most=1 if fifo else BATCH_ENTRIES,
             fifo_capacity=fifo_capacity if fifo else None,
+            **(self._own(queue, self._turns) if self._turns else {}),
         )
+
+    def _own(self, queue: str, turns: Turns) -> dict[str, int]:
+        """What counts for a queue alone: how many it may still ask for, and what it has beside its runs."""
+        taken = self._of[queue].occupied + self._asked.of(queue)
+        most = turns.max_running(queue)
+        own = {} if most is None else {"room": max(0, most - taken)}
+        return own | ({"ahead": max(0, taken - turns.begun(queue))} if turns.overtakes(queue) else {})
+
+    def _waiting_for_eta(self, slots: Slots) -> int:
+        """Celery adds each task that it holds in memory for its ETA to its prefetch count."""
+        return max(0, self._prefetch_count - slots.prefetch_count)
 
     def _limit(self, slots: Slots) -> int:
         if self._prefetch_count <= 0:

@@ -15,6 +15,7 @@ from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Facts, Received, emit
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_in
+from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Decoder:
 
     Args:
         open_message: decodes one message.
-        visibility_timeout: what the receives asked for, in seconds.
+        options_of: of a queue, whose `visibility_timeout` the receives asked for.
         clock: wall time.
         holder: what the deliveries belong to.
         payload_bucket: the option.
@@ -70,13 +71,13 @@ class Decoder:
     def __init__(
         self,
         open_message: DecodeMessage,
-        visibility_timeout: int,
+        options_of: OptionsOfQueue,
         clock: Clock,
         holder: Holder,
         payload_bucket: str | None = None,
     ) -> None:
         self._open = open_message
-        self._visibility_timeout = visibility_timeout
+        self._options_of = options_of
         self._clock = clock
         self._holder = holder
         self._payload_bucket = payload_bucket
@@ -88,7 +89,8 @@ class Decoder:
 
         `called` and `returned` are the monotonic instants before and after the call.
         """
-        transit = min(LONGEST_TRANSIT_SECONDS, self._visibility_timeout / 10)
+        timeout = self._options_of(queue.name).visibility_timeout
+        transit = min(LONGEST_TRANSIT_SECONDS, timeout / 10)
         # A poll lasts no longer: where this process was stopped meanwhile, the answer is older than it looks.
         since = max(called, min(returned - transit, called + LONGEST_POLL_SECONDS))
         now = round(self._clock.wall(), 3)  # milliseconds, as SQS's own instants
@@ -102,7 +104,7 @@ class Decoder:
                 # It is not lost: nobody settles it, so it comes back by itself.
                 logger.exception("a message could not be decoded; it comes back", extra={"queue": queue.name})
                 continue
-            deadline = since + self._visibility_timeout
+            deadline = since + timeout
             # SQS counts its 12 hours from the request, however long that waited for a message.
             delivery = Delivery(
                 queue, handle, facts, called, deadline, self._holder, message.get("MessageAttributes", {})

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.outage import Outage
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.receive_attempts import Attempt, Attempts
+from celery_sqs_visibility.delivery.receive.reservations import Reservation
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import (
     QueueDoesNotExistError,
@@ -155,7 +156,7 @@ class Polls:
             poll.state = PollState.ANSWERED
             poll.overdue_at = self._clock.monotonic() + HUNG_AFTER_SECONDS
         if late:
-            self._capacity.hold(messages, fifo=self._queue.fifo)
+            self._capacity.hold(messages, queue=self._queue.name, fifo=self._queue.fifo)
         else:
             self._capacity.received(poll.reservation, messages)
 

@@ -16,8 +16,9 @@ from typing import Final
 
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.polls import Arrived, Polls
+from celery_sqs_visibility.delivery.receive.reservations import Reservation
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock

@@ -32,7 +32,7 @@ class SetAside:
             if not self._holds(delivery):
                 return
             self._deliveries.add(delivery)
-        self._capacity.release(fifo=delivery.queue.fifo)
+        self._capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
 
     def remove(self, delivery: Delivery) -> None:
         """It takes capacity again, though there may be none left; harmless if it does already."""
@@ -42,4 +42,4 @@ class SetAside:
             if delivery not in self._deliveries:
                 return
             self._deliveries.remove(delivery)
-        self._capacity.hold(1, fifo=delivery.queue.fifo)
+        self._capacity.hold(1, queue=delivery.queue.name, fifo=delivery.queue.fifo)

@@ -26,6 +26,7 @@ from celery_sqs_visibility.policy.parking import (
     parks_so_far,
     wasted_receives,
 )
+from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -34,9 +35,9 @@ logger = logging.getLogger(__name__)
 class Parking:
     """Decides how a message waits for its ETA, in the receivers' threads; sends copies, in the settler's."""
 
-    def __init__(self, redrive: RedriveBook, visibility_timeout: int, clock: Clock) -> None:
+    def __init__(self, redrive: RedriveBook, options_of: OptionsOfQueue, clock: Clock) -> None:
         self._redrive = redrive
-        self._visibility_timeout = visibility_timeout
+        self._options_of = options_of
         self._clock = clock
         # Queue URL to the monotonic instant at which it refused a copy. Each access is atomic: no lock.
         self._refused: dict[str, float] = {}
@@ -46,7 +47,8 @@ class Parking:
         if opened.eta is None:
             return 0
         facts = delivery.facts
-        return parks_so_far(opened.eta, facts.first_received, self._clock.wall(), self._visibility_timeout)
+        timeout = self._options_of(facts.queue).visibility_timeout
+        return parks_so_far(opened.eta, facts.first_received, self._clock.wall(), timeout)
 
     def waiting(
         self, delivery: Delivery, opened: DecodedMessage, message: ReceivedMessage
@@ -61,7 +63,7 @@ class Parking:
             return None
         if not hop.renewed:
             return Park(hop.seconds)
-        park = park_for(wait, self._visibility_timeout) if limits.may_return else None
+        park = park_for(wait, limits.visibility_timeout) if limits.may_return else None
         # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
         if not self._may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
             return None if park is None else Park(park)
@@ -110,7 +112,8 @@ class Parking:
         policy = self._redrive.peek(delivery.queue)
         # Where the policy cannot be read there may be one.
         unknown = None if self._redrive.knows(delivery.queue) else 2
-        receives, timeout = delivery.facts.receive_count, self._visibility_timeout
+        timeout = self._options_of(delivery.queue.name).visibility_timeout
+        receives = delivery.facts.receive_count
         # In a FIFO queue a copy would lose its place in its group.
         wasted = 0 if delivery.queue.fifo else wasted_receives(receives, delivery.parks, wait, timeout)
         return Limits(

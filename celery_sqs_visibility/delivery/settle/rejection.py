@@ -25,7 +25,8 @@ from celery_sqs_visibility.delivery.receive.decoder import legible
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Unreadable, emit, log_safely
 from celery_sqs_visibility.policy.attempts import is_no_task_for_good
-from celery_sqs_visibility.policy.retry_delays import DelayRule, whole_seconds
+from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
+from celery_sqs_visibility.policy.retry_delays import whole_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -48,19 +49,14 @@ KEPT_SECONDS: Final = 3600
 class Rejection:
     """Decides how deliveries are settled that will not be done. Any thread; no I/O.
 
-    `on_error` and `on_exhausted` are the transport options `error_visibility_timeout` and `on_exhausted`.
+    `options_of` a queue says its `error_visibility_timeout` and `on_exhausted`.
     """
 
     def __init__(
-        self,
-        redrive: RedriveBook,
-        on_error: DelayRule | None,
-        on_exhausted: str,
-        redeliveries: RedeliveryIndex,
+        self, redrive: RedriveBook, options_of: OptionsOfQueue, redeliveries: RedeliveryIndex
     ) -> None:
         self._redrive = redrive
-        self._on_error = on_error
-        self._on_exhausted = on_exhausted
+        self._options_of = options_of
         self._redeliveries = redeliveries
 
     def give_up(
@@ -132,8 +128,9 @@ class Rejection:
     def after_an_error(self, delivery: Delivery) -> Settlement:
         """How to settle a failure about which the task says nothing."""
         retries = delivery.current.facts.receive_count - 1
+        rule = self._options_of(delivery.queue.name).error_visibility_timeout
         try:
-            delay = self._on_error.delay(retries, UnreadableError()) if self._on_error else None
+            delay = rule.delay(retries, UnreadableError()) if rule else None
         except Exception:
             logger.exception("error_visibility_timeout failed; the message comes back at its own time")
             delay = None
@@ -162,7 +159,8 @@ class Rejection:
 
     def _without_dead_letters(self, queue: Queue, on_exhausted: str | None = None) -> Settlement:
         """How to give up a message of a queue that has no dead-letter queue, as far as is known."""
-        if (on_exhausted or self._on_exhausted) == DELETE and self._redrive.knows(queue):
+        on_exhausted = on_exhausted or self._options_of(queue.name).on_exhausted
+        if on_exhausted == DELETE and self._redrive.knows(queue):
             return Delete()
         return self._kept(queue)
 

@@ -72,7 +72,7 @@ def test_a_missing_queue_is_named_as_celery_and_as_sqs_know_it_until_it_exists(s
 
 @pytest.mark.parametrize("method", ["find_or_create", "ensure"])
 def test_a_missing_queue_is_created_with_attributes_and_tags(sqs, method):
-    queues = Queues(sqs, attributes={"VisibilityTimeout": "120"}, tags={"team": "a"})
+    queues = Queues(sqs, attributes=lambda _: {"VisibilityTimeout": "120"}, tags={"team": "a"})
     queue = getattr(queues, method)("a")
     arguments = {"name": "a", "attributes": {"VisibilityTimeout": "120"}, "tags": {"team": "a"}}
     assert actions(sqs) == ["GetQueueUrl", "CreateQueue"]

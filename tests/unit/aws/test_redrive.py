@@ -102,7 +102,7 @@ def test_a_dead_letter_queue_that_is_gone_is_an_error_unless_the_permission_to_l
 
 def test_a_plain_queue_is_for_other_queues_whose_policy_names_none(sqs, queue, plain, dead_letters):
     other = make_queue(sqs, "other")
-    book = RedriveBook(lambda: plain)
+    book = RedriveBook(lambda _: lambda: plain)
     assert book.has_dead_letter_queue(other)
     assert book.dead_letter_queue(other) is plain
     assert book.dead_letter_queue(plain) is None
@@ -112,7 +112,7 @@ def test_a_plain_queue_is_for_other_queues_whose_policy_names_none(sqs, queue, p
 
 
 def test_a_plain_queue_that_cannot_be_had_is_told_by_the_name_of_its_option(sqs, queue, plain):
-    book = RedriveBook(lambda: Queues(sqs).find("nowhere"))
+    book = RedriveBook(lambda _: lambda: Queues(sqs).find("nowhere"))
     sentence = "option dead_letter_queue cannot be used: SQS has no queue"
     with pytest.raises(QueueDoesNotExistError, match=sentence):
         book.find_dead_letter_queue(plain)
@@ -127,7 +127,7 @@ def test_it_is_told_what_becomes_of_messages_where_the_policy_cannot_be_read(
     sqs, queue, caplog, dead_letter_queue, told
 ):
     sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
-    RedriveBook(dead_letter_queue).get(queue, 0)
+    RedriveBook(lambda _: dead_letter_queue).get(queue, 0)
     assert told in caplog.text
 
 

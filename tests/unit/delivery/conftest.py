@@ -44,11 +44,12 @@ class Events:
 class World:
     """A consumer that polls at once, and then sleeps until it expects something."""
 
-    def __init__(self, clock=None, sqs=None, **options):
+    def __init__(self, clock=None, sqs=None, slots=None, turns=None, **options):
         self.clock = clock or FakeClock()
         self.sqs = sqs or BusySQS(self.clock)
         self.handed = []
         self.options = {"polling_interval": 3600, "prefetch_seconds": 0, **options}
+        self.slots, self.turns = slots, turns
         self.buffer = Buffer()
         self.redeliveries = RedeliveryIndex(TIMEOUT, self.clock)
         self.consumers = []
@@ -61,6 +62,8 @@ class World:
             buffer=self.buffer,
             redeliveries=self.redeliveries,
             open_message=self.open_message,
+            slots=self.slots,
+            turns=self.turns,
             **self.options,
         )
         if isinstance(self.clock, FakeClock):

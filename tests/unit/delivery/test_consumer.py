@@ -5,13 +5,17 @@ from __future__ import annotations
 import select
 import threading
 
+import pytest
 from support import factories
-from support.factories import DELETES
-from support.processes import SOON
+from support.factories import DELETES, TIMEOUT
+from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.delivery.model import Delete, Release
+from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.events import Deleted, Hidden, HorizonNear, Released
 from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 
@@ -146,3 +150,43 @@ def test_what_runs_for_almost_12_hours_is_warned_of_by_the_supervisors_checks(wo
     (near,) = events.of(HorizonNear)
     assert near.delivery == one.facts
     assert NEAR_HORIZON_SECONDS - 5 < near.seconds < NEAR_HORIZON_SECONDS
+
+
+def test_each_queue_is_received_extended_and_hidden_by_its_own_options(make):
+    world = make(queues={"slow": {"visibility_timeout": 600}, "s*": {"error_visibility_timeout": 7}})
+    queues = {name: world.queue(name) for name in ("slow", "short", "q")}
+    for queue in queues.values():
+        world.buffered(queue, queue.name)
+        world.hand_over()
+    held = {payload["body"]: world.delivery(payload) for payload in world.handed}
+
+    def left():
+        return [round(held[name].deadline - world.clock.monotonic()) for name in queues]
+
+    assert left() == [600, TIMEOUT, TIMEOUT]
+    world.extend()
+    assert left() == [600 - TIMEOUT * 2 / 3, TIMEOUT, TIMEOUT]
+    assert [held[name].after_an_error() for name in queues] == [Lapse(), Hide(7), Lapse()]
+
+
+@pytest.mark.parametrize("acknowledged", ["late", "early", "given back"])
+def test_a_slot_is_taken_from_when_celery_gets_a_message_until_its_run_ends(make, acknowledged):
+    queues = {"high": {}, "low": {}}
+    turns = Turns("strict", Options.parse({"queues": queues}).for_queue)
+    world = make(queues=queues, slots=lambda: Slots(1, 10), turns=turns)
+    world.consume(world.queue("low"), "a")
+    assert world.buffer.wait(SOON)
+    assert world.hand_over() == 1
+    world.consume(world.queue("high"), "b")
+    wait_until(lambda: len(world.buffer), SOON, "a message of the queue that overtakes")
+    assert world.hand_over() == 0
+    delivery = world.delivery(world.handed[0])
+    if acknowledged != "given back":
+        delivery.acknowledged_early = acknowledged == "early"
+        assert delivery.start()
+    assert delivery.settle(Release() if acknowledged == "given back" else Delete())
+    if acknowledged == "early":
+        assert world.hand_over() == 0
+        delivery.ran()
+    assert world.hand_over() == 1
+    assert world.bodies() == ["a", "b"]

@@ -124,7 +124,7 @@ class Holding(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.sqs = FakeSQS(self.clock)
         self.queue, self.graves = factories.queue(self.sqs), factories.queue(self.sqs, "graves")
-        redrive = RedriveBook(lambda: self.graves)
+        redrive = RedriveBook(lambda _: lambda: self.graves)
         redrive.get(self.queue, self.clock.monotonic())
         redrive.find_dead_letter_queue(self.queue)
         self.queue_consumer = factories.queue_consumer(self.clock, redrive=redrive, heartbeat_interval=40)

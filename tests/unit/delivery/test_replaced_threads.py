@@ -9,7 +9,7 @@ import pytest
 from support import factories
 from support.batch_threads import work_off
 from support.clock import FakeClock
-from support.factories import CHANGES, TIMEOUT
+from support.factories import CHANGES, TIMEOUT, every_queue
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -58,7 +58,7 @@ class World:
         self.clock = FakeClock()
         self.sqs = Stubborn(self.clock, *how)
         self.queue = factories.queue(self.sqs)
-        self.ledger = Ledger(TIMEOUT, 40.0)
+        self.ledger = Ledger(every_queue(TIMEOUT, 40.0))
         self.heartbeat = Heartbeat(self.ledger, self.clock, lambda *_: None)
         self.settled = []
         self.settler = Settler(0, self.clock, lambda one, *_: self.settled.append(one), lambda *_: None)

@@ -249,6 +249,13 @@ def test_the_error_visibility_timeout_takes_every_shape(value, monkeypatch):
     assert rule.delay(0, ValueError()) == 30
 
 
+DERIVED = {
+    "`visibility_timeout / 3`",
+    "`polling_interval`",
+    "`'fair', or 'weighted' if a queue has a weight`",
+}
+
+
 def test_the_reference_has_a_row_for_every_option_with_its_true_default_and_a_sentence():
     head, rule, *rows = reference_table().splitlines()
     assert head == "| option | default | bounds | meaning |"
@@ -260,7 +267,7 @@ def test_the_reference_has_a_row_for_every_option_with_its_true_default_and_a_se
         _, name, default, bounds, meaning, _ = (cell.strip() for cell in row.split("|"))
         field = by_name.pop(name)
         assert default == f"`{field.metadata['default']}`"
-        if default not in {"`visibility_timeout / 3`", "`polling_interval`"}:
+        if default not in DERIVED:
             assert default == f"`{getattr(defaults, field.name)!r}`"
         assert bounds == field.metadata["bounds"]
         assert meaning == field.metadata["doc"]

@@ -221,3 +221,42 @@ def test_where_queues_take_turns_each_is_polled_twice_in_20_seconds_at_the_most(
 def test_of_an_idle_worker_with_celerys_multiplier_of_4(queues, slots, ask):
     now = Snapshot(slots, slots, 4 * slots, queues=queues, unpolled=queues - 1)
     assert ask_for(now) == ask
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(0, 300),
+    st.integers(0, 300),
+    st.integers(0, 30),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_queue_that_may_overtake_is_asked_whatever_others_hold_until_enough_of_it_waits(
+    slots, beyond, occupied, ahead, busy, fifo
+):
+    now = Snapshot(
+        slots=slots,
+        limit=slots + beyond,
+        prefetch_count=slots,
+        occupied=occupied,
+        queues=100,
+        idle_polls=100,
+        busy=busy,
+        most=1 if fifo else BATCH_ENTRIES,
+        fifo_capacity=0 if fifo else None,
+        ahead=ahead,
+    )
+    ask = ask_for(now)
+    if ahead == 0:
+        assert ask
+        assert ask.wait == WAIT_TIME_SECONDS, "it needs no turn"
+    if occupied >= slots + beyond and ask:
+        enough = 1 if fifo else max(1, slots // BATCH_ENTRIES, beyond)
+        assert ahead + ask.messages <= enough
+
+
+@given(st.integers(0, 12), st.sampled_from([None, 0, 3]))
+def test_a_queue_asks_for_no_more_than_it_may_run(room, ahead):
+    now = Snapshot(slots=50, limit=50, prefetch_count=50, room=room, ahead=ahead)
+    ask = ask_for(now)
+    assert (ask.messages if ask else 0) == min(room, BATCH_ENTRIES)

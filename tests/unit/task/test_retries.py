@@ -163,6 +163,16 @@ def test_no_delay_is_longer_than_what_is_left_of_the_12_hours_whatever_the_wall_
     assert delay(task, sqs=sqs) == 0
 
 
+def test_the_last_rule_is_the_option_of_the_queue_that_the_message_came_from():
+    queues = {"reports": {"error_visibility_timeout": [60, 600]}}
+    with Celery("test", task_cls=VisibilityTask, set_as_current=False) as app:
+        app.conf.broker_transport = "celery_sqs_visibility"
+        app.conf.broker_transport_options = {"error_visibility_timeout": 5, "queues": queues}
+        task = make(app)
+        delays = [delay(task, sqs=sqs_facts(queue=queue), retries=1) for queue in ("reports", "other")]
+        assert delays == [600, 5]
+
+
 def test_the_default_of_autoretry_for_says_what_it_means():
     assert repr(EVERY_EXCEPTION) == "(Exception,)"
 

@@ -57,6 +57,26 @@ def test_a_system_attribute_is_received_with_those_that_are_needed():
     assert {"SenderId", "ApproximateReceiveCount", "MessageGroupId", "SentTimestamp"} < set(asked)
 
 
+def test_a_queue_has_its_own_timeout_and_dead_letter_queue():
+    queues = {"reports": {"visibility_timeout": 600, "dead_letter_queue": "reports-dead"}}
+    context, sqs = broker_context(queues=queues), FakeSQS()
+    context.queues._sqs = sqs
+    for name in ("reports", "other"):
+        context.queues.find_or_create(name)
+    reports, other = map(context.queues.find, ("reports", "other"))
+    assert [context.receive_options_of(name).visibility_timeout for name in ("reports", "other")] == [
+        600,
+        120,
+    ]
+    assert [
+        sqs.queue_attributes(queue.url, ["VisibilityTimeout"])["VisibilityTimeout"]
+        for queue in (reports, other)
+    ] == ["600", "120"]
+    assert context.redrive.dead_letter_queue(reports).name == "reports-dead"
+    assert context.redrive.dead_letter_queue(other) is None
+    assert not context.redrive.has_dead_letter_queue(other)
+
+
 def test_connections_with_equal_settings_share_a_context():
     assert broker_context(polling_interval=7) is broker_context(polling_interval=7)
     assert broker_context(polling_interval=7) is not broker_context(polling_interval=8)

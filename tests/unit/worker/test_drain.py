@@ -51,9 +51,7 @@ def run(monkeypatch):
 
     def run(consumer, *args, shutdown_timeout=0.2, tasks_consumer=None, then_cold=False, **kwargs):
         broker = SimpleNamespace(
-            options=SimpleNamespace(
-                shutdown_timeout=shutdown_timeout, wait_time_seconds=20, supports_fanout=True
-            ),
+            options=SimpleNamespace(shutdown_timeout=shutdown_timeout, longest_poll=20, supports_fanout=True),
             end_broadcasts=lambda: consumer.calls.append("end_broadcasts"),
             worker_queue_consumers=[consumer],
             release_keys=None,

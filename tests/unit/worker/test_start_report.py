@@ -67,6 +67,8 @@ def test_a_queue_with_a_redrive_policy(sqs, queues, report, receives, times):
         "dead_letter_queue": "dead",
         "max_receive_count": receives,
         "visibility_timeout": 90,
+        "weight": 1,
+        "max_running": None,
         "not_allowed": [],
     }
 
@@ -84,7 +86,8 @@ def test_a_queue_without_a_redrive_policy_that_we_know_of(sqs, queues, report, e
     if error is not None:
         sqs.fail_next("GetQueueAttributes", error)
     letters = queues.find_or_create("letters")
-    record = report(queues.find_or_create("a.b"), RedriveBook((lambda: letters) if option else None))
+    book = RedriveBook(lambda _: (lambda: letters) if option else None)
+    record = report(queues.find_or_create("a.b"), book)
     told = "; dead letters go to 'app-letters', by the option dead_letter_queue"
     none = "" if error else " and no dead_letter_queue"
     assert f"created {PLACE}{policy}{told if option else none}; visibility" in record.getMessage()
@@ -98,3 +101,16 @@ def test_a_name_that_is_the_same_is_said_once(sqs, report):
         .getMessage()
         .startswith("queue 'a' created at ")
     )
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [("fair", ""), ("strict", "; strict order, place 2"), ("weighted", "; weighted order, weight 3")],
+)
+def test_a_queue_with_options_of_its_own(sqs, caplog, order, told):
+    caplog.set_level(logging.INFO)
+    own = {"visibility_timeout": 600, "weight": 3, "max_running": 2}
+    options = Options.parse({"queues": {"b": {}, "a": own}, "queue_order": order})
+    start_report.report(Queues(sqs).find_or_create("a"), RedriveBook(), options)
+    assert caplog.messages[-1].endswith(f"; visibility timeout 600 s{told}; 2 at once at the most")
+    assert [caplog.records[-1].sqs[name] for name in own] == [600, 3, 2]

@@ -18,10 +18,10 @@ QUEUES = [factories.sqs_queue(name) for name in "ab"]
 
 
 def filled(instants, interval=INTERVAL):
-    extensions = ExtensionSchedule(interval)
+    extensions = ExtensionSchedule()
     deliveries = [factories.delivery(QUEUES[0]) for _ in instants]
     for one, at in zip(deliveries, instants, strict=True):
-        extensions.add(one, at)
+        extensions.add(one, at, interval)
     return extensions, deliveries
 
 
@@ -54,10 +54,10 @@ def test_nothing_is_taken_later_than_it_should(instants, now):
     st.lists(st.tuples(st.sampled_from(QUEUES), st.floats(1000, 1200)), max_size=60), st.floats(1000, 1200)
 )
 def test_batches_are_full_as_long_as_there_is_anything_to_fill_them_with(entries, now):
-    extensions = ExtensionSchedule(INTERVAL)
+    extensions = ExtensionSchedule()
     deliveries = [(factories.delivery(queue), at) for queue, at in entries]
     for one, at in deliveries:
-        extensions.add(one, at)
+        extensions.add(one, at, INTERVAL)
     expected = extensions.batches_due(now)
     batches = all_due(extensions, now)
     assert len(batches) <= expected, "what falls due later may have filled a batch up, and is due no more"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import factories
 from support.batch_threads import work_off
 from support.clock import FakeClock
-from support.factories import CHANGES, TIMEOUT
+from support.factories import CHANGES, TIMEOUT, every_queue
 from support.logs import a_filter_that_raises
 from support.processes import SOON
 
@@ -39,7 +39,7 @@ class World:
         self.timeout = visibility_timeout
         self.clock = FakeClock()
         self.sqs = factories.BusySQS(self.clock)
-        self.ledger = Ledger(visibility_timeout, interval)
+        self.ledger = Ledger(every_queue(visibility_timeout, interval))
         self.resumed = []
         self.heartbeat = Heartbeat(self.ledger, self.clock, lambda *what: self.resumed.append(what))
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import factories
-from support.factories import TIMEOUT
+from support.factories import TIMEOUT, every_queue
 
 from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR_SECONDS, Ledger
 from celery_sqs_visibility.delivery.lease_table import REQUESTED, LeaseTable
@@ -39,7 +39,7 @@ def leases():
 
 @pytest.fixture
 def ledger(leases):
-    return Ledger(TIMEOUT, INTERVAL, leases)
+    return Ledger(every_queue(TIMEOUT, INTERVAL), leases)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def running(leases):
     """`running(interval=40)`: a ledger, and what runs in it."""
 
     def running(interval=INTERVAL):
-        ledger, one = Ledger(TIMEOUT, interval, leases), delivery()
+        ledger, one = Ledger(every_queue(TIMEOUT, interval), leases), delivery()
         ledger.add([one])
         ledger.start(one, NOW)
         return ledger, one
@@ -187,7 +187,7 @@ def test_a_failed_extension_is_tried_again_and_what_could_not_be_extended_in_tim
 
 @given(st.floats(0, 39.9), st.floats(1, 10_000))
 def test_a_failed_extension_is_not_tried_again_at_once(elapsed, origin):
-    ledger, one = Ledger(TIMEOUT, INTERVAL), delivery(origin)
+    ledger, one = Ledger(every_queue(TIMEOUT, INTERVAL)), delivery(origin)
     ledger.add([one])
     ledger.take_due(origin + 80)
     now = origin + 80 + elapsed
@@ -198,14 +198,14 @@ def test_a_failed_extension_is_not_tried_again_at_once(elapsed, origin):
 
 @given(st.integers(1, VISIBILITY_HORIZON_SECONDS), st.floats(0.05, 0.95), st.floats(1, 10_000))
 def test_what_was_just_extended_is_not_due_at_once(timeout, part, now):
-    ledger, one = Ledger(timeout, timeout * part), delivery(now)
+    ledger, one = Ledger(every_queue(timeout, timeout * part)), delivery(now)
     one.deadline = now + timeout
     ledger.add([one])
     assert ledger.next_extension() > now
 
 
 def test_without_a_heartbeat_nothing_is_extended_and_what_lapses_is_lost():
-    ledger, one = Ledger(TIMEOUT, 0), delivery()
+    ledger, one = Ledger(every_queue(TIMEOUT, 0)), delivery()
     ledger.add([one])
     assert ledger.next_extension() == one.deadline
     assert ledger.extension(one, NOW + 10) == 0
@@ -218,14 +218,14 @@ def test_without_a_heartbeat_nothing_is_extended_and_what_lapses_is_lost():
 def test_an_extension_never_reaches_beyond_the_horizon_nor_shortens_a_lease(elapsed, left):
     one, now = delivery(), NOW + elapsed
     one.deadline = now + left
-    seconds = Ledger(TIMEOUT, INTERVAL).extension(one, now)
+    seconds = Ledger(every_queue(TIMEOUT, INTERVAL)).extension(one, now)
     assert now + max(seconds, 0) < NOW + VISIBILITY_HORIZON_SECONDS
     assert seconds <= 0 or now + seconds > one.deadline
 
 
 @given(st.floats(0, 30))
 def test_what_is_hidden_up_to_the_horizon_is_not_extended_again(seconds):
-    ledger, one = Ledger(TIMEOUT, INTERVAL), delivery()
+    ledger, one = Ledger(every_queue(TIMEOUT, INTERVAL)), delivery()
     now = one.horizon - HORIZON_MARGIN_SECONDS - 60
     one.deadline = now + 20
     ledger.add([one])
@@ -302,7 +302,7 @@ class TestRequests:
         st.floats(0, 2 * VISIBILITY_HORIZON_SECONDS),
     )
     def test_a_request_beyond_the_horizon_is_answered_with_what_there_is(self, elapsed, seconds):
-        ledger, one, now = Ledger(TIMEOUT, 0), delivery(), NOW + elapsed
+        ledger, one, now = Ledger(every_queue(TIMEOUT, 0)), delivery(), NOW + elapsed
         one.deadline = max(one.deadline, now + 1)
         ledger.add([one])
         ledger.request_extension(one, now + seconds, now)
@@ -336,7 +336,7 @@ class TestLeases:
     @pytest.mark.parametrize("table", ["none", "full"])
     def test_without_a_table_or_with_a_full_one_it_runs_without(self, leases, monkeypatch, table):
         monkeypatch.setattr(leases, "take", lambda *_: None)
-        ledger, one = Ledger(TIMEOUT, INTERVAL, leases if table == "full" else None), delivery()
+        ledger, one = Ledger(every_queue(TIMEOUT, INTERVAL), leases if table == "full" else None), delivery()
         ledger.add([one])
         assert ledger.start(one, NOW)
         assert one.lease_key is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support import factories
 from support.clock import FakeClock
-from support.factories import TIMEOUT
+from support.factories import TIMEOUT, every_queue
 
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, Arrival, Past, RedeliveryIndex
@@ -29,7 +29,7 @@ class Holder:
     """Does as a consumer does, without threads; counts capacity, and writes down what was settled."""
 
     def __init__(self, redeliveries, clock, leases=None):
-        self.ledger = Ledger(TIMEOUT, INTERVAL, leases)
+        self.ledger = Ledger(every_queue(TIMEOUT, INTERVAL), leases)
         self.capacity = ReceiveCapacity(0, clock)
         self.settled = []
         self._redeliveries = redeliveries

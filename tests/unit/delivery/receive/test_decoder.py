@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.clock import FakeClock
-from support.factories import TIMEOUT, sqs_queue
+from support.factories import TIMEOUT, every_queue, sqs_queue
 
 from celery_sqs_visibility.delivery.model import Hide
 from celery_sqs_visibility.delivery.receive.decoder import (
@@ -34,7 +34,7 @@ class World:
     def __init__(self, visibility_timeout=TIMEOUT):
         self.clock = FakeClock()
         self.settled = []
-        self.decoder = Decoder(open_message, visibility_timeout, self.clock, self)
+        self.decoder = Decoder(open_message, every_queue(visibility_timeout), self.clock, self)
 
     def settle(self, delivery, settlement):
         self.settled.append((delivery, settlement))

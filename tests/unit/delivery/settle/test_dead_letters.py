@@ -23,7 +23,7 @@ class World:
     def __init__(self):
         self.sqs = FakeSQS(FakeClock())
         self.target = factories.queue(self.sqs, "target")
-        self.letters = DeadLetters(RedriveBook(lambda: self.target), "worker@host")
+        self.letters = DeadLetters(RedriveBook(lambda _: lambda: self.target), "worker@host")
 
     def delivery(self, name="q", **facts):
         sent = {"first_received": 1_700_000_000.5, "received": 1_700_000_060, "receive_count": 4, **facts}

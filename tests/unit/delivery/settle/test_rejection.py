@@ -33,11 +33,12 @@ class Rejecting:
         letters = factories.queue(sqs, "letters.fifo")
         by_policy = {"letters": letters, "most": redrive} if isinstance(redrive, int) else {}
         self.queue = factories.queue(sqs, name, **by_policy)
-        book = RedriveBook((lambda: letters) if redrive == "plain" else None)
+        book = RedriveBook(lambda _: (lambda: letters) if redrive == "plain" else None)
         if redrive == "hidden":
             sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
         book.get(self.queue, clock.monotonic())
-        self.rejection = Rejection(book, on_error, on_exhausted, RedeliveryIndex(120, clock))
+        options_of = factories.every_queue(error_visibility_timeout=on_error, on_exhausted=on_exhausted)
+        self.rejection = Rejection(book, options_of, RedeliveryIndex(120, clock))
         self.settled = []
 
     def settle(self, _delivery, settlement):

@@ -1,0 +1,158 @@
+"""The turns of a worker's queues: Celery gets a message when there is a slot for it, in the queues' order.
+
+What Celery has it runs in the order in which it came. So a message that may be overtaken stays in the buffer
+until it can start.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from weakref import WeakSet, WeakValueDictionary
+
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
+from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
+from celery_sqs_visibility.policy.queue_order import Order, QueueOrder
+
+
+class Turns:
+    """What Celery was given whose run has not ended, and whose turn is next. One for a process; any thread.
+
+    Args:
+        order: the option `queue_order`.
+        options_of: of a queue, whose `weight` and `max_running` count.
+    """
+
+    def __init__(self, order: Order, options_of: OptionsOfQueue) -> None:
+        self._options_of = options_of
+        # Guards everything below. Reentrant: Celery's cold shutdown settles in a signal handler. Taken under
+        # the locks of a buffer and of the capacity, and holds none of them.
+        self._lock = threading.RLock()
+        self._order = QueueOrder(order, options_of)
+        self._queues: set[str] = set()  # that were consumed at some time
+        # By queue and message id, which a superseding delivery shares. A run that nobody refers to any more
+        # has no slot.
+        self._begun: dict[str, WeakValueDictionary[tuple[str, str], Delivery]] = {}
+        self._buffers: WeakSet[Buffer] = WeakSet()
+        self._runnable: Callable[[], int | None] = lambda: None
+
+    def attach(self, buffer: Buffer, runnable: Callable[[], int | None]) -> None:
+        """Give turns to a buffer's messages, before any comes: `runnable()` at once; `None`: no limit."""
+        buffer.line_up(TurnLine(self))
+        self._buffers.add(buffer)
+        self._runnable = runnable
+
+    def add_queue(self, queue: str) -> None:
+        """It is consumed from now on."""
+        with self._lock:
+            self._queues.add(queue)
+            self._begun.setdefault(queue, WeakValueDictionary())
+
+    def next(self, waiting: Collection[str]) -> str | None:
+        """The queue whose turn it is; `None` if there is no slot for any. The reader's thread."""
+        with self._lock:
+            startable = self._startable(waiting)
+            return self._order.next(startable) if startable else None
+
+    def may_start(self, waiting: Collection[str]) -> bool:
+        """Whether there is a slot for a message of any of these queues."""
+        with self._lock:
+            return bool(self._startable(waiting))
+
+    def begin(self, delivery: Delivery) -> None:
+        """It goes to Celery."""
+        with self._lock:
+            self.add_queue(delivery.queue.name)
+            self._begun[delivery.queue.name][_key(delivery)] = delivery.current
+
+    def end(self, delivery: Delivery) -> None:
+        """It is settled, and does not run; harmless if it never began."""
+        with self._lock:
+            of_queue = self._begun.get(delivery.queue.name)
+            ended = None if of_queue is None else of_queue.pop(_key(delivery), None)
+        if ended is not None:
+            self.wake()
+
+    def wake(self) -> None:
+        """There may be a slot: have buffers dispatch what may start now."""
+        for buffer in tuple(self._buffers):
+            buffer.wake_if_ready()
+
+    def replace_stuck(self, now: float) -> None:  # noqa: ARG002 - see `supervisor.Supervised`
+        """Notice slots that became free unheard: a run was forgotten, or the pool has grown."""
+        self.wake()
+
+    def rank(self, queue: str) -> int:
+        """The order in which queues that wait for capacity are served."""
+        return self._order.rank(queue)
+
+    def begun(self, queue: str) -> int:
+        """How many of the queue's messages Celery has."""
+        with self._lock:
+            return len(self._begun.get(queue, ()))
+
+    def max_running(self, queue: str) -> int | None:
+        """The queue's option."""
+        return self._options_of(queue).max_running
+
+    def overtakes(self, queue: str) -> bool:
+        """Whether a message of the queue may be run before others that came first."""
+        if self._runnable() is None:
+            return False
+        with self._lock:
+            return self._order.overtakes(queue, self._queues)
+
+    def _startable(self, waiting: Collection[str]) -> list[str]:
+        alone = len(self._queues) <= 1
+        limit = None if alone or self._order.order == "fair" else self._runnable()
+        if limit is not None and sum(map(len, self._begun.values())) >= limit:
+            return []
+        return [queue for queue in waiting if self._is_below_its_most(queue)]
+
+    def _is_below_its_most(self, queue: str) -> bool:
+        most = self._options_of(queue).max_running
+        return most is None or self.begun(queue) < most
+
+
+class TurnLine:
+    """See `buffer.Line`: messages by queue. Its buffer locks."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._queues: dict[str, deque[BufferedMessage]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def add(self, messages: Iterable[BufferedMessage]) -> None:
+        """See `buffer.Line`."""
+        for message in messages:
+            self._queues.setdefault(message.delivery.queue.name, deque()).append(message)
+
+    def next(self) -> BufferedMessage | None:
+        """See `buffer.Line`."""
+        queue = self._turns.next(self._queues)
+        if queue is None:
+            return None
+        message = self._queues[queue].popleft()
+        if not self._queues[queue]:
+            del self._queues[queue]
+        self._turns.begin(message.delivery)
+        return message
+
+    def ready(self) -> bool:
+        """See `buffer.Line`."""
+        return self._turns.may_start(self._queues)
+
+    def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
+        """See `buffer.Line`."""
+        every = [message for messages in self._queues.values() for message in messages]
+        self._queues = {}
+        self.add(message for message in every if not wanted(message))
+        return [message for message in every if wanted(message)]
+
+
+def _key(delivery: Delivery) -> tuple[str, str]:
+    return delivery.queue.url, delivery.facts.message_id

@@ -1,0 +1,52 @@
+"""Which queue's message is run next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final, Literal
+
+from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
+
+#: The option `queue_order`: as messages come; a queue before all that are listed after it; by weight.
+Order = Literal["fair", "strict", "weighted"]
+
+ORDERS: Final = ("fair", "strict", "weighted")
+
+
+class QueueOrder:
+    """Gives turns to queues that have messages waiting. Not thread-safe: its owner locks.
+
+    Queues of the same rank share the turns by smooth weighted round robin, as nginx does: at each turn every
+    queue gains credit by its weight, and the one with the most has the turn, and pays all that was gained. A
+    queue's credit lasts while it has messages. So a queue of weight `w` among queues of weight `W` in all has
+    a turn among any `W / w` plus the number of queues, rounded up; and a rest earns no burst.
+    """
+
+    def __init__(self, order: Order, options_of: OptionsOfQueue) -> None:
+        self.order = order
+        self._options_of = options_of
+        self._credits: dict[str, int] = {}
+
+    def rank(self, queue: str) -> int:
+        """Under "strict" the queue's place in the option `queues`: the lowest goes first."""
+        return self._options_of(queue).place if self.order == "strict" else 0
+
+    def overtakes(self, queue: str, others: Collection[str]) -> bool:
+        """Whether a message of the queue may be run before one of the others that came first."""
+        if self.order == "fair":
+            return False
+        rank = self.rank(queue)
+        return any(self.order == "weighted" or rank < self.rank(other) for other in others if other != queue)
+
+    def next(self, waiting: Collection[str]) -> str:
+        """The queue whose turn it is, of one or more that have messages waiting."""
+        first = min(map(self.rank, waiting))
+        weights = {queue: self._weight(queue) for queue in waiting if self.rank(queue) == first}
+        credit = {queue: self._credits.get(queue, 0) + weight for queue, weight in weights.items()}
+        turn = max(credit, key=credit.__getitem__)
+        credit[turn] -= sum(weights.values())
+        self._credits = credit
+        return turn
+
+    def _weight(self, queue: str) -> int:
+        return self._options_of(queue).weight if self.order == "weighted" else 1

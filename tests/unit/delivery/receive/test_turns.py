@@ -1,0 +1,199 @@
+"""Celery gets a message when there is a slot for it, and in the order of the queues."""
+
+from __future__ import annotations
+
+import gc
+import select
+from itertools import count
+
+import pytest
+from support import factories
+from support.clock import FakeClock
+
+from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.receive.turns import Turns
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.prefetch import Slots
+
+QUEUES = {name: factories.sqs_queue(name) for name in ("high", "low")}
+HANDLES = map(str, count())
+
+
+class World:
+    """Turns, a buffer, and the capacity of a pool with these slots."""
+
+    def __init__(self, order="strict", slots=2, prefetch_count=None, names=QUEUES, **queues):
+        self.clock = FakeClock()
+        queues = {"high": {}, "low": {}, **queues}
+        self.options = Options.parse({"queues": queues, "queue_order": order})
+        self.turns = Turns(order, self.options.for_queue)
+        self.of_pool = Slots(slots, slots if prefetch_count is None else prefetch_count)
+        self.capacity = ReceiveCapacity(0.0, self.clock, lambda: self.of_pool, self.turns)
+        self.capacity.prefetch_count = self.of_pool.prefetch_count
+        self.buffer = Buffer()
+        self.requests = []  # as Celery keeps them
+        self.turns.attach(self.buffer, lambda: self.capacity.runnable)
+        for name in names:
+            self.capacity.add_queue()
+            self.turns.add_queue(name)
+
+    def arrive(self, name, number=1):
+        """Messages that no poll was needed for; the deliveries."""
+        self.capacity.hold(number, queue=name)
+        made = [
+            factories.delivery(QUEUES[name], handle=next(HANDLES), message_id=next(HANDLES))
+            for _ in range(number)
+        ]
+        self.buffer.put([BufferedMessage(one, {}, print) for one in made])
+        self.requests += made
+        return made
+
+    def handed(self):
+        """Those that Celery gets now."""
+        return [buffered.delivery for buffered in iter(self.buffer.get, None)]
+
+    def names(self):
+        return [one.queue.name for one in self.handed()]
+
+    def end(self, delivery):
+        self.capacity.release(queue=delivery.queue.name)
+        self.turns.end(delivery)
+
+    def asked(self, name):
+        reservation = self.capacity.reserve(name, 0)
+        return reservation.messages if reservation else 0
+
+    @property
+    def awake(self):
+        self.buffer.woken()
+        self.buffer.wake_if_ready()
+        return bool(select.select([self.buffer.fileno()], [], [], 0)[0])
+
+
+def test_what_has_no_slot_stays_and_may_be_overtaken():
+    world = World()
+    lows = world.arrive("low", 4)
+    assert world.handed() == lows[:2]
+    assert not world.awake
+    assert not world.buffer.wait(0)
+    world.arrive("high")
+    world.end(lows[0])
+    assert world.awake
+    assert world.names() == ["high"]
+    world.end(lows[1])
+    assert world.handed() == [lows[2]]
+    assert len(world.buffer) == 1
+
+
+def test_weights_decide_who_is_next():
+    world = World("weighted", slots=1, high={"weight": 3})
+    world.arrive("low", 4)
+    world.arrive("high", 4)
+    names = []
+    while handed := world.handed():
+        names.append(handed[0].queue.name)
+        world.end(handed[0])
+    assert names == ["high", "low", "high", "high", "high", "low", "low", "low"]
+
+
+def test_no_more_of_a_queue_than_its_most_run_at_once_in_any_order():
+    world = World("fair", slots=9, low={"max_running": 2})
+    lows = world.arrive("low", 3)
+    world.arrive("high", 2)
+    assert sorted(world.names()) == ["high", "high", "low", "low"]
+    world.end(lows[0])
+    assert world.handed() == [lows[2]]
+
+
+@pytest.mark.parametrize("prefetch_count", [2, 0])
+def test_an_eta_takes_no_slot_and_without_a_limit_there_is_no_order(prefetch_count):
+    world = World(slots=2, prefetch_count=prefetch_count)
+    world.arrive("low", 3)
+    assert len(world.handed()) == (2 if prefetch_count else 3)
+    world.capacity.prefetch_count += bool(prefetch_count)  # as Celery does for a task with an ETA
+    assert len(world.handed()) == (1 if prefetch_count else 0)
+
+
+def test_a_queue_alone_needs_no_turns():
+    world = World(names=["low"])
+    lows = world.arrive("low", 3)
+    assert world.handed() == lows
+
+
+def test_a_run_that_nobody_refers_to_any_more_has_no_slot():
+    world = World(slots=1)
+    world.arrive("low", 2)
+    assert len(world.handed()) == 1
+    assert not world.awake
+    del world.requests[0]
+    gc.collect()
+    world.turns.replace_stuck(0.0)
+    assert world.awake
+    assert world.handed() == world.requests
+
+
+def test_a_superseded_delivery_ends_with_the_newer_one():
+    world = World(slots=1)
+    (old,) = world.arrive("low")
+    world.handed()
+    newer = factories.delivery(QUEUES["low"], handle="newer", message_id=old.facts.message_id)
+    old.superseded_by = newer
+    world.arrive("low")
+    world.end(newer)
+    assert world.names() == ["low"]
+
+
+def test_what_is_taken_out_leaves_the_rest_in_order():
+    world = World(slots=9)
+    first, second, third = world.arrive("low", 3)
+    taken = world.buffer.take(lambda one: one.delivery is second)
+    assert [one.delivery for one in taken] == [second]
+    assert world.handed() == [first, third]
+
+
+@pytest.mark.parametrize(("order", "beyond"), [("strict", (1, 0)), ("weighted", (1, 1)), ("fair", (0, 0))])
+def test_a_queue_that_may_overtake_is_polled_although_others_fill_the_slots(order, beyond):
+    world = World(order)
+    world.arrive("low", 2)
+    world.handed()
+    assert (world.asked("high"), world.asked("low")) == beyond
+    assert (world.asked("high"), world.asked("low")) == (0, 0), "one that waits is enough"
+
+
+def test_a_queue_at_its_most_is_asked_for_nothing_and_keeps_no_other_from_being_asked():
+    world = World("fair", slots=9, low={"max_running": 2})
+    assert world.asked("low") == 2
+    assert world.asked("low") == 0
+    waiter = world.capacity.add_waiter("low")
+    assert world.asked("high") > 0
+    assert waiter.reservation is None
+    world.capacity.expect("low")
+    assert waiter.reservation is None
+
+
+def test_the_next_message_is_asked_for_as_soon_as_one_that_waited_goes_to_celery():
+    world = World(slots=1)
+    world.arrive("low")
+    world.handed()
+    (high,) = world.arrive("high")
+    waiter = world.capacity.add_waiter("high")
+    world.end(world.requests[0])
+    assert waiter.reservation is None
+    assert world.handed() == [high]
+    world.capacity.turn_given()
+    assert waiter.reservation.messages == 1
+
+
+def test_waiters_are_served_in_the_order_of_the_queues():
+    world = World(slots=1)
+    for name in ("low", "high"):  # both have brought something
+        world.capacity.received(world.capacity.reserve(name, 0), 1)
+    lows, highs = world.arrive("low", 0), world.arrive("high", 0)
+    assert (lows, highs) == ([], [])
+    waiters = {name: world.capacity.add_waiter(name) for name in ("low", "high")}
+    assert [waiter.reservation for waiter in waiters.values()] == [None, None]
+    world.capacity.release(queue="low")
+    world.capacity.release(queue="high")
+    assert waiters["high"].reservation
+    assert waiters["low"].reservation is None
