@@ -91,6 +91,11 @@ class Queues:
         self._lock = ProcessLock()  # guards _found
         self._found: dict[str, Queue] = {}
 
+    @property
+    def prefix(self) -> str:
+        """The prefix of all queues' names, as SQS has it."""
+        return sqs_name("", self._prefix)
+
     def canonical_name(self, name: str) -> str:
         """Return SQS's name for Celery's.
 

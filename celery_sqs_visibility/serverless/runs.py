@@ -37,7 +37,7 @@ class Runs:
 
     def __init__(self, app: Celery[Any], context: BrokerContext) -> None:
         self._app = app
-        self._name = context.worker_name
+        self._context = context
         self._pool = SimpleNamespace(apply_async=_run_here)
         self._pool.apply_async = watched(self._pool, processes=False)
         self._trace = partial(cast("Any", trace).trace_task_ret, app=app)
@@ -53,7 +53,9 @@ class Runs:
 
     def run(self, delivery: Delivery, payload: dict[str, Any]) -> None:
         """Run the task of a message, which settles its delivery; never raises."""
-        channel = SimpleNamespace(delivery=lambda _tag: delivery, decode_body=_decode_body)
+        channel = SimpleNamespace(
+            delivery=lambda _tag: delivery, decode_body=_decode_body, context=self._context
+        )
         message = Message(payload, channel, accept=self._accept)
         try:
             if message.errors:
@@ -88,12 +90,12 @@ class Runs:
             parts = message.body, message.headers, False, self._app.uses_utc_timezone()
         content, headers, decoded, utc = parts
         make = cast("Any", request).create_request_cls(
-            task.Request, task, self._pool, self._name, None, trace=self._trace, app=self._app
+            task.Request, task, self._pool, self._context.worker_name, None, trace=self._trace, app=self._app
         )
         return make(
             message,
             app=self._app,
-            hostname=self._name,
+            hostname=self._context.worker_name,
             task=task,
             body=content,
             headers=headers,

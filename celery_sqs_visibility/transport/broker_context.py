@@ -140,7 +140,7 @@ class BrokerContext:
         from celery_sqs_visibility.transport.fanout import Fanout  # noqa: PLC0415
         from celery_sqs_visibility.transport.sns_topics import topics  # noqa: PLC0415
 
-        return Fanout(topics(self.client_settings, self.options, self.queues), self.queues)
+        return Fanout(topics(self.client_settings, self.options), self.queues)
 
     def is_broadcast(self, queue: str, exchange: str | None) -> bool:
         """Whether a message of that queue came by a fanout exchange. No request."""

@@ -85,7 +85,7 @@ class Fanout:
         if subscription is not None:
             logger.info("subscribed queue %r to topic %s", queue.name, topic.arn)
         if not topic.predefined:
-            prefix = self._queues.canonical_name("")
+            prefix = self._queues.prefix
             self._start(sweep, f"sqs-sweep-{exchange}", topic, queue, prefix)
 
     def is_subscribed(self, queue_name: str, exchange: str | None) -> bool:

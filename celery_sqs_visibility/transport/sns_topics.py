@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from celery_sqs_visibility.aws.boto_topics import BotoSNS
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.port import Location
-from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.topics import PredefinedTopic, Topics
 from celery_sqs_visibility.aws.topics_port import SNS
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.queue_names import sqs_name
 
 #: The keys of the option `predefined_exchanges` that count here.
 CREDENTIALS: Final = ("access_key_id", "secret_access_key", "session_token")
 PREDEFINED_KEYS: Final = ("arn", "region", *CREDENTIALS)
 
 
-def topics(sqs: ClientSettings, options: Options, queues: Queues) -> Topics:
+def topics(sqs: ClientSettings, options: Options) -> Topics:
     """The directory of topics, for the settings with which SQS is asked. No request is made."""
     settings = replace(sqs, endpoint_url=_endpoint(sqs))
 
@@ -31,7 +32,8 @@ def topics(sqs: ClientSettings, options: Options, queues: Queues) -> Topics:
         name: PredefinedTopic(**{key: topic[key] for key in PREDEFINED_KEYS if key in topic})
         for name, topic in options.predefined_exchanges.items()
     }
-    return Topics(BotoSNS(settings), queues.canonical_name, predefined, sns_for)
+    name_of = partial(sqs_name, prefix=options.queue_name_prefix)
+    return Topics(BotoSNS(settings), name_of, predefined, sns_for)
 
 
 def _endpoint(sqs: ClientSettings) -> str | None:

@@ -13,6 +13,7 @@ from celery.exceptions import Reject
 from support.clock import FakeClock
 
 from celery_sqs_visibility import InactivityError, VisibilityLostError, VisibilityTask, visibility
+from celery_sqs_visibility.delivery import lease_table
 from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS
@@ -43,7 +44,7 @@ def clock(monkeypatch):
 @pytest.fixture
 def table(monkeypatch):
     table = LeaseTable()
-    monkeypatch.setattr(visibility, "lease_table", lambda: table)
+    monkeypatch.setattr(lease_table, "lease_table", lambda: table)
     yield table
     for end in table._pipe:
         os.close(end)
@@ -101,7 +102,7 @@ class TestElsewhere:
     def test_nothing_is_stopping_but_the_worker_that_consumes_from_sqs_too(self, table, monkeypatch):
         table.stop()
         assert Visibility(Context()).stopping
-        monkeypatch.setattr(visibility, "lease_table", lambda: None)
+        monkeypatch.setattr(lease_table, "lease_table", lambda: None)
         assert not Visibility(Context()).stopping
 
 

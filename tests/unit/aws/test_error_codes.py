@@ -199,7 +199,7 @@ def test_a_missing_permission_is_named(action):
 
 
 def test_an_error_of_sns_names_sns():
-    denied = translate(answer("AuthorizationError", "no", 403, "Publish"), "Publish", "SNS")
+    denied = translate(answer("AuthorizationError", "no", 403, "Publish"), "Publish", "sns")
     assert type(denied) is AccessDeniedError
     assert str(denied).endswith("(the permission is sns:Publish)")
     silent = translate(exceptions.ReadTimeoutError(endpoint_url="u"), "Publish", "SNS")

@@ -8,7 +8,8 @@ import pytest
 from celery.exceptions import ImproperlyConfigured
 from support.factories import trace
 
-from celery_sqs_visibility import InactivityError, visibility
+from celery_sqs_visibility import InactivityError
+from celery_sqs_visibility.delivery import lease_table
 from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -22,7 +23,7 @@ def noop():
 @pytest.fixture
 def lease(monkeypatch):
     table = LeaseTable()
-    monkeypatch.setattr(visibility, "lease_table", lambda: table)
+    monkeypatch.setattr(lease_table, "lease_table", lambda: table)
     yield table.take(SYSTEM_CLOCK.monotonic() + 60, pytest.fail)
     for end in table._pipe:
         os.close(end)

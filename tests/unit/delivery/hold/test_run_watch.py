@@ -6,7 +6,7 @@ import os
 
 import pytest
 from support import factories
-from support.factories import TIMEOUT
+from support.factories import TIMEOUT, every_queue
 
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
@@ -34,7 +34,7 @@ def leases():
 
 @pytest.fixture
 def ledger(leases):
-    return Ledger(TIMEOUT, 40.0, leases)
+    return Ledger(every_queue(TIMEOUT, 40.0), leases)
 
 
 @pytest.fixture
