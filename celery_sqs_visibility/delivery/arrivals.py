@@ -10,19 +10,11 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
-from celery_sqs_visibility.delivery.model import (
-    Delete,
-    Delivery,
-    Lapse,
-    Park,
-    Rejecter,
-    Renew,
-    Settlement,
-    Split,
-)
+from celery_sqs_visibility.delivery.model import Delivery, Rejecter
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import Content, DecodedMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage
+from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Park, Renew, Settlement, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS

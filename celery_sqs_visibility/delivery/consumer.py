@@ -17,13 +17,14 @@ from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delivery, Lapse, Release, Renew
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.fetches import Fetches
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, Opened, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage, Receivers
 from celery_sqs_visibility.delivery.receive.turns import Turns
+from celery_sqs_visibility.delivery.settlements import Lapse, Release, Renew
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock

@@ -14,18 +14,7 @@ from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
 from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import (
-    DeadLetter,
-    Delete,
-    Delivery,
-    Hide,
-    Lapse,
-    Park,
-    Release,
-    Renew,
-    Settlement,
-    Split,
-)
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.set_aside import SetAside
@@ -35,6 +24,17 @@ from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.records import send_records
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
 from celery_sqs_visibility.delivery.settle.settler import Settler
+from celery_sqs_visibility.delivery.settlements import (
+    DeadLetter,
+    Delete,
+    Hide,
+    Lapse,
+    Park,
+    Release,
+    Renew,
+    Settlement,
+    Split,
+)
 from celery_sqs_visibility.errors import SQSError, UnreadableError
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.policy.clock import Clock

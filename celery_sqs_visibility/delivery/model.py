@@ -1,4 +1,4 @@
-"""A delivery, and the ways to settle it."""
+"""A delivery, and what it asks of its holder."""
 
 from __future__ import annotations
 
@@ -6,81 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Protocol
 
-from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.inactivity import Inactivity
 from celery_sqs_visibility.delivery.lease import Lease, LeaseKey
+from celery_sqs_visibility.delivery.settlements import Renew, Settlement
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hide:
-    """Failed: come back in `seconds`, whole ones, clamped to the horizon."""
-
-    seconds: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lapse:
-    """Failed: come back when the visibility timeout runs out. Costs no request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Park:
-    """Not due yet: come back in `seconds`, whole ones."""
-
-    seconds: int
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """Not due yet, and it cannot wait any longer: send `copy`, which SQS counts and keeps anew, then delete.
-
-    Where the copy cannot be sent the message is parked for `park` seconds, or, if it may not come back
-    either (`None`), `payload` goes to Celery, which holds it.
-    """
-
-    copy: OutgoingMessage
-    payload: dict[str, Any]
-    park: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Several runs: send `copies`, then delete. Where its queue refuses one: a dead letter of `body`."""
-
-    copies: tuple[OutgoingMessage, ...]
-    body: str
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Not run: visible again now."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """Given up: to the dead-letter queue as `body` with `attributes`, then delete.
-
-    Without a dead-letter queue, or where it does not take the copy, `otherwise` is done instead.
-    """
-
-    reason: str
-    body: str
-    otherwise: Settlement
-    attributes: Mapping[str, str] = field(default_factory=dict)
-
-
-Settlement = Delete | Hide | Lapse | Park | Renew | Split | Release | DeadLetter
 
 
 class Rejecter(Protocol):

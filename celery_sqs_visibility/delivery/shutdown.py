@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.model import Delivery, Hide, Release
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.receivers import Receivers
 from celery_sqs_visibility.delivery.settle.settler import Settler
+from celery_sqs_visibility.delivery.settlements import Hide, Release
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 

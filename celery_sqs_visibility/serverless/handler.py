@@ -14,8 +14,9 @@ from celery.exceptions import ImproperlyConfigured
 from celery_sqs_visibility.delivery.arrivals import refuse
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
-from celery_sqs_visibility.delivery.model import Delivery, Park
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder
+from celery_sqs_visibility.delivery.settlements import Park
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.serverless.holder import InvocationHolder

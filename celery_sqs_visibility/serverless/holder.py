@@ -11,10 +11,14 @@ from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import (
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
+from celery_sqs_visibility.delivery.settle.parking import Parking
+from celery_sqs_visibility.delivery.settle.records import send_records
+from celery_sqs_visibility.delivery.settle.rejection import Rejection
+from celery_sqs_visibility.delivery.settlements import (
     DeadLetter,
     Delete,
-    Delivery,
     Hide,
     Lapse,
     Park,
@@ -23,10 +27,6 @@ from celery_sqs_visibility.delivery.model import (
     Settlement,
     Split,
 )
-from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
-from celery_sqs_visibility.delivery.settle.parking import Parking
-from celery_sqs_visibility.delivery.settle.records import send_records
-from celery_sqs_visibility.delivery.settle.rejection import Rejection
 from celery_sqs_visibility.errors import SQSError, UnreadableError
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.policy.clock import Clock

@@ -16,7 +16,8 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.model import Delete, Delivery
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.errors import QueueDoesNotExistError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport import publish_retries, publish_scope

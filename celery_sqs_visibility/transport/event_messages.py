@@ -14,8 +14,8 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.model import Delete, Split
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, DecodeMessage, legible
+from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
 from celery_sqs_visibility.transport.aws_events import contents, events_of, is_s3_test

@@ -11,7 +11,8 @@ from kombu.serialization import registry  # type: ignore[attr-defined] # celery-
 from kombu.transport import virtual
 from kombu.utils.json import loads as kombu_loads
 
-from celery_sqs_visibility.delivery.model import Delivery, Renew
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settlements import Renew
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.codec import OWN_BODY, TYPED, encode_payload, with_eta
 from celery_sqs_visibility.transport.decompression import inflate

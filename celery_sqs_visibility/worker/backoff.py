@@ -11,7 +11,8 @@ from typing import Any
 
 from celery.exceptions import Reject
 
-from celery_sqs_visibility.delivery.model import Delivery, Hide, Lapse, Settlement
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settlements import Hide, Lapse, Settlement
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task.retries import RetryDecisions
 

@@ -17,7 +17,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from celery_sqs_visibility.command_line import shown_in_one_line
-from celery_sqs_visibility.delivery.model import Delete, Hide
+from celery_sqs_visibility.delivery.settlements import Delete, Hide
 from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.exclusive import (

@@ -10,7 +10,7 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import TaskRevokedError
 from celery.worker import state
 
-from celery_sqs_visibility.delivery.model import Release
+from celery_sqs_visibility.delivery.settlements import Release
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError
 

@@ -19,7 +19,8 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request
 
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Lapse, Release, Settlement
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Release, Settlement
 from celery_sqs_visibility.events import Finished, emit, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery

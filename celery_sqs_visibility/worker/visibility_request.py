@@ -21,7 +21,8 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.delivery.inactivity import Inactivity
 from celery_sqs_visibility.delivery.lease import UNWATCHED
-from celery_sqs_visibility.delivery.model import Delivery, Hide, Lapse
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settlements import Hide, Lapse
 from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.events import Failed, emit
 from celery_sqs_visibility.policy.attempts import attempts_made

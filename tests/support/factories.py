@@ -20,10 +20,11 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
-from celery_sqs_visibility.delivery.model import Delivery, Hide
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.delivery.settlements import Hide
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options

@@ -11,8 +11,9 @@ from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.hold.ledger import ExtensionOutcome, Ledger
-from celery_sqs_visibility.delivery.model import Delivery, Settlement
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.settlements import Settlement
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
 from celery_sqs_visibility.events import Event, Extended, Lost, emit, log_safely
 from celery_sqs_visibility.policy.clock import Clock

@@ -11,7 +11,8 @@ from weakref import WeakValueDictionary
 from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSchedule
 from celery_sqs_visibility.delivery.lease import INACTIVE
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Delivery, Settlement
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Settlement
 from celery_sqs_visibility.policy.queue_options import OptionsOfQueue, QueueOptions
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
 

@@ -14,8 +14,9 @@ from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.model import Delivery, Hide
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.settlements import Hide
 from celery_sqs_visibility.errors import ObjectDoesNotExistError, SQSError, TooLargeError, UnreadableError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause

@@ -10,7 +10,8 @@ from typing import Any
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import Delete, Delivery, Holder, Split
+from celery_sqs_visibility.delivery.model import Delivery, Holder
+from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Facts, Received, emit
 from celery_sqs_visibility.policy.clock import Clock

@@ -10,7 +10,8 @@ from typing import Any
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.model import DeadLetter, Delivery
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settlements import DeadLetter
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.message_attributes import (

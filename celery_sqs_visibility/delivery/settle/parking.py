@@ -14,8 +14,9 @@ from typing import Any
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS, RedriveBook
-from celery_sqs_visibility.delivery.model import Delivery, Park, Renew
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.delivery.settlements import Park, Renew
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.parking import (

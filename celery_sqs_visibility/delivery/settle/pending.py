@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import (
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.settlements import (
     DeadLetter,
     Delete,
-    Delivery,
     Hide,
     Park,
     Renew,
     Settlement,
     Split,
 )
-from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SECONDS
 

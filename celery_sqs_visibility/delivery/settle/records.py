@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import Split
+from celery_sqs_visibility.delivery.settlements import Split
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     QueueDoesNotExistError,

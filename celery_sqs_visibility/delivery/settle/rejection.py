@@ -12,16 +12,9 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.hold.redelivery import Past, RedeliveryIndex
-from celery_sqs_visibility.delivery.model import (
-    DeadLetter,
-    Delete,
-    Delivery,
-    Hide,
-    Lapse,
-    Release,
-    Settlement,
-)
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.decoder import legible
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Release, Settlement
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Unreadable, emit, log_safely
 from celery_sqs_visibility.policy.attempts import is_no_task_for_good

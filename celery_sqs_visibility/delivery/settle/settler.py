@@ -13,15 +13,7 @@ from typing import Final
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
-from celery_sqs_visibility.delivery.model import (
-    DeadLetter,
-    Delete,
-    Delivery,
-    Release,
-    Renew,
-    Settlement,
-    Split,
-)
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settle.pending import (
     COPIES,
     PendingBatch,
@@ -29,6 +21,7 @@ from celery_sqs_visibility.delivery.settle.pending import (
     SettlementBatch,
     kind_of,
 )
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Release, Renew, Settlement, Split
 from celery_sqs_visibility.errors import (
     ReceiptHandleInvalidError,
     RequestRefusedError,

@@ -13,9 +13,9 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
-from celery_sqs_visibility.delivery.model import Delete, Lapse, Split
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
+from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Split
 from celery_sqs_visibility.events import subscribe
 
 

@@ -9,7 +9,7 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
-from celery_sqs_visibility.delivery.model import Delete
+from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError
 from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Lost, Parked, Renewed, Unreadable
 

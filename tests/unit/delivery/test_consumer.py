@@ -10,8 +10,8 @@ from support import factories
 from support.factories import DELETES, TIMEOUT
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.receive.turns import Turns
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.events import Deleted, Hidden, HorizonNear, Released
 from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS
 from celery_sqs_visibility.policy.options import Options

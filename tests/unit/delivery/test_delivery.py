@@ -9,7 +9,7 @@ from unittest.mock import Mock, call
 import pytest
 from support import factories
 
-from celery_sqs_visibility.delivery.model import Lapse
+from celery_sqs_visibility.delivery.settlements import Lapse
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 

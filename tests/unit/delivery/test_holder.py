@@ -8,7 +8,7 @@ from support.factories import CHANGES, DELETES, TIMEOUT
 from support.processes import SOON
 
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
-from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, RequestRefusedError
 from celery_sqs_visibility.events import (
     DeadLettered,

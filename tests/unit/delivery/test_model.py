@@ -24,7 +24,7 @@ from support.logs import a_filter_that_raises
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Lapse, Release
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Release
 from celery_sqs_visibility.errors import (
     ReceiptHandleInvalidError,
     RequestRefusedError,

@@ -15,8 +15,8 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.model import Delete
 from celery_sqs_visibility.delivery.settle.settler import Settler
+from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 
 #: pytest says so where a thread ends with an exception.

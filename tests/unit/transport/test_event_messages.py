@@ -12,7 +12,7 @@ from support.factories import sqs_queue
 
 from celery_sqs_visibility import message as task_message
 from celery_sqs_visibility import task_id_for
-from celery_sqs_visibility.delivery.model import Delete, Split
+from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
 from celery_sqs_visibility.transport.codec import OWN_BODY, decode_message, encode_payload

@@ -9,7 +9,7 @@ from celery.exceptions import ImproperlyConfigured, TimeLimitExceeded, WorkerLos
 from support.factories import FakeHolder, exc_info, held_delivery, request
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.model import Delete, Hide, Renew
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Renew
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.stores.port import Processed, Processing

@@ -15,7 +15,7 @@ from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_deliver
 from celery_sqs_visibility import InactivityError, VisibilityTask
 from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delete, Hide
+from celery_sqs_visibility.delivery.settlements import Delete, Hide
 from celery_sqs_visibility.worker import worker_context
 from celery_sqs_visibility.worker.visibility_request import KILLED_WITHIN_SECONDS
 

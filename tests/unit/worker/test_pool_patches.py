@@ -8,7 +8,7 @@ import pytest
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from support.factories import exc_info
 
-from celery_sqs_visibility.delivery.model import Release
+from celery_sqs_visibility.delivery.settlements import Release
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError

@@ -13,7 +13,7 @@ from celery.worker.request import Request
 from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
 
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delete, Lapse, Release
+from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Release
 from celery_sqs_visibility.events import Finished, subscribe
 from celery_sqs_visibility.worker import worker_context
 from celery_sqs_visibility.worker.request import GivenBackError

@@ -11,7 +11,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
 
-from celery_sqs_visibility.delivery.model import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.events import Failed, subscribe
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.tracing import VisibilityRetry

@@ -17,7 +17,7 @@ from support.processes import SOON
 
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, HORIZON_REACHED, Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import HORIZON_MARGIN_SECONDS, Ledger
-from celery_sqs_visibility.delivery.model import Delete, Hide, Release
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Release
 from celery_sqs_visibility.errors import (
     ReceiptHandleInvalidError,
     RequestRefusedError,

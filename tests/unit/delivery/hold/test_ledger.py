@@ -15,7 +15,7 @@ from support.factories import TIMEOUT, every_queue
 from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR_SECONDS, Ledger
 from celery_sqs_visibility.delivery.lease import REQUESTED
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Release
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Release
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 NOW = 1000.0

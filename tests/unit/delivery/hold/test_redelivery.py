@@ -16,8 +16,8 @@ from support.factories import TIMEOUT, every_queue
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, Arrival, Past, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delete, Hide, Release
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Release
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 INTERVAL = 40.0

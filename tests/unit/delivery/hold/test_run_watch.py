@@ -13,7 +13,7 @@ from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
 from celery_sqs_visibility.delivery.inactivity import Inactivity
 from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delete
+from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.events import HorizonNear, subscribe
 from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS

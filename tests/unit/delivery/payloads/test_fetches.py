@@ -13,8 +13,8 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility import events as kinds
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
 from celery_sqs_visibility.delivery.payloads.fetches import LAST_RECEIVE_SECONDS, TRY_SECONDS
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute

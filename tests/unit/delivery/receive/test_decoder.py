@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from support.clock import FakeClock
 from support.factories import TIMEOUT, every_queue, sqs_queue
 
-from celery_sqs_visibility.delivery.model import Hide
 from celery_sqs_visibility.delivery.receive.decoder import (
     LONGEST_POLL_SECONDS,
     LONGEST_TRANSIT_SECONDS,
@@ -16,6 +15,7 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     Decoder,
     UnreadableError,
 )
+from celery_sqs_visibility.delivery.settlements import Hide
 from celery_sqs_visibility.events import Facts, Received
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 

@@ -8,8 +8,8 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.model import DeadLetter, Hide
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Hide
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.policy.payload_pointers import size_attribute
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES

@@ -9,8 +9,8 @@ from support.clock import FakeClock
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS, Rejection
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Release
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.events import Unreadable
 from celery_sqs_visibility.policy.attempts import RECEIVES_OF_NO_TASK, SECONDS_OF_AN_UNKNOWN_TASK

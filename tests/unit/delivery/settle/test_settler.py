@@ -15,9 +15,9 @@ from support.logs import a_filter_that_raises
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.model import DeadLetter, Delete, Hide, Park, Release
 from celery_sqs_visibility.delivery.settle.pending import DELETE_LINGER_WINDOWS, PendingSettlement
 from celery_sqs_visibility.delivery.settle.settler import TOO_LATE, Settler
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Park, Release
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, ThrottledError, UnavailableError
 from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS
 from celery_sqs_visibility.policy.quotas import (
