@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 from weakref import WeakValueDictionary
 
 from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSchedule
+from celery_sqs_visibility.delivery.hold.extensions import (
+    ExtensionOutcome,
+    extension_seconds,
+    next_try,
+    seconds_apart,
+)
 from celery_sqs_visibility.delivery.lease import INACTIVE
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Settlement
-from celery_sqs_visibility.policy.queue_options import OptionsOfQueue, QueueOptions
-from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
-
-#: A failed extension is tried again after this part of the time that is left,
-RETRY_FRACTION: Final = 4
-
-#: but not sooner than this.
-RETRY_FLOOR_SECONDS: Final = 0.25
+from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 
 #: An instant that has passed.
 AT_ONCE: Final = 0.0
-
-
-class ExtensionOutcome(NamedTuple):
-    """What the ledger says of a delivery whose extension has returned.
-
-    Attributes:
-        held: whether it is still held, neither settled nor superseded meanwhile.
-        waiting: the settlement that waited for the extension, to be carried out now.
-    """
-
-    held: bool
-    waiting: Settlement | None
 
 
 class Ledger:
@@ -162,7 +148,7 @@ class Ledger:
             if not delivery.lost:
                 delivery.requested_deadline = until
                 if not delivery.extending:
-                    self._extensions.add(delivery, now, _apart(self._options_of(delivery.queue.name)))
+                    self._extensions.add(delivery, now, seconds_apart(self._options_of(delivery.queue.name)))
             return True
 
     def unstarted(self) -> list[Delivery]:
@@ -214,14 +200,8 @@ class Ledger:
             return [(delivery, self.extension(delivery, now)) for delivery in due]
 
     def extension(self, delivery: Delivery, now: float) -> int:
-        """Seconds to ask for, clamped to the horizon; 0 if it lapsed, or is hidden for longer already."""
-        if delivery.at_horizon or delivery.deadline <= now:
-            return 0
-        requested = math.ceil(delivery.requested_deadline - now)
-        options = self._options_of(delivery.queue.name)
-        seconds = max(options.visibility_timeout if options.heartbeat_interval else 0, requested)
-        seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN_SECONDS - now))
-        return seconds if now + seconds > delivery.deadline else 0
+        """Seconds by which it is to be extended now; 0 if it is not to be."""
+        return extension_seconds(delivery, self._options_of(delivery.queue.name), now)
 
     def extended(self, delivery: Delivery, deadline: float) -> ExtensionOutcome:
         """SQS extended it until that instant."""
@@ -236,8 +216,7 @@ class Ledger:
     def not_extended(self, delivery: Delivery, now: float) -> ExtensionOutcome:
         """The extension failed; it is tried again until the deadline."""
         with self._lock:
-            pause = max((delivery.deadline - now) / RETRY_FRACTION, RETRY_FLOOR_SECONDS)
-            return self._extension_returned(delivery, min(now + pause, delivery.deadline))
+            return self._extension_returned(delivery, next_try(delivery, now))
 
     def not_extensible(self, delivery: Delivery, now: float) -> ExtensionOutcome:
         """Its horizon is reached, or nobody needs more: nothing is done until it is lost, at the deadline."""
@@ -301,15 +280,6 @@ class Ledger:
     def _schedule(self, delivery: Delivery, not_before: float | None = None) -> None:
         options = self._options_of(delivery.queue.name)
         if not_before is None and (interval := options.heartbeat_interval):
-            self._extensions.add(delivery, delivery.deadline - interval, _apart(options))
+            self._extensions.add(delivery, delivery.deadline - interval, seconds_apart(options))
         else:
             self._extensions.add_not_before(delivery, delivery.deadline if not_before is None else not_before)
-
-
-def _apart(options: QueueOptions) -> float:
-    """Seconds before or after which a queue's deliveries are extended again, whichever is less.
-
-    Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
-    """
-    interval, timeout = options.heartbeat_interval, options.visibility_timeout
-    return min(interval, timeout - interval) or timeout

@@ -16,7 +16,7 @@ from support.logs import a_filter_that_raises
 from support.processes import SOON
 
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, HORIZON_REACHED, Heartbeat
-from celery_sqs_visibility.delivery.hold.ledger import HORIZON_MARGIN_SECONDS, Ledger
+from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Release
 from celery_sqs_visibility.errors import (
     ReceiptHandleInvalidError,
@@ -25,7 +25,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
 )
 from celery_sqs_visibility.events import Extended, Lost, subscribe
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 INTERVAL = 40.0
 NO_ANSWER = UnavailableError("network")

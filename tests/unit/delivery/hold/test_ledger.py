@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support import factories
 from support.factories import TIMEOUT, every_queue
 
-from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR_SECONDS, Ledger
+from celery_sqs_visibility.delivery.hold.extensions import RETRY_FLOOR_SECONDS
+from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.lease import REQUESTED
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Release
