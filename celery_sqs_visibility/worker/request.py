@@ -17,16 +17,15 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import Reject, TaskRevokedError, Terminated
 from celery.utils.log import get_logger
 from celery.worker import state
-from celery.worker.request import Request
 
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Release, Settlement
-from celery_sqs_visibility.events import Finished, emit, log_safely
+from celery_sqs_visibility.delivery.settlements import Lapse, Release
+from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery
 from celery_sqs_visibility.transport.message import Message
-from celery_sqs_visibility.worker.backoff import after_rejection
 from celery_sqs_visibility.worker.exceptions import PROCESS_GONE, could_not_publish_retry, exception_of
+from celery_sqs_visibility.worker.settling_request import SettlingRequest
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
@@ -36,30 +35,20 @@ class GivenBackError(TaskRevokedError):
     """A message was given back, in a shutdown, before its run began."""
 
 
-class DeliveryRequest(Request):
-    """A request whose message came from SQS, for tasks with Celery's own behaviour.
-
-    It settles the delivery directly and not through the event loop, which may be blocked (solo), or stopped
-    while the pool is being joined (threads).
-    """
+class DeliveryRequest(SettlingRequest):
+    """A request whose message came from SQS, for tasks with Celery's own behaviour."""
 
     #: Bound by the worker's bootstep, in a subclass for each worker.
     worker: ClassVar[WorkerContext] = WorkerContext()
 
     # Celery's, which its stubs leave out.
-    acknowledged: bool
-    message: Message
     _already_cancelled: bool
     _already_revoked: bool
     _context: DeliveryContext
     _delivery_info: dict[str, Any]
-    _request_dict: dict[str, Any]
 
     def __init__(self, message: Message, **options: Any) -> None:
         super().__init__(message, **options)
-        delivery: Delivery | None = getattr(message, "delivery", None)
-        self.delivery = None if delivery is None else delivery.current
-        self._rejected_by_task = False
         self._terminated_on_purpose = False
         if self.delivery is not None:
             self.delivery.acknowledged_early = not self.task.acks_late
@@ -164,66 +153,6 @@ class DeliveryRequest(Request):
             self.acknowledged = True
             self.worker.call_in_loop(self._kill_lost)
 
-    def acknowledge(self) -> None:
-        """Done: delete the message."""
-        if self.delivery is None:
-            super().acknowledge()
-        elif not self.acknowledged:
-            if self.delivery.current.started:
-                emit(Finished(self.delivery.facts))
-            self.settle(Delete())
-
-    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Release it or give it up, as the task's `Reject` says. A rejection of Celery's comes back later."""
-        if self.delivery is None:
-            super().reject(requeue)
-        elif not self.acknowledged:
-            if self._rejected_by_task and requeue:
-                self.settle(Release())
-            elif (backoff := after_rejection(self.delivery, self.task)) is not None:
-                self.settle(backoff)
-            elif self._rejected_by_task:
-                self.give_up("rejected by the task")
-            else:
-                self.come_back_later()  # at once, it could kill one worker after the other
-            self.send_event("task-rejected", requeue=requeue)
-
-    def settle(self, settlement: Settlement) -> None:
-        """Settle the message; Celery takes it for acknowledged from now on."""
-        self.acknowledged = True
-        if self.delivery is not None:
-            self.delivery.settle(settlement)
-
-    def come_back_later(self) -> None:
-        """Hide the message as after an error about which the task says nothing, unless it is settled."""
-        if self.delivery is not None and not self.acknowledged:
-            self.settle(self.delivery.after_an_error())
-
-    def give_up(self, reason: str, **attributes: str) -> None:
-        """Send it to the dead letters, if there are any, and delete it."""
-        self.acknowledged = True
-        self.message.give_up(reason, getattr(self.task, "on_exhausted", None), **attributes)
-
-    @property
-    def visibility_timeout(self) -> int | None:
-        """The queue's, in seconds; `None` without a delivery."""
-        if (delivery := self.delivery) is None:
-            return None
-        return delivery.holder.options.for_queue(delivery.queue.name).visibility_timeout
-
-    def put_off(self, eta: float) -> bool:
-        """Have it wait in SQS until `eta`, in seconds since the epoch, as a copy; whether it can."""
-        renew = self.message.renewal(eta, self._published_retries)
-        if renew is None:
-            return False
-        self.settle(renew)
-        return True
-
-    @property
-    def _published_retries(self) -> int:
-        """The attempts that messages before this one have used up."""
-        return self._request_dict.get("retries") or 0
-
     def _has_attempts_left(self) -> bool:
         """Whether a message whose retry could not be published may come back, by its receives."""
         if self.delivery is None:
@@ -275,15 +204,6 @@ class DeliveryRequest(Request):
             yield
         except Exception:  # noqa: BLE001 - it is logged
             log_safely(logger.exception, "Task %s[%s] could not be ended", self.name, self.id)
-
-    @contextmanager
-    def _settled_if_it_raises(self) -> Iterator[None]:
-        """Celery would leave the message unacknowledged after an error of its own: extended for 12 hours."""
-        try:
-            yield
-        except Exception:
-            self.come_back_later()
-            raise
 
     def _pass_on_lease(self) -> None:
         """Give the task the key to its lease, before a pool with processes pickles the request."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final, cast
 
 from billiard.einfo import ExceptionInfo
@@ -19,8 +19,6 @@ from celery.worker import state
 from kombu.utils.encoding import safe_repr, safe_str
 from kombu.utils.imports import symbol_by_name
 
-from celery_sqs_visibility.delivery.inactivity import Inactivity
-from celery_sqs_visibility.delivery.lease import UNWATCHED
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Hide, Lapse
 from celery_sqs_visibility.errors import InactivityError
@@ -34,15 +32,13 @@ from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
-from celery_sqs_visibility.worker.exclusive_request import KILLED_WITHIN_SECONDS, ExclusiveRequest
+from celery_sqs_visibility.worker.exclusive_request import KILLED_WITHIN_SECONDS
+from celery_sqs_visibility.worker.overdue_request import OverdueRequest
 from celery_sqs_visibility.worker.request import DeliveryRequest
 from celery_sqs_visibility.worker.stored_result import StoredResult, chord_claim_seconds
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
-
-#: A run that shows no life may not heed another signal.
-KILL_SIGNAME: Final = "SIGKILL"
 
 #: Ends of runs that are killed after they were reported.
 KILLED_AFTERWARDS: Final = (TimeLimitExceeded, InactivityError)
@@ -52,11 +48,10 @@ KILLED_AFTERWARDS: Final = (TimeLimitExceeded, InactivityError)
 RELEASES_FORGIVEN: Final = 3
 
 
-class VisibilityRequest(ExclusiveRequest):
+class VisibilityRequest(OverdueRequest):
     """A request of a `VisibilityTask`: its failures hide the message."""
 
     task: VisibilityTask[..., Any]
-    _failed_for_good = False
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
         """The child decided that it comes back: hide it, where Celery deletes it."""
@@ -89,60 +84,6 @@ class VisibilityRequest(ExclusiveRequest):
         with self._given_up_after(exc, exc_info):
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
-    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001
-        """A time limit has passed.
-
-        In prefork `on_failure` was called before for a hard one (billiard/pool.py: `on_hard_timeout`); in
-        gevent it was not.
-        """
-        if soft or self.delivery is None:
-            super().on_timeout(soft, timeout)
-            return
-        if self._fail_run(TimeLimitExceeded(timeout)):
-            # Celery's ERROR in `on_failure` does not name the task. A run that comes back has its own line.
-            logger.warning("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
-
-    def end_inactive_run(self) -> None:
-        """Its run has shown no life for too long: end it, where the pool can. The supervisor's thread.
-
-        A run that cannot be ended hears of it at its next sign of life; its message is held until it ends.
-        """
-        if self.worker.can_end_runs:
-            self.worker.call_in_loop(self._end_inactive_run)
-        else:
-            logger.warning(
-                "Task %s[%s] has shown no life for %g s, and its pool has no way to end it: it is told at "
-                "its next sign of life, and its message is held until it ends",
-                self.name,
-                self.id,
-                self.task.inactivity_timeout,
-            )
-
-    def _end_inactive_run(self) -> None:
-        """The event loop's thread, where there is one. Never raises.
-
-        A process is killed first, or it might store the success of a run that is reported as failed. A
-        greenlet is killed last: its pool takes that for a success, of which nothing is left to settle then.
-        """
-        lease = None if self.delivery is None else self.delivery.current.lease
-        if self not in state.active_requests or lease is None or lease.last_sign == UNWATCHED:
-            return  # it has ended
-        kill = partial(self._kill, KILL_SIGNAME)
-        fail = partial(self._fail_run, InactivityError.after(self.task.inactivity_timeout or 0))
-        with self._logged_if_it_raises():
-            for step in (kill, fail) if self.worker.has_processes else (fail, kill):
-                step()
-
-    def _fail_run(self, exc: Exception) -> bool:
-        """It has failed, as its child cannot report, unless it is settled; whether it has for good."""
-        exc_info = exc_info_of(exc)
-        if not self.acknowledged:
-            self.on_failure(exc_info)
-        if self._failed_for_good:  # as Celery 5.7 does in `on_timeout`
-            self.task.on_failure(exc, self.id, self.args, self.kwargs, exc_info)
-            self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, exc_info)
-        return self._failed_for_good
-
     def revoked(self) -> bool:
         """Whether not to run it: as any other, or given up before, or out of attempts. Never raises."""
         try:
@@ -157,8 +98,6 @@ class VisibilityRequest(ExclusiveRequest):
 
     def _describe(self, delivery: Delivery) -> None:
         super()._describe(delivery)
-        if self.task.inactivity_timeout is not None:
-            delivery.inactivity = Inactivity(self.task.inactivity_timeout, self.end_inactive_run)
         receives = delivery.facts.receive_count
         self._request_dict["retries"] = attempts_made(receives, delivery.parks, self._published_retries)
 
