@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
@@ -22,10 +21,7 @@ from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Rej
 from celery.utils.time import maybe_make_aware
 
 from celery_sqs_visibility.command_line import shown_in_one_line
-from celery_sqs_visibility.policy.event_routes import parse_sqs_event, sqs_event_per
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
-from celery_sqs_visibility.policy.inactivity import parse_inactivity_timeout
-from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 from celery_sqs_visibility.task.context import (
     LIMIT_HEADER,
@@ -36,8 +32,9 @@ from celery_sqs_visibility.task.context import (
 )
 from celery_sqs_visibility.task.continuation import publish_continuation
 from celery_sqs_visibility.task.generic import P, R_co
+from celery_sqs_visibility.task.on_commit import OnCommitTask
 from celery_sqs_visibility.task.retries import RetryDecisions, horizon_left
-from celery_sqs_visibility.task.settings import refuse_misspelt
+from celery_sqs_visibility.task.settings import check_settings
 from celery_sqs_visibility.task.tracing import (
     CHORD_UNLOCK,
     VisibilityRetry,
@@ -52,7 +49,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # in `typing` from Python 3.11 on
 
 
-class VisibilityTask(RetryDecisions[P, R_co]):
+class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
     """`base=VisibilityTask`, or `Celery(task_cls=VisibilityTask)` for all tasks of an app.
 
     On any other broker, called directly or eagerly, it is a plain Celery task.
@@ -124,18 +121,8 @@ class VisibilityTask(RetryDecisions[P, R_co]):
 
     @classmethod
     def _check_settings(cls) -> None:
-        if not cls.acks_late:
-            raise ValueError(
-                f"it has acks_late={cls.acks_late!r}, but a message deleted before its run cannot come back "
-                "after it; remove acks_late or use another base"
-            )
-        refuse_misspelt(cls, VisibilityTask)
+        check_settings(cls, VisibilityTask)
         cls._delay_rule()
-        cls.inactivity_timeout = parse_inactivity_timeout(cls.inactivity_timeout)
-        names = ("on_exhausted", "on_lost", "exclusive_ttl")
-        Options.parse({name: getattr(cls, name) for name in names})
-        parse_sqs_event("sqs_event", cls.sqs_event)
-        sqs_event_per("sqs_event_per", cls.sqs_event_per)
         if inspect.getattr_static(cls, "exclusive") is not False:
             exclusive_tasks().key_rule(cls)
 
@@ -187,14 +174,6 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             changes = {"args": args, "kwargs": kwargs, "throw": throw, "max_retries": max_retries, **options}
             return self._retry_by_publishing(exc, countdown, eta, changes)
         return self._retry_by_hiding(exc, countdown, self.max_retries if max_retries is None else max_retries)
-
-    def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call `delay` when Django's transaction commits, never if it rolls back; at once outside of one."""
-        _on_commit(partial(self.delay, *args, **kwargs))
-
-    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
-        """Call `apply_async` when Django's transaction commits, as `delay_on_commit`."""
-        _on_commit(partial(self.apply_async, *args, **kwargs))
 
     def on_run_failed(self, exc: Exception) -> NoReturn:
         """A run raised `exc`: raise what Celery is to see, a `VisibilityRetry` if the message comes back."""
@@ -304,10 +283,3 @@ def _is_from_fifo(request: DeliveryContext) -> bool:
     """By the URL: a predefined queue may have any name."""
     url = (request.properties or {}).get("delivery_info", {}).get("sqs_queue", "")
     return bool(url.endswith(FIFO_SUFFIX))
-
-
-def _on_commit(publish: Callable[[], object]) -> None:
-    """Celery's Django fixup gives this to tasks of its own class only (celery/contrib/django/task.py)."""
-    from django.db import transaction  # noqa: PLC0415 - an app without Django never comes here
-
-    transaction.on_commit(publish)

@@ -1,6 +1,6 @@
-"""Settings of ours on tasks that do not know them: on plain Celery tasks, misspelt, or on another broker.
+"""The settings of a task, checked; and ours where they are ignored: on plain Celery tasks, on another broker.
 
-Celery takes any option of a task, and makes an attribute of it that nobody reads.
+Celery takes any option of a task, also a misspelt one, and makes an attribute of it that nobody reads.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
 from celery_sqs_visibility.command_line import shown_in_one_line
-from celery_sqs_visibility.policy.event_routes import sqs_event_per
+from celery_sqs_visibility.policy.event_routes import parse_sqs_event, sqs_event_per
+from celery_sqs_visibility.policy.inactivity import parse_inactivity_timeout
 from celery_sqs_visibility.policy.option_parsers import on_exhausted, on_lost
+from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.task.retries import RetryDecisions
 
 logger = get_logger(__name__)
@@ -33,7 +35,10 @@ SETTINGS: Final = (
     "sqs_event_per",
 )
 
-#: The values of those that take a word.
+#: Those that are transport options, too.
+TRANSPORT_OPTIONS: Final = ("on_exhausted", "on_lost", "exclusive_ttl")
+
+#: The values of the settings that take a word.
 WORDS: Final = {
     "on_exhausted": on_exhausted.words,
     "on_lost": on_lost.words,
@@ -50,7 +55,25 @@ ANOTHER_BROKER: Final = (
 )
 
 
-def refuse_misspelt(cls: type[RetryDecisions[..., Any]], known: type[Any]) -> None:
+def check_settings(cls: type[Any], known: type[Any]) -> None:
+    """Check the settings of a task class which are plain values; `known` is `VisibilityTask`.
+
+    Raises:
+        ValueError: naming the attribute, the value and the remedy.
+    """
+    if not cls.acks_late:
+        raise ValueError(
+            f"it has acks_late={cls.acks_late!r}, but a message deleted before its run cannot come back "
+            "after it; remove acks_late or use another base"
+        )
+    _refuse_misspelt(cls, known)
+    cls.inactivity_timeout = parse_inactivity_timeout(cls.inactivity_timeout)
+    Options.parse({name: getattr(cls, name) for name in TRANSPORT_OPTIONS})
+    parse_sqs_event("sqs_event", cls.sqs_event)
+    sqs_event_per("sqs_event_per", cls.sqs_event_per)
+
+
+def _refuse_misspelt(cls: type[Any], known: type[Any]) -> None:
     """Raise `ValueError` if a task class has a setting of `known` under a name that is like it."""
     own = {name for each in cls.__mro__ if each not in known.__mro__ for name in vars(each)}
     # By dir(): to look at `Task.app` would bind the class.
