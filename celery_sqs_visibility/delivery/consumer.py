@@ -12,15 +12,15 @@ from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.arrivals import Arrivals
+from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.payloads.fetches import Fetches
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, Opened, ReadContent
+from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage, Receivers
 from celery_sqs_visibility.delivery.receive.turns import Turns
@@ -66,24 +66,11 @@ class QueueConsumer(DeliveryHolder):
         self._receive = receive
         self._buffer = buffer
         self._receivers = Receivers()
-        decoder = Decoder(open_message, options.for_queue, clock, self, options.payload_bucket)
-        fetches = (
-            Fetches[Opened](payloads, decoder.content, _is_held, self._wait_for_payload, self._fetched, clock)
-            if payloads
-            else None
-        )
-        self._arrivals = Arrivals(
-            decoder,
-            self,
-            self._receivers.on_message,
-            self._give_back_late,
-            lambda: self._dispatching,
-            fetches.submit if fetches else None,
-        )
+        self._arrivals, awaited = self._new_arrivals(open_message, payloads)
         self._shutdown = Shutdown(
             self.ledger, self._settler, self._receivers, self._take_buffered, options.for_queue, clock
         )
-        works = (self._heartbeat, self._settler, fetches, self._removals)
+        works = (self._heartbeat, self._settler, awaited, self._removals)
         self._batch_threads: list[BatchThreads[Any]] = [work.batch_threads for work in works if work]
         self._supervisor = Supervisor(self._supervised, clock)
         # Guards _running, _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
@@ -200,6 +187,26 @@ class QueueConsumer(DeliveryHolder):
         )
         return [one.delivery for one in taken]
 
+    def _new_arrivals(
+        self, open_message: DecodeMessage, payloads: ObjectStore | None
+    ) -> tuple[Arrivals, AwaitedPayloads | None]:
+        """The arrivals, and the payloads that some of them wait for, if there is a bucket."""
+        decoder = Decoder(
+            open_message, self.options.for_queue, self._clock, self, self.options.payload_bucket
+        )
+        awaited = (
+            AwaitedPayloads(payloads, decoder.content, self, self._fetched, self._clock) if payloads else None
+        )
+        arrivals = Arrivals(
+            decoder,
+            self,
+            self._receivers.on_message,
+            self._give_back_late,
+            lambda: self._dispatching,
+            awaited.submit if awaited else None,
+        )
+        return arrivals, awaited
+
     def _start(self) -> None:
         with self._lock:
             self._closed, self._dispatching = False, True
@@ -234,14 +241,8 @@ class QueueConsumer(DeliveryHolder):
         self._heartbeat.notice()  # not before: a delivery that has lapsed may have been superseded just now
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
 
-    def _wait_for_payload(self, delivery: Delivery) -> None:
-        """S3 does not give a payload for now: other messages are received in its message's place."""
-        if delivery.current.holder is self:
-            self.set_aside.add(delivery.current)
-
     def _fetched(self, delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> None:
         """The payload of a message has come. A thread that fetches."""
-        self.set_aside.remove(delivery.current)
         self._buffer.put(self._arrivals.fetched(delivery, content, message))
         self._heartbeat.notice()
 
@@ -252,9 +253,3 @@ class QueueConsumer(DeliveryHolder):
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:
         if (receiver := self._receivers.get(queue.name)) is not None:
             receiver.expect(message_id, at)
-
-
-def _is_held(delivery: Delivery) -> bool:
-    """Whether its message is held still, under its newest handle and by whatever consumer."""
-    current = delivery.current
-    return isinstance(current.holder, DeliveryHolder) and current.holder.ledger.holds(current)

@@ -54,7 +54,6 @@ ATTRIBUTE_BYTES: Final = 4096
 #: Nothing is known of the queue.
 NO_LIMITS: Final = DelayLimits()
 
-
 #: In a payload that was made of a message which is no task: the message's own body.
 OWN_BODY: Final = "sqs-body"
 
@@ -88,9 +87,7 @@ def encode_message(
     delay = delay_of(properties, eta, queue, limits) if isinstance(queue, Queue) else None
     if queue.fifo:
         group = group or DEFAULT_GROUP
-        deduplication = properties.get("MessageDeduplicationId")
-        if not deduplication:
-            deduplication = message["properties"]["MessageDeduplicationId"] = str(uuid.uuid4())
+        deduplication = _deduplication_id(message)
     text = dumps({**message, "properties": properties})
     return OutgoingMessage(
         body=base64.b64encode(text.encode()).decode() if base64_encoded else text,
@@ -98,8 +95,16 @@ def encode_message(
         delay=delay,
         # SQS would refuse a number or a UUID, and with it all messages of its batch.
         group_id=None if group is None else str(group),
-        deduplication_id=None if deduplication is None else str(deduplication),
+        deduplication_id=deduplication,
     )
+
+
+def _deduplication_id(message: Mapping[str, Any]) -> str:
+    """The message's own, or a new one that the message keeps."""
+    properties = message["properties"]
+    if not properties.get("MessageDeduplicationId"):
+        properties["MessageDeduplicationId"] = str(uuid.uuid4())
+    return str(properties["MessageDeduplicationId"])
 
 
 def decode_message(
