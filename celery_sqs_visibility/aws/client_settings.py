@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+#: The parts of an access key.
+CREDENTIALS: Final = ("access_key_id", "secret_access_key", "session_token")
+
+
+class Credentials(Protocol):
+    """An access key that a queue or a topic may have in place of the connection's."""
+
+    @property
+    def access_key_id(self) -> str | None:
+        """`None`: it has none of its own."""
+
+    @property
+    def secret_access_key(self) -> str | None:
+        """Goes with the id."""
+
+    @property
+    def session_token(self) -> str | None:
+        """Of temporary credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +61,11 @@ class ClientSettings:
     def renewable(self) -> bool:
         """Whether a new client may have other credentials: not if they are written here."""
         return self.access_key_id is None or self.role_arn is not None
+
+    def with_own(self, credentials: Credentials, region: str | None) -> ClientSettings:
+        """Return these settings in that region, and with these credentials if there are any."""
+        own = {name: getattr(credentials, name) for name in CREDENTIALS} if credentials.access_key_id else {}
+        return replace(self, region=region, **own)
 
     def config_options(self) -> dict[str, Any]:
         """Return botocore's Config options as they were before `frozen_config`."""

@@ -9,25 +9,22 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
-from celery_sqs_visibility.aws.object_store import S3ObjectStore
-from celery_sqs_visibility.aws.port import SQS, ReceiveOptions
+from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-from celery_sqs_visibility.aws.queues import Queue, Queues
+from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
-from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.delays import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
-from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
 from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.transport.broker_clients import payloads_of, queues_of, settings_of
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.publish_retries import PublishAttempts
@@ -44,9 +41,6 @@ SYSTEM_ATTRIBUTES: Final = {
     "MessageGroupId",
     "SentTimestamp",
 }
-
-#: What a predefined queue may have in place of the connection's.
-CREDENTIALS: Final = ("access_key_id", "secret_access_key", "session_token")
 
 _lock = ProcessLock()  # guards _contexts
 _contexts: dict[tuple[int, str], BrokerContext] = {}
@@ -72,9 +66,9 @@ class BrokerContext:
     def __init__(self, broker: BrokerURL, options: Options) -> None:
         self.pid = os.getpid()
         self.options = options
-        self.client_settings = _client_settings(broker, options)
-        self.queues = _queues(self.client_settings, options)
-        self.payloads = _payloads(self.client_settings, options)
+        self.client_settings = settings_of(broker, options)
+        self.queues = queues_of(self.client_settings, options)
+        self.payloads = payloads_of(self.client_settings, options)
         self.outgoing = OutgoingMessages(self.payloads)
         self.temporary_queues = TemporaryQueues(self.queues)
         system, custom = _wanted_attributes(options.fetch_message_attributes)
@@ -186,65 +180,6 @@ def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options
         if key not in _contexts:
             _contexts[key] = BrokerContext(broker, options)
         return _contexts[key]
-
-
-def _client_settings(broker: BrokerURL, options: Options) -> ClientSettings:
-    return ClientSettings(
-        region=options.region,
-        endpoint_url=_endpoint(broker, secure=options.is_secure),
-        access_key_id=broker.userid,
-        secret_access_key=broker.password,
-        role_arn=options.sts_role_arn,
-        role_external_id=options.external_id,
-        role_seconds=options.sts_token_timeout,
-        role_buffer_seconds=options.sts_token_buffer_time,
-        config=frozen_config(options.client_config),
-    )
-
-
-def _payloads(settings: ClientSettings, options: Options) -> PayloadStore | None:
-    if options.payload_bucket is None:
-        return None
-    objects = S3ObjectStore(settings, options.payload_bucket)
-    return PayloadStore(objects, options.payload_threshold, options.payload_prefix)
-
-
-def _queues(settings: ClientSettings, options: Options) -> Queues:
-    def sqs_for(predefined: PredefinedQueue) -> SQS:
-        return shared_sqs(_settings_for(predefined, settings))
-
-    return Queues(
-        shared_sqs(settings),
-        prefix=options.queue_name_prefix,
-        predefined=options.predefined_queues,
-        owner=options.queue_owner,
-        sqs_for=sqs_for,
-        attributes=partial(_creation_attributes, options),
-        tags=options.queue_tags,
-    )
-
-
-def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> ClientSettings:
-    """Those of the connection, but for what the queue has of its own. Equal ones share clients."""
-    own: dict[str, Any] = {}
-    if predefined.access_key_id:
-        own = {name: getattr(predefined, name) for name in CREDENTIALS}
-    if predefined.sts_role_arn:
-        own |= {"role_arn": predefined.sts_role_arn, "role_external_id": predefined.external_id}
-    return replace(settings, region=predefined.region or settings.region, **own)
-
-
-def _creation_attributes(options: Options, queue: str) -> dict[str, str]:
-    timeout = options.for_queue(queue).visibility_timeout
-    return {"VisibilityTimeout": str(timeout), **options.sqs_creation_attributes}
-
-
-def _endpoint(broker: BrokerURL, *, secure: bool) -> str | None:
-    """The endpoint that the broker URL names; `None` leaves it to botocore, as in any boto3 program."""
-    if broker.host is None:
-        return None
-    port = "" if broker.port is None else f":{broker.port}"
-    return f"{'https' if secure else 'http'}://{broker.host}{port}"
 
 
 def _wanted_attributes(wanted: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

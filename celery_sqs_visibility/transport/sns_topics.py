@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from celery_sqs_visibility.aws.boto_topics import BotoSNS
-from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.aws.client_settings import CREDENTIALS, ClientSettings
 from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.topics import PredefinedTopic, Topics
 from celery_sqs_visibility.aws.topics_port import SNS
@@ -15,7 +15,6 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.queue_names import sqs_name
 
 #: The keys of the option `predefined_exchanges` that count here.
-CREDENTIALS: Final = ("access_key_id", "secret_access_key", "session_token")
 PREDEFINED_KEYS: Final = ("arn", "region", *CREDENTIALS)
 
 
@@ -24,9 +23,8 @@ def topics(sqs: ClientSettings, options: Options) -> Topics:
     settings = replace(sqs, endpoint_url=_endpoint(sqs))
 
     def sns_for(predefined: PredefinedTopic) -> SNS:
-        own = {name: getattr(predefined, name) for name in CREDENTIALS} if predefined.access_key_id else {}
         # Not the connection's region: a topic answers in its own only. arn:aws:sns:region:account:name
-        return BotoSNS(replace(settings, region=predefined.region or predefined.arn.split(":")[3], **own))
+        return BotoSNS(settings.with_own(predefined, predefined.region or predefined.arn.split(":")[3]))
 
     predefined = {
         name: PredefinedTopic(**{key: topic[key] for key in PREDEFINED_KEYS if key in topic})

@@ -1,0 +1,77 @@
+"""What a broker URL and the transport options say of AWS: its clients, the queues, the bucket of payloads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
+from celery_sqs_visibility.aws.object_store import S3ObjectStore
+from celery_sqs_visibility.aws.port import SQS
+from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.aws.shared import shared_sqs
+from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
+from celery_sqs_visibility.transport.broker_url import BrokerURL
+
+
+def settings_of(broker: BrokerURL, options: Options) -> ClientSettings:
+    """The settings of the connection's clients."""
+    return ClientSettings(
+        region=options.region,
+        endpoint_url=_endpoint(broker, secure=options.is_secure),
+        access_key_id=broker.userid,
+        secret_access_key=broker.password,
+        role_arn=options.sts_role_arn,
+        role_external_id=options.external_id,
+        role_seconds=options.sts_token_timeout,
+        role_buffer_seconds=options.sts_token_buffer_time,
+        config=frozen_config(options.client_config),
+    )
+
+
+def queues_of(settings: ClientSettings, options: Options) -> Queues:
+    """The queues by name. No request."""
+
+    def sqs_for(predefined: PredefinedQueue) -> SQS:
+        return shared_sqs(_settings_for(predefined, settings))
+
+    return Queues(
+        shared_sqs(settings),
+        prefix=options.queue_name_prefix,
+        predefined=options.predefined_queues,
+        owner=options.queue_owner,
+        sqs_for=sqs_for,
+        attributes=partial(_creation_attributes, options),
+        tags=options.queue_tags,
+    )
+
+
+def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | None:
+    """Where large payloads go; `None`: nowhere. No request."""
+    if options.payload_bucket is None:
+        return None
+    objects = S3ObjectStore(settings, options.payload_bucket)
+    return PayloadStore(objects, options.payload_threshold, options.payload_prefix)
+
+
+def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> ClientSettings:
+    """Those of the connection, but for what the queue has of its own. Equal ones share clients."""
+    settings = settings.with_own(predefined, predefined.region or settings.region)
+    if not predefined.sts_role_arn:
+        return settings
+    return replace(settings, role_arn=predefined.sts_role_arn, role_external_id=predefined.external_id)
+
+
+def _creation_attributes(options: Options, queue: str) -> dict[str, str]:
+    timeout = options.for_queue(queue).visibility_timeout
+    return {"VisibilityTimeout": str(timeout), **options.sqs_creation_attributes}
+
+
+def _endpoint(broker: BrokerURL, *, secure: bool) -> str | None:
+    """The endpoint that the broker URL names; `None` leaves it to botocore, as in any boto3 program."""
+    if broker.host is None:
+        return None
+    port = "" if broker.port is None else f":{broker.port}"
+    return f"{'https' if secure else 'http'}://{broker.host}{port}"
