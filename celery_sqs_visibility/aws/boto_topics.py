@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.error_codes import translate, wrong_settings
-from celery_sqs_visibility.aws.process_lock import SESSIONS
+from celery_sqs_visibility.aws.process_clients import ProcessClients
 from celery_sqs_visibility.aws.topics_port import SNS, Subscription
 from celery_sqs_visibility.errors import ClockSkewError, CredentialsRefusedError, RequestRefusedError
 
@@ -23,7 +22,7 @@ class BotoSNS(SNS):
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
-        self._clients: dict[int, Any] = {}  # by process id; written under SESSIONS
+        self._clients = ProcessClients[Any](lambda: new_client(self._settings, Purpose.PUBLISH, "sns"))
 
     def create_topic(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
         params: dict[str, Any] = {"Name": name}
@@ -74,8 +73,7 @@ class BotoSNS(SNS):
 
     def close(self) -> None:
         """Close this process's connections; the next call opens new ones. Idempotent."""
-        with SESSIONS:
-            client = self._clients.pop(os.getpid(), None)
+        client = self._clients.discard()
         if client is not None:
             client.close()
 
@@ -92,12 +90,7 @@ class BotoSNS(SNS):
         return answer
 
     def _client(self, action: str) -> Any:
-        pid = os.getpid()
-        if pid not in self._clients:
-            with SESSIONS:
-                if pid not in self._clients:
-                    try:
-                        self._clients[pid] = new_client(self._settings, Purpose.PUBLISH, "sns")
-                    except (TypeError, ValueError) as exc:  # botocore's for a bad endpoint, region or option
-                        raise wrong_settings(exc, action) from None
-        return self._clients[pid]
+        try:
+            return self._clients.get()
+        except (TypeError, ValueError) as exc:  # botocore's for a bad endpoint, region or option
+            raise wrong_settings(exc, action) from None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.client_factory import DEFAULT_REGION, network_options, open_session
-from celery_sqs_visibility.aws.process_lock import SESSIONS
+from celery_sqs_visibility.aws.process_clients import ProcessClients
 from celery_sqs_visibility.errors import StoreError
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Table:
     def __init__(self, name: str, settings: ClientSettings) -> None:
         self.name = name
         self._settings = settings
-        self._clients: dict[int, DynamoDBClient] = {}  # by process; written under SESSIONS
+        self._clients = ProcessClients(lambda: _new_client(self._settings))
 
     def update(
         self, key: str, expression: str, condition: str, **values: str | float
@@ -52,7 +51,7 @@ class Table:
             StoreError: DynamoDB does not answer or refuses.
         """
         try:
-            answer = self._client().update_item(
+            answer = self._clients.get().update_item(
                 TableName=self.name,
                 Key={"key": {"S": key}},
                 UpdateExpression=expression,
@@ -69,19 +68,10 @@ class Table:
             return False, _plain(response.get("Item", {}))
         return True, _plain(answer.get("Attributes", {}))
 
-    def _client(self) -> DynamoDBClient:
-        pid = os.getpid()
-        client = self._clients.get(pid)
-        if client is None:
-            with SESSIONS:
-                client = self._clients.get(pid) or _new_client(self._settings)
-                self._clients[pid] = client
-        return client
-
     def _error(self, exc: Exception, response: Mapping[str, Any]) -> StoreError:
         code = str(response.get("Error", {}).get("Code", type(exc).__name__))
         if code in {"ExpiredTokenException", "UnrecognizedClientException"}:
-            self._clients.pop(os.getpid(), None)  # a new client reads rotated credentials
+            self._clients.discard()  # a new client reads rotated credentials
         remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
         return StoreError(f"UpdateItem on the DynamoDB table {self.name!r} failed: {code}: {exc}{remedy}")
 

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.error_codes import reworded, translate, translate_entry
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.aws.process_lock import SESSIONS
+from celery_sqs_visibility.aws.process_clients import ProcessClients
 from celery_sqs_visibility.errors import CredentialsRefusedError, TooLargeError, UnavailableError
 from celery_sqs_visibility.events import SQSRequest, emit, has_listener
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -66,10 +65,8 @@ class S3ObjectStore(ObjectStore):
     """
 
     def __init__(self, settings: ClientSettings, bucket: str) -> None:
-        self._settings = settings
         self._bucket = bucket
-        # Written under SESSIONS; read without, a dict's look-up being one step.
-        self._clients: dict[int, S3Client] = {}
+        self._clients = ProcessClients(lambda: new_client(settings, Purpose.PAYLOAD, "s3"))
 
     @property
     def bucket(self) -> str:
@@ -107,27 +104,18 @@ class S3ObjectStore(ObjectStore):
     def _call(self, action: str, request: Callable[[S3Client], T]) -> T:
         started, outcome = SYSTEM_CLOCK.monotonic(), "ok"
         try:
-            return request(self._client())
+            return request(self._clients.get())
         except TooLargeError:
             raise
         except Exception as exc:  # noqa: BLE001 - the port promises an SQSError
             error = translate(exc, action, "s3")
             outcome = error.code
             if isinstance(error, CredentialsRefusedError):
-                self._clients.pop(os.getpid(), None)  # only new clients read rotated credentials
+                self._clients.discard()  # only new clients read rotated credentials
             raise reworded(error, f"S3 bucket {self._bucket!r}: {error}") from error.__cause__ or exc
         finally:
             if has_listener(SQSRequest):
                 emit(SQSRequest(action, SYSTEM_CLOCK.monotonic() - started, outcome))
-
-    def _client(self) -> S3Client:
-        pid = os.getpid()
-        client = self._clients.get(pid)
-        if client is None:
-            with SESSIONS:
-                client = self._clients.get(pid) or new_client(self._settings, Purpose.PAYLOAD, "s3")
-                self._clients[pid] = client
-        return client
 
 
 def _read(body: Any) -> bytes:
