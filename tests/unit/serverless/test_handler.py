@@ -19,7 +19,7 @@ from celery_sqs_visibility.delivery import lease_table
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.serverless.sqs_event import MEMBERS
-from celery_sqs_visibility.transport import broker_context
+from celery_sqs_visibility.transport import broker_clients, broker_context
 
 CHANGES = "ChangeMessageVisibilityBatch"
 RAN = []
@@ -53,7 +53,7 @@ class World:
         # The leases of tasks count by the system's clock.
         self.clock = FakeClock(SYSTEM_CLOCK.monotonic())
         self.sqs = FakeSQS(self.clock)
-        monkeypatch.setattr(broker_context, "shared_sqs", lambda _settings: self.sqs)
+        monkeypatch.setattr(broker_clients, "shared_sqs", lambda _settings: self.sqs)
         monkeypatch.setattr(broker_context, "_contexts", {})
         monkeypatch.setattr(lease_table, "_lease_table", None)
         self.dead = factories.queue(self.sqs, "dead")
