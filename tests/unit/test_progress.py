@@ -58,9 +58,9 @@ def test_an_empty_list_is_all_done(task, stored):
 
 
 def test_the_state_can_be_read(task):
-    with running(task, id="a"):
+    with running(task, id="read"):  # the backend is shared by all tests of a process
         Progress(task, task.request, 9).show(4)
-    result = task.AsyncResult("a")
+    result = task.AsyncResult("read")
     assert (result.state, result.info) == ("PROGRESS", {"current": 4, "total": 9})
 
 
