@@ -38,16 +38,16 @@ class Seconds:
 
     @property
     def bounds(self) -> str:
-        """For the reference."""
-        return ("0, or " if self.zero else "") + f"{self.low:g} to {self.high:g}"
+        """For the reference, without an exponent."""
+        return ("0, or " if self.zero else "") + f"{self.low:.12g} to {self.high:.12g}"
 
     def __call__(self, name: str, value: Any) -> float:
         """The seconds, an `int` if they must be whole."""
         seconds = number(name, value)
         if not (self.low <= seconds <= self.high or (self.zero and seconds == 0)):
             raise OptionError(
-                f"expected {name} to be {'0 or ' if self.zero else ''}between {self.low:g} and {self.high:g} "
-                f"seconds{self.why}, got {value!r}"
+                f"expected {name} to be {'0 or ' if self.zero else ''}between {self.low:.12g} and "
+                f"{self.high:.12g} seconds{self.why}, got {value!r}"
             )
         if not self.whole:
             return seconds

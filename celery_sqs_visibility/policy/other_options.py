@@ -32,7 +32,7 @@ _PROFILE = "set AWS_PROFILE in the environment"
 
 #: What to do in place of options of kombu's SQS transport that we do not support, and of boto3's arguments.
 REMEDIES: Final = {
-    "queue_order_strategy": "it is of kombu's Redis transport; here all queues are polled side by side",
+    "queue_order_strategy": "it is of kombu's Redis transport; use queue_order",
     **dict.fromkeys(
         ("backoff_policy", "backoff_tasks"),
         "it belongs to a queue of predefined_queues; for all queues and tasks there is "
