@@ -120,7 +120,7 @@ class ExclusiveRequest(DeliveryRequest):
 
 
 def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases | None:
-    """The keys of a worker, if it has exclusive tasks. At its start, without a request.
+    """The keys of a worker, if it has exclusive tasks; it has to start them. No request, no thread.
 
     Raises:
         ImproperlyConfigured: there is no store, or it cannot be opened.
@@ -138,7 +138,4 @@ def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases |
             "option exclusive_store to dynamodb://TABLE or redis://HOST"
         )
         raise shown_in_one_line(ImproperlyConfigured(sentence))
-    key_leases = KeyLeases(store)
-    key_leases.start()
-    context.release_keys = key_leases.release_all
-    return key_leases
+    return KeyLeases(store)
