@@ -10,6 +10,7 @@ from datetime import datetime
 import pytest
 from celery.exceptions import ImproperlyConfigured
 from support import factories
+from support.aws_events import s3_notification, s3_record
 from support.lambda_function import note
 
 from celery_sqs_visibility.errors import AccessDeniedError, StoreError
@@ -104,6 +105,27 @@ def test_while_the_store_is_away_nothing_runs_and_nothing_is_lost(world, monkeyp
     assert seconds_until(copies(world)[0]) == pytest.approx(STORE_RETRY_SECONDS, abs=2)
     assert world.ran == []
     assert "its key cannot be acquired: it is down" in caplog.text
+
+
+def test_two_notifications_of_one_upload_are_one_run(make):
+    """The example of docs/aws-events.md."""
+
+    def arrival(args, kwargs):
+        stored = args[0]["s3"]
+        return f"{stored['bucket']['name']}/{stored['object']['key']}/{stored['object']['sequencer']}"
+
+    def import_once(record):
+        world.ran.append(record["s3"]["object"]["sequencer"])
+
+    world = make(options=STORE)
+    world.app.task(name="once", shared=False, exclusive=arrival, sqs_event="s3:ObjectCreated:*")(import_once)
+    again = s3_record()
+    again["s3"]["object"]["sequencer"] = "later"
+    factories.send(
+        world.queue, *[json.dumps(s3_notification(each)) for each in (s3_record(), s3_record(), again)]
+    )
+    assert world.invoke() == []
+    assert world.ran == ["0055AED6DCD90281E5", "later"]
 
 
 def test_without_a_store_the_handler_is_not_made(make_exclusive):
