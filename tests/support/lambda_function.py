@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from celery import Celery, Task
+from celery.backends import cache
 from celery.exceptions import Reject
 from support import factories
 from support.app import without_shared_tasks
@@ -52,6 +53,7 @@ class World:
         monkeypatch.setattr(broker_context, "shared_sqs", lambda _settings: self.sqs)
         monkeypatch.setattr(broker_context, "_contexts", {})
         monkeypatch.setattr(lease_table, "_lease_table", None)
+        monkeypatch.setattr(cache, "_DUMMY_CLIENT_CACHE", {})  # results: other tests have the same task ids
         self.payloads = FakeObjectStore()
         monkeypatch.setattr(broker_context, "S3ObjectStore", lambda _settings, _bucket: self.payloads)
         self.keys = MemoryStore(self.clock)
