@@ -80,11 +80,9 @@ class Arrivals:
         self, delivery: Delivery, content: ReadContent, message: ReceivedMessage
     ) -> list[BufferedMessage]:
         """The payload of a message that is held has come from S3. A thread of `Fetches`."""
+        content = with_payload(delivery, content, message)
         if isinstance(content, DecodedMessage):
-            delivery.facts = replace(delivery.facts, task=content.task, task_id=content.task_id)
             delivery.parks = self._holder.parking.parks_so_far(delivery, content)
-        elif isinstance(content, Split):
-            content = replace(content, body=message["Body"])  # its dead letter keeps the payload in S3
         one = self._sort_new(delivery, content, message, self._dispatch(delivery.queue))
         return [] if one is None else [one]
 
@@ -177,6 +175,15 @@ class Arrivals:
                 delivery.settle(delivery.after_an_error())
 
         return dispatch
+
+
+def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> ReadContent:
+    """The content that came from S3; its delivery knows the task now. A dead letter keeps the pointer."""
+    if isinstance(content, DecodedMessage):
+        delivery.facts = replace(delivery.facts, task=content.task, task_id=content.task_id)
+    elif isinstance(content, Split):
+        return replace(content, body=message["Body"])
+    return content
 
 
 def refuse(rejection: Rejecter, delivery: Delivery, error: UnreadableError, body: str) -> None:

@@ -84,8 +84,9 @@ class Options(PayloadOptions, SharedOptions, KombuOptions):
     exclusive_store: StoreAddress | None = option(
         None,
         store_address,
-        "Where the keys of exclusive tasks are kept: `dynamodb://TABLE`, with `?region=` where it is another "
-        "than that of SQS, `redis://HOST` or `rediss://HOST`.",
+        "Where the keys of exclusive tasks are kept, and several beats agree on who sends: "
+        "`dynamodb://TABLE`, with `?region=` where it is another than that of SQS, `redis://HOST` or "
+        "`rediss://HOST`.",
     )
     exclusive_ttl: float = option(
         TTL_SECONDS,

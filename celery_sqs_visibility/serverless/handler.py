@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from celery_sqs_visibility.delivery.arrivals import refuse
+from celery_sqs_visibility.aws.port import ReceivedMessage
+from celery_sqs_visibility.delivery.arrivals import refuse, with_payload
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder
+from celery_sqs_visibility.delivery.payloads.fetches import fetch, settle_unfetched
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.settlements import Park
-from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.errors import SQSError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.serverless.holder import InvocationHolder
 from celery_sqs_visibility.serverless.runs import Runs
 from celery_sqs_visibility.serverless.sqs_event import message_of, records_of
@@ -26,6 +28,9 @@ from celery_sqs_visibility.task.settings import refuse_on_other_tasks
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.event_tasks import take_events
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 
 #: Before Lambda's timeout nothing is begun any more: the answer has to be given.
 ANSWER_SECONDS: Final = 1.0
@@ -72,6 +77,10 @@ class Function:
         self._clock = clock
         self._holder = InvocationHolder(context, clock, open_lease_table())
         self._runs = Runs(app, context)
+        options = context.options
+        self._decoder = Decoder(
+            context.decode_for_worker, options.for_queue, clock, self._holder, options.payload_bucket
+        )
 
     def __call__(self, event: Any, invocation: Any) -> Answer:
         """Run the messages of an invocation, one after the other.
@@ -82,24 +91,21 @@ class Function:
         records = records_of(event)
         if not records:
             return {"batchItemFailures": []}
-        seconds = invocation.get_remaining_time_in_millis() / 1000
+        until = self._clock.monotonic() + invocation.get_remaining_time_in_millis() / 1000
         self._holder.begin()
-        self._run_all(self._decoded(records, seconds), self._clock.monotonic() + seconds)
+        self._run_all(self._decoded(records, until), until)
         failed = [record["messageId"] for record in records if record["messageId"] not in self._holder.done]
         return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}
 
-    def _decoded(self, records: list[dict[str, Any]], seconds: float) -> list[Any]:
+    def _decoded(self, records: list[dict[str, Any]], until: float) -> list[Any]:
         """Deliveries, their content and the messages. A run's lease ends with the invocation."""
         queue = self._context.queues.by_arn(records[0]["eventSourceARN"])
         now = self._clock.monotonic()
         self._context.redrive.get(queue, now)
-        options = replace(
-            self._context.options.for_queue(queue.name),
-            visibility_timeout=max(1, int(seconds)),
-            heartbeat_interval=0,
-        )
-        decoder = Decoder(self._context.decode_for_worker, lambda _queue: options, self._clock, self._holder)
-        return decoder.decode(queue, [message_of(record) for record in records], now, now)
+        arrived = self._decoder.decode(queue, [message_of(record) for record in records], now, now)
+        for delivery, _, _ in arrived:
+            delivery.deadline = until
+        return arrived
 
     def _run_all(self, arrived: list[Any], until: float) -> None:
         """Run them until one instant, and give back what is left; of a FIFO group, what follows a failure."""
@@ -119,6 +125,10 @@ class Function:
     def _take(self, delivery: Delivery, content: Any, message: Any) -> None:
         """Run a message, or settle it at once."""
         parking = self._holder.parking
+        if isinstance(content, PayloadPointer):
+            content = self._fetched(delivery, content, message)
+            if content is None:
+                return
         if isinstance(content, UnreadableError):
             refuse(self._holder.rejection, delivery, content, message["Body"])
             return
@@ -130,3 +140,17 @@ class Function:
             delivery.settle(parking.waiting(delivery, content, message) or Park(math.ceil(seconds)))
         else:
             self._runs.run(delivery, content.payload)
+
+    def _fetched(
+        self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage
+    ) -> ReadContent | None:
+        """The content of a message whose payload is in S3; `None` if S3 does not give it now: settled."""
+        payloads = cast("PayloadStore", self._context.payloads)  # or there would be no pointer
+        try:
+            whole: ReceivedMessage = {**message, "Body": fetch(payloads.objects, pointer)}
+        except UnreadableError as error:
+            return error
+        except SQSError as error:
+            settle_unfetched(delivery, pointer, error=str(error))
+            return None
+        return with_payload(delivery, self._decoder.content(delivery.queue, whole), message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from celery_sqs_visibility import events
@@ -120,9 +120,11 @@ class InvocationHolder:
     def ran(self, delivery: Delivery) -> None:
         """See `model.Holder`."""
 
-    def renewal(self, *_: Any) -> Renew | None:
-        """See `model.Holder`. Nothing waits for a rate here."""
-        return None
+    def renewal(
+        self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
+    ) -> Renew | None:
+        """See `model.Holder`."""
+        return self.parking.renewal(delivery, eta, body, payload)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Give back what was not run, to be visible at once."""

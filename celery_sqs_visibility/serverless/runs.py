@@ -43,6 +43,7 @@ class Runs:
         self._trace = partial(cast("Any", trace).trace_task_ret, app=app)
         self._accept = prepare_accept_content(app.conf.accept_content)
         worker = WorkerContext(None, has_processes=False)
+        # Never started: the lease of a key lasts as long as the invocation, and the run itself releases it.
         worker.key_leases = open_key_leases(context, app.tasks.values())
         for task in app.tasks.values():
             bind_request_class(task, worker)

@@ -18,7 +18,12 @@ from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.aws.subscriptions import subscribe, sweep
 from celery_sqs_visibility.aws.topics import Topic, Topics
 from celery_sqs_visibility.delivery.threads import start_thread
-from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError, SQSError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    MessageTooLargeError,
+    RequestRefusedError,
+    SQSError,
+)
 from celery_sqs_visibility.policy.message_attributes import DATA_TYPE, message_bytes
 from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, TOPIC_MESSAGE_BYTES
 from celery_sqs_visibility.transport.codec import encode_message
@@ -66,7 +71,7 @@ class Fanout:
         except RequestRefusedError as error:
             if error.code == NO_TOPIC:
                 self._topics.forget(exchange)
-            raise reworded(error, _refusal(topic, outgoing, error)) from error
+            raise _refused(topic, outgoing, error) from error
 
     def subscribe(self, queue: Queue, exchange: str) -> None:
         """Have the queue get what is published to the exchange. Makes requests the first time.
@@ -140,16 +145,20 @@ def _typed(attributes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refusal(topic: Topic, message: OutgoingMessage, error: RequestRefusedError) -> str:
+def _refused(topic: Topic, message: OutgoingMessage, error: RequestRefusedError) -> SQSError:
     if error.code == NO_TOPIC:
-        return (
+        sentence = (
             f"the topic {topic.arn} of exchange {topic.exchange!r} was deleted, and its subscriptions with "
             f"it: restart the workers, which subscribe anew. {error}"
         )
+        return reworded(error, sentence)
     size = message_bytes(message.body, message.attributes)
-    if size > TOPIC_MESSAGE_BYTES:
-        return (
-            f"the message has {size:,} bytes with its attributes, and SNS takes {TOPIC_MESSAGE_BYTES:,}: "
-            f"send the place of the data, for example its key in S3. {error}"
-        )
-    return str(error)
+    if size <= TOPIC_MESSAGE_BYTES:
+        return reworded(error, str(error))
+    return MessageTooLargeError(
+        f"the message for exchange {topic.exchange!r} has {size:,} bytes with its attributes, and SNS takes "
+        f"{TOPIC_MESSAGE_BYTES:,}: put the data into S3 and send its key. payload_bucket is not for "
+        f"broadcasts, since no worker knows when all others have read a payload. {error}",
+        code=error.code,
+        action=error.action,
+    )

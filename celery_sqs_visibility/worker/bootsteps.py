@@ -67,7 +67,10 @@ class Deliveries(_SQSStep):
             context.slots = partial(slots_of, parent)
             context.worker_name = parent.hostname
             take_events(parent.app, context)
-            self._worker.key_leases = open_key_leases(context, parent.app.tasks.values())
+            self._worker.key_leases = key_leases = open_key_leases(context, parent.app.tasks.values())
+            if key_leases is not None:
+                key_leases.start()
+                context.release_keys = key_leases.release_all
         parent.connect = QueuesFirst(parent, parent.connect)
         RateLimits(parent)
         BadMessages(parent)

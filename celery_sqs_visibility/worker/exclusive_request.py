@@ -79,7 +79,7 @@ class ExclusiveRequest(DeliveryRequest):
     def _ownership(self) -> Ownership:
         """The key and the name of this run. Calls the user's code; its error is the run's."""
         try:
-            key = exclusive_key(self.task, self.id, self.args, self.kwargs)
+            key = exclusive_key(self.task, self._run_id, self.args, self.kwargs)
         except ExclusiveKeyError as error:
             return {"key": "", "owner": "", "error": str(error)}
         owner = owner_of(self._message_id, uuid.uuid4().hex)
@@ -87,6 +87,13 @@ class ExclusiveRequest(DeliveryRequest):
             self._key_lease = KeyLease(key, owner, self.delivery)
             self.worker.key_leases.add(self._key_lease)
         return {"key": key, "owner": owner, "error": ""}
+
+    @property
+    def _run_id(self) -> str:
+        """The task's id; of a broadcast, whose copies share it, that of this worker's copy."""
+        if self.delivery is None or not self.message.is_broadcast:
+            return self.id
+        return f"{self.id}@{self.delivery.queue.name}"
 
     @property
     def _message_id(self) -> str:
@@ -120,7 +127,7 @@ class ExclusiveRequest(DeliveryRequest):
 
 
 def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases | None:
-    """The keys of a worker, if it has exclusive tasks. At its start, without a request.
+    """The keys of a worker, if it has exclusive tasks; it has to start them. No request, no thread.
 
     Raises:
         ImproperlyConfigured: there is no store, or it cannot be opened.
@@ -138,7 +145,4 @@ def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases |
             "option exclusive_store to dynamodb://TABLE or redis://HOST"
         )
         raise shown_in_one_line(ImproperlyConfigured(sentence))
-    key_leases = KeyLeases(store)
-    key_leases.start()
-    context.release_keys = key_leases.release_all
-    return key_leases
+    return KeyLeases(store)

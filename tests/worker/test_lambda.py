@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 
+import boto3
 from support.app import CONFIG_VARIABLE, encode_config
 from support.aws_events import s3_notification, s3_record
+from support.exclusive_stores import create_table
 from support.worker import IMPORT_PATHS
 
 from celery_sqs_visibility import task_id_for
@@ -16,7 +19,7 @@ from celery_sqs_visibility import task_id_for
 RUNTIME = """
 import json, sys
 from celery_sqs_visibility import lambda_handler
-from importing import app
+from {module} import app
 
 class Context:
     get_remaining_time_in_millis = staticmethod(lambda: 30_000)
@@ -25,53 +28,78 @@ print(json.dumps(lambda_handler(app)(json.load(sys.stdin), Context)))
 """
 
 
-def test_a_function_runs_what_sqs_has_for_it(make_site):
-    site = make_site(visibility_timeout=30)
-    dead_url = site.create_queue_with_dead_letters(receives=10)
-    arn = site.sqs.get_queue_attributes(QueueUrl=site.url, AttributeNames=["QueueArn"])
-    keys = ["good", "bad"]
-    for key in keys:
-        body = json.dumps(s3_notification(s3_record(key=key)))
-        site.sqs.send_message(QueueUrl=site.url, MessageBody=body)
+def invoke(site, module="importing"):
+    """Receive as Lambda does, and call the function in a process of its own; what it reports."""
+    attributes = site.sqs.get_queue_attributes(QueueUrl=site.url, AttributeNames=["QueueArn"])
+    messages = site.sqs.receive_message(
+        QueueUrl=site.url,
+        MaxNumberOfMessages=10,
+        AttributeNames=["All"],
+        MessageAttributeNames=["All"],
+        WaitTimeSeconds=10,
+    )["Messages"]
+    records = [
+        {
+            "messageId": message["MessageId"],
+            "receiptHandle": message["ReceiptHandle"],
+            "body": message["Body"],
+            "attributes": message["Attributes"],
+            "messageAttributes": {
+                name: {"stringValue": value["StringValue"], "dataType": value["DataType"]}
+                for name, value in message.get("MessageAttributes", {}).items()
+            },
+            "eventSource": "aws:sqs",
+            "eventSourceARN": attributes["Attributes"]["QueueArn"],
+        }
+        for message in messages
+    ]
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS)),
         CONFIG_VARIABLE: encode_config(site.config),
         "AWS_ENDPOINT_URL_SQS": site.proxy.url,
     }
+    done = subprocess.run(
+        [sys.executable, "-c", RUNTIME.format(module=module)],
+        env=env,
+        input=json.dumps({"Records": records}),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return [each["itemIdentifier"] for each in json.loads(done.stdout)["batchItemFailures"]]
 
-    def invoke():
-        messages = site.sqs.receive_message(
-            QueueUrl=site.url, MaxNumberOfMessages=10, AttributeNames=["All"], WaitTimeSeconds=10
-        )["Messages"]
-        records = [
-            {
-                "messageId": message["MessageId"],
-                "receiptHandle": message["ReceiptHandle"],
-                "body": message["Body"],
-                "attributes": message["Attributes"],
-                "messageAttributes": {},
-                "eventSource": "aws:sqs",
-                "eventSourceARN": arn["Attributes"]["QueueArn"],
-            }
-            for message in messages
-        ]
-        done = subprocess.run(
-            [sys.executable, "-c", RUNTIME],
-            env=env,
-            input=json.dumps({"Records": records}),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
-        return [each["itemIdentifier"] for each in json.loads(done.stdout)["batchItemFailures"]]
 
-    (failed,) = invoke()
+def test_a_function_runs_what_sqs_has_for_it(make_site):
+    site = make_site(visibility_timeout=30)
+    dead_url = site.create_queue_with_dead_letters(receives=10)
+    keys = ["good", "bad"]
+    for key in keys:
+        body = json.dumps(s3_notification(s3_record(key=key)))
+        site.sqs.send_message(QueueUrl=site.url, MessageBody=body)
+    (failed,) = invoke(site)
     (run,) = [entry for entry in site.diary.entries("started") if entry["key"] == "bad"]
     assert run["id"] == task_id_for(failed)
     assert site.diary.entries("done", key="good")
     # Lambda would delete the good one. The bad one is back after its error visibility timeout, for good.
     assert site.changes() == [1]
-    assert invoke() == []
+    assert invoke(site) == []
     assert site.counts(dead_url) == (1, 0)
+
+
+def test_a_function_fetches_payloads_and_runs_a_key_once(make_site, emulator, monkeypatch):
+    for service in ("S3", "DYNAMODB"):
+        monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service}", emulator.url)
+    s3 = boto3.client("s3")
+    s3.create_bucket(Bucket=(bucket := f"bucket-{uuid.uuid4().hex}"))
+    site = make_site(
+        payload_bucket=bucket, payload_threshold=0, exclusive_store=f"dynamodb://{create_table()}"
+    )
+    for _ in range(2):
+        site.app.send_task("exclusive.keyed", ["a"])
+    assert invoke(site, "exclusive") == []
+    assert [entry["key"] for entry in site.diary.entries("done")] == ["a"]
+    assert site.changes() == []
+    assert s3.list_objects_v2(Bucket=bucket)["KeyCount"] == 2, "they are the lifecycle rule's"
+    s3.close()

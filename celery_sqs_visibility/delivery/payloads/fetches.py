@@ -59,6 +59,13 @@ def fetch(objects: ObjectStore, pointer: PayloadPointer) -> str:
         raise UnreadableError(f"its payload {pointer} is no text: {error}") from None
 
 
+def settle_unfetched(delivery: Delivery, pointer: PayloadPointer, **why: str) -> None:
+    """S3 does not give the payload: the message comes back, late where SQS would move it. Any thread."""
+    facts = Fields({**asdict(delivery.facts), "payload": str(pointer), **why})
+    log_safely(logger.warning, NOT_FETCHED, facts, extra={"sqs": facts})
+    delivery.settle(delivery.after_an_error() if delivery.may_return else Hide(LAST_RECEIVE_SECONDS))
+
+
 @dataclass(slots=True, eq=False)
 class Fetch(Generic[Content]):
     """The fetch of one message's payload, tried until the monotonic instant `until`."""
@@ -153,7 +160,7 @@ class Fetches(Generic[Content]):
             self._fetched(batch.delivery, batch.content, batch.message)
 
     def _try_again(self, one: Fetch[Content], error: SQSError) -> None:
-        """Later, or never: then the message comes back, at the end of its receives as late as an operator."""
+        """Later, or never."""
         self._outage.failure(error)
         one.failures += 1
         not_before = self._clock.monotonic() + pause(one.failures)
@@ -161,7 +168,4 @@ class Fetches(Generic[Content]):
             self._wait(one.delivery)
             self._enqueue(not_before, one)
             return
-        delivery = one.delivery
-        facts = Fields({**asdict(delivery.facts), "payload": str(one.pointer)})
-        log_safely(logger.warning, NOT_FETCHED, facts, extra={"sqs": facts})
-        delivery.settle(delivery.after_an_error() if delivery.may_return else Hide(LAST_RECEIVE_SECONDS))
+        settle_unfetched(one.delivery, one.pointer)

@@ -77,6 +77,14 @@ def test_a_queue_has_its_own_timeout_and_dead_letter_queue():
     assert not context.redrive.has_dead_letter_queue(other)
 
 
+def test_a_queues_own_options_say_how_far_an_eta_may_be_and_when_its_delay_ends():
+    own = {"polling_interval_max": 40, "visibility_timeout": 600}
+    context = broker_context(queues={"reports": own}, polling_interval_max=5)
+    limits = [context.delay_limits(Queue(name, name, FakeSQS())) for name in ("reports", "other")]
+    assert limits == [DelayLimits(40, None, 600), DelayLimits(5, None, 120)]
+    assert [each.delay_for(100) for each in limits] == [60, 95]
+
+
 def test_connections_with_equal_settings_share_a_context():
     assert broker_context(polling_interval=7) is broker_context(polling_interval=7)
     assert broker_context(polling_interval=7) is not broker_context(polling_interval=8)

@@ -16,6 +16,7 @@ from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.topics import PredefinedTopic, Topics
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
+    MessageTooLargeError,
     RequestRefusedError,
     UnavailableError,
     UnroutableError,
@@ -174,7 +175,7 @@ def test_in_a_block_of_publish_batch_a_broadcast_goes_out_at_once(site, channel)
 
 def test_a_message_beyond_snss_limit_is_refused_with_its_size(site, channel):
     site.sns.failures["Publish"] = RequestRefusedError("Message too long", code="InvalidParameter")
-    with pytest.raises(RequestRefusedError, match=r"has 2\d\d,\d{3} bytes .* SNS takes 262,144"):
+    with pytest.raises(MessageTooLargeError, match=r"'\S+' has 2\d\d,\d{3} bytes .* SNS takes 262,144"):
         publish(channel, "x" * (TOPIC_MESSAGE_BYTES * 3 // 4))
 
 

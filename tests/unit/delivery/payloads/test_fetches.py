@@ -151,6 +151,17 @@ def test_the_task_is_known_once_the_payload_is_and_a_far_eta_waits_in_sqs(world,
     assert list(store.objects) == ["k"]
 
 
+def test_a_large_message_that_goes_on_waiting_as_a_copy_keeps_its_payload(world, dead_letters, store, events):
+    queue = world.queue("once", letters=dead_letters, most=1)  # to be parked would be its last receive
+    pointer = send(queue, store, "eta:1800")
+    world.consume(queue)
+    events.wait(kinds.Renewed)
+    flushed(world)
+    copy = factories.requests(world.sqs, "SendMessage")[-1]["message"]
+    assert (copy.body, copy.attributes, copy.delay) == (pointer, size_attribute(7), 900)
+    assert (list(store.objects), left(queue)) == (["k"], 0), "it is delayed"
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+from support.lambda_function import World
+
+
+@pytest.fixture
+def make(monkeypatch):
+    worlds = []
+
+    def make(name="q", options=None, **queue):
+        worlds.append(World(monkeypatch, name, options, **queue))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.app.close()
+
+
+@pytest.fixture
+def world(make):
+    return make()

@@ -1,0 +1,133 @@
+"""A key is leased for as long as the invocation lasts, and no thread renews it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from datetime import datetime
+
+import pytest
+from celery.exceptions import ImproperlyConfigured
+from support import factories
+from support.aws_events import s3_notification, s3_record
+from support.lambda_function import note
+
+from celery_sqs_visibility.errors import AccessDeniedError, StoreError
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.exclusive import STORE_RETRY_SECONDS
+from celery_sqs_visibility.stores.port import Acquired, Processed, Processing
+
+STORE = {"exclusive_store": "redis://keys", "exclusive_ttl": 1000}
+HIDDEN_SECONDS = 30
+
+
+def copies(world):
+    """The messages that were sent after the first."""
+    return [each["message"].body for each in factories.requests(world.sqs, "SendMessage")[1:]]
+
+
+def seconds_until(body):
+    eta = json.loads(base64.b64decode(body))["headers"]["eta"]
+    return datetime.fromisoformat(eta).timestamp() - SYSTEM_CLOCK.wall()
+
+
+@pytest.fixture
+def make_exclusive(make):
+    def make_exclusive(name="q", options=STORE):
+        world = make(name, options)
+        settings = {"error_visibility_timeout": [10], "max_retries": 1}
+        world.app.task(note, bind=True, name="one", shared=False, exclusive=True, **settings)
+        return world
+
+    return make_exclusive
+
+
+@pytest.fixture
+def world(make_exclusive):
+    return make_exclusive()
+
+
+def test_a_success_is_processed_and_a_duplicate_is_skipped(world):
+    handler, threads = world.handler(), threading.active_count()
+    world.send("a", task="one")
+    world.send("a", task="one")
+    assert world.invoke(handler) == []
+    assert [key for key, *_ in world.ran] == ["a"]
+    assert world.state("a") == "SUCCESS"
+    assert world.keys.acquire("one:a", "other", 1) == Processed()
+    assert threading.active_count() == threads
+
+
+def test_a_failure_frees_the_key_for_the_next_attempt(world):
+    world.send("bad", task="one")
+    assert world.invoke() == ["bad"]
+    assert world.changes() == [10]
+    assert isinstance(world.keys.acquire("one:bad", "other", 1), Acquired)
+
+
+def test_the_lease_ends_with_the_invocation(world):
+    world.send("a", task="one")
+    left = []
+    world.app.tasks["one"].run = lambda *_: left.append(world.keys.acquire("one:a", "other", 1))
+    world.invoke(seconds=50)
+    assert [type(each) for each in left] == [Processing]
+    assert left[0].seconds == pytest.approx(50, abs=1)
+
+
+def test_a_message_whose_key_is_taken_waits_as_a_copy_without_failing(world):
+    world.send("waits", task="one")
+    world.keys.acquire("one:waits", "another/run", HIDDEN_SECONDS)
+    assert world.invoke() == []
+    assert (world.ran, world.state("waits")) == ([], "PENDING")
+    assert seconds_until(copies(world)[0]) == pytest.approx(HIDDEN_SECONDS, abs=2)
+
+
+@pytest.mark.parametrize("name", ["q", "q.fifo"])
+def test_where_no_copy_can_be_sent_it_is_hidden_and_reported(make_exclusive, name):
+    world = make_exclusive(name)
+    world.send("waits", task="one", group="g" if name.endswith(".fifo") else None)
+    world.keys.acquire("one:waits", "another/run", HIDDEN_SECONDS)
+    if name == "q":
+        world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    assert world.invoke() == ["waits"]
+    assert world.changes() == [HIDDEN_SECONDS]
+    assert (world.ran, world.state("waits")) == ([], "PENDING")
+
+
+def test_while_the_store_is_away_nothing_runs_and_nothing_is_lost(world, monkeypatch, caplog):
+    def fail(*_):
+        raise StoreError("it is down")
+
+    world.send("waits", task="one")
+    monkeypatch.setattr(world.keys, "acquire", fail)
+    assert world.invoke() == []
+    assert seconds_until(copies(world)[0]) == pytest.approx(STORE_RETRY_SECONDS, abs=2)
+    assert world.ran == []
+    assert "its key cannot be acquired: it is down" in caplog.text
+
+
+def test_two_notifications_of_one_upload_are_one_run(make):
+    """The example of docs/aws-events.md."""
+
+    def arrival(args, kwargs):
+        stored = args[0]["s3"]
+        return f"{stored['bucket']['name']}/{stored['object']['key']}/{stored['object']['sequencer']}"
+
+    def import_once(record):
+        world.ran.append(record["s3"]["object"]["sequencer"])
+
+    world = make(options=STORE)
+    world.app.task(name="once", shared=False, exclusive=arrival, sqs_event="s3:ObjectCreated:*")(import_once)
+    again = s3_record()
+    again["s3"]["object"]["sequencer"] = "later"
+    factories.send(
+        world.queue, *[json.dumps(s3_notification(each)) for each in (s3_record(), s3_record(), again)]
+    )
+    assert world.invoke() == []
+    assert world.ran == ["0055AED6DCD90281E5", "later"]
+
+
+def test_without_a_store_the_handler_is_not_made(make_exclusive):
+    with pytest.raises(ImproperlyConfigured, match="task 'one' is exclusive, and no store is named"):
+        make_exclusive(options={}).handler()
