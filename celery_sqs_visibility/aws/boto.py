@@ -206,7 +206,7 @@ def _entry(message: OutgoingMessage) -> dict[str, Any]:
     return _set(
         MessageBody=message.body,
         MessageAttributes=dict(message.attributes) or None,
-        DelaySeconds=message.delay,
+        DelaySeconds=message.delay_at(SYSTEM_CLOCK.wall()),
         MessageGroupId=message.group_id,
         MessageDeduplicationId=message.deduplication_id,
     )

@@ -103,7 +103,9 @@ class FakeQueue:
                 return original
             self._recently_sent[key] = now.monotonic, new_id
             system |= {"MessageDeduplicationId": key, "SequenceNumber": f"{next(_sequence):020}"}
-        delay = int(self.attributes.get("DelaySeconds", "0")) if message.delay is None else message.delay
+        delay = message.delay_at(now.wall)
+        if delay is None:
+            delay = int(self.attributes.get("DelaySeconds", "0"))
         self.messages.append(
             Message(
                 id=new_id,

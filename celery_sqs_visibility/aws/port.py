@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 from urllib.parse import urlsplit
@@ -51,6 +52,8 @@ class OutgoingMessage:
     Attributes:
         attributes: MessageAttributes in SQS's own shape, `{"name": {"DataType": ..., "StringValue": ...}}`.
         delay: DelaySeconds, or `None` for the queue's own.
+        visible_at: where the delay is for an ETA, the instant at which it ends, in seconds since the epoch.
+            What the message waits for before it is sent is then no part of its delay.
         group_id: MessageGroupId; FIFO queues need one, standard queues use it for fairness.
         deduplication_id: MessageDeduplicationId, FIFO queues only.
     """
@@ -60,6 +63,13 @@ class OutgoingMessage:
     delay: int | None = None
     group_id: str | None = None
     deduplication_id: str | None = None
+    visible_at: float | None = None
+
+    def delay_at(self, now: float) -> int | None:
+        """DelaySeconds of a request that is made `now`, in seconds since the epoch."""
+        if self.delay is None or self.visible_at is None:
+            return self.delay
+        return max(0, min(self.delay, math.floor(self.visible_at - now)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
-from celery_sqs_visibility.policy.queue_policy import allow_topic
+from celery_sqs_visibility.policy.queue_policy import allow_topics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from celery_sqs_visibility.aws.queues import Queue
     from celery_sqs_visibility.aws.topics import Topic
@@ -31,16 +31,22 @@ MOST_PAGES: Final = 10
 MOST_LOOKS: Final = 100
 
 
-def subscribe(queue: Queue, topic: Topic) -> str:
+def subscribe(queue: Queue, topic: Topic, beside: Iterable[str] = ()) -> str:
     """Have the queue get what is published to the topic, as it is; return the subscription's ARN.
 
-    The policy first: SNS drops what a queue does not take.
+    The policy first: SNS drops what a queue does not take. SQS may tell the policy of a minute ago: what is
+    missing in it is not written over.
+
+    Args:
+        queue: the queue.
+        topic: the topic.
+        beside: ARNs of the other topics from which this process has the queue get messages.
 
     Raises:
         SQSError: SQS or SNS has refused, or could not be asked.
     """
     attributes = queue.sqs.queue_attributes(queue.url, ["QueueArn", "Policy"])
-    policy = allow_topic(attributes.get("Policy"), attributes["QueueArn"], topic.arn)
+    policy = allow_topics(attributes.get("Policy"), attributes["QueueArn"], [*beside, topic.arn])
     if policy is not None:
         queue.sqs.set_queue_attributes(queue.url, {"Policy": policy})
     return topic.sns.subscribe(topic.arn, attributes["QueueArn"])

@@ -264,7 +264,7 @@ class DeliveryHolder:
         return True
 
     def _renew(self, delivery: Delivery, renew: Renew) -> bool:
-        delay = renew.copy.delay or 0
+        delay = renew.copy.delay_at(self._clock.wall()) or 0
         if (copy_id := self.parking.send(delivery, renew)) is not None:
             visible_at = self._clock.monotonic() + delay
             self._expect(delivery.queue, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)

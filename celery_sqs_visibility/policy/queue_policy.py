@@ -7,6 +7,7 @@ workers of both may share a queue.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 #: The statement's id, by which kombu finds it, too.
@@ -14,37 +15,59 @@ STATEMENT_ID: Final = "KombuManaged"
 
 VERSION: Final = "2012-10-17"
 
+#: The condition's key for the topic. Amazon compares such keys without case.
+SOURCE: Final = "aws:SourceArn"
 
-def allow_topic(policy: str | None, queue_arn: str, topic_arn: str) -> str | None:
-    """Return the policy that lets the topic send to the queue as well; `None` if `policy` does already.
+#: Operators by which a condition lets topics in. All of a condition's must hold.
+OPERATORS: Final = ("ArnLike", "ArnEquals", "StringLike", "StringEquals")
 
-    All that others have written stays, and so do the statement's topics: a queue may be bound to several.
+
+def allow_topics(policy: str | None, queue_arn: str, topic_arns: Sequence[str]) -> str | None:
+    """Return the policy that lets the topics send to the queue as well; `None` if `policy` does already.
+
+    All other statements stay, and so do this one's topics and what else its condition asks for.
     `policy` is the queue attribute of that name, `None` if there is none.
     """
     document: dict[str, Any] = json.loads(policy) if policy else {"Version": VERSION}
     given = document.get("Statement") or []
     statements: list[dict[str, Any]] = [given] if isinstance(given, dict) else given
     others = [each for each in statements if each.get("Sid") != STATEMENT_ID]
-    ours = next((each for each in statements if each not in others), None)
-    topics = [] if ours is None else _topics(ours)
-    statement = _statement(queue_arn, [*topics, *([] if topic_arn in topics else [topic_arn])])
-    if statement == ours:
-        return None
-    return json.dumps({**document, "Statement": [*others, statement]})
-
-
-def _statement(queue_arn: str, topics: list[str]) -> dict[str, Any]:
-    return {
+    ours = next((each for each in statements if each not in others), {})
+    statement = {
         "Sid": STATEMENT_ID,
         "Effect": "Allow",
         "Principal": {"Service": "sns.amazonaws.com"},
         "Action": "SQS:SendMessage",
         "Resource": queue_arn,
-        "Condition": {"ArnLike": {"aws:SourceArn": topics if len(topics) > 1 else topics[0]}},
+        "Condition": _condition(ours.get("Condition"), topic_arns),
+    }
+    if statement == ours:
+        return None
+    return json.dumps({**document, "Statement": [*others, statement]})
+
+
+def _condition(given: Any, topic_arns: Sequence[str]) -> dict[str, Any]:
+    """The condition, with the topics in each place where it names some; in kombu's where it names none."""
+    condition: dict[str, Any] = given if isinstance(given, dict) else {}
+    if not any(_names_topics(operator, key) for operator, keys in condition.items() for key in keys):
+        condition = {**condition, "ArnLike": {**condition.get("ArnLike", {}), SOURCE: []}}
+    return {
+        operator: {
+            key: _with(values, topic_arns) if _names_topics(operator, key) else values
+            for key, values in keys.items()
+        }
+        for operator, keys in condition.items()
     }
 
 
-def _topics(statement: dict[str, Any]) -> list[str]:
-    condition = statement.get("Condition")
-    arns = condition.get("ArnLike", {}).get("aws:SourceArn") if isinstance(condition, dict) else None
-    return [arns] if isinstance(arns, str) else list(arns or [])
+def _names_topics(operator: str, key: str) -> bool:
+    return operator.removesuffix("IfExists") in OPERATORS and key.lower() == SOURCE.lower()
+
+
+def _with(values: str | list[str], topic_arns: Sequence[str]) -> str | list[str]:
+    """The condition's values, with the topics that are not among them. One alone is no list, as in kombu."""
+    arns = [values] if isinstance(values, str) else values
+    if set(topic_arns) <= set(arns):
+        return values
+    every = list(dict.fromkeys([*arns, *topic_arns]))
+    return every if len(every) > 1 else every[0]

@@ -160,10 +160,11 @@ class InvocationHolder:
             else:
                 otherwise = copy.otherwise
         elif isinstance(copy, Renew):
+            delay = copy.copy.delay_at(self._clock.wall()) or 0
             if self.parking.send(delivery, copy) is None:
                 otherwise = Park(copy.park or 0)
             else:
-                emit(events.Renewed(facts, copy.copy.delay or 0))
+                emit(events.Renewed(facts, delay))
         else:
             otherwise = self._split(delivery, copy)
         self._carry_out(delivery, otherwise or Delete())

@@ -26,7 +26,7 @@ from celery_sqs_visibility.policy.delays import DelayLimits
 from celery_sqs_visibility.policy.message_attributes import is_asked_for
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
-from celery_sqs_visibility.transport.delays import delay_of, headers_with_eta
+from celery_sqs_visibility.transport.delays import NO_DELAY, delay_of, headers_with_eta
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.aws.topics import Topic  # for fanout only
@@ -84,7 +84,7 @@ def encode_message(
     group, deduplication = properties.get("MessageGroupId"), None
     eta = eta_of(headers_with_eta(message))
     # SNS has no delays: the workers hide what came by a topic until its ETA.
-    delay = delay_of(properties, eta, queue, limits) if isinstance(queue, Queue) else None
+    delay, visible_at = delay_of(properties, eta, queue, limits) if isinstance(queue, Queue) else NO_DELAY
     if queue.fifo:
         group = group or DEFAULT_GROUP
         deduplication = _deduplication_id(message)
@@ -96,6 +96,7 @@ def encode_message(
         # SQS would refuse a number or a UUID, and with it all messages of its batch.
         group_id=None if group is None else str(group),
         deduplication_id=deduplication,
+        visible_at=visible_at,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import ETATooFarError
@@ -17,10 +17,18 @@ from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
 DELAY_PROPERTIES: Final = ("delay_seconds", "DelaySeconds")
 
 
-def delay_of(
-    properties: Mapping[str, Any], eta: float | None, queue: Queue, limits: DelayLimits
-) -> int | None:
-    """`DelaySeconds` of a message; `None`: the queue's own. A delay that is given goes before the ETA's.
+class Delay(NamedTuple):
+    """`delay` and `visible_at` of an `OutgoingMessage`."""
+
+    seconds: int | None = None
+    visible_at: float | None = None
+
+
+NO_DELAY: Final = Delay()
+
+
+def delay_of(properties: Mapping[str, Any], eta: float | None, queue: Queue, limits: DelayLimits) -> Delay:
+    """The delay of a message that is published now. One that is given goes before the ETA's.
 
     Args:
         properties: the message's.
@@ -35,11 +43,13 @@ def delay_of(
     if wait is not None and (reason := limits.why_not(wait, fifo=queue.fifo)) is not None:
         raise ETATooFarError(f"an ETA in {wait:,.0f} s is too far for queue {queue.name!r}: {reason}")
     if queue.fifo:
-        return None
+        return NO_DELAY
     given = _given_delay(properties)
     if (reason := limits.why_not_delayed(given)) is not None:
         raise ETATooFarError(f"delay_seconds={given} is too long for queue {queue.name!r}: {reason}")
-    return limits.delay_for(wait) if given is None and wait is not None else given
+    if given is not None or eta is None or wait is None:
+        return Delay(given)
+    return Delay(limits.delay_for(wait), eta - limits.sleep)
 
 
 def headers_with_eta(message: Mapping[str, Any]) -> Mapping[str, Any]:

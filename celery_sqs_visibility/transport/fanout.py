@@ -7,7 +7,7 @@ A message is published as it is, not in base64, and arrives so by raw message de
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -73,20 +73,27 @@ class Fanout:
                 self._topics.forget(exchange)
             raise _refused(topic, outgoing, error) from error
 
-    def subscribe(self, queue: Queue, exchange: str) -> None:
-        """Have the queue get what is published to the exchange. Makes requests the first time.
+    def subscribe(self, queue: Queue, exchanges: Iterable[str]) -> None:
+        """Have the queue get what is published to the exchanges. Makes requests the first time.
+
+        To be called with all exchanges of the queue: its policy is then written once, for all of them.
 
         Raises:
             SQSError: it cannot be subscribed. Not where the topic is predefined and a right is missing: then
                 an administrator may have subscribed it, and a warning says so.
         """
-        key = queue.name, exchange
-        if self.is_subscribed(*key):
-            return
-        topic = self._topics.find(exchange)
-        subscription = self._subscription(queue, topic)
+        missing = [each for each in exchanges if not self.is_subscribed(queue.name, each)]
+        topics = {exchange: self._topics.find(exchange) for exchange in missing}
         with self._lock:
-            self._subscribed[key] = topic, subscription
+            before = [topic.arn for (name, _), (topic, _) in self._subscribed.items() if name == queue.name]
+        arns = [*before, *(topic.arn for topic in topics.values())]
+        for exchange, topic in topics.items():
+            self._subscribe(queue, exchange, topic, arns)
+
+    def _subscribe(self, queue: Queue, exchange: str, topic: Topic, arns: list[str]) -> None:
+        subscription = self._subscription(queue, topic, arns)
+        with self._lock:
+            self._subscribed[queue.name, exchange] = topic, subscription
         if subscription is not None:
             logger.info("subscribed queue %r to topic %s", queue.name, topic.arn)
         if not topic.predefined:
@@ -114,9 +121,9 @@ class Fanout:
                         error,
                     )
 
-    def _subscription(self, queue: Queue, topic: Topic) -> str | None:
+    def _subscription(self, queue: Queue, topic: Topic, arns: list[str]) -> str | None:
         try:
-            return subscribe(queue, topic)
+            return subscribe(queue, topic, arns)
         except AccessDeniedError as error:
             if not topic.predefined:
                 sentence = (

@@ -49,6 +49,11 @@ class FanoutChannel(AdministrativeChannel):
 
     def _subscribe(self, queue: Queue) -> None:
         """Have a queue that is consumed get what is published to the fanout exchanges it is bound to."""
-        for bound in list(self.state.queue_bindings(queue.name)) if self.supports_fanout else ():
-            if self.typeof(bound.exchange).type == "fanout" and not is_celerys_own(bound.exchange):
-                self.context.fanout.subscribe(queue, bound.exchange)
+        if not self.supports_fanout:
+            return
+        bound = dict.fromkeys(each.exchange for each in self.state.queue_bindings(queue.name))
+        exchanges = [
+            each for each in bound if self.typeof(each).type == "fanout" and not is_celerys_own(each)
+        ]
+        if exchanges:
+            self.context.fanout.subscribe(queue, exchanges)

@@ -74,8 +74,8 @@ class QueuesFirst:
         self._await("dead-letter queue of", name, partial(_find_dead_letter_queue, context, name))
         if not self._started:
             report(context.queues.find(name), context.redrive, context.options)
-        for exchange in _fanout_exchanges(queue):
-            self._await("subscription of queue", name, partial(_subscribe, context, name, exchange))
+        if exchanges := _fanout_exchanges(queue):
+            self._await("subscription of queue", name, partial(_subscribe, context, name, exchanges))
 
     @staticmethod
     def _refuse_exchanges(queues: list[Any], *, supports_fanout: bool) -> None:
@@ -144,9 +144,9 @@ def _find(context: BrokerContext, queue: Any) -> None:
     context.queues.ensure(queue.name)
 
 
-def _subscribe(context: BrokerContext, name: str, exchange: str) -> None:
-    """Have the queue get what is published to a fanout exchange."""
-    context.fanout.subscribe(context.queues.find(name), exchange)
+def _subscribe(context: BrokerContext, name: str, exchanges: list[str]) -> None:
+    """Have the queue get what is published to fanout exchanges."""
+    context.fanout.subscribe(context.queues.find(name), exchanges)
 
 
 def _find_dead_letter_queue(context: BrokerContext, name: str) -> None:

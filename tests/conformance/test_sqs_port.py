@@ -165,6 +165,13 @@ def test_a_batch_sends_with_delays_of_its_own(sqs, url):
     assert sorted(came) == ["later", "now"]
 
 
+def test_a_delay_for_an_eta_is_what_is_left_of_it_when_the_message_is_sent(sqs, url):
+    past = OutgoingMessage("past", delay=900, visible_at=time.time() - 1)
+    sqs.send(url, past)
+    sqs.send_batch(url, [past, OutgoingMessage("later", delay=900, visible_at=time.time() + 60)])
+    assert bodies(receive(sqs, url)) == ["past", "past"]
+
+
 def test_a_batch_to_a_fifo_queue_keeps_order_and_takes_a_duplicate_for_the_original(sqs, fifo_url):
     batch = [OutgoingMessage(n, group_id="a", deduplication_id=n) for n in "123"]
     for _ in range(2):

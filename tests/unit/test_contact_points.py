@@ -36,7 +36,7 @@ from support.ends import CELERY
 from celery_sqs_visibility.aws import topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.policy.queue_policy import allow_topic
+from celery_sqs_visibility.policy.queue_policy import allow_topics
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
 from celery_sqs_visibility.transport import channel, exchanges
@@ -264,7 +264,7 @@ def test_topics_and_queue_policies_are_those_of_kombus_own_transport():
     tags = {tag["Key"]: tag["Value"] for tag in made[0]["Tags"]}
     assert (made[0]["Attributes"], tags) == ({"FifoTopic": "false"}, topics.TAGS)
     policy = kombus.subscriptions._generate_new_sqs_policy({}, "topic", "queue")
-    assert json.loads(allow_topic(None, "queue", "topic")) == policy
+    assert json.loads(allow_topics(None, "queue", ["topic"])) == policy
 
 
 def noop():

@@ -69,7 +69,7 @@ class Parking:
         if not self._may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
             return None if park is None else Park(park)
         delay = min(hop.seconds, limits.seconds_to_stay)
-        return Renew(_copy(delivery, message["Body"], delay), opened.payload, park)
+        return Renew(_copy(delivery, message["Body"], delay, opened.eta), opened.payload, park)
 
     def renewal(
         self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
@@ -83,7 +83,7 @@ class Parking:
         delay = min(
             math.floor(eta - self._clock.wall()) - LEAD_SECONDS, self._redrive.retention(delivery.queue) // 2
         )
-        return Renew(_copy(delivery, body(), delay), payload, None)
+        return Renew(_copy(delivery, body(), delay, eta), payload, None)
 
     def _may_copy(self, delivery: Delivery) -> bool:
         refused = self._refused.get(delivery.queue.url)
@@ -133,7 +133,7 @@ def _age(message: ReceivedMessage, now: float) -> float:
     return max(0.0, now - sent) if sent else 0.0
 
 
-def _copy(delivery: Delivery, body: str, delay: int) -> OutgoingMessage:
+def _copy(delivery: Delivery, body: str, delay: int, eta: float) -> OutgoingMessage:
     fifo, facts = delivery.queue.fifo, delivery.facts
     return OutgoingMessage(
         body=body,
@@ -142,4 +142,5 @@ def _copy(delivery: Delivery, body: str, delay: int) -> OutgoingMessage:
         group_id=facts.group,
         # Not the original's; but the same if the copy is sent again because no answer came.
         deduplication_id=facts.message_id if fifo else None,
+        visible_at=eta - LEAD_SECONDS,
     )

@@ -12,6 +12,7 @@ from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError
 from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Lost, Parked, Renewed, Unreadable
+from celery_sqs_visibility.policy.parking import LEAD_SECONDS
 
 
 def received_before(queue, times):
@@ -87,8 +88,11 @@ def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(worl
 def test_receives_in_vain_before_the_eta_do_not_count_as_attempts(world, queue, events, seconds):
     factories.send(queue, f"eta:{seconds}")
     received_before(queue, 3)
+    visible_at = world.clock.wall() + seconds - LEAD_SECONDS
     world.consume(queue)
     events.wait(Deleted)
+    sent = factories.requests(world.sqs, "SendMessage")[-1]["message"]
+    assert sent.visible_at == pytest.approx(visible_at), "however late it is sent"
     world.clock.advance(900)
     (copy,) = world.sqs.receive(queue.url, 1, 0, factories.EVERYTHING)
     assert (copy["Body"], copy["Attributes"]["ApproximateReceiveCount"]) == (f"eta:{seconds}", "1")

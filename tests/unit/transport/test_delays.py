@@ -8,10 +8,14 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import Celery
+from support.clock import FakeClock
 
 from celery_sqs_visibility import publish_batch
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue, Queues
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.errors import ETATooFarError
 from celery_sqs_visibility.policy.delays import DelayLimits
 from celery_sqs_visibility.transport.codec import decode_message, encode_message
@@ -74,6 +78,31 @@ def test_an_eta_does_too_and_without_a_zone_it_is_utc(published, zone):
 
 def test_a_worker_that_may_sleep_gets_it_before(published):
     assert delay(published(countdown=100), sleep=60) == 39
+
+
+def test_the_delay_for_an_eta_ends_at_one_instant_and_one_that_is_given_does_not(published):
+    def visible_at(**options):
+        limits = DelayLimits(sleep=60)
+        return encode_message(published(**options), QUEUE, base64_encoded=True, limits=limits).visible_at
+
+    assert visible_at(countdown=100) == pytest.approx(time.time() + 40, abs=2)
+    assert visible_at(countdown=7200) == pytest.approx(time.time() + 7140, abs=2)
+    assert visible_at(countdown=100, delay_seconds=30) is visible_at(delay_seconds=30) is visible_at() is None
+
+
+@pytest.mark.parametrize("threshold", [100, 10_000], ids=["by S3", "in SQS"])
+def test_what_a_message_waits_before_it_is_sent_is_no_part_of_its_delay(published, threshold):
+    """It lingers, its payload goes to S3, it is sent again: SQS shows it when it would have anyway."""
+    clock = FakeClock(wall=time.time())
+    sqs = FakeSQS(clock)
+    queue = Queue("q", sqs.create_queue("q", {}, {}), sqs)
+    outgoing = OutgoingMessages(PayloadStore(FakeObjectStore(), threshold))
+    message = encode_message(published(countdown=300), queue, base64_encoded=True)
+    clock.advance(30)
+    outgoing.send(queue, message)
+    outgoing.send_batch(queue, [message])
+    clock.advance(270)
+    assert len(sqs.receive(queue.url, 10, 0, ReceiveOptions())) == 2
 
 
 def test_the_eta_stays_with_the_message(published):

@@ -136,6 +136,37 @@ def test_a_queue_may_be_bound_to_several_exchanges(site, channel, connection):
     assert sorted(bodies) == [1, 2]
 
 
+@pytest.fixture
+def stale_policies(site, monkeypatch):
+    """SQS tells the policy of a minute ago, in which nothing is; the policies that were written."""
+    written = []
+    answer, write = site.sqs.queue_attributes, site.sqs.set_queue_attributes
+    monkeypatch.setattr(
+        site.sqs, "queue_attributes", lambda *args: {**answer(*args), "Policy": '{"Statement": []}'}
+    )
+    monkeypatch.setattr(
+        site.sqs, "set_queue_attributes", lambda url, new: (written.append(new["Policy"]), write(url, new))
+    )
+    return written
+
+
+def test_the_policy_lets_in_all_topics_of_a_queue_though_sqs_tells_an_old_one(channel, stale_policies):
+    queue = declared_queue(channel, "q")
+
+    def consume(*names):
+        for name in names:
+            exchange = Exchange(name, type="fanout")(channel)
+            exchange.declare()
+            queue.bind_to(exchange)
+        with Consumer(channel, [queue]):
+            pass
+
+    consume("news", "alerts")
+    consume("later")
+    assert all(f":{name}" in policy for policy in stale_policies for name in ("news", "alerts"))
+    assert ":later" in stale_policies[-1]
+
+
 def test_a_producer_of_celery_need_not_declare_the_exchange(site, channel):
     app = Celery("sender", set_as_current=False)
     app.conf.task_queues = [Broadcast("news")]
