@@ -1,30 +1,37 @@
 """Several beats, one task: `celery beat -S celery_sqs_visibility.beat:Scheduler`.
 
 Each beat sends each periodic task, with a deduplication id that says when the task is due, and a FIFO queue
-takes the first. For another scheduler mix `SendsOnce` in: `class Mine(SendsOnce, DatabaseScheduler)`.
+takes the first. Before it sends to a standard queue it claims the due time in the store of exclusive tasks.
+For another scheduler mix `SendsOnce` in: `class Mine(SendsOnce, DatabaseScheduler)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery.beat import PersistentScheduler
-from celery.exceptions import QueueNotFound
+from celery.exceptions import ImproperlyConfigured, QueueNotFound
 from celery.schedules import schedule as Interval  # noqa: N812 - it is a class
 from celery.utils.log import get_logger
 from celery.utils.time import delta_resolution, maybe_make_aware
 
+from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.errors import OptionError, StoreError
 from celery_sqs_visibility.policy.due_times import due_key, latest, on_grid, until_next
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 from celery_sqs_visibility.transport.transport import Transport
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 logger = get_logger(__name__)
 
 #: For how long a claim holds: as long as another beat may be late with the same task.
 CLAIM_SECONDS: Final = 24 * 60 * 60
+
+UNCLAIMED: Final = "%s could not be claimed, and is sent: another beat may send it too: %s"
 
 #: Celery rounds a relative interval to days, hours or minutes, not to less.
 _SHORTEST_RELATIVE: Final = timedelta(minutes=1)
@@ -41,30 +48,37 @@ class SendsOnce:
     app: Any
     schedule: Any
 
-    def claim(self, key: str, ttl_seconds: float) -> bool:  # noqa: ARG002 - for those who override it
+    def claim(self, key: str, ttl_seconds: float) -> bool:
         """Whether this beat may send the task that `key` names, `name@due`. The first to ask may.
 
-        Override it with a store that all beats share, to send once to standard queues too.
+        Asks the store of the option `exclusive_store`, for what goes to standard queues; without a store
+        every beat may. An override is asked for all tasks.
 
         Args:
             key: the same in all beats.
             ttl_seconds: how long the store has to remember it.
         """
-        return True
+        context = self._broker_context()
+        store = None if context is None else context.exclusive_store
+        return store is None or store.claim(f"beat:{key}", ttl_seconds)
 
     def setup_schedule(self) -> None:
-        """As Celery's; says once what two beats would send twice."""
+        """As Celery's; says once what two beats would send twice.
+
+        Raises:
+            ImproperlyConfigured: the store is needed, and cannot be opened.
+        """
         super().setup_schedule()  # type: ignore[misc]
-        if type(self).claim is not SendsOnce.claim:
+        if self._claims_everything:
             return
-        with self.app.connection_for_write() as connection:
-            transport = connection.transport
-        if not isinstance(transport, Transport):
+        context = self._broker_context()
+        if context is None:
             logger.warning("beat does not publish to SQS here, so that two beats send each task twice")
-        elif queues := sorted(set(self._standard_queues())):
+        elif (queues := self._standard_queues()) and not _has_store(context):
             logger.warning(
                 "two beats send twice what they send to %s, since only FIFO queues drop the second message: "
-                "route periodic tasks to a FIFO queue, or run one beat",
+                "set the transport option exclusive_store, route periodic tasks to a FIFO queue, or run one "
+                "beat",
                 ", ".join(map(repr, queues)),
             )
 
@@ -97,7 +111,7 @@ class SendsOnce:
         options = entry.options
         if due is not None:
             key = due_key(entry.name, due)
-            if not self._may_send(key):
+            if not self._may_send(entry, key):
                 logger.info("another beat sends %s", key)
                 return None
             entry.options = {"MessageDeduplicationId": key, **options}
@@ -106,27 +120,48 @@ class SendsOnce:
         finally:
             entry.options = options  # the schedule keeps the entry
 
-    def _may_send(self, key: str) -> bool:
+    @property
+    def _claims_everything(self) -> bool:
+        return type(self).claim is not SendsOnce.claim
+
+    def _may_send(self, entry: Any, key: str) -> bool:
+        """Whether no other beat sends it. What a FIFO queue takes once needs no claim, which may be lost."""
+        if not self._claims_everything and self._standard_queue(entry) is None:
+            return True
         try:
             return self.claim(key, CLAIM_SECONDS)
+        except StoreError as error:
+            logger.error(UNCLAIMED, key, error)  # noqa: TRY400 - the error's text says all
         except Exception:
-            logger.exception("%s could not be claimed, and is sent: another beat may send it too", key)
-            return True
+            logger.exception(UNCLAIMED, key, "claim() has raised")
+        return True
 
-    def _standard_queues(self) -> Iterator[str]:
+    def _standard_queues(self) -> list[str]:
         """The queues that entries go to and that are no FIFO queues."""
-        for entry in self.schedule.values():
-            try:
-                route = self.app.amqp.router.route(dict(entry.options), entry.task)
-            except QueueNotFound:
-                continue  # sending says so
-            name = getattr(route.get("queue"), "name", None)
-            if name and not name.endswith(FIFO_SUFFIX):
-                yield name
+        return sorted(set(filter(None, map(self._standard_queue, self.schedule.values()))))
+
+    def _standard_queue(self, entry: Any) -> str | None:
+        try:
+            route = self.app.amqp.router.route(dict(entry.options), entry.task)
+        except QueueNotFound:
+            return None  # sending says so
+        name: str | None = getattr(route.get("queue"), "name", None)
+        return None if not name or name.endswith(FIFO_SUFFIX) else name
+
+    def _broker_context(self) -> BrokerContext | None:
+        with self.app.connection_for_write() as connection:
+            return connection.transport.context if isinstance(connection.transport, Transport) else None
 
 
 class Scheduler(SendsOnce, PersistentScheduler):
     """Celery's own scheduler, and its schedule file, for several beats."""
+
+
+def _has_store(context: BrokerContext) -> bool:
+    try:
+        return context.exclusive_store is not None
+    except OptionError as error:
+        raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
 
 
 def _now(entry: Any) -> float:

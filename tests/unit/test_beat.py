@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 from celery import beat as celery_beat
+from celery.exceptions import ImproperlyConfigured
 from celery.schedules import BaseSchedule, crontab, schedule
 
 from celery_sqs_visibility.beat import CLAIM_SECONDS, Scheduler, SendsOnce
+from celery_sqs_visibility.errors import StoreError
+from celery_sqs_visibility.stores import opening
+from celery_sqs_visibility.stores.memory import MemoryStore
 
 START = datetime(2026, 3, 4, 10, 7, 17, tzinfo=timezone.utc)
 
@@ -128,6 +133,56 @@ def test_while_the_store_is_away_tasks_are_sent(beat, caplog):
     one = beat(schedule(60), kind=Claiming, claimed=None)
     assert len(one.run(50)) == 1
     assert "could not be claimed, and is sent: another beat may send it too" in caplog.text
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """The store of an app with the option `exclusive_store`."""
+    store = MemoryStore()
+    monkeypatch.setattr(opening, "open_store", lambda _address, _settings: store)
+    return store
+
+
+def with_store(queue="celery", address="redis://keys"):
+    """Settings for tasks that go to that queue; their contexts are those of one test."""
+    options = {"exclusive_store": f"{address}/{uuid.uuid4().int}"}
+    return {"task_default_queue": queue, "broker_transport_options": options}
+
+
+@pytest.mark.parametrize(
+    "plan", [lambda: schedule(60), lambda: crontab(minute="*/2")], ids=["interval", "crontab"]
+)
+def test_with_a_store_two_beats_send_each_due_time_to_a_standard_queue_once(beat, store, caplog, plan):
+    conf = with_store()
+    first = beat(plan(), **conf).run(600)
+    late = beat(plan(), now=START + timedelta(seconds=130), **conf)
+    later = late.run(600)
+    both = first + later
+    assert len(both) == len(set(both)) > len(first)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_what_a_fifo_queue_takes_once_is_not_claimed(beat, store):
+    conf = with_store("beat.fifo")
+    assert beat(schedule(60), **conf).run(50) == beat(schedule(60), **conf).run(50) != []
+
+
+def test_while_the_store_does_not_answer_tasks_are_sent_and_one_line_says_so(
+    beat, store, monkeypatch, caplog
+):
+    def fail(*_):
+        raise StoreError("it is down")
+
+    monkeypatch.setattr(store, "acquire", fail)
+    assert len(beat(schedule(60), **with_store()).run(50)) == 1
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.getMessage().endswith("is sent: another beat may send it too: it is down")
+    assert not record.exc_info
+
+
+def test_a_store_that_cannot_be_opened_is_told_at_the_start(beat):
+    with pytest.raises(ImproperlyConfigured, match="redis://:password@host"):
+        beat(schedule(60), **with_store(address="redis://:pass#word@host"))
 
 
 def test_applying_an_entry_at_once_keeps_the_id_out_of_the_schedule(beat):

@@ -11,6 +11,7 @@ from datetime import datetime
 import pytest
 from support.app import CONFIG_VARIABLE, encode_config
 from support.processes import GuardedProcess
+from support.redis_server import RedisServer
 from support.worker import IMPORT_PATHS
 
 EVERY_SECONDS = 2
@@ -37,6 +38,30 @@ def start_beat(proxy, tmp_path):
     yield start
     for beat in beats:
         beat.stop()
+
+
+@pytest.fixture
+def redis(tmp_path):
+    with RedisServer(tmp_path) as server:
+        yield server
+
+
+def test_two_beats_with_a_store_send_each_due_time_to_a_standard_queue_once(make_site, start_beat, redis):
+    site = make_site(exclusive_store=redis.url)
+    site.create_queue()
+    site.config["beat_schedule"] = {
+        "tick": {"task": "work.quick", "schedule": EVERY_SECONDS, "args": ["tick"]}
+    }
+    beats = [start_beat(site.config), start_beat(site.config)]
+    for beat in beats:
+        beat.wait_for_log("another beat sends tick@")
+    for beat in beats:
+        beat.stop()
+    claims = [line for beat in beats for line in beat.log.splitlines() if "another beat sends" in line]
+    due = [line.split("tick@")[1] for line in claims]
+    assert len(due) == len(set(due))
+    assert site.counts()[0] == len(site.proxy.calls("SendMessage")) >= len(due)
+    assert "twice" not in beats[0].log, "no warning"
 
 
 def test_two_beats_send_each_due_time_once_and_one_goes_on_without_the_other(make_fifo_site, start_beat):
