@@ -31,6 +31,8 @@ def publish_continuation(task: Any, changes: dict[str, Any]) -> Continuation:
     args, kwargs = changed_arguments(inspect.signature(task.run), request.args, request.kwargs, changes)
     signature = task.signature_from_request(request, args, kwargs, **_options(task, request))
     if not request.is_eager:
+        if request.visibility_run is not None:  # or its continuation would wait for the lease's end
+            request.visibility_run.end(0, succeeded=False)
         _publish(task, signature)
     told = "its message is followed by another, with which it continues"
     return Continuation(told, is_eager=request.is_eager, sig=signature)

@@ -79,7 +79,7 @@ class ExclusiveRequest(DeliveryRequest):
     def _ownership(self) -> Ownership:
         """The key and the name of this run. Calls the user's code; its error is the run's."""
         try:
-            key = exclusive_key(self.task, self.id, self.args, self.kwargs)
+            key = exclusive_key(self.task, self._run_id, self.args, self.kwargs)
         except ExclusiveKeyError as error:
             return {"key": "", "owner": "", "error": str(error)}
         owner = owner_of(self._message_id, uuid.uuid4().hex)
@@ -87,6 +87,13 @@ class ExclusiveRequest(DeliveryRequest):
             self._key_lease = KeyLease(key, owner, self.delivery)
             self.worker.key_leases.add(self._key_lease)
         return {"key": key, "owner": owner, "error": ""}
+
+    @property
+    def _run_id(self) -> str:
+        """The task's id; of a broadcast, whose copies share it, that of this worker's copy."""
+        if self.delivery is None or not self.message.is_broadcast:
+            return self.id
+        return f"{self.id}@{self.delivery.queue.name}"
 
     @property
     def _message_id(self) -> str:

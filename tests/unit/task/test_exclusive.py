@@ -71,7 +71,9 @@ def make(app, store, lease):
             given = {"visibility_exclusive": OWNERSHIP, "visibility_lease": lease.key, **request}
             return trace(task, id=task_id, **given)
 
-        return SimpleNamespace(run=run, state=lambda: app.backend.get_state(task_id), task=task)
+        return SimpleNamespace(
+            run=run, state=lambda: app.backend.get_state(task_id), task=task, task_id=task_id
+        )
 
     return make
 
@@ -136,6 +138,27 @@ def test_a_failure_frees_the_key_and_keeps_the_checkpoint(make, store, lease):
     assert not lease.holds_key
     made.run(visibility_exclusive={**OWNERSHIP, "owner": "second run"})
     assert seen == [None, {"page": 7}]
+
+
+def test_a_run_that_goes_on_later_frees_the_key_for_its_continuation_with_the_checkpoint(
+    make, app, store, lease, monkeypatch
+):
+    def body(self):
+        seen.append(self.visibility.last_checkpoint)
+        if self.visibility.last_checkpoint is None:
+            self.visibility.checkpoint(7)
+            self.visibility.continue_later()
+
+    def send_task(*_args, **options):  # an idle worker has it before the run is over
+        sent.append((options["task_id"], store.acquire(KEY, "continuation", 30)))
+
+    seen, sent = [], []
+    monkeypatch.setattr(app, "send_task", send_task)
+    made = make(body)
+    assert made.run().info.state == states.RETRY
+    assert (sent, lease.holds_key) == ([(made.task_id, Acquired(7))], False)
+    assert made.run(visibility_exclusive={**OWNERSHIP, "owner": "continuation"}).info is None
+    assert seen == [None, 7]
 
 
 def test_a_run_that_lost_its_key_saves_and_finishes_nothing(make, store, clock, caplog):

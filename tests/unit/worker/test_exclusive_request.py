@@ -77,6 +77,14 @@ def test_a_run_is_told_its_key_and_a_name_of_its_own(make):
     assert [lease.owner for lease in made.worker.key_leases.added] == [told[0]["owner"]]
 
 
+@pytest.mark.parametrize(("exclusive", "key"), [(True, "one:task-id@q"), (lambda args, kwargs: "k", "one:k")])
+def test_a_broadcast_is_run_by_each_worker_unless_a_callable_says_otherwise(make, exclusive, key):
+    made = make(exclusive=exclusive)
+    made.message.is_broadcast = True
+    made.dispatch()
+    assert made._request_dict["visibility_exclusive"]["key"] == key
+
+
 def test_an_error_of_the_callable_travels_to_the_run(make):
     made = make(exclusive=lambda args, kwargs: args[0])
     made.dispatch()
