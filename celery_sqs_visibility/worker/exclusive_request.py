@@ -66,6 +66,18 @@ class ExclusiveRequest(DeliveryRequest):
         if self._key_lease is not None and self.worker.key_leases is not None:
             self.worker.key_leases.release(self._key_lease, delay)
 
+    def cancel(self, pool: Any, signal: Any = None, *args: Any, **options: Any) -> None:
+        """End the run, as Celery does without a connection."""
+        super().cancel(pool, signal, *args, **options)
+        if self._already_cancelled:  # else its pool cannot end it
+            self.release_key(KILLED_WITHIN_SECONDS)
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """End the run because it was revoked, now or when it begins."""
+        super().terminate(pool, signal)
+        if self.time_start is not None:
+            self.release_key(KILLED_WITHIN_SECONDS)
+
     def _kill(self, signal_name: str) -> None:
         super()._kill(signal_name)
         self.release_key(KILLED_WITHIN_SECONDS)
