@@ -25,6 +25,10 @@ def nothing():
     """A task."""
 
 
+def of_all(args, kwargs):
+    return "all"
+
+
 class FakeKeyLeases:
     def __init__(self):
         self.added, self.released = [], []
@@ -40,13 +44,15 @@ class FakeKeyLeases:
 def make(app, monkeypatch):
     """`make(exclusive=True)`: a request of a task, with what happens to its message."""
 
-    def make(*, copies=True, receive_count=1, **options):
+    def make(*, copies=True, receive_count=1, headers=None, **options):
         task = app.task(name="one", base=VisibilityTask, shared=False, **{"exclusive": True, **options})(
             nothing
         )
         app.finalize()
         holder = FakeHolder()
-        made = request(app.tasks[task.name], held_delivery(holder, receive_count=receive_count))
+        made = request(
+            app.tasks[task.name], held_delivery(holder, receive_count=receive_count), **headers or {}
+        )
         made.worker.key_leases = FakeKeyLeases()
         made.asked = []
 
@@ -105,6 +111,23 @@ def test_a_processed_key_has_the_message_deleted(make, caplog):
     end(made, Processed())
     assert made.settled == [Delete()]
     assert "Task one[task-id] skipped: its key 'one:task-id' was processed before" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("exclusive", "headers", "warned"),
+    [
+        (of_all, {"group": "group-id"}, "the group that it is part of"),
+        (of_all, {"chord": {"task": "body"}}, "the chord that it is part of"),
+        (of_all, {}, ""),
+        (True, {"group": "group-id"}, ""),
+    ],
+)
+def test_a_skipped_part_of_a_canvas_is_warned_of_unless_the_task_itself_was_processed(
+    make, caplog, exclusive, headers, warned
+):
+    made = make(exclusive=exclusive, headers=headers)
+    end(made, Processed())
+    assert (warned in caplog.text, len(caplog.records)) == (True, bool(warned))
 
 
 @pytest.mark.parametrize("why", [Processing(29.5, "another-message/run"), "the store is down"])
