@@ -7,6 +7,7 @@ For another scheduler mix `SendsOnce` in: `class Mine(SendsOnce, DatabaseSchedul
 
 from __future__ import annotations
 
+import uuid
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 from celery_sqs_visibility.transport.transport import Transport
 
 if TYPE_CHECKING:
+    from celery_sqs_visibility.stores.port import ExclusiveStore
     from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 logger = get_logger(__name__)
@@ -32,6 +34,8 @@ logger = get_logger(__name__)
 CLAIM_SECONDS: Final = 24 * 60 * 60
 
 UNCLAIMED: Final = "%s could not be claimed, and is sent: another beat may send it too: %s"
+
+UNSENT: Final = "%s was not sent, and stays claimed, so that no other beat sends it: %s"
 
 #: Celery rounds a relative interval to days, hours or minutes, not to less.
 _SHORTEST_RELATIVE: Final = timedelta(minutes=1)
@@ -47,6 +51,7 @@ class SendsOnce:
 
     app: Any
     schedule: Any
+    _owner = ""  # of the claim that this beat has made last
 
     def claim(self, key: str, ttl_seconds: float) -> bool:
         """Whether this beat may send the task that `key` names, `name@due`. The first to ask may.
@@ -58,9 +63,17 @@ class SendsOnce:
             key: the same in all beats.
             ttl_seconds: how long the store has to remember it.
         """
-        context = self._broker_context()
-        store = None if context is None else context.exclusive_store
-        return store is None or store.claim(f"beat:{key}", ttl_seconds)
+        store, self._owner = self._store(), uuid.uuid4().hex
+        return store is None or store.claim(f"beat:{key}", ttl_seconds, self._owner)
+
+    def unclaim(self, key: str) -> None:
+        """The task was claimed, and could not be sent: a beat that asks later may send it.
+
+        Override it with `claim`, or no beat may.
+        """
+        store = self._store()
+        if store is not None and self._owner:
+            store.release(f"beat:{key}", self._owner)
 
     def setup_schedule(self) -> None:
         """As Celery's; says once what two beats would send twice.
@@ -117,6 +130,10 @@ class SendsOnce:
             entry.options = {"MessageDeduplicationId": key, **options}
         try:
             return super().apply_async(entry, producer, advance=False, **kwargs)  # type: ignore[misc]
+        except Exception:
+            if due is not None:
+                self._unclaim_safely(entry, key)
+            raise
         finally:
             entry.options = options  # the schedule keeps the entry
 
@@ -125,8 +142,8 @@ class SendsOnce:
         return type(self).claim is not SendsOnce.claim
 
     def _may_send(self, entry: Any, key: str) -> bool:
-        """Whether no other beat sends it. What a FIFO queue takes once needs no claim, which may be lost."""
-        if not self._claims_everything and self._standard_queue(entry) is None:
+        """Whether no other beat sends it."""
+        if not self._is_claimed(entry):
             return True
         try:
             return self.claim(key, CLAIM_SECONDS)
@@ -135,6 +152,17 @@ class SendsOnce:
         except Exception:
             logger.exception(UNCLAIMED, key, "claim() has raised")
         return True
+
+    def _unclaim_safely(self, entry: Any, key: str) -> None:
+        try:
+            if self._is_claimed(entry):
+                self.unclaim(key)
+        except Exception as error:  # noqa: BLE001 - it is logged, and must not hide why the send failed
+            logger.error(UNSENT, key, error)  # noqa: TRY400 - the error's text says all
+
+    def _is_claimed(self, entry: Any) -> bool:
+        """Whether it is claimed before it is sent. What a FIFO queue takes once needs no claim."""
+        return self._claims_everything or self._standard_queue(entry) is not None
 
     def _standard_queues(self) -> list[str]:
         """The queues that entries go to and that are no FIFO queues."""
@@ -147,6 +175,10 @@ class SendsOnce:
             return None  # sending says so
         name: str | None = getattr(route.get("queue"), "name", None)
         return None if not name or name.endswith(FIFO_SUFFIX) else name
+
+    def _store(self) -> ExclusiveStore | None:
+        context = self._broker_context()
+        return None if context is None else context.exclusive_store
 
     def _broker_context(self) -> BrokerContext | None:
         with self.app.connection_for_write() as connection:

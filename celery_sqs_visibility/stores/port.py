@@ -88,6 +88,6 @@ class ExclusiveStore(Protocol):
     def save(self, key: str, owner: str, checkpoint: Any) -> bool:
         """Keep a value that JSON can express for the next owner."""
 
-    def claim(self, key: str, ttl: float) -> bool:
-        """Take a key that nobody releases: whether the caller is the first in that many seconds."""
-        return isinstance(self.acquire(key, uuid.uuid4().hex, ttl), Acquired)
+    def claim(self, key: str, ttl: float, owner: str = "") -> bool:
+        """Whether the caller is the first in that many seconds to take a key, which only `owner` releases."""
+        return isinstance(self.acquire(key, owner or uuid.uuid4().hex, ttl), Acquired)

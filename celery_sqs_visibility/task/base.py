@@ -30,7 +30,7 @@ from celery_sqs_visibility.task.context import (
     message_group,
     sqs_delivery,
 )
-from celery_sqs_visibility.task.continuation import publish_continuation
+from celery_sqs_visibility.task.continuation import free_key, publish_continuation
 from celery_sqs_visibility.task.generic import P, R_co
 from celery_sqs_visibility.task.on_commit import OnCommitTask
 from celery_sqs_visibility.task.retries import RetryDecisions, horizon_left
@@ -175,6 +175,11 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
             return self._retry_by_publishing(exc, countdown, eta, changes)
         return self._retry_by_hiding(exc, countdown, self.max_retries if max_retries is None else max_retries)
 
+    def replace(self, sig: Any) -> Any:
+        """As Celery's, with the key of an exclusive task free for the task in its place."""
+        free_key(self.request)
+        return super().replace(sig)
+
     def on_run_failed(self, exc: Exception) -> NoReturn:
         """A run raised `exc`: raise what Celery is to see, a `VisibilityRetry` if the message comes back."""
         if exc is self.request.visibility_final:
@@ -255,6 +260,9 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
         if given["max_retries"] is not None:
             headers = options.get("headers") or request.headers or {}
             options["headers"] = {**headers, LIMIT_HEADER: given["max_retries"]}
+        limit = self.max_retries if given["max_retries"] is None else given["max_retries"]
+        if given.get("throw", True) and (limit is None or request.retries < limit):
+            free_key(request)  # else the run goes on, or has failed, and nothing is published
         try:
             return super().retry(exc=exc, countdown=countdown, eta=eta, **options)
         except Retry:

@@ -31,11 +31,16 @@ def publish_continuation(task: Any, changes: dict[str, Any]) -> Continuation:
     args, kwargs = changed_arguments(inspect.signature(task.run), request.args, request.kwargs, changes)
     signature = task.signature_from_request(request, args, kwargs, **_options(task, request))
     if not request.is_eager:
-        if request.visibility_run is not None:  # or its continuation would wait for the lease's end
-            request.visibility_run.end(0, succeeded=False)
+        free_key(request)
         _publish(task, signature)
     told = "its message is followed by another, with which it continues"
     return Continuation(told, is_eager=request.is_eager, sig=signature)
+
+
+def free_key(request: DeliveryContext) -> None:
+    """The run ends, and before it does a message is sent that may need the key of its exclusive task."""
+    if request.visibility_run is not None:  # or that message would wait for the end of the lease
+        request.visibility_run.end(0, succeeded=False)
 
 
 def _options(task: Any, request: DeliveryContext) -> dict[str, Any]:

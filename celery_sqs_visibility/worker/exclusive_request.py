@@ -66,6 +66,18 @@ class ExclusiveRequest(DeliveryRequest):
         if self._key_lease is not None and self.worker.key_leases is not None:
             self.worker.key_leases.release(self._key_lease, delay)
 
+    def cancel(self, pool: Any, signal: Any = None, *args: Any, **options: Any) -> None:
+        """End the run, as Celery does without a connection."""
+        super().cancel(pool, signal, *args, **options)
+        if self._already_cancelled:  # else its pool cannot end it
+            self.release_key(KILLED_WITHIN_SECONDS)
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """End the run because it was revoked, now or when it begins."""
+        super().terminate(pool, signal)
+        if self.time_start is not None:
+            self.release_key(KILLED_WITHIN_SECONDS)
+
     def _kill(self, signal_name: str) -> None:
         super()._kill(signal_name)
         self.release_key(KILLED_WITHIN_SECONDS)
@@ -104,6 +116,7 @@ class ExclusiveRequest(DeliveryRequest):
         match why:
             case Processed():
                 logger.info("Task %s[%s] skipped: its key %r was processed before", self.name, self.id, key)
+                self._warn_of_canvas()
                 self.settle(Delete())
             case Processing(left, owner):
                 seconds = seconds_to_wait(left)
@@ -114,6 +127,13 @@ class ExclusiveRequest(DeliveryRequest):
                 unknown = "Task %s[%s] was not run, and comes back in %s s: its key cannot be acquired: %s"
                 logger.error(unknown, self.name, self.id, STORE_RETRY_SECONDS, error)
                 self._wait(STORE_RETRY_SECONDS, may_copy=True)
+
+    def _warn_of_canvas(self) -> None:
+        """A duplicate with a task id of its own leaves a hole where it stands: its result stays as it is."""
+        parts = [name for name in ("chord", "group", "chain") if self._context.get(name)]
+        if parts and self.task.exclusive is not True:  # with its id for a key the task itself has run
+            stops = "Task %s[%s] was skipped, and the %s that it is part of does not go on from it"
+            logger.warning(stops, self.name, self.id, parts[0])
 
     def _wait(self, seconds: int, *, may_copy: bool) -> None:
         """Have the message come back, as a copy if that can be: its receives do not count as attempts.

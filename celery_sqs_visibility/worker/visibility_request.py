@@ -68,6 +68,8 @@ class VisibilityRequest(OverdueRequest):
     ) -> Any:
         """It failed for good, as its child decided, or the run was lost, which its child does not know."""
         exc = exception_of(exc_info)
+        if not return_ok:  # a child that reports has released it
+            self.release_key(KILLED_WITHIN_SECONDS / 2 if isinstance(exc, KILLED_AFTERWARDS) else 0.0)
         if self.delivery is None or self._is_celerys_own(exc):
             return super().on_failure(exc_info, send_failed_event, return_ok)
         # An internal error is one of Celery's, at the last attempt, that could not be recorded.
@@ -76,8 +78,6 @@ class VisibilityRequest(OverdueRequest):
             # billiard 4.3 reports a child's exit before it reports the loss; Celery stores none before 5.7.
             exc_info = exc_info_of(WorkerLostError(f"Worker exited prematurely: {exc!r}."))
             exc = exception_of(exc_info)
-        if not decided:  # the others are gone
-            self.release_key(KILLED_WITHIN_SECONDS / 2 if isinstance(exc, KILLED_AFTERWARDS) else 0.0)
         with self._settled_if_it_raises():
             if not decided and self._lost_run_comes_back(exc, exc_info):
                 return None

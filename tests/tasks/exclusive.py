@@ -14,12 +14,12 @@ from celery_sqs_visibility import VisibilityTask
 app = make_app("exclusive", task_cls=VisibilityTask)
 
 
-def started(task, key, *_):
+def started(task, key, *_, **__):
     checkpoint = task.visibility.last_checkpoint
     note("started", key=key, retries=task.request.retries, checkpoint=checkpoint)
 
 
-def done(task, result, key, *_):
+def done(task, result, key, *_, **__):
     note("done", key=key, lost=task.visibility.lost)
 
 
@@ -56,6 +56,16 @@ def killed_once(self, key):
         self.visibility.checkpoint("reached")
         os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@noting(exclusive=of_first, on_retry=lambda *_: time.sleep(1))
+def in_parts(self, key, part=1):
+    """Three parts, each of which is over a second after it has sent the next."""
+    self.visibility.checkpoint(part)
+    if part == 1:
+        self.visibility.continue_later(part=2)
+    if part == 2:
+        self.retry(args=(key,), kwargs={"part": 3}, countdown=0)
 
 
 @noting(exclusive=of_first, time_limit=1, error_visibility_timeout=1, max_retries=1)

@@ -180,6 +180,30 @@ def test_while_the_store_does_not_answer_tasks_are_sent_and_one_line_says_so(
     assert not record.exc_info
 
 
+def fail(*_args, **_options):
+    raise OSError("it is down")
+
+
+def test_a_beat_that_cannot_send_leaves_the_task_to_a_later_beat(beat, store):
+    conf = with_store()
+    broken, later = beat(schedule(60), **conf), beat(schedule(60), **conf)
+    broken.scheduler.send_task = fail
+    broken.run(50)
+    assert later.run(50) == ["report@2026-03-04T10:08:00Z"]
+    assert beat(schedule(60), **conf).run(50) == []
+
+
+def test_a_claim_that_cannot_be_given_back_is_told_beside_the_failed_send(beat, store, monkeypatch, caplog):
+    one = beat(schedule(60), **with_store())
+    one.scheduler.send_task = fail
+    monkeypatch.setattr(store, "release", fail)
+    one.run(50)
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 2
+    assert "10:08:00Z was not sent, and stays claimed, so that no other beat sends it" in errors[0]
+    assert "it is down" in errors[1]
+
+
 def test_a_store_that_cannot_be_opened_is_told_at_the_start(beat):
     with pytest.raises(ImproperlyConfigured, match="redis://:password@host"):
         beat(schedule(60), **with_store(address="redis://:pass#word@host"))

@@ -124,6 +124,16 @@ def test_a_killed_worker_frees_the_key_when_its_message_is_visible_again(exclusi
     assert again["retries"] == 1
 
 
+def test_an_idle_worker_runs_what_continues_a_task_at_once_with_its_checkpoint(exclusive_site):
+    site = exclusive_site(visibility_timeout=60)
+    workers = [start(site, concurrency=2) for _ in range(2)]
+    send(site, "in_parts", "parts")
+    site.diary.wait_for("started", 3, timeout=20)
+    wait_until_empty(site)
+    assert [entry["checkpoint"] for entry in site.diary.entries("started")] == [None, 1, 2]
+    assert logged(workers, "and was not run: its key") == 0
+
+
 @pytest.mark.own_pool
 def test_a_run_past_its_hard_limit_frees_the_key_at_once(exclusive_site):
     site = exclusive_site(visibility_timeout=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import uuid
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -159,6 +160,60 @@ def test_a_run_that_goes_on_later_frees_the_key_for_its_continuation_with_the_ch
     assert (sent, lease.holds_key) == ([(made.task_id, Acquired(7))], False)
     assert made.run(visibility_exclusive={**OWNERSHIP, "owner": "continuation"}).info is None
     assert seen == [None, 7]
+
+
+@pytest.mark.parametrize(
+    ("succeed", "state"),
+    [
+        (lambda self: self.retry(args=[]), states.RETRY),
+        (lambda self: self.replace(self.s()), states.IGNORED),
+    ],
+    ids=["retry", "replace"],
+)
+def test_a_run_frees_the_key_before_the_message_of_its_successor_is_sent(
+    make, app, store, monkeypatch, succeed, state
+):
+    sent = []
+    acquire = lambda *_, **__: sent.append(store.acquire(KEY, "successor", 30))  # noqa: E731
+    monkeypatch.setattr(app, "send_task", acquire)
+    assert make(succeed).run().info.state == state
+    assert sent == [Acquired()]
+
+
+def test_a_successor_that_cannot_be_sent_leaves_the_run_a_failed_attempt_with_its_checkpoint(
+    make, app, store, monkeypatch
+):
+    def body(self):
+        self.visibility.checkpoint(7)
+        self.visibility.continue_later()
+
+    def fail(*_args, **_options):
+        raise OSError("SQS is down")
+
+    monkeypatch.setattr(app, "send_task", fail)
+    info = make(body, error_visibility_timeout=60).run().info
+    assert (info.state, info.retval.delay) == (states.RETRY, 60)
+    assert store.acquire(KEY, "next attempt", 30) == Acquired(7)
+
+
+@pytest.mark.parametrize(("retries", "options"), [(0, {"throw": False}), (3, {})])
+def test_a_run_that_goes_on_after_its_retry_keeps_the_key(make, app, store, monkeypatch, retries, options):
+    def body(self):
+        with suppress(self.MaxRetriesExceededError):
+            self.retry(args=[], **options)
+
+    monkeypatch.setattr(app, "send_task", nothing)
+    assert make(body).run(retries=retries).info is None
+    assert store.acquire(KEY, "other", 1) == Processed()
+
+
+def test_a_greenlet_that_is_killed_frees_the_key_itself(make, store):
+    def body(self):
+        raise KeyboardInterrupt  # as GreenletExit, no Exception
+
+    with pytest.raises(KeyboardInterrupt):
+        make(body).run()
+    assert isinstance(store.acquire(KEY, "other", 1), Acquired)
 
 
 def test_a_run_that_lost_its_key_saves_and_finishes_nothing(make, store, clock, caplog):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from celery.exceptions import ImproperlyConfigured, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import ImproperlyConfigured, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker import state
 from support.factories import FakeHolder, exc_info, held_delivery, request
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Renew
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Release, Renew
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.stores.port import Processed, Processing
@@ -22,6 +23,10 @@ COPY = OutgoingMessage("copy")
 
 def nothing():
     """A task."""
+
+
+def of_all(args, kwargs):
+    return "all"
 
 
 class FakeKeyLeases:
@@ -39,13 +44,15 @@ class FakeKeyLeases:
 def make(app, monkeypatch):
     """`make(exclusive=True)`: a request of a task, with what happens to its message."""
 
-    def make(*, copies=True, receive_count=1, **options):
+    def make(*, copies=True, receive_count=1, headers=None, **options):
         task = app.task(name="one", base=VisibilityTask, shared=False, **{"exclusive": True, **options})(
             nothing
         )
         app.finalize()
         holder = FakeHolder()
-        made = request(app.tasks[task.name], held_delivery(holder, receive_count=receive_count))
+        made = request(
+            app.tasks[task.name], held_delivery(holder, receive_count=receive_count), **headers or {}
+        )
         made.worker.key_leases = FakeKeyLeases()
         made.asked = []
 
@@ -106,6 +113,23 @@ def test_a_processed_key_has_the_message_deleted(make, caplog):
     assert "Task one[task-id] skipped: its key 'one:task-id' was processed before" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("exclusive", "headers", "warned"),
+    [
+        (of_all, {"group": "group-id"}, "the group that it is part of"),
+        (of_all, {"chord": {"task": "body"}}, "the chord that it is part of"),
+        (of_all, {}, ""),
+        (True, {"group": "group-id"}, ""),
+    ],
+)
+def test_a_skipped_part_of_a_canvas_is_warned_of_unless_the_task_itself_was_processed(
+    make, caplog, exclusive, headers, warned
+):
+    made = make(exclusive=exclusive, headers=headers)
+    end(made, Processed())
+    assert (warned in caplog.text, len(caplog.records)) == (True, bool(warned))
+
+
 @pytest.mark.parametrize("why", [Processing(29.5, "another-message/run"), "the store is down"])
 def test_a_message_that_waits_goes_on_as_a_copy_with_the_attempts_it_had(make, why):
     made = make(receive_count=3)
@@ -130,6 +154,41 @@ def test_a_run_that_is_gone_has_its_key_released(make, error, delay):
     made.on_failure(exc_info(error))
     (lease,) = made.worker.key_leases.added
     assert made.worker.key_leases.released == [(lease, delay)]
+
+
+def cancel(made, pool):
+    made.cancel(pool)
+
+
+def end_lost(made, _pool):
+    made.end_lost_run(made.delivery)
+
+
+@pytest.mark.parametrize("kill", [cancel, lambda made, pool: made.terminate(pool), end_lost])
+def test_a_run_that_is_killed_has_its_key_released_within_a_second(make, kill):
+    made = make(on_lost="terminate")
+    made.dispatch()
+    made.on_accepted(1, SYSTEM_CLOCK.monotonic())
+    state.active_requests.add(made)
+    kill(made, made.worker.pool)
+    assert [delay for _, delay in made.worker.key_leases.released] == [1]
+    made.on_failure(exc_info(Terminated(-15)))  # now its process is gone
+    assert [delay for _, delay in made.worker.key_leases.released] == [1, 0]
+
+
+def test_a_pool_that_cannot_end_a_run_leaves_it_its_key(make):
+    made = make()
+    made.dispatch()
+    made.worker.pool = None
+    made.cancel(None)
+    assert made.worker.key_leases.released == []
+
+
+def test_a_process_that_was_killed_for_another_run_releases_the_key(make):
+    made = make()
+    made.dispatch()
+    made.on_failure(exc_info(Terminated(-15)))
+    assert (made.settled, [delay for _, delay in made.worker.key_leases.released]) == ([Release()], [0])
 
 
 def test_a_failure_that_its_child_decided_releases_nothing_here(make):
