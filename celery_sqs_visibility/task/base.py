@@ -28,6 +28,7 @@ from celery_sqs_visibility.task.context import (
     DeliveryContext,
     is_delivery,
     message_group,
+    own_queue,
     sqs_delivery,
 )
 from celery_sqs_visibility.task.continuation import free_key, publish_continuation
@@ -256,7 +257,8 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
     ) -> Retry:
         """Retry as Celery does, with what it forgets: the message group, and the limit that it was given."""
         request = self.request
-        options = {**message_group(request), **given}
+        goes_elsewhere = any(given.get(name) for name in ("queue", "exchange", "routing_key"))
+        options = {**message_group(request), **({} if goes_elsewhere else own_queue(request)), **given}
         if given["max_retries"] is not None:
             headers = options.get("headers") or request.headers or {}
             options["headers"] = {**headers, LIMIT_HEADER: given["max_retries"]}

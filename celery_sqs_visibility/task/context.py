@@ -6,6 +6,7 @@ from typing import Any, Final, TypedDict, cast
 
 from celery import Task
 from celery.app.task import Context
+from kombu import Exchange, Queue
 
 #: The header with which a published retry carries the limit that `self.retry()` was given.
 LIMIT_HEADER: Final = "visibility_max_retries"
@@ -70,6 +71,19 @@ def message_group(request: DeliveryContext) -> dict[str, str]:
     """The option that publishes a message into the group of this one, if that has any."""
     group = (request.properties or {}).get("MessageGroupId")
     return {} if group is None else {"MessageGroupId": group}
+
+
+def own_queue(request: DeliveryContext) -> dict[str, Any]:
+    """The options that publish a message into the queue of this one, and to no other.
+
+    They outdo the exchange that this message came by, the task's route, and what the name stands for in
+    `task_queues`: for a `Broadcast` each may be a topic, which goes to all workers.
+    """
+    if request.sqs is None:
+        return {}
+    name = request.sqs["queue"]
+    queue = Queue(name, Exchange("", type="direct"), routing_key=name)
+    return {"queue": queue, "exchange": "", "routing_key": name, "declare": []}
 
 
 def sqs_delivery(request: DeliveryContext) -> SQSDelivery:

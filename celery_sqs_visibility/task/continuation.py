@@ -12,7 +12,13 @@ from typing import Any
 from celery.exceptions import Retry
 
 from celery_sqs_visibility.policy.continuation import changed_arguments
-from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext, is_delivery, message_group
+from celery_sqs_visibility.task.context import (
+    LIMIT_HEADER,
+    DeliveryContext,
+    is_delivery,
+    message_group,
+    own_queue,
+)
 
 
 class Continuation(Retry):
@@ -51,6 +57,7 @@ def _options(task: Any, request: DeliveryContext) -> dict[str, Any]:
         "headers": {name: value for name, value in headers.items() if name != LIMIT_HEADER},
         "ignore_result": bool(request.ignore_result or task.ignore_result),
         **message_group(request),
+        **own_queue(request),
     }
 
 

@@ -101,7 +101,12 @@ class Fanout:
             self._start(sweep, f"sqs-sweep-{exchange}", topic, queue, prefix)
 
     def is_subscribed(self, queue_name: str, exchange: str | None) -> bool:
-        """Whether this process has subscribed the queue to the exchange. No request."""
+        """Whether this process has subscribed the queue to the exchange; for "" to any. No request.
+
+        What a broadcast task publishes to its own queue is still one of many under its task id.
+        """
+        if exchange == "":
+            return any(name == queue_name for name, _ in list(self._subscribed))
         return (queue_name, exchange) in self._subscribed
 
     def unsubscribe(self, queue_name: str) -> None:

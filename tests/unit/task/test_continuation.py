@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from celery import states
 from celery.exceptions import Retry
+from celery.signals import before_task_publish
+from kombu import Queue
+from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 from support.factories import sqs_facts, trace
 
@@ -29,6 +32,19 @@ def published(app, monkeypatch):
 
     monkeypatch.setattr(app, "send_task", send_task)
     return sent
+
+
+@pytest.fixture
+def sent_to(app):
+    """Where the app would have sent what it publishes: (exchange, routing key, names of declared queues)."""
+    seen = []
+
+    def note(exchange, routing_key, declare, **_):
+        seen.append((exchange, routing_key, [queue.name for queue in declare or ()]))
+
+    before_task_publish.connect(note)
+    yield seen
+    before_task_publish.disconnect(note)
 
 
 @pytest.fixture
@@ -68,6 +84,7 @@ def test_what_is_to_follow_the_task_and_its_limits_go_along(make, published):
         "expires": "2030-01-01T00:00:00+00:00",
         "headers": {"tenant": "t", LIMIT_HEADER: 9},
         "delivery_info": {"exchange": "", "routing_key": "imports", "priority": 3},
+        "sqs": sqs_facts(queue="imports"),
         "properties": {"MessageGroupId": "g"},
         "ignore_result": True,
     }
@@ -75,10 +92,42 @@ def test_what_is_to_follow_the_task_and_its_limits_go_along(make, published):
     options = published[0][3]
     wanted = {"link": LINKED, "link_error": LINKED, "chain": LINKED, "chord": {"task": "body"}}
     wanted |= {"root_id": "root", "parent_id": "parent", "group_id": "group", "group_index": 7}
-    wanted |= {"time_limit": 90, "soft_time_limit": 60, "expires": request["expires"], "queue": "imports"}
-    wanted |= {"priority": 3, "MessageGroupId": "g", "ignore_result": True}
+    wanted |= {"time_limit": 90, "soft_time_limit": 60, "expires": request["expires"]}
+    wanted |= {"routing_key": "imports", "priority": 3, "MessageGroupId": "g", "ignore_result": True}
     assert {name: options.get(name) for name in wanted} == wanted
     assert options["headers"] == {"tenant": "t"}, "a limit for the attempts so far is not for those to come"
+
+
+def came_from(exchange, routing_key):
+    """A request of a message in a worker's `Broadcast` queue."""
+    info = {"exchange": exchange, "routing_key": routing_key}
+    return {"delivery_info": info, "sqs": sqs_facts(queue="bcast.1")}
+
+
+@pytest.mark.parametrize("came_by", [("news", ""), ("", "bcast.1")], ids=["the topic", "its own queue"])
+@pytest.mark.parametrize("route", [None, {"queue": "news"}, {"exchange": "news", "routing_key": "x"}])
+def test_a_broadcast_goes_on_in_the_queue_that_it_came_from_whatever_the_route(
+    app, make, sent_to, route, came_by
+):
+    app.conf.task_queues = [Queue("celery"), Broadcast("news", queue="bcast.1")]
+    app.conf.task_routes = {"parts": route} if route else {}
+    trace(make(start=20), **came_from(*came_by))
+    assert sent_to == [("", "bcast.1", [])]
+
+
+@pytest.mark.parametrize(
+    ("options", "goes_to"),
+    [({}, ("", "bcast.1", [])), ({"queue": "celery"}, ("", "celery", ["celery"]))],
+)
+def test_a_published_retry_of_a_broadcast_stays_in_its_queue_unless_it_names_one(
+    app, sent_to, options, goes_to
+):
+    @app.task(shared=False, bind=True, name="parts")
+    def parts(self):
+        self.retry(args=(), **options)
+
+    trace(parts, **came_from("news", ""))
+    assert sent_to == [goes_to]
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,16 @@ def test_who_only_publishes_makes_a_topic_and_no_queue(site, channel):
     assert "CreateQueue" not in site.actions()
 
 
+def test_what_a_task_sends_to_its_own_broadcast_queue_is_a_broadcast_still(connection, consumer):
+    seen = []
+    consumer.callbacks[:] = [lambda _body, message: (seen.append(message.is_broadcast), message.ack())]
+    publish(consumer.channel)
+    connection.drain_events(timeout=SOON)
+    Producer(consumer.channel).publish("b", serializer="json", routing_key=queue_of(consumer))
+    connection.drain_events(timeout=SOON)
+    assert seen == [True, True]
+
+
 def test_the_queue_is_subscribed_once_and_ends_with_its_consumer(site, consumer, caplog):
     name = queue_of(consumer).replace(".", "-")
     assert site.exists(name)
