@@ -73,14 +73,6 @@ class ReceiveCapacity:
             self._turns.wake()
 
     @property
-    def runnable(self) -> int | None:
-        """Messages that Celery may have: for each slot one, and those that wait for an ETA; `None`: any."""
-        if self._slots is None or self._prefetch_count <= 0:
-            return None
-        slots = self._slots()
-        return (slots.number or BATCH_ENTRIES) + self._waiting_for_eta(slots)
-
-    @property
     def held(self) -> int:
         """How many messages are held."""
         return self._held.messages

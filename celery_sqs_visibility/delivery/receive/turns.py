@@ -13,6 +13,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
+from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.queue_order import Order, QueueOrder
 
@@ -36,13 +37,18 @@ class Turns:
         # has no slot.
         self._begun: dict[str, WeakValueDictionary[tuple[str, str], Delivery]] = {}
         self._buffers: WeakSet[Buffer] = WeakSet()
-        self._runnable: Callable[[], int | None] = lambda: None
+        self._slots: Callable[[], Slots] | None = None
 
-    def attach(self, buffer: Buffer, runnable: Callable[[], int | None]) -> None:
-        """Give turns to a buffer's messages, before any comes: `runnable()` at once; `None`: no limit."""
-        buffer.line_up(TurnLine(self))
-        self._buffers.add(buffer)
-        self._runnable = runnable
+    def attach(self, buffer: Buffer, slots: Callable[[], Slots] | None) -> None:
+        """Give turns to the messages of a connection's buffer, before any comes; `slots` are the process's.
+
+        Harmless if it is attached: all consuming channels of a connection share its buffer.
+        """
+        with self._lock:
+            self._slots = slots
+            if buffer not in self._buffers:
+                buffer.line_up(TurnLine(self))
+                self._buffers.add(buffer)
 
     def add_queue(self, queue: str) -> None:
         """It is consumed from now on."""
@@ -77,7 +83,9 @@ class Turns:
 
     def wake(self) -> None:
         """There may be a slot: have buffers dispatch what may start now."""
-        for buffer in tuple(self._buffers):
+        with self._lock:
+            buffers = tuple(self._buffers)
+        for buffer in buffers:
             buffer.wake_if_ready()
 
     def replace_stuck(self, now: float) -> None:  # noqa: ARG002 - see `supervisor.Supervised`
@@ -104,7 +112,12 @@ class Turns:
         with self._lock:
             return self._order.overtakes(queue, self._queues)
 
+    def _runnable(self) -> int | None:
+        return None if self._slots is None else self._slots().runnable
+
     def _startable(self, waiting: Collection[str]) -> list[str]:
+        if not waiting:
+            return []
         alone = len(self._queues) <= 1
         limit = None if alone or self._order.order == "fair" else self._runnable()
         if limit is not None and sum(map(len, self._begun.values())) >= limit:

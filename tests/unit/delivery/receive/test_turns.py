@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import select
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -33,7 +34,7 @@ class World:
         self.capacity.prefetch_count = self.of_pool.prefetch_count
         self.buffer = Buffer()
         self.requests = []  # as Celery keeps them
-        self.turns.attach(self.buffer, lambda: self.capacity.runnable)
+        self.turns.attach(self.buffer, lambda: self.of_pool)
         for name in names:
             self.capacity.add_queue()
             self.turns.add_queue(name)
@@ -111,8 +112,39 @@ def test_an_eta_takes_no_slot_and_without_a_limit_there_is_no_order(prefetch_cou
     world = World(slots=2, prefetch_count=prefetch_count)
     world.arrive("low", 3)
     assert len(world.handed()) == (2 if prefetch_count else 3)
-    world.capacity.prefetch_count += bool(prefetch_count)  # as Celery does for a task with an ETA
+    world.of_pool = replace(world.of_pool, waiting_for_eta=1)
     assert len(world.handed()) == (1 if prefetch_count else 0)
+
+
+def test_another_channel_of_the_connection_leaves_what_waits_where_it_is():
+    world = World(slots=1)
+    first, second = world.arrive("low", 2)
+    world.turns.attach(world.buffer, lambda: world.of_pool)
+    assert world.handed() == [first]
+    world.end(first)
+    assert world.handed() == [second]
+
+
+def test_another_connection_shares_the_slots():
+    world = World(slots=1)
+    (first,) = world.arrive("low")
+    world.handed()
+    world.buffer = Buffer()
+    world.turns.attach(world.buffer, lambda: world.of_pool)
+    second, _ = world.arrive("low", 2)
+    assert world.handed() == []
+    world.end(first)
+    assert world.awake
+    assert world.handed() == [second]
+
+
+def test_where_nothing_waits_nobody_asks_for_slots():
+    world = World()
+    (low,) = world.arrive("low")
+    world.handed()
+    world.turns.attach(world.buffer, lambda: 1 / 0)  # as where the pool has gone
+    world.end(low)
+    world.turns.replace_stuck(0.0)
 
 
 def test_a_queue_alone_needs_no_turns():
