@@ -69,7 +69,7 @@ class Deliveries(_SQSStep):
             take_events(parent.app, context)
             self._worker.key_leases = open_key_leases(context, parent.app.tasks.values())
         parent.connect = QueuesFirst(parent, parent.connect)
-        RateLimits(parent)
+        RateLimits(parent, context.turns)
         BadMessages(parent)
 
     def start(self, parent: Any) -> None:
