@@ -62,7 +62,7 @@ class QueueConsumer(DeliveryHolder):
     ) -> None:
         super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name, payloads, turns)
         if turns is not None:
-            turns.attach(buffer, lambda: self.capacity.runnable)
+            turns.attach(buffer, slots)
         self._receive = receive
         self._buffer = buffer
         self._receivers = Receivers()

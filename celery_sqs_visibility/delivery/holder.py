@@ -169,10 +169,11 @@ class DeliveryHolder:
         if held:
             self._redeliveries.remove(delivery)
             self.set_aside.remove(delivery)
-            self._free_capacity(delivery)
-            self._released()
         if now:
             self._carry_out(delivery, settlement)
+        if held:  # not before: nothing that this wakes may keep the settlement from being sent
+            self._free_capacity(delivery)
+            self._released()
         return held
 
     def _free_capacity(self, delivery: Delivery) -> None:

@@ -62,10 +62,21 @@ LIKELY_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The pool's slots, and what Celery makes of them with `worker_prefetch_multiplier`."""
+    """The pool's slots, and what Celery makes of them with `worker_prefetch_multiplier`.
+
+    Celery adds each task that it holds in memory for its ETA to its prefetch count.
+    """
 
     number: int
     prefetch_count: int
+    waiting_for_eta: int = 0
+
+    @property
+    def runnable(self) -> int | None:
+        """Messages that Celery may have: for each slot one, and those that wait for an ETA; `None`: any."""
+        if self.prefetch_count <= 0:
+            return None
+        return (self.number or BATCH_ENTRIES) + self.waiting_for_eta
 
 
 class RecentRuns:

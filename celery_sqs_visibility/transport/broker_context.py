@@ -53,6 +53,7 @@ class BrokerContext:
         outgoing: sends messages of any size.
         payloads: where large payloads go; `None`: nowhere.
         slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
+        turns: those of the worker's queues, where they have an order or a most.
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
         attribute_names: the message attributes that tasks see.
         release_keys: releases the keys of exclusive tasks that run; a bootstep sets it where there are any.
@@ -81,7 +82,7 @@ class BrokerContext:
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self._redeliveries = RedeliveryIndex(options.longest_visibility_timeout)
         self.redrive = RedriveBook(self._finds_dead_letters)
-        self._turns = Turns(options.queue_order, options.for_queue) if options.has_turns else None
+        self.turns = Turns(options.queue_order, options.for_queue) if options.has_turns else None
         self.slots: Callable[[], Slots] | None = None
         self.worker_name = ""
         self.release_keys: Callable[[], None] | None = None
@@ -101,7 +102,7 @@ class BrokerContext:
             leases=lease_table(),
             worker_name=self.worker_name,
             payloads=self.payloads.objects if self.payloads else None,
-            turns=self._turns if for_worker else None,
+            turns=self.turns if for_worker else None,
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:

@@ -72,7 +72,7 @@ class Deliveries(_SQSStep):
                 key_leases.start()
                 context.release_keys = key_leases.release_all
         parent.connect = QueuesFirst(parent, parent.connect)
-        RateLimits(parent)
+        RateLimits(parent, context.turns)
         BadMessages(parent)
 
     def start(self, parent: Any) -> None:

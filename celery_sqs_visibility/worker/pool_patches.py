@@ -24,11 +24,14 @@ def slots_of(consumer: Any) -> Slots:
     (celery/worker/autoscale.py: `Autoscaler._maybe_scale`).
     """
     pool, autoscaler = consumer.pool, getattr(consumer.controller, "autoscaler", None)
-    # `num_processes` of greenlets was, until 5.7, the number that run.
-    number = pool.num_processes if pool.uses_semaphore else pool.limit
+    # `num_processes` of greenlets was, until 5.7, the number that run. A pool that has stopped has none: it
+    # asks billiard's, which is gone (celery/concurrency/prefork.py: `TaskPool.on_stop`).
+    number = getattr(pool, "num_processes", pool.limit) if pool.uses_semaphore else pool.limit
     if autoscaler is not None:
         number = max(number, autoscaler.max_concurrency)
-    return Slots(number, consumer.initial_prefetch_count)
+    prefetch_count, qos = consumer.initial_prefetch_count, consumer.qos  # `None` until it consumes
+    raised = 0 if qos is None else max(0, qos.value - prefetch_count)
+    return Slots(number, prefetch_count, raised)
 
 
 def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:

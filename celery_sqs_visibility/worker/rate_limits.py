@@ -7,7 +7,7 @@ prefetch count (celery/worker/consumer/consumer.py: `_limit_task`, `_limit_post_
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from celery.worker import state
@@ -15,6 +15,9 @@ from celery.worker import state
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.parking import park_for
 from celery_sqs_visibility.worker.request import DeliveryRequest
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.delivery.receive.turns import Turns
 
 #: Tasks that wait in a worker's memory beyond its prefetch count. With more, it asks for fewer messages.
 MOST_HELD: Final = 1000
@@ -31,10 +34,12 @@ class RateLimits:
 
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`.
+        turns: where its queues have turns.
     """
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: Any, turns: Turns | None = None) -> None:
         self._consumer = consumer
+        self._turns = turns
         self._limit_task = consumer._limit_task  # noqa: SLF001
         self._limit_post_eta = consumer._limit_post_eta  # noqa: SLF001
         self._move_to_pool = consumer._limit_move_to_pool  # noqa: SLF001
@@ -52,7 +57,7 @@ class RateLimits:
         turn = max(_turn(bucket, now), self._last_turn.get(bucket, 0.0) + 1 / bucket.fill_rate)
         if self._put_off(request, bucket, turn, now):
             return None
-        self._raise_prefetch(request, _turn(bucket, now) - now)
+        self._wait_without_slot(request, _turn(bucket, now) - now)
         return self._limit_task(request, bucket, tokens)
 
     def limit_post_eta(self, request: Any, bucket: Any, tokens: int) -> Any:
@@ -62,7 +67,7 @@ class RateLimits:
             self._consumer.qos.decrement_eventually()
             state.task_ready(request)  # Celery has it among its scheduled requests
             return None
-        self._raise_prefetch(request, _turn(bucket, now) - now)
+        self._wait_without_slot(request, _turn(bucket, now) - now)
         return self._limit_post_eta(request, bucket, tokens)
 
     def move_to_pool(self, request: Any) -> None:
@@ -70,23 +75,35 @@ class RateLimits:
         qos = self._waiting.pop(request, None)
         if qos is not None:
             qos.decrement_eventually()
+        elif self._turns is not None and getattr(request, "delivery", None) is not None:
+            self._turns.resume(request.delivery)
         self._move_to_pool(request)
 
-    def _raise_prefetch(self, request: Any, wait: float) -> None:
+    def _wait_without_slot(self, request: Any, wait: float) -> None:
+        """It goes to the bucket, where it needs no slot before its turn.
+
+        A raised prefetch count says so to whoever counts slots. Where it is not raised, messages that wait
+        here may have the slot.
+        """
+        raised = self._raise_prefetch(request, wait)
+        if not raised and self._turns is not None and getattr(request, "delivery", None) is not None:
+            self._turns.rest(request.delivery)
+
+    def _raise_prefetch(self, request: Any, wait: float) -> bool:
         """Celery's prefetch count is raised, as for an ETA: the task needs no slot before its turn.
 
         Not for a task whose turn is far away and that cannot wait in SQS (in a FIFO queue, or without the
         right to send): one worker would take a whole queue of them.
         """
-        qos = self._consumer.qos
+        qos, before = self._consumer.qos, self._consumer.qos.value
         timeout = getattr(request, "visibility_timeout", None)
         if timeout is not None and park_for(wait, timeout) is not None:
-            return
-        if len(self._waiting) < MOST_HELD:
-            before = qos.value
-            # Without a limit, or at `worker_eta_task_limit`, it does not rise.
-            if qos.increment_eventually() > before:
-                self._waiting[request] = qos
+            return False
+        # Without a limit, or at `worker_eta_task_limit`, it does not rise.
+        raised = len(self._waiting) < MOST_HELD and qos.increment_eventually() > before
+        if raised:
+            self._waiting[request] = qos
+        return raised
 
     def _put_off(self, request: Any, bucket: Any, turn: float, now: float) -> bool:
         """Have it wait in SQS, if its turn is far away; whether it does."""

@@ -57,6 +57,19 @@ def test_an_urgent_task_waits_for_one_run_of_a_busy_queue_at_the_most(make_site,
         assert queues.seconds_until_begun(key) < seconds + SLACK_SECONDS
 
 
+def test_a_warm_shutdown_of_a_full_worker_is_quiet_and_settles_what_ran(make_site):
+    queues = TwoQueues(make_site(), high={"weight": 8}, queue_order="strict")
+    worker = queues.start(concurrency=2)
+    queues.send(queues.low, "slow", range(4), 2)
+    queues.diary.wait_for("started", 2)
+    worker.terminate()
+    assert worker.wait_exit(30) == 0
+    assert "ERROR" not in worker.log
+    calls = queues.site.proxy.calls("DeleteMessageBatch")
+    deleted = [entry for call in calls for entry in call.request["Entries"]]
+    assert len(deleted) == 2
+
+
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_both_have_their_share_of_the_slots_however_many_wait(make_site, pool):
     queues = TwoQueues(make_site(), high={"weight": 3}, low={"weight": 1})

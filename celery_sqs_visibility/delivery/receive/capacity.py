@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 
 from celery_sqs_visibility.delivery.receive.reservations import AskedFor, Held, Reservation, Waiter
@@ -52,7 +52,6 @@ class ReceiveCapacity:
         self._recent_runs = RecentRuns()
         self._held = Held()
         self._fifo = Held()  # those of FIFO queues
-        self._of: defaultdict[str, Held] = defaultdict(Held)  # those of each queue
         self._queues = 0  # that poll or want to
         self._removed: set[str] = set()  # queues that poll no more, though a last poll may be in flight
         self._busy: set[str] = set()  # queues whose last poll brought something
@@ -71,14 +70,6 @@ class ReceiveCapacity:
             self._serve()
         if self._turns is not None:
             self._turns.wake()
-
-    @property
-    def runnable(self) -> int | None:
-        """Messages that Celery may have: for each slot one, and those that wait for an ETA; `None`: any."""
-        if self._slots is None or self._prefetch_count <= 0:
-            return None
-        slots = self._slots()
-        return (slots.number or BATCH_ENTRIES) + self._waiting_for_eta(slots)
 
     @property
     def held(self) -> int:
@@ -145,7 +136,8 @@ class ReceiveCapacity:
             self._held.messages += messages
             if fifo:
                 self._fifo.messages += messages
-            self._of[queue].messages += messages
+            if self._turns is not None:
+                self._turns.hold(queue, messages)
 
     def release(self, *, queue: str = "", began: float | None = None, fifo: bool = False) -> None:
         """A held message was settled; `began` is the monotonic instant at which its run did, if it ran."""
@@ -165,7 +157,8 @@ class ReceiveCapacity:
             self._held.runs.add(run)
             if fifo:
                 self._fifo.runs.add(run)
-            self._of[queue].runs.add(run)
+            if self._turns is not None:
+                self._turns.start_run(queue, run)
             self._serve()
 
     def end_run(self, run: object, began: float, *, queue: str = "") -> None:
@@ -173,7 +166,8 @@ class ReceiveCapacity:
         with self._lock:
             self._held.runs.discard(run)
             self._fifo.runs.discard(run)
-            self._of[queue].runs.discard(run)
+            if self._turns is not None:
+                self._turns.end_run(queue, run)
             self._note_run(began)
             self._serve()
 
@@ -266,7 +260,7 @@ class ReceiveCapacity:
 
     def _own(self, queue: str, turns: Turns) -> dict[str, int]:
         """What counts for a queue alone: how many it may still ask for, and what it has beside its runs."""
-        taken = self._of[queue].occupied + self._asked.of(queue)
+        taken = turns.held(queue) + self._asked.of(queue)
         most = turns.max_running(queue)
         own = {} if most is None else {"room": max(0, most - taken)}
         return own | ({"ahead": max(0, taken - turns.begun(queue))} if turns.overtakes(queue) else {})

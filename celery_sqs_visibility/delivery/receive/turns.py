@@ -7,12 +7,14 @@ until it can start.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from weakref import WeakSet, WeakValueDictionary
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
+from celery_sqs_visibility.delivery.receive.reservations import Held
+from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.queue_order import Order, QueueOrder
 
@@ -35,14 +37,23 @@ class Turns:
         # By queue and message id, which a superseding delivery shares. A run that nobody refers to any more
         # has no slot.
         self._begun: dict[str, WeakValueDictionary[tuple[str, str], Delivery]] = {}
+        # Those of them that wait for their rate limit, and do not run.
+        self._resting: WeakValueDictionary[tuple[str, str], Delivery] = WeakValueDictionary()
+        # Of each queue, by all consumers of the process: an earlier connection's runs count.
+        self._held: defaultdict[str, Held] = defaultdict(Held)
         self._buffers: WeakSet[Buffer] = WeakSet()
-        self._runnable: Callable[[], int | None] = lambda: None
+        self._slots: Callable[[], Slots] | None = None
 
-    def attach(self, buffer: Buffer, runnable: Callable[[], int | None]) -> None:
-        """Give turns to a buffer's messages, before any comes: `runnable()` at once; `None`: no limit."""
-        buffer.line_up(TurnLine(self))
-        self._buffers.add(buffer)
-        self._runnable = runnable
+    def attach(self, buffer: Buffer, slots: Callable[[], Slots] | None) -> None:
+        """Give turns to the messages of a connection's buffer, before any comes; `slots` are the process's.
+
+        Harmless if it is attached: all consuming channels of a connection share its buffer.
+        """
+        with self._lock:
+            self._slots = slots
+            if buffer not in self._buffers:
+                buffer.line_up(TurnLine(self))
+                self._buffers.add(buffer)
 
     def add_queue(self, queue: str) -> None:
         """It is consumed from now on."""
@@ -72,12 +83,48 @@ class Turns:
         with self._lock:
             of_queue = self._begun.get(delivery.queue.name)
             ended = None if of_queue is None else of_queue.pop(_key(delivery), None)
+            self._resting.pop(_key(delivery), None)
         if ended is not None:
             self.wake()
 
+    def rest(self, delivery: Delivery) -> None:
+        """Celery, which has it, holds it for its rate limit: it takes no slot, but counts for its queue."""
+        with self._lock:
+            of_queue = self._begun.get(delivery.queue.name)
+            if of_queue is not None and (begun := of_queue.get(_key(delivery))) is not None:
+                self._resting[_key(delivery)] = begun
+        self.wake()
+
+    def resume(self, delivery: Delivery) -> None:
+        """Its rate allows it to run; harmless if it did not rest."""
+        with self._lock:
+            self._resting.pop(_key(delivery), None)
+
+    def hold(self, queue: str, messages: int) -> None:
+        """So many more messages of the queue are held."""
+        with self._lock:
+            self._held[queue].messages += messages
+
+    def start_run(self, queue: str, run: object) -> None:
+        """A run goes on whose message was settled."""
+        with self._lock:
+            self._held[queue].runs.add(run)
+
+    def end_run(self, queue: str, run: object) -> None:
+        """It has ended."""
+        with self._lock:
+            self._held[queue].runs.discard(run)
+
+    def held(self, queue: str) -> int:
+        """How many of the queue's messages are held, or run."""
+        with self._lock:
+            return self._held[queue].occupied
+
     def wake(self) -> None:
         """There may be a slot: have buffers dispatch what may start now."""
-        for buffer in tuple(self._buffers):
+        with self._lock:
+            buffers = tuple(self._buffers)
+        for buffer in buffers:
             buffer.wake_if_ready()
 
     def replace_stuck(self, now: float) -> None:  # noqa: ARG002 - see `supervisor.Supervised`
@@ -104,10 +151,15 @@ class Turns:
         with self._lock:
             return self._order.overtakes(queue, self._queues)
 
+    def _runnable(self) -> int | None:
+        return None if self._slots is None else self._slots().runnable
+
     def _startable(self, waiting: Collection[str]) -> list[str]:
+        if not waiting:
+            return []
         alone = len(self._queues) <= 1
         limit = None if alone or self._order.order == "fair" else self._runnable()
-        if limit is not None and sum(map(len, self._begun.values())) >= limit:
+        if limit is not None and sum(map(len, self._begun.values())) - len(self._resting) >= limit:
             return []
         return [queue for queue in waiting if self._is_below_its_most(queue)]
 

@@ -49,6 +49,14 @@ def test_what_will_be_visible_comes_back_although_the_queue_sleeps(
     assert world.buffer.wait(SOON)
 
 
+def test_what_a_freed_slot_wakes_keeps_no_settlement_from_being_sent(world, queue, events, monkeypatch):
+    (one,) = world.deliveries(queue, "a")
+    monkeypatch.setattr(world.consumer.capacity, "release", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        one.settle(Delete())
+    events.wait(Deleted)
+
+
 def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, queue, events):
     (one,) = world.deliveries(queue, "a")
     one.deadline = world.clock.monotonic() + 11 * 3600 + TIMEOUT  # after eleven hours of heartbeats

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from celery.concurrency.prefork import TaskPool
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+from kombu.common import QoS
 from support.factories import exc_info
 
 from celery_sqs_visibility.delivery.settlements import Release
@@ -144,9 +146,21 @@ def test_a_pool_runs_as_much_as_it_may(processes, autoscaler, number):
     # Of greenlets `num_processes` was, before Celery 5.7, how many run.
     pool = SimpleNamespace(uses_semaphore=processes, num_processes=2, limit=3)
     consumer = SimpleNamespace(
-        pool=pool, controller=SimpleNamespace(autoscaler=autoscaler), initial_prefetch_count=8
+        pool=pool, controller=SimpleNamespace(autoscaler=autoscaler), initial_prefetch_count=8, qos=None
     )
     assert slots_of(consumer) == Slots(number, 8)
+    consumer.qos = QoS(print, 8)
+    consumer.qos.increment_eventually(2)
+    assert slots_of(consumer) == Slots(number, 8, waiting_for_eta=2)
+
+
+def test_a_pool_that_has_stopped_has_as_many_slots_as_before():
+    pool = TaskPool(3)
+    pool.on_stop()
+    consumer = SimpleNamespace(
+        pool=pool, controller=SimpleNamespace(autoscaler=None), initial_prefetch_count=8, qos=None
+    )
+    assert slots_of(consumer) == Slots(3, 8)
 
 
 class Asked(DeliveryRequest):

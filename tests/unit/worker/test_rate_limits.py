@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from kombu.common import QoS
@@ -23,13 +24,13 @@ MARGIN = 5.0  # seconds that a slow machine may take
 class Asked(DeliveryRequest):
     """A request without a message."""
 
-    delivery = object()
     visibility_timeout = TIMEOUT
     may = True
     id = "an id"
 
     def __init__(self):
         self.eta_given = None
+        self.delivery = object()
 
     def put_off(self, eta):
         if self.may:
@@ -69,12 +70,13 @@ class Consumer:
 def make():
     def make(**limit):
         consumer = Consumer(**limit)
-        RateLimits(consumer)
+        resting = make.resting
+        RateLimits(consumer, SimpleNamespace(rest=resting.append, resume=resting.remove))
         original = consumer._limit_task
         return consumer, lambda request: original(request, bucket, 1) or request
 
     bucket = TokenBucket(RATE)
-    make.bucket = bucket
+    make.bucket, make.resting = bucket, []
     return make
 
 
@@ -133,6 +135,15 @@ def test_who_cannot_wait_in_sqs_is_held_and_makes_no_room_for_more_where_its_tur
         arrive(Stuck())
     assert len(make.bucket.contents) == 5
     assert consumer.qos.value == SLOTS + 3
+
+
+def test_who_makes_no_room_has_no_slot_either_until_its_turn(make):
+    consumer, arrive = make()
+    requests = [arrive(Stuck()) for _ in range(6)]
+    assert make.resting == [request.delivery for request in requests[4:]], "but those of a raised count"
+    for request in requests[3:5]:
+        consumer._limit_move_to_pool(request)
+    assert make.resting == [requests[5].delivery]
 
 
 def test_there_is_a_limit_to_who_is_put_off(make, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import select
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -29,12 +30,17 @@ class World:
         self.options = Options.parse({"queues": queues, "queue_order": order})
         self.turns = Turns(order, self.options.for_queue)
         self.of_pool = Slots(slots, slots if prefetch_count is None else prefetch_count)
+        self.requests = []  # as Celery keeps them
+        self.names_of_queues = names
+        self.connect()
+
+    def connect(self):
+        """As at the start, or anew."""
         self.capacity = ReceiveCapacity(0.0, self.clock, lambda: self.of_pool, self.turns)
         self.capacity.prefetch_count = self.of_pool.prefetch_count
         self.buffer = Buffer()
-        self.requests = []  # as Celery keeps them
-        self.turns.attach(self.buffer, lambda: self.capacity.runnable)
-        for name in names:
+        self.turns.attach(self.buffer, lambda: self.of_pool)
+        for name in self.names_of_queues:
             self.capacity.add_queue()
             self.turns.add_queue(name)
 
@@ -111,8 +117,38 @@ def test_an_eta_takes_no_slot_and_without_a_limit_there_is_no_order(prefetch_cou
     world = World(slots=2, prefetch_count=prefetch_count)
     world.arrive("low", 3)
     assert len(world.handed()) == (2 if prefetch_count else 3)
-    world.capacity.prefetch_count += bool(prefetch_count)  # as Celery does for a task with an ETA
+    world.of_pool = replace(world.of_pool, waiting_for_eta=1)
     assert len(world.handed()) == (1 if prefetch_count else 0)
+
+
+def test_another_channel_of_the_connection_leaves_what_waits_where_it_is():
+    world = World(slots=1)
+    first, second = world.arrive("low", 2)
+    world.turns.attach(world.buffer, lambda: world.of_pool)
+    assert world.handed() == [first]
+    world.end(first)
+    assert world.handed() == [second]
+
+
+def test_another_connection_shares_the_slots():
+    world = World(slots=1)
+    (first,) = world.arrive("low")
+    world.handed()
+    world.connect()
+    second, _ = world.arrive("low", 2)
+    assert world.handed() == []
+    world.end(first)
+    assert world.awake
+    assert world.handed() == [second]
+
+
+def test_where_nothing_waits_nobody_asks_for_slots():
+    world = World()
+    (low,) = world.arrive("low")
+    world.handed()
+    world.turns.attach(world.buffer, lambda: 1 / 0)  # as where the pool has gone
+    world.end(low)
+    world.turns.replace_stuck(0.0)
 
 
 def test_a_queue_alone_needs_no_turns():
@@ -170,6 +206,38 @@ def test_a_queue_at_its_most_is_asked_for_nothing_and_keeps_no_other_from_being_
     assert waiter.reservation is None
     world.capacity.expect("low")
     assert waiter.reservation is None
+
+
+@pytest.mark.parametrize(("max_running", "asked"), [(None, [1, 0]), (3, [1, 0]), (2, [0, 0])])
+def test_what_runs_since_an_earlier_connection_counts_for_its_queue(max_running, asked):
+    world = World(slots=2, high={"max_running": max_running} if max_running else {})
+    earlier, capacity = world.arrive("high", 2), world.capacity
+    world.handed()
+    world.connect()
+    world.capacity.hold(2, queue="low")
+    assert [world.asked("high") for _ in range(2)] == asked
+    for delivery in earlier:
+        capacity.release(queue="high")
+        world.turns.end(delivery)
+    assert world.asked("high") == (0 if max_running != 2 else 1)
+
+
+def test_a_task_that_waits_for_its_rate_has_no_slot_until_its_turn():
+    world = World(slots=2, low={"max_running": 3})
+    lows = world.arrive("low", 5)
+    assert world.handed() == lows[:2]
+    for delivery in lows[:2]:
+        world.turns.rest(delivery)
+    assert world.awake
+    assert world.handed() == [lows[2]], "it runs for the queue's own limit"
+    assert len(world.arrive("high", 2)) == 2
+    assert world.names() == ["high"]
+    world.turns.resume(lows[0])
+    world.end(lows[2])
+    assert world.names() == []
+    world.end(lows[1])  # revoked while it rested
+    world.end(lows[0])
+    assert world.names() == ["high"]
 
 
 def test_the_next_message_is_asked_for_as_soon_as_one_that_waited_goes_to_celery():
