@@ -18,6 +18,7 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decod
 from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
+from celery_sqs_visibility.policy.payload_pointers import SIZE_ATTRIBUTES
 from celery_sqs_visibility.transport.aws_events import contents, events_of, is_s3_test
 from celery_sqs_visibility.transport.codec import (
     OWN_BODY,
@@ -140,10 +141,11 @@ def _payload(run: Run, task_id: str, queue: Queue) -> dict[str, Any]:
 
 def _copy(run: Run, index: int, queue: Queue, message: ReceivedMessage) -> OutgoingMessage:
     """A message for one run of several."""
-    task_id = task_id_for(message["MessageId"], index)
+    task_id, attributes = task_id_for(message["MessageId"], index), message.get("MessageAttributes", {})
     return OutgoingMessage(
         body=encode_payload(_payload(run, task_id, queue)),
-        attributes=message.get("MessageAttributes", {}),
+        # It has its payload in its body: the message that was split may be a pointer.
+        attributes={name: value for name, value in attributes.items() if name not in SIZE_ATTRIBUTES},
         group_id=message.get("Attributes", {}).get("MessageGroupId"),
         deduplication_id=task_id if queue.fifo else None,
     )

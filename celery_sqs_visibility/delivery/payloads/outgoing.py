@@ -42,18 +42,21 @@ class OutgoingMessages:
 
     Any thread: requests to S3 are made in the one that sends. Each attempt makes an object of its own, since
     the message of an attempt without an answer may be at SQS.
+
+    Attributes:
+        store: where payloads go.
     """
 
     def __init__(self, store: PayloadStore | None = None) -> None:
-        self._store = store
+        self.store = store
         # Queue URL to its MaximumMessageSize, where SQS has told one. Each access is atomic: no lock.
         self._limits: dict[str, int] = {}
 
     def offloads(self, queue: Queue, size: int) -> bool:
         """Whether the payload of a message of that many bytes, attributes included, goes to S3."""
-        if self._store is None:
+        if self.store is None:
             return False
-        return size > min(self._store.threshold, self._limits.get(queue.url, MESSAGE_BYTES))
+        return size > min(self.store.threshold, self._limits.get(queue.url, MESSAGE_BYTES))
 
     def send(self, queue: Queue, message: OutgoingMessage) -> None:
         """Send one message.
@@ -73,7 +76,7 @@ class OutgoingMessages:
         except SQSError as error:
             if (limit := self._learned(queue, error)) is None:
                 raise
-            if self._store is None:
+            if self.store is None:
                 raise too_large(queue.name, size, limit) from error
             self._send_pointer(queue, message, size)
 
@@ -98,7 +101,7 @@ class OutgoingMessages:
         """Take out those that S3 may have; the others get the error that says what to do."""
         limits = {position: self._learned(queue, error) for position, error in failed.items()}
         told = {position: limit for position, limit in limits.items() if limit is not None}
-        if self._store is None:
+        if self.store is None:
             failed |= {
                 position: too_large(queue.name, sizes[position], limit) for position, limit in told.items()
             }
@@ -115,11 +118,11 @@ class OutgoingMessages:
 
     def _send_pointer(self, queue: Queue, message: OutgoingMessage, size: int) -> None:
         """Put the body into S3, then send the pointer to it."""
-        assert self._store is not None  # noqa: S101 - `offloads` said so
+        assert self.store is not None  # noqa: S101 - `offloads` said so
         content = message.body.encode("utf-8", "surrogatepass")
         if len(content) > PAYLOAD_BYTES:
             raise payload_too_large(queue.name, size)
-        objects, key = self._store.objects, f"{self._store.prefix}{uuid.uuid4()}"
+        objects, key = self.store.objects, f"{self.store.prefix}{uuid.uuid4()}"
         pointer = replace(
             message,
             body=pointer_body(objects.bucket, key),

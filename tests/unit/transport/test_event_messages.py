@@ -15,6 +15,7 @@ from celery_sqs_visibility import task_id_for
 from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
+from celery_sqs_visibility.policy.payload_pointers import size_attribute
 from celery_sqs_visibility.transport.codec import OWN_BODY, decode_message, encode_payload
 from celery_sqs_visibility.transport.event_messages import EventMessages
 
@@ -104,6 +105,14 @@ def test_several_records_become_messages_of_their_own(queue):
         ("group", each) for each in ids
     ]
     assert decode(body, queue=queue, MessageGroupId="group") == split
+
+
+def test_the_messages_of_records_that_came_from_s3_are_no_pointers():
+    colour = {"DataType": "String", "StringValue": "red"}
+    message = received(s3_notification(CREATED, CREATED))
+    message["MessageAttributes"] = {"colour": colour, **size_attribute(7)}
+    split = EventMessages(ROUTES).decode(QUEUE, message)
+    assert [copy.attributes for copy in split.copies] == [{"colour": colour}] * 2
 
 
 @pytest.mark.parametrize(
