@@ -36,8 +36,6 @@ class SetAside:
 
     def remove(self, delivery: Delivery) -> None:
         """It takes capacity again, though there may be none left; harmless if it does already."""
-        if not self._deliveries:  # asked at each settlement
-            return
         with self._lock:
             if delivery not in self._deliveries:
                 return
