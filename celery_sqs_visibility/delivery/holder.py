@@ -238,8 +238,9 @@ class DeliveryHolder:
 
     def _remove_payload(self, delivery: Delivery) -> None:
         """SQS has deleted the message; but one that was lost may be there still, under a newer handle."""
-        if self._removals is not None and delivery.pointer is not None and not delivery.lost:
-            self._removals.submit(delivery.pointer.key)
+        pointer, store = delivery.pointer, self._outgoing.store
+        if self._removals and store and pointer and store.owns(pointer.key) and not delivery.lost:
+            self._removals.submit(pointer.key)
 
     def _send_copy(self, delivery: Delivery, copy: DeadLetter | Renew | Split) -> None:
         """Send the copy, and submit what follows. A settler's thread."""

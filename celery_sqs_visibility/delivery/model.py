@@ -113,7 +113,7 @@ class Delivery(_WeaklyReferenced):
     holder: Holder
     #: The sender's, in SQS's own shape.
     message_attributes: Mapping[str, Any] = field(default_factory=dict)
-    #: Where its payload is, if that is in S3. Removed when the message is deleted, unless a copy needs it.
+    #: Where its payload is, if that is in S3. One of ours goes with the message, unless a copy needs it.
     pointer: PayloadPointer | None = None
     #: The instant beyond which SQS refuses to extend it.
     horizon: float = field(init=False)

@@ -42,7 +42,7 @@ class FetchedMessages:
     ) -> None:
         self._options_of = options_of
         self._clock = clock
-        self._objects = payloads.objects if payloads else None
+        self._payloads = payloads
         # Guards _fetched. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
         self._fetched: dict[str, FetchedMessage] = {}  # by handle
@@ -56,11 +56,11 @@ class FetchedMessages:
         Raises:
             UnreadableError: there is no such payload.
         """
-        bucket = self._objects.bucket if self._objects else None
+        bucket = self._payloads.objects.bucket if self._payloads else None
         pointer = pointer_in(message["Body"], message.get("MessageAttributes", {}), bucket)
-        if pointer is None or self._objects is None:
+        if pointer is None or self._payloads is None:
             return None, message
-        return pointer, {**message, "Body": fetch(self._objects, pointer)}
+        return pointer, {**message, "Body": fetch(self._payloads.objects, pointer)}
 
     def add(self, handle: str, queue: Queue, called: float, pointer: PayloadPointer | None = None) -> None:
         """A receive that began at that monotonic instant brought the message of this handle."""
@@ -112,12 +112,15 @@ class FetchedMessages:
 
     def _delete(self, handle: str, message: FetchedMessage) -> None:
         _raise_failure(message.queue.sqs.delete(message.queue.url, [handle]))
-        if message.pointer is None or self._objects is None or message.deadline <= self._clock.monotonic():
-            return  # after its deadline the message may be there still
+        pointer, payloads = message.pointer, self._payloads
+        if pointer is None or payloads is None or not payloads.owns(pointer.key):
+            return
+        if message.deadline <= self._clock.monotonic():
+            return  # the message may be there still
         try:
-            _raise_failure(self._objects.delete([message.pointer.key]))
+            _raise_failure(payloads.objects.delete([pointer.key]))
         except SQSError as error:
-            logger.warning("the payload %s of a deleted message stays in S3: %s", message.pointer, error)
+            logger.warning("the payload %s of a deleted message stays in S3: %s", pointer, error)
 
     def _take(self, handle: str) -> FetchedMessage | None:
         if not self._fetched:  # asked for each message of a consumer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -19,7 +18,7 @@ from celery_sqs_visibility.policy.message_limits import (
     payload_too_large,
     too_large,
 )
-from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
+from celery_sqs_visibility.policy.payload_pointers import is_own_key, new_key, pointer_body, size_attribute
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
@@ -35,6 +34,10 @@ class PayloadStore:
     objects: ObjectStore
     threshold: int = MESSAGE_BYTES
     prefix: str = ""
+
+    def owns(self, key: str) -> bool:
+        """Whether the object is one message's alone, and goes with it."""
+        return is_own_key(key, self.prefix)
 
 
 class OutgoingMessages:
@@ -122,7 +125,7 @@ class OutgoingMessages:
         content = message.body.encode("utf-8", "surrogatepass")
         if len(content) > PAYLOAD_BYTES:
             raise payload_too_large(queue.name, size)
-        objects, key = self.store.objects, f"{self.store.prefix}{uuid.uuid4()}"
+        objects, key = self.store.objects, new_key(self.store.prefix)
         pointer = replace(
             message,
             body=pointer_body(objects.bucket, key),

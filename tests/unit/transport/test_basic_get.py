@@ -128,6 +128,12 @@ def test_a_payload_in_s3_comes_with_its_message_and_goes_with_it(large, store, e
     assert len(store.objects) == left
 
 
+def test_a_payload_of_another_producer_stays_since_others_may_need_it(site, large, store, monkeypatch):
+    monkeypatch.setattr(PayloadStore, "owns", lambda _store, _key: False)
+    large.get().ack()
+    assert (site.counts(), len(store.objects)) == ((0, 0, 0), 1)
+
+
 def test_a_payload_that_cannot_be_removed_is_logged_and_the_message_is_gone(site, large, store, caplog):
     store.fail_next("DeleteObjects", AccessDeniedError("not allowed"))
     large.get().ack()

@@ -17,8 +17,9 @@ from celery_sqs_visibility.delivery.payloads.fetches import LAST_RECEIVE_SECONDS
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
-from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
+from celery_sqs_visibility.policy.payload_pointers import new_key, pointer_body, size_attribute
 
+KEY = new_key("")
 DOWN = UnavailableError("no answer from S3")
 
 
@@ -47,7 +48,7 @@ def world(make, store):
     store.gate.set()
 
 
-def send(queue, store, body="a task", key="k", bucket=None):
+def send(queue, store, body="a task", key=KEY, bucket=None):
     """Send a message whose payload is in S3, unless `body` is `None`."""
     if body is not None:
         store.objects[key] = body if isinstance(body, bytes) else body.encode()
@@ -87,11 +88,19 @@ def test_a_payload_is_removed_after_its_message_and_not_before(world, queue, sto
     assert (store.objects, left(queue)) == ({}, 0)
 
 
+def test_a_payload_of_another_producer_stays_since_others_may_need_it(world, queue, store):
+    send(queue, store, key="6ff6efbf-7c5d-4d0b-9f5b-2f6c1a2b3c4d")
+    (delivery,) = world.deliveries(queue)
+    delivery.settle(Delete())
+    flushed(world)
+    assert (len(store.objects), left(queue)) == (1, 0)
+
+
 @pytest.mark.parametrize("settlement", [Hide(5), Lapse(), Release(), Park(5)], ids=repr)
 def test_a_message_that_comes_back_keeps_its_payload(world, queue, store, settlement):
     held(world, queue, store).settle(settlement)
     flushed(world)
-    assert (list(store.objects), left(queue)) == (["k"], 1)
+    assert (list(store.objects), left(queue)) == ([KEY], 1)
 
 
 def test_a_lost_message_keeps_its_payload_for_whoever_has_it(world, queue, store):
@@ -99,7 +108,7 @@ def test_a_lost_message_keeps_its_payload_for_whoever_has_it(world, queue, store
     world.clock.advance(TIMEOUT + 1)
     delivery.settle(Delete())
     flushed(world)
-    assert list(store.objects) == ["k"]
+    assert list(store.objects) == [KEY]
 
 
 def test_a_dead_letter_has_the_pointer_and_the_payload_stays(world, redriven, dead_letters, store):
@@ -110,14 +119,14 @@ def test_a_dead_letter_has_the_pointer_and_the_payload_stays(world, redriven, de
     (letter,) = world.sqs.receive(dead_letters.url, 10, 0, factories.EVERYTHING)
     assert letter["Body"] == pointer
     assert {"ExtendedPayloadSize", "reason"} <= letter["MessageAttributes"].keys()
-    assert (list(store.objects), left(redriven)) == (["k"], 0)
+    assert (list(store.objects), left(redriven)) == ([KEY], 0)
 
 
 def test_a_renewed_message_leaves_its_payload_to_its_copy(world, queue, store):
     delivery = held(world, queue, store)
     delivery.settle(Renew(OutgoingMessage(delivery.pointer.body, delivery.message_attributes), {}, None))
     flushed(world)
-    assert (list(store.objects), left(queue)) == (["k"], 1)
+    assert (list(store.objects), left(queue)) == ([KEY], 1)
 
 
 def test_a_finished_message_that_comes_back_does_not_take_the_payload_with_it(world, queue, store):
@@ -126,7 +135,7 @@ def test_a_finished_message_that_comes_back_does_not_take_the_payload_with_it(wo
     delivery.settle(Lapse())
     world.come_back(queue)
     flushed(world)
-    assert (list(store.objects), left(queue)) == (["k"], 0)
+    assert (list(store.objects), left(queue)) == ([KEY], 0)
 
 
 def test_a_slow_payload_keeps_no_other_message_waiting_and_its_own_is_extended(world, queue, store):
@@ -148,14 +157,14 @@ def test_the_task_is_known_once_the_payload_is_and_a_far_eta_waits_in_sqs(world,
     (parked,) = events.wait(kinds.Parked)
     assert parked.seconds > TIMEOUT
     flushed(world)
-    assert list(store.objects) == ["k"]
+    assert list(store.objects) == [KEY]
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (None, "its payload s3://payloads/k is gone: deleted, or expired by a lifecycle rule"),
-        (b"\xff", "its payload s3://payloads/k is no text"),
+        (None, f"its payload s3://payloads/{KEY} is gone: deleted, or expired by a lifecycle rule"),
+        (b"\xff", f"its payload s3://payloads/{KEY} is no text"),
         (b"x" * (PAYLOAD_BYTES + 1), "its payload is larger than 67,108,864 bytes"),
         ("unreadable", "nobody can read it"),
     ],
@@ -177,7 +186,7 @@ def test_another_bucket_is_neither_read_nor_emptied(world, redriven, dead_letter
     pointer = send(redriven, store, bucket="secrets")
     world.consume(redriven)
     (letter,) = events.wait(kinds.DeadLettered)
-    assert "in s3://secrets/k, and only that of payload_bucket is read" in letter.reason
+    assert f"in s3://secrets/{KEY}, and only that of payload_bucket is read" in letter.reason
     flushed(world)
     assert (world.visible(dead_letters), store.calls) == ([pointer], [])
 
@@ -208,7 +217,7 @@ def test_a_payload_that_cannot_be_had_for_a_while_has_its_message_come_back(
     assert "a payload could not be fetched from S3, so its message comes back (queue=q" in caplog.text
     assert world.held() == 0
     flushed(world)
-    assert (list(store.objects), counts(queue)) == (["k"], (0, 1))
+    assert (list(store.objects), counts(queue)) == ([KEY], (0, 1))
 
 
 def test_before_sqs_would_move_it_an_operator_has_an_hour(world, dead_letters, store, events):
