@@ -81,8 +81,9 @@ class Arrivals:
     ) -> list[BufferedMessage]:
         """The payload of a message that is held has come from S3. A thread of `Fetches`."""
         if isinstance(content, DecodedMessage):
-            delivery.facts = replace(delivery.facts, task=content.task, task_id=content.task_id)
-            delivery.parks = self._holder.parking.parks_so_far(delivery, content)
+            for each in delivery.generations():
+                each.facts = replace(each.facts, task=content.task, task_id=content.task_id)
+                each.parks = self._holder.parking.parks_so_far(each, content)
         elif isinstance(content, Split):
             content = replace(content, body=message["Body"])  # its dead letter keeps the payload in S3
         one = self._sort_new(delivery, content, message, self._dispatch(delivery.queue))

@@ -142,9 +142,7 @@ class DeliveryHolder:
         if not self.ledger.supersede(delivery, superseded_by):
             return False
         self.set_aside.remove(delivery)
-        superseded_by.parks = max(
-            superseded_by.parks, delivery.parks
-        )  # of a payload in S3, nobody looks again
+        superseded_by.take_after(delivery)
         self.capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
         self._released()
         if wanted := superseded_by.current.requested_deadline:  # its task still waits for that

@@ -81,6 +81,7 @@ class Fetches(Generic[Content]):
         objects: the bucket.
         decode: makes the content of a message with its payload in its body.
         wanted: whether a message is still held.
+        has_place: whether the worker has place for a message with its payload.
         wait: called with a message that is held, and has to wait for the next try.
         fetched: takes the content of a message that is held, in a thread of this.
         clock: the monotonic clock.
@@ -91,6 +92,7 @@ class Fetches(Generic[Content]):
         objects: ObjectStore,
         decode: Callable[[Queue, ReceivedMessage], Content | UnreadableError],
         wanted: Callable[[Delivery], bool],
+        has_place: Callable[[Delivery], bool],
         wait: Callable[[Delivery], None],
         fetched: Callable[[Delivery, Content | UnreadableError, ReceivedMessage], None],
         clock: Clock,
@@ -98,6 +100,7 @@ class Fetches(Generic[Content]):
         self._objects = objects
         self._decode = decode
         self._wanted = wanted
+        self._has_place = has_place
         self._wait = wait
         self._fetched = fetched
         self._clock = clock
@@ -133,7 +136,7 @@ class Fetches(Generic[Content]):
 
     def send(self, batch: Fetch[Content], _since: float) -> BatchResult:
         """See `batch_threads.Work`."""
-        if self._wanted(batch.delivery):
+        if self._wanted(batch.delivery) and self._has_place(batch.delivery):
             try:
                 body = fetch(self._objects, batch.pointer)
                 batch.content = self._decode(batch.delivery.queue, {**batch.message, "Body": body})
@@ -143,7 +146,7 @@ class Fetches(Generic[Content]):
 
     def conclude(self, batch: Fetch[Content], since: float, failed: Mapping[int, SQSError]) -> None:
         """See `batch_threads.Work`."""
-        if not failed:
+        if batch.content is not None:
             self._outage.success(since)
         if not self._wanted(batch.delivery):
             return
@@ -151,6 +154,10 @@ class Fetches(Generic[Content]):
             self._try_again(batch, failed[0])
         elif batch.content is not None:
             self._fetched(batch.delivery, batch.content, batch.message)
+        else:  # S3 was not asked, since there is no place: that counts as no failure
+            now = self._clock.monotonic()
+            batch.until = now + TRY_SECONDS
+            self._enqueue(now + pause(batch.failures), batch)
 
     def _try_again(self, one: Fetch[Content], error: SQSError) -> None:
         """Later, or never: then the message comes back, at the end of its receives as late as an operator."""

@@ -14,6 +14,7 @@ from celery_sqs_visibility import events as kinds
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.payloads.fetches import LAST_RECEIVE_SECONDS, TRY_SECONDS
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
@@ -245,6 +246,27 @@ def test_a_payload_comes_when_s3_is_back_and_meanwhile_others_have_its_messages_
     assert "can fetch payloads again after 2 s" in caplog.text
 
 
+def test_after_an_outage_no_more_payloads_are_fetched_than_the_worker_has_place_for(make, store):
+    world = make(payloads=store, payload_bucket=store.bucket)
+    queue = world.queue()
+    world.consumer.capacity.prefetch_count = 2
+    world.consumer._batch_threads.remove(threads := fetches(world))
+    store.fail_next("GetObject", *[DOWN] * 5)
+    for _ in range(5):
+        send(queue, store, key=new_key(""))
+    world.consume(queue)
+    wait_until(lambda: (work_off(threads), len(store.calls) == 5)[1], SOON, "all to wait for S3")
+    assert (world.consumer.capacity.held, len(world.consumer.ledger)) == (0, 5)
+    world.clock.advance(2)
+    work_off(threads)
+    assert len(world.buffer) == 3  # one beyond the two that it may hold
+    world.hand_over()
+    world.delivery(world.handed[0]).settle(Delete())
+    world.clock.advance(2)
+    work_off(threads)
+    assert len(world.buffer) == 1
+
+
 def test_what_is_given_back_meanwhile_is_not_handed_over(world, queue, store):
     store.gate.clear()
     send(queue, store)
@@ -270,6 +292,26 @@ def test_a_message_that_comes_back_during_its_fetch_is_fetched_and_run_once(worl
     handed[0].settle(Delete())
     flushed(world)
     assert (store.objects, left(queue), again.facts.receive_count) == ({}, 0, 2)
+
+
+@pytest.mark.parametrize("during", [True, False], ids=["during its fetch", "after it"])
+def test_a_message_that_comes_back_knows_its_task_and_its_parks_by_the_payload(
+    world, queue, store, monkeypatch, during
+):
+    monkeypatch.setattr(world.consumer.parking, "parks_so_far", lambda _delivery, _content: 3)
+    content = DecodedMessage({"handle": "h", "body": "a task"}, "proj.add", "id")
+    monkeypatch.setattr(world.consumer._arrivals._decoder, "_open", lambda _queue, _message: content)
+    if during:
+        store.gate.clear()
+    send(queue, store)
+    world.consume(queue)
+    wait_until(lambda: world.held() == 1, SOON, "the message")
+    if not during:
+        wait_until(lambda: len(world.buffer), SOON, "the payload")
+    (again,) = world.come_back(queue)
+    store.gate.set()
+    wait_until(lambda: len(world.buffer), SOON, "the payload")
+    assert (again.parks, again.facts.task, again.facts.task_id) == (3, "proj.add", "id")
 
 
 def test_a_message_that_comes_back_while_it_is_held_is_not_fetched_again_and_keeps_its_parks(

@@ -71,6 +71,18 @@ def test_a_settlement_in_the_middle_takes_the_capacity_back_once():
     assert world.counts() == (0, 0)
 
 
+def test_what_is_set_aside_has_place_again_unless_more_is_held_than_may_be():
+    world = World("q")
+    world.capacity.prefetch_count = 2
+    aside, other = world.delivery("a"), world.delivery("b")
+    world.set_aside.add(aside)
+    world.capacity.hold(1)
+    assert world.set_aside.has_place(aside)
+    world.capacity.hold(1)
+    assert not world.set_aside.has_place(aside)
+    assert world.set_aside.has_place(other)
+
+
 def test_only_so_many_are_set_aside(monkeypatch):
     monkeypatch.setattr(module, "MOST_SET_ASIDE", 2)
     world = World("q")
