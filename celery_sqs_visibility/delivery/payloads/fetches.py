@@ -40,15 +40,15 @@ NOT_FETCHED: Final = "a payload could not be fetched from S3, so its message com
 Content = TypeVar("Content")
 
 
-def fetch(objects: ObjectStore, pointer: PayloadPointer) -> str:
-    """The body that the message would have without S3. The caller's thread waits.
+def fetch(objects: ObjectStore, pointer: PayloadPointer, progress: Callable[[], None]) -> str:
+    """The body that the message would have without S3. The caller's thread waits, and calls `progress`.
 
     Raises:
         UnreadableError: there is no such object, or it is no text, or too large.
         SQSError: try again, or grant a right.
     """
     try:
-        return objects.get(pointer.key, PAYLOAD_BYTES).decode()
+        return objects.get(pointer.key, PAYLOAD_BYTES, progress).decode()
     except ObjectDoesNotExistError:
         raise UnreadableError(
             f"its payload {pointer} is gone: deleted, or expired by a lifecycle rule"
@@ -138,7 +138,7 @@ class Fetches(Generic[Content]):
         """See `batch_threads.Work`."""
         if self._wanted(batch.delivery) and self._has_place(batch.delivery):
             try:
-                body = fetch(self._objects, batch.pointer)
+                body = fetch(self._objects, batch.pointer, self.batch_threads.progress)
                 batch.content = self._decode(batch.delivery.queue, {**batch.message, "Body": body})
             except UnreadableError as error:
                 batch.content = error

@@ -32,9 +32,9 @@ class GatedStore(FakeObjectStore):
         self.gate = threading.Event()
         self.gate.set()
 
-    def get(self, key, most):
+    def get(self, key, most, progress):
         assert self.gate.wait(SOON)
-        return super().get(key, most)
+        return super().get(key, most, progress)
 
 
 @pytest.fixture
