@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
-from celery_sqs_visibility.aws.object_store import ObjectStore
+from celery_sqs_visibility.aws.object_store import ObjectStore, no_op
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.errors import ObjectDoesNotExistError, SQSError, TooLargeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 class FakeObjectStore(ObjectStore):
@@ -41,7 +41,7 @@ class FakeObjectStore(ObjectStore):
         self._call("PutObject")
         self.objects[key] = content
 
-    def get(self, key: str, most: int) -> bytes:
+    def get(self, key: str, most: int, progress: Callable[[], None] = no_op) -> bytes:
         """See `ObjectStore`."""
         self._call("GetObject")
         content = self.objects.get(key)
@@ -50,6 +50,7 @@ class FakeObjectStore(ObjectStore):
             raise ObjectDoesNotExistError(sentence, code="NoSuchKey", action="GetObject")
         if len(content) > most:
             raise TooLargeError(f"s3://{self._bucket}/{key} has {len(content):,} bytes")
+        progress()
         return content
 
     def delete(self, keys: Sequence[str]) -> BatchResult:

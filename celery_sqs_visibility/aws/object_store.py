@@ -27,9 +27,13 @@ T = TypeVar("T")
 #: Objects in one DeleteObjects (API_DeleteObjects).
 DELETED_OBJECTS: Final = 1000
 
-#: One object is read for this long, however slowly it comes, and in parts of this size.
-LONGEST_READ_SECONDS: Final = 15.0
-PART_BYTES: Final = 1024 * 1024
+#: An object is read in parts of this size, for as long as each part comes within this time.
+PART_BYTES: Final = 256 * 1024
+LONGEST_PART_SECONDS: Final = 15.0
+
+
+def no_op() -> None:
+    """Nobody wants to know of progress."""
 
 
 class ObjectStore(Protocol):
@@ -44,8 +48,8 @@ class ObjectStore(Protocol):
         """PutObject."""
         ...
 
-    def get(self, key: str, most: int) -> bytes:
-        """GetObject.
+    def get(self, key: str, most: int, progress: Callable[[], None] = no_op) -> bytes:
+        """GetObject. After each part of the object `progress` is called, which may raise an `SQSError`.
 
         Raises:
             TooLargeError: it has more than `most` bytes.
@@ -77,7 +81,7 @@ class S3ObjectStore(ObjectStore):
         """See `ObjectStore`."""
         self._call("PutObject", lambda s3: s3.put_object(Bucket=self._bucket, Key=key, Body=content))
 
-    def get(self, key: str, most: int) -> bytes:
+    def get(self, key: str, most: int, progress: Callable[[], None] = no_op) -> bytes:
         """See `ObjectStore`."""
 
         def get(s3: S3Client) -> bytes:
@@ -85,7 +89,7 @@ class S3ObjectStore(ObjectStore):
             if answer["ContentLength"] > most:
                 answer["Body"].close()
                 raise TooLargeError(f"s3://{self._bucket}/{key} has {answer['ContentLength']:,} bytes")
-            return _read(answer["Body"])
+            return _read(answer["Body"], progress)
 
         return self._call("GetObject", get)
 
@@ -118,19 +122,22 @@ class S3ObjectStore(ObjectStore):
                 emit(SQSRequest(action, SYSTEM_CLOCK.monotonic() - started, outcome))
 
 
-def _read(body: Any) -> bytes:
-    """Read an object to its end, unless it comes too slowly."""
-    until = SYSTEM_CLOCK.monotonic() + LONGEST_READ_SECONDS
+def _read(body: Any, progress: Callable[[], None]) -> bytes:
+    """Read an object to its end, unless a part of it comes too slowly."""
+    since = SYSTEM_CLOCK.monotonic()
     parts = []
     try:
         for part in body.iter_chunks(PART_BYTES):
             parts.append(part)
-            if SYSTEM_CLOCK.monotonic() > until:
+            now = SYSTEM_CLOCK.monotonic()
+            if now - since > LONGEST_PART_SECONDS:
                 raise UnavailableError(
-                    f"GetObject was not over after {LONGEST_READ_SECONDS:g} s",
+                    f"GetObject brought less than {PART_BYTES // 1024} KiB in {LONGEST_PART_SECONDS:g} s",
                     code="TooSlow",
                     action="GetObject",
                 )
+            since = now
+            progress()
     finally:
         body.close()
     return b"".join(parts)

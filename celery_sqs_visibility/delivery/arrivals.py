@@ -82,7 +82,8 @@ class Arrivals:
         """The payload of a message that is held has come from S3. A thread of `Fetches`."""
         content = with_payload(delivery, content, message)
         if isinstance(content, DecodedMessage):
-            delivery.parks = self._holder.parking.parks_so_far(delivery, content)
+            for each in delivery.generations():
+                each.parks = self._holder.parking.parks_so_far(each, content)
         one = self._sort_new(delivery, content, message, self._dispatch(delivery.queue))
         return [] if one is None else [one]
 
@@ -180,7 +181,8 @@ class Arrivals:
 def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> ReadContent:
     """The content that came from S3; its delivery knows the task now. A dead letter keeps the pointer."""
     if isinstance(content, DecodedMessage):
-        delivery.facts = replace(delivery.facts, task=content.task, task_id=content.task_id)
+        for each in delivery.generations():
+            each.facts = replace(each.facts, task=content.task, task_id=content.task_id)
     elif isinstance(content, Split):
         return replace(content, body=message["Body"])
     return content

@@ -37,7 +37,9 @@ class AwaitedPayloads:
     ) -> None:
         self._holder = holder
         self._take = fetched
-        self._fetches = Fetches[Opened](objects, decode, _is_held, self._wait, self._fetched, clock)
+        self._fetches = Fetches[Opened](
+            objects, decode, _is_held, self._has_place, self._wait, self._fetched, clock
+        )
 
     @property
     def batch_threads(self) -> BatchThreads[Fetch[Opened]]:
@@ -47,6 +49,9 @@ class AwaitedPayloads:
     def submit(self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage) -> None:
         """Fetch the payload of a message that is held. Any thread; it does not block."""
         self._fetches.submit(delivery, pointer, message)
+
+    def _has_place(self, delivery: Delivery) -> bool:
+        return self._holder.set_aside.has_place(delivery.current)
 
     def _wait(self, delivery: Delivery) -> None:
         """S3 does not give a payload for now: other messages are received in its message's place."""

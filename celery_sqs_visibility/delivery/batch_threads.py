@@ -47,12 +47,13 @@ class Work(Protocol[Batch]):
         """The request has returned or was abandoned; `failed` has the errors by position in the batch."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class InProgressBatch(Generic[Batch]):
-    """A batch that a thread took at the monotonic instant `since`, and sends."""
+    """A batch that a thread took at the monotonic instant `since`, and sends: at `seen` it did not hang."""
 
     batch: Batch
     since: float
+    seen: float
 
 
 class BatchThreads(Generic[Batch]):
@@ -109,7 +110,7 @@ class BatchThreads(Generic[Batch]):
             batch = self._work.take(now)
             if batch is None:
                 return False
-            mine = self._in_progress[threading.current_thread()] = InProgressBatch(batch, now)
+            mine = self._in_progress[threading.current_thread()] = InProgressBatch(batch, now, now)
             self.wake()  # another thread takes what is left
         failed = self._send(mine)
         with self.lock:
@@ -117,6 +118,12 @@ class BatchThreads(Generic[Batch]):
                 return True  # it took too long, and was abandoned
         self._conclude(mine, failed)
         return True
+
+    def progress(self) -> None:
+        """The request that the calling thread makes goes on, though it may take long."""
+        with self.lock:
+            if (mine := self._in_progress.get(threading.current_thread())) is not None:
+                mine.seen = self._clock.monotonic()
 
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`. A batch that a stuck thread sends fails, and is tried again."""
@@ -135,7 +142,7 @@ class BatchThreads(Generic[Batch]):
 
     def _is_stuck(self, thread: threading.Thread, now: float) -> bool:
         batch = self._in_progress.get(thread)
-        return not thread.is_alive() or (batch is not None and now - batch.since >= HUNG_AFTER_SECONDS)
+        return not thread.is_alive() or (batch is not None and now - batch.seen >= HUNG_AFTER_SECONDS)
 
     def _start_thread(self) -> None:
         """Under the lock, which the new thread takes first."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
@@ -19,6 +18,7 @@ from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
@@ -57,16 +57,16 @@ class QueueConsumer(DeliveryHolder):
         slots: Callable[[], Slots] | None = None,
         leases: LeaseTable | None = None,
         worker_name: str = "",
-        payloads: ObjectStore | None = None,
+        outgoing: OutgoingMessages | None = None,
         turns: Turns | None = None,
     ) -> None:
-        super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name, payloads, turns)
+        super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name, outgoing, turns)
         if turns is not None:
             turns.attach(buffer, slots)
         self._receive = receive
         self._buffer = buffer
         self._receivers = Receivers()
-        self._arrivals, awaited = self._new_arrivals(open_message, payloads)
+        self._arrivals, awaited = self._new_arrivals(open_message)
         self._shutdown = Shutdown(
             self.ledger, self._settler, self._receivers, self._take_buffered, options.for_queue, clock
         )
@@ -187,16 +187,14 @@ class QueueConsumer(DeliveryHolder):
         )
         return [one.delivery for one in taken]
 
-    def _new_arrivals(
-        self, open_message: DecodeMessage, payloads: ObjectStore | None
-    ) -> tuple[Arrivals, AwaitedPayloads | None]:
+    def _new_arrivals(self, open_message: DecodeMessage) -> tuple[Arrivals, AwaitedPayloads | None]:
         """The arrivals, and the payloads that some of them wait for, if there is a bucket."""
         decoder = Decoder(
             open_message, self.options.for_queue, self._clock, self, self.options.payload_bucket
         )
-        awaited = (
-            AwaitedPayloads(payloads, decoder.content, self, self._fetched, self._clock) if payloads else None
-        )
+        awaited = None
+        if (store := self._outgoing.store) is not None:
+            awaited = AwaitedPayloads(store.objects, decoder.content, self, self._fetched, self._clock)
         arrivals = Arrivals(
             decoder,
             self,

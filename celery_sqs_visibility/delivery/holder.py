@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from celery_sqs_visibility import events
-from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
@@ -15,6 +14,7 @@ from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIn
 from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.set_aside import SetAside
@@ -58,7 +58,7 @@ class DeliveryHolder:
         slots: Callable[[], Slots] | None,
         leases: LeaseTable | None,
         worker_name: str,
-        payloads: ObjectStore | None,
+        outgoing: OutgoingMessages | None,
         turns: Turns | None = None,
     ) -> None:
         self.options = options
@@ -72,7 +72,9 @@ class DeliveryHolder:
         self._redeliveries = redeliveries
         self._leases = leases
         self._clock = clock
-        self._removals = Removals(payloads, clock) if payloads else None
+        self._outgoing = outgoing or OutgoingMessages()
+        store = self._outgoing.store
+        self._removals = Removals(store.objects, clock) if store else None
         self._dead_letters = DeadLetters(redrive, worker_name)
         self._settler = Settler(options.settle_window, clock, self._settled, self._send_copy)
         self._heartbeat = Heartbeat(self.ledger, clock, self._carry_out)
@@ -140,9 +142,7 @@ class DeliveryHolder:
         if not self.ledger.supersede(delivery, superseded_by):
             return False
         self.set_aside.remove(delivery)
-        superseded_by.parks = max(
-            superseded_by.parks, delivery.parks
-        )  # of a payload in S3, nobody looks again
+        superseded_by.take_after(delivery)
         self.capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
         self._released()
         if wanted := superseded_by.current.requested_deadline:  # its task still waits for that
@@ -237,8 +237,9 @@ class DeliveryHolder:
 
     def _remove_payload(self, delivery: Delivery) -> None:
         """SQS has deleted the message; but one that was lost may be there still, under a newer handle."""
-        if self._removals is not None and delivery.pointer is not None and not delivery.lost:
-            self._removals.submit(delivery.pointer.key)
+        pointer, store = delivery.pointer, self._outgoing.store
+        if self._removals and store and pointer and store.owns(pointer.key) and not delivery.lost:
+            self._removals.submit(pointer.key)
 
     def _send_copy(self, delivery: Delivery, copy: DeadLetter | Renew | Split) -> None:
         """Send the copy, and submit what follows. A settler's thread."""
@@ -258,7 +259,7 @@ class DeliveryHolder:
 
     def _split(self, delivery: Delivery, split: Split) -> bool:
         try:
-            send_records(delivery.queue, split)
+            send_records(self._outgoing, delivery.queue, split)
         except UnreadableError as error:
             self._carry_out(delivery, self.rejection.refusal(delivery, str(error), split.body))
             return False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Protocol
 
 from celery_sqs_visibility.aws.queues import Queue
@@ -113,7 +113,7 @@ class Delivery(_WeaklyReferenced):
     holder: Holder
     #: The sender's, in SQS's own shape.
     message_attributes: Mapping[str, Any] = field(default_factory=dict)
-    #: Where its payload is, if that is in S3. Removed when the message is deleted, unless a copy needs it.
+    #: Where its payload is, if that is in S3. One of ours goes with the message, unless a copy needs it.
     pointer: PayloadPointer | None = None
     #: The instant beyond which SQS refuses to extend it.
     horizon: float = field(init=False)
@@ -163,6 +163,19 @@ class Delivery(_WeaklyReferenced):
         while delivery.superseded_by is not None:
             delivery = delivery.superseded_by
         return delivery
+
+    def generations(self) -> Iterator[Delivery]:
+        """It and the newer deliveries, those included that arrive in the loop."""
+        delivery: Delivery | None = self
+        while delivery is not None:
+            yield delivery
+            delivery = delivery.superseded_by
+
+    def take_after(self, older: Delivery) -> None:
+        """Know what the older delivery does by its message's payload, which is not fetched again."""
+        self.parks = max(self.parks, older.parks)
+        if self.facts.task is None:
+            self.facts = replace(self.facts, task=older.facts.task, task_id=older.facts.task_id)
 
     def renewal(self, eta: float, body: Callable[[], str], payload: dict[str, Any]) -> Renew | None:
         """How the message can wait for another ETA; `None` if it cannot: see `settle.parking`."""

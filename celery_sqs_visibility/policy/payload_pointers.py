@@ -8,6 +8,8 @@ amazon-sqs-java-extended-client-lib and payload-offloading-java-common-lib-for-a
 from __future__ import annotations
 
 import json
+import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,6 +24,10 @@ SIZE_ATTRIBUTES: Final = frozenset({SIZE_ATTRIBUTE, LEGACY_SIZE_ATTRIBUTE})
 #: The Java class that a pointer names. Readers, Amazon's and this one, go by the attribute, not by the class.
 POINTER_CLASS: Final = "software.amazon.payloadoffloading.PayloadS3Pointer"
 
+#: Our own keys end in a UUID and this, other producers' do not.
+OWN_KEY_END: Final = ".celery"
+_OWN_KEY: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}" + re.escape(OWN_KEY_END))
+
 
 @dataclass(frozen=True, slots=True)
 class PayloadPointer:
@@ -33,6 +39,20 @@ class PayloadPointer:
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.key}"
+
+
+def new_key(prefix: str) -> str:
+    """The key of an object for one message."""
+    return f"{prefix}{uuid.uuid4()}{OWN_KEY_END}"
+
+
+def is_own_key(key: str, prefix: str) -> bool:
+    """Whether `new_key` made it, so that one message needs the object.
+
+    An object of another producer may have several readers, as with Amazon's extended client for SNS; and
+    whoever may send to the queue could name any object of the bucket.
+    """
+    return key.startswith(prefix) and _OWN_KEY.fullmatch(key, len(prefix)) is not None
 
 
 def pointer_body(bucket: str, key: str) -> str:
@@ -48,7 +68,7 @@ def size_attribute(payload_bytes: int) -> dict[str, dict[str, str]]:
 def pointer_in(body: str, attributes: Mapping[str, Any], bucket: str | None) -> PayloadPointer | None:
     """The pointer that a received message is; `None` for one with its payload in its body.
 
-    Only objects of `bucket`, the option `payload_bucket`, are read and removed: whoever may send to the queue
+    Only objects of `bucket`, the option `payload_bucket`, are read: whoever may send to the queue
     could name any object that this worker may read.
 
     Raises:

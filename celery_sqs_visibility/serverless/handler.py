@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from celery import Celery
@@ -18,7 +19,7 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.fetches import fetch, settle_unfetched
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.settlements import Park
-from celery_sqs_visibility.errors import SQSError, UnreadableError
+from celery_sqs_visibility.errors import SQSError, UnavailableError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.serverless.holder import InvocationHolder
@@ -146,11 +147,18 @@ class Function:
     ) -> ReadContent | None:
         """The content of a message whose payload is in S3; `None` if S3 does not give it now: settled."""
         payloads = cast("PayloadStore", self._context.payloads)  # or there would be no pointer
+        in_time = partial(self._refuse_late, delivery.deadline)
         try:
-            whole: ReceivedMessage = {**message, "Body": fetch(payloads.objects, pointer)}
+            whole: ReceivedMessage = {**message, "Body": fetch(payloads.objects, pointer, in_time)}
         except UnreadableError as error:
             return error
         except SQSError as error:
             settle_unfetched(delivery, pointer, error=str(error))
             return None
         return with_payload(delivery, self._decoder.content(delivery.queue, whole), message)
+
+    def _refuse_late(self, deadline: float) -> None:
+        if self._clock.monotonic() + ANSWER_SECONDS > deadline:
+            raise UnavailableError(
+                "GetObject did not end before the invocation", code="TooSlow", action="GetObject"
+            )

@@ -62,6 +62,7 @@ class InvocationHolder:
         )
         self.parking = Parking(context.redrive, self.options.for_queue, clock)
         self._dead_letters = DeadLetters(context.redrive, context.worker_name)
+        self._outgoing = context.outgoing
         self._clock = clock
         self._leases = leases
         self._settled: set[Delivery] = set()
@@ -171,7 +172,7 @@ class InvocationHolder:
 
     def _split(self, delivery: Delivery, split: Split) -> Settlement | None:
         try:
-            send_records(delivery.queue, split)
+            send_records(self._outgoing, delivery.queue, split)
         except UnreadableError as error:
             return self.rejection.refusal(delivery, str(error), split.body)
         return None

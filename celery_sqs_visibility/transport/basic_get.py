@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.payloads.fetches import fetch
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
-from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.errors import SQSError, UnavailableError
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_in
 from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
@@ -42,7 +42,7 @@ class FetchedMessages:
     ) -> None:
         self._options_of = options_of
         self._clock = clock
-        self._objects = payloads.objects if payloads else None
+        self._payloads = payloads
         # Guards _fetched. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
         self._fetched: dict[str, FetchedMessage] = {}  # by handle
@@ -50,24 +50,34 @@ class FetchedMessages:
     def __len__(self) -> int:
         return len(self._fetched)
 
-    def with_payload(self, message: ReceivedMessage) -> tuple[PayloadPointer | None, ReceivedMessage]:
+    def with_payload(
+        self, message: ReceivedMessage, queue: Queue, called: float
+    ) -> tuple[PayloadPointer | None, ReceivedMessage]:
         """Where a message's payload is, if in S3, and the message with it. The caller's thread waits.
 
         Raises:
             UnreadableError: there is no such payload.
+            SQSError: S3 does not give it while the message is hidden.
         """
-        bucket = self._objects.bucket if self._objects else None
+        bucket = self._payloads.objects.bucket if self._payloads else None
         pointer = pointer_in(message["Body"], message.get("MessageAttributes", {}), bucket)
-        if pointer is None or self._objects is None:
+        if pointer is None or self._payloads is None:
             return None, message
-        return pointer, {**message, "Body": fetch(self._objects, pointer)}
+        deadline = self._deadline(queue, called)
+
+        def in_time() -> None:
+            if deadline <= self._clock.monotonic():
+                raise UnavailableError(
+                    f"its payload {pointer} had not come when the message was visible again", code="TooSlow"
+                )
+
+        return pointer, {**message, "Body": fetch(self._payloads.objects, pointer, in_time)}
 
     def add(self, handle: str, queue: Queue, called: float, pointer: PayloadPointer | None = None) -> None:
         """A receive that began at that monotonic instant brought the message of this handle."""
         with self._lock:
             self._forget_lapsed()
-            deadline = called + self._options_of(queue.name).visibility_timeout
-            self._fetched[handle] = FetchedMessage(queue, deadline, pointer)
+            self._fetched[handle] = FetchedMessage(queue, self._deadline(queue, called), pointer)
 
     def acknowledge(self, handle: str) -> bool:
         """Delete the message."""
@@ -112,12 +122,18 @@ class FetchedMessages:
 
     def _delete(self, handle: str, message: FetchedMessage) -> None:
         _raise_failure(message.queue.sqs.delete(message.queue.url, [handle]))
-        if message.pointer is None or self._objects is None or message.deadline <= self._clock.monotonic():
-            return  # after its deadline the message may be there still
+        pointer, payloads = message.pointer, self._payloads
+        if pointer is None or payloads is None or not payloads.owns(pointer.key):
+            return
+        if message.deadline <= self._clock.monotonic():
+            return  # the message may be there still
         try:
-            _raise_failure(self._objects.delete([message.pointer.key]))
+            _raise_failure(payloads.objects.delete([pointer.key]))
         except SQSError as error:
-            logger.warning("the payload %s of a deleted message stays in S3: %s", message.pointer, error)
+            logger.warning("the payload %s of a deleted message stays in S3: %s", pointer, error)
+
+    def _deadline(self, queue: Queue, called: float) -> float:
+        return called + self._options_of(queue.name).visibility_timeout
 
     def _take(self, handle: str) -> FetchedMessage | None:
         if not self._fetched:  # asked for each message of a consumer

@@ -101,7 +101,7 @@ class BrokerContext:
             slots=self.slots if for_worker else None,
             leases=lease_table(),
             worker_name=self.worker_name,
-            payloads=self.payloads.objects if self.payloads else None,
+            outgoing=self.outgoing,
             turns=self.turns if for_worker else None,
         )
         self.queue_consumers.add(queue_consumer)

@@ -206,7 +206,7 @@ class Channel(FanoutChannel):
         called = SYSTEM_CLOCK.monotonic()
         for received in source.sqs.receive(source.url, 1, 0, self.context.receive_options_of(queue)):
             try:
-                pointer, message = self._fetched.with_payload(received)
+                pointer, message = self._fetched.with_payload(received, source, called)
                 payload = self.context.decode_message(source, message).payload
             except UnreadableError as error:
                 raise ValueError(f"a message of queue {queue!r} cannot be read: {error}") from error

@@ -6,6 +6,7 @@ import uuid
 
 import boto3
 import pytest
+from support.clock import FakeClock
 from support.faults import Answer
 from support.proxy import FaultProxy
 
@@ -108,9 +109,26 @@ def test_after_refused_credentials_they_are_looked_for_anew(way, bucket):
 def test_an_object_that_comes_too_slowly_is_given_up(bucket, monkeypatch):
     store = s3_store(bucket)
     store.put("key", b"a")
-    monkeypatch.setattr(object_store, "LONGEST_READ_SECONDS", -1.0)
-    with pytest.raises(UnavailableError, match="GetObject was not over after"):
+    monkeypatch.setattr(object_store, "LONGEST_PART_SECONDS", -1.0)
+    with pytest.raises(UnavailableError, match="GetObject brought less than 256 KiB in -1 s"):
         store.get("key", 5)
+
+
+def test_an_object_of_any_size_is_read_while_its_parts_come(bucket, monkeypatch):
+    store, clock = s3_store(bucket), FakeClock()
+    store.put("key", b"a" * 1_000_000)
+    monkeypatch.setattr(object_store, "SYSTEM_CLOCK", clock)
+    assert len(store.get("key", 1_000_000, lambda: clock.advance(10))) == 1_000_000
+    assert clock.monotonic() - FakeClock().monotonic() >= 40
+
+
+def test_who_sees_the_progress_may_end_it(store):
+    def give_up():
+        raise UnavailableError("too late")
+
+    store.put("key", b"a")
+    with pytest.raises(UnavailableError, match="too late"):
+        store.get("key", 5, give_up)
 
 
 def test_each_request_is_an_event(bucket):

@@ -21,6 +21,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
@@ -247,7 +248,7 @@ def queue_consumer(
         redeliveries or RedeliveryIndex(TIMEOUT, clock),
         Buffer() if buffer is None else buffer,
         clock,
-        payloads=payloads,
+        outgoing=OutgoingMessages(PayloadStore(payloads)) if payloads else None,
         slots=slots,
         turns=turns,
     )

@@ -40,15 +40,15 @@ NOT_FETCHED: Final = "a payload could not be fetched from S3, so its message com
 Content = TypeVar("Content")
 
 
-def fetch(objects: ObjectStore, pointer: PayloadPointer) -> str:
-    """The body that the message would have without S3. The caller's thread waits.
+def fetch(objects: ObjectStore, pointer: PayloadPointer, progress: Callable[[], None]) -> str:
+    """The body that the message would have without S3. The caller's thread waits, and calls `progress`.
 
     Raises:
         UnreadableError: there is no such object, or it is no text, or too large.
         SQSError: try again, or grant a right.
     """
     try:
-        return objects.get(pointer.key, PAYLOAD_BYTES).decode()
+        return objects.get(pointer.key, PAYLOAD_BYTES, progress).decode()
     except ObjectDoesNotExistError:
         raise UnreadableError(
             f"its payload {pointer} is gone: deleted, or expired by a lifecycle rule"
@@ -88,6 +88,7 @@ class Fetches(Generic[Content]):
         objects: the bucket.
         decode: makes the content of a message with its payload in its body.
         wanted: whether a message is still held.
+        has_place: whether the worker has place for a message with its payload.
         wait: called with a message that is held, and has to wait for the next try.
         fetched: takes the content of a message that is held, in a thread of this.
         clock: the monotonic clock.
@@ -98,6 +99,7 @@ class Fetches(Generic[Content]):
         objects: ObjectStore,
         decode: Callable[[Queue, ReceivedMessage], Content | UnreadableError],
         wanted: Callable[[Delivery], bool],
+        has_place: Callable[[Delivery], bool],
         wait: Callable[[Delivery], None],
         fetched: Callable[[Delivery, Content | UnreadableError, ReceivedMessage], None],
         clock: Clock,
@@ -105,6 +107,7 @@ class Fetches(Generic[Content]):
         self._objects = objects
         self._decode = decode
         self._wanted = wanted
+        self._has_place = has_place
         self._wait = wait
         self._fetched = fetched
         self._clock = clock
@@ -140,9 +143,9 @@ class Fetches(Generic[Content]):
 
     def send(self, batch: Fetch[Content], _since: float) -> BatchResult:
         """See `batch_threads.Work`."""
-        if self._wanted(batch.delivery):
+        if self._wanted(batch.delivery) and self._has_place(batch.delivery):
             try:
-                body = fetch(self._objects, batch.pointer)
+                body = fetch(self._objects, batch.pointer, self.batch_threads.progress)
                 batch.content = self._decode(batch.delivery.queue, {**batch.message, "Body": body})
             except UnreadableError as error:
                 batch.content = error
@@ -150,7 +153,7 @@ class Fetches(Generic[Content]):
 
     def conclude(self, batch: Fetch[Content], since: float, failed: Mapping[int, SQSError]) -> None:
         """See `batch_threads.Work`."""
-        if not failed:
+        if batch.content is not None:
             self._outage.success(since)
         if not self._wanted(batch.delivery):
             return
@@ -158,6 +161,10 @@ class Fetches(Generic[Content]):
             self._try_again(batch, failed[0])
         elif batch.content is not None:
             self._fetched(batch.delivery, batch.content, batch.message)
+        else:  # S3 was not asked, since there is no place: that counts as no failure
+            now = self._clock.monotonic()
+            batch.until = now + TRY_SECONDS
+            self._enqueue(now + pause(batch.failures), batch)
 
     def _try_again(self, one: Fetch[Content], error: SQSError) -> None:
         """Later, or never."""

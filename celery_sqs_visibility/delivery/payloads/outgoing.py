@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -19,7 +18,7 @@ from celery_sqs_visibility.policy.message_limits import (
     payload_too_large,
     too_large,
 )
-from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
+from celery_sqs_visibility.policy.payload_pointers import is_own_key, new_key, pointer_body, size_attribute
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
@@ -36,24 +35,31 @@ class PayloadStore:
     threshold: int = MESSAGE_BYTES
     prefix: str = ""
 
+    def owns(self, key: str) -> bool:
+        """Whether the object is one message's alone, and goes with it."""
+        return is_own_key(key, self.prefix)
+
 
 class OutgoingMessages:
     """Sends messages of any size; without a `store` those beyond their queue's limit are refused.
 
     Any thread: requests to S3 are made in the one that sends. Each attempt makes an object of its own, since
     the message of an attempt without an answer may be at SQS.
+
+    Attributes:
+        store: where payloads go.
     """
 
     def __init__(self, store: PayloadStore | None = None) -> None:
-        self._store = store
+        self.store = store
         # Queue URL to its MaximumMessageSize, where SQS has told one. Each access is atomic: no lock.
         self._limits: dict[str, int] = {}
 
     def offloads(self, queue: Queue, size: int) -> bool:
         """Whether the payload of a message of that many bytes, attributes included, goes to S3."""
-        if self._store is None:
+        if self.store is None:
             return False
-        return size > min(self._store.threshold, self._limits.get(queue.url, MESSAGE_BYTES))
+        return size > min(self.store.threshold, self._limits.get(queue.url, MESSAGE_BYTES))
 
     def send(self, queue: Queue, message: OutgoingMessage) -> None:
         """Send one message.
@@ -73,7 +79,7 @@ class OutgoingMessages:
         except SQSError as error:
             if (limit := self._learned(queue, error)) is None:
                 raise
-            if self._store is None:
+            if self.store is None:
                 raise too_large(queue.name, size, limit) from error
             self._send_pointer(queue, message, size)
 
@@ -98,7 +104,7 @@ class OutgoingMessages:
         """Take out those that S3 may have; the others get the error that says what to do."""
         limits = {position: self._learned(queue, error) for position, error in failed.items()}
         told = {position: limit for position, limit in limits.items() if limit is not None}
-        if self._store is None:
+        if self.store is None:
             failed |= {
                 position: too_large(queue.name, sizes[position], limit) for position, limit in told.items()
             }
@@ -115,11 +121,11 @@ class OutgoingMessages:
 
     def _send_pointer(self, queue: Queue, message: OutgoingMessage, size: int) -> None:
         """Put the body into S3, then send the pointer to it."""
-        assert self._store is not None  # noqa: S101 - `offloads` said so
+        assert self.store is not None  # noqa: S101 - `offloads` said so
         content = message.body.encode("utf-8", "surrogatepass")
         if len(content) > PAYLOAD_BYTES:
             raise payload_too_large(queue.name, size)
-        objects, key = self._store.objects, f"{self._store.prefix}{uuid.uuid4()}"
+        objects, key = self.store.objects, new_key(self.store.prefix)
         pointer = replace(
             message,
             body=pointer_body(objects.bucket, key),

@@ -64,7 +64,7 @@ class Removals:
             self.batch_threads.wake()
 
     def flush(self, timeout: float) -> bool:
-        """Remove everything now; whether all was done within `timeout` seconds."""
+        """Remove everything without lingering; whether all was done within `timeout` seconds."""
         with self._lock:
             self._flushing = True
             self.batch_threads.wake()
@@ -75,9 +75,11 @@ class Removals:
 
     def due(self, now: float) -> float | None:
         """See `batch_threads.Work`."""
-        if self._flushing and self._waiting:
-            return now
-        return min((removal.not_before for removal in self._waiting), default=None)
+        return min((self._not_before(removal, now) for removal in self._waiting), default=None)
+
+    def _not_before(self, removal: Removal, now: float) -> float:
+        """A flush waits for nothing, but for the pause after a failure."""
+        return now if self._flushing and not removal.failures else removal.not_before
 
     def ready(self) -> int:
         """See `batch_threads.Work`."""

@@ -76,6 +76,13 @@ class ReceiveCapacity:
         """How many messages are held."""
         return self._held.messages
 
+    @property
+    def overdrawn(self) -> bool:
+        """Whether more messages are held than may be, those that wait for their ETA left out."""
+        with self._lock:
+            slots = self._pool()
+            return self._held.occupied - self._waiting_for_eta(slots) > self._limit(slots)
+
     def add_queue(self) -> None:
         """One more queue shares the capacity."""
         with self._lock:
@@ -232,7 +239,7 @@ class ReceiveCapacity:
         return reservation
 
     def _snapshot(self, queue: str, *, fifo: bool) -> Snapshot:
-        slots = self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
+        slots = self._pool()
         waiting_for_eta = self._waiting_for_eta(slots)
         asked = self._asked
         own_unlikely = asked.unlikely[queue]
@@ -264,6 +271,9 @@ class ReceiveCapacity:
         most = turns.max_running(queue)
         own = {} if most is None else {"room": max(0, most - taken)}
         return own | ({"ahead": max(0, taken - turns.begun(queue))} if turns.overtakes(queue) else {})
+
+    def _pool(self) -> Slots:
+        return self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
 
     def _waiting_for_eta(self, slots: Slots) -> int:
         """Celery adds each task that it holds in memory for its ETA to its prefetch count."""

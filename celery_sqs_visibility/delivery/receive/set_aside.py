@@ -34,10 +34,15 @@ class SetAside:
             self._deliveries.add(delivery)
         self._capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
 
+    def has_place(self, delivery: Delivery) -> bool:
+        """Whether it has its capacity, or may take it again: no more is held than may be."""
+        with self._lock:
+            if delivery not in self._deliveries:
+                return True
+        return not self._capacity.overdrawn
+
     def remove(self, delivery: Delivery) -> None:
         """It takes capacity again, though there may be none left; harmless if it does already."""
-        if not self._deliveries:  # asked at each settlement
-            return
         with self._lock:
             if delivery not in self._deliveries:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.settlements import Split
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -12,8 +13,8 @@ from celery_sqs_visibility.errors import (
 )
 
 
-def send_records(queue: Queue, split: Split) -> None:
-    """Send the copies. A settler's thread.
+def send_records(outgoing: OutgoingMessages, queue: Queue, split: Split) -> None:
+    """Send the copies, of any size. A settler's thread.
 
     Raises:
         UnreadableError: the queue refuses one, and will.
@@ -21,9 +22,9 @@ def send_records(queue: Queue, split: Split) -> None:
     """
     try:
         for copy in split.copies:
-            queue.sqs.send(queue.url, copy)
+            outgoing.send(queue, copy)
     except (AccessDeniedError, QueueDoesNotExistError, RequestRefusedError) as error:
         raise UnreadableError(
-            f"its {len(split.copies)} records cannot be sent to the queue as a message each; "
-            f"allow sqs:SendMessage on {queue.name!r}: {error}"
+            f"its {len(split.copies)} records cannot be sent to queue {queue.name!r} "
+            f"as a message each: {error}"
         ) from error

@@ -272,3 +272,18 @@ def test_one_that_hangs_or_died_is_replaced_and_its_batch_failed(tasks, how, cap
     assert tasks.over.acquire(timeout=SOON)
     join(first)
     assert tasks.concluded[1:] == [("d", [])], "the late answer of the first counts for nothing"
+
+
+def test_one_whose_request_goes_on_is_left_alone_however_long_it_takes(tasks):
+    goes_on = tasks.batch_threads.progress
+    tasks.send = lambda _batch, _since: [slow() for _ in range(3)] and BatchResult({})
+
+    def slow():
+        tasks.clock.advance(HUNG_AFTER_SECONDS - 1)
+        goes_on()
+        tasks.supervise()
+
+    tasks.add("a")
+    assert tasks.over.acquire(timeout=SOON)
+    assert tasks.concluded == [("a", [])]
+    goes_on()  # of a thread that makes no request

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.payload_pointers import (
     PayloadPointer,
+    is_own_key,
+    new_key,
     pointer_body,
     pointer_in,
     size_attribute,
@@ -18,6 +20,7 @@ from celery_sqs_visibility.policy.payload_pointers import (
 
 POINTER = '["software.amazon.payloadoffloading.PayloadS3Pointer",{"s3BucketName":"b","s3Key":"k"}]'
 LEGACY = '["com.amazon.sqs.javamessaging.MessageS3Pointer", {"s3BucketName": "b", "s3Key": "k"}]'
+UUID = "6ff6efbf-7c5d-4d0b-9f5b-2f6c1a2b3c4d"
 NUMBER = {"DataType": "Number", "StringValue": "300000"}
 
 
@@ -38,6 +41,22 @@ def test_both_generations_of_pointers_are_read_and_kept_as_they_are(attribute, b
 def test_what_was_written_is_read(bucket, key):
     body = pointer_body(bucket, key)
     assert pointer_in(body, size_attribute(1), bucket) == PayloadPointer(bucket, key, body)
+
+
+@given(st.text())
+def test_a_key_of_ours_is_known_by_its_prefix_and_its_end(prefix):
+    key = new_key(prefix)
+    assert is_own_key(key, prefix)
+    assert not is_own_key(key, f"{prefix}/")
+    assert not is_own_key(f"{key}/", prefix)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "k", "celery/", "celery/k.celery", f"celery/{UUID}", f"{UUID}.celery", f"celery/a/{UUID}.celery"],
+)
+def test_keys_of_others_are_not_ours(key):
+    assert not is_own_key(key, "celery/")
 
 
 @pytest.mark.parametrize("attributes", [{}, {"other": NUMBER}])

@@ -11,7 +11,7 @@ from support.kombu_site import declared_queue, publish
 
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
-from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError
+from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
 from celery_sqs_visibility.transport import channel as channel_module
 
 SLOW_DOWN = ThrottledError("slow down")
@@ -128,6 +128,12 @@ def test_a_payload_in_s3_comes_with_its_message_and_goes_with_it(large, store, e
     assert len(store.objects) == left
 
 
+def test_a_payload_of_another_producer_stays_since_others_may_need_it(site, large, store, monkeypatch):
+    monkeypatch.setattr(PayloadStore, "owns", lambda _store, _key: False)
+    large.get().ack()
+    assert (site.counts(), len(store.objects)) == ((0, 0, 0), 1)
+
+
 def test_a_payload_that_cannot_be_removed_is_logged_and_the_message_is_gone(site, large, store, caplog):
     store.fail_next("DeleteObjects", AccessDeniedError("not allowed"))
     large.get().ack()
@@ -140,6 +146,13 @@ def test_a_payload_that_is_gone_makes_a_message_that_cannot_be_read(site, large,
     with pytest.raises(ValueError, match=r"queue 'q' cannot be read: its payload s3://payloads/\S+ is gone"):
         large.get()
     assert site.counts() == (0, 1, 0)
+
+
+def test_a_payload_is_waited_for_while_its_message_is_hidden(large, monkeypatch):
+    fetched = large.channel._fetched
+    monkeypatch.setattr(fetched, "_clock", FakeClock(fetched._clock.monotonic() + 1000))
+    with pytest.raises(UnavailableError, match="had not come when the message was visible again"):
+        large.get()
 
 
 def test_a_message_that_may_be_another_consumers_by_now_keeps_its_payload(large, store, monkeypatch):

@@ -14,11 +14,13 @@ from celery_sqs_visibility import events as kinds
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.payloads.fetches import LAST_RECEIVE_SECONDS, TRY_SECONDS
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
-from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
+from celery_sqs_visibility.policy.payload_pointers import new_key, pointer_body, size_attribute
 
+KEY = new_key("")
 DOWN = UnavailableError("no answer from S3")
 
 
@@ -30,9 +32,9 @@ class GatedStore(FakeObjectStore):
         self.gate = threading.Event()
         self.gate.set()
 
-    def get(self, key, most):
+    def get(self, key, most, progress):
         assert self.gate.wait(SOON)
-        return super().get(key, most)
+        return super().get(key, most, progress)
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def world(make, store):
     store.gate.set()
 
 
-def send(queue, store, body="a task", key="k", bucket=None):
+def send(queue, store, body="a task", key=KEY, bucket=None):
     """Send a message whose payload is in S3, unless `body` is `None`."""
     if body is not None:
         store.objects[key] = body if isinstance(body, bytes) else body.encode()
@@ -87,11 +89,19 @@ def test_a_payload_is_removed_after_its_message_and_not_before(world, queue, sto
     assert (store.objects, left(queue)) == ({}, 0)
 
 
+def test_a_payload_of_another_producer_stays_since_others_may_need_it(world, queue, store):
+    send(queue, store, key="6ff6efbf-7c5d-4d0b-9f5b-2f6c1a2b3c4d")
+    (delivery,) = world.deliveries(queue)
+    delivery.settle(Delete())
+    flushed(world)
+    assert (len(store.objects), left(queue)) == (1, 0)
+
+
 @pytest.mark.parametrize("settlement", [Hide(5), Lapse(), Release(), Park(5)], ids=repr)
 def test_a_message_that_comes_back_keeps_its_payload(world, queue, store, settlement):
     held(world, queue, store).settle(settlement)
     flushed(world)
-    assert (list(store.objects), left(queue)) == (["k"], 1)
+    assert (list(store.objects), left(queue)) == ([KEY], 1)
 
 
 def test_a_lost_message_keeps_its_payload_for_whoever_has_it(world, queue, store):
@@ -99,7 +109,7 @@ def test_a_lost_message_keeps_its_payload_for_whoever_has_it(world, queue, store
     world.clock.advance(TIMEOUT + 1)
     delivery.settle(Delete())
     flushed(world)
-    assert list(store.objects) == ["k"]
+    assert list(store.objects) == [KEY]
 
 
 def test_a_dead_letter_has_the_pointer_and_the_payload_stays(world, redriven, dead_letters, store):
@@ -110,14 +120,14 @@ def test_a_dead_letter_has_the_pointer_and_the_payload_stays(world, redriven, de
     (letter,) = world.sqs.receive(dead_letters.url, 10, 0, factories.EVERYTHING)
     assert letter["Body"] == pointer
     assert {"ExtendedPayloadSize", "reason"} <= letter["MessageAttributes"].keys()
-    assert (list(store.objects), left(redriven)) == (["k"], 0)
+    assert (list(store.objects), left(redriven)) == ([KEY], 0)
 
 
 def test_a_renewed_message_leaves_its_payload_to_its_copy(world, queue, store):
     delivery = held(world, queue, store)
     delivery.settle(Renew(OutgoingMessage(delivery.pointer.body, delivery.message_attributes), {}, None))
     flushed(world)
-    assert (list(store.objects), left(queue)) == (["k"], 1)
+    assert (list(store.objects), left(queue)) == ([KEY], 1)
 
 
 def test_a_finished_message_that_comes_back_does_not_take_the_payload_with_it(world, queue, store):
@@ -126,7 +136,7 @@ def test_a_finished_message_that_comes_back_does_not_take_the_payload_with_it(wo
     delivery.settle(Lapse())
     world.come_back(queue)
     flushed(world)
-    assert (list(store.objects), left(queue)) == (["k"], 0)
+    assert (list(store.objects), left(queue)) == ([KEY], 0)
 
 
 def test_a_slow_payload_keeps_no_other_message_waiting_and_its_own_is_extended(world, queue, store):
@@ -148,7 +158,7 @@ def test_the_task_is_known_once_the_payload_is_and_a_far_eta_waits_in_sqs(world,
     (parked,) = events.wait(kinds.Parked)
     assert parked.seconds > TIMEOUT
     flushed(world)
-    assert list(store.objects) == ["k"]
+    assert list(store.objects) == [KEY]
 
 
 def test_a_large_message_that_goes_on_waiting_as_a_copy_keeps_its_payload(world, dead_letters, store, events):
@@ -165,8 +175,8 @@ def test_a_large_message_that_goes_on_waiting_as_a_copy_keeps_its_payload(world,
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (None, "its payload s3://payloads/k is gone: deleted, or expired by a lifecycle rule"),
-        (b"\xff", "its payload s3://payloads/k is no text"),
+        (None, f"its payload s3://payloads/{KEY} is gone: deleted, or expired by a lifecycle rule"),
+        (b"\xff", f"its payload s3://payloads/{KEY} is no text"),
         (b"x" * (PAYLOAD_BYTES + 1), "its payload is larger than 67,108,864 bytes"),
         ("unreadable", "nobody can read it"),
     ],
@@ -188,7 +198,7 @@ def test_another_bucket_is_neither_read_nor_emptied(world, redriven, dead_letter
     pointer = send(redriven, store, bucket="secrets")
     world.consume(redriven)
     (letter,) = events.wait(kinds.DeadLettered)
-    assert "in s3://secrets/k, and only that of payload_bucket is read" in letter.reason
+    assert f"in s3://secrets/{KEY}, and only that of payload_bucket is read" in letter.reason
     flushed(world)
     assert (world.visible(dead_letters), store.calls) == ([pointer], [])
 
@@ -219,7 +229,7 @@ def test_a_payload_that_cannot_be_had_for_a_while_has_its_message_come_back(
     assert "a payload could not be fetched from S3, so its message comes back (queue=q" in caplog.text
     assert world.held() == 0
     flushed(world)
-    assert (list(store.objects), counts(queue)) == (["k"], (0, 1))
+    assert (list(store.objects), counts(queue)) == ([KEY], (0, 1))
 
 
 def test_before_sqs_would_move_it_an_operator_has_an_hour(world, dead_letters, store, events):
@@ -247,6 +257,27 @@ def test_a_payload_comes_when_s3_is_back_and_meanwhile_others_have_its_messages_
     assert "can fetch payloads again after 2 s" in caplog.text
 
 
+def test_after_an_outage_no_more_payloads_are_fetched_than_the_worker_has_place_for(make, store):
+    world = make(payloads=store, payload_bucket=store.bucket)
+    queue = world.queue()
+    world.consumer.capacity.prefetch_count = 2
+    world.consumer._batch_threads.remove(threads := fetches(world))
+    store.fail_next("GetObject", *[DOWN] * 5)
+    for _ in range(5):
+        send(queue, store, key=new_key(""))
+    world.consume(queue)
+    wait_until(lambda: (work_off(threads), len(store.calls) == 5)[1], SOON, "all to wait for S3")
+    assert (world.consumer.capacity.held, len(world.consumer.ledger)) == (0, 5)
+    world.clock.advance(2)
+    work_off(threads)
+    assert len(world.buffer) == 3  # one beyond the two that it may hold
+    world.hand_over()
+    world.delivery(world.handed[0]).settle(Delete())
+    world.clock.advance(2)
+    work_off(threads)
+    assert len(world.buffer) == 1
+
+
 def test_what_is_given_back_meanwhile_is_not_handed_over(world, queue, store):
     store.gate.clear()
     send(queue, store)
@@ -272,6 +303,26 @@ def test_a_message_that_comes_back_during_its_fetch_is_fetched_and_run_once(worl
     handed[0].settle(Delete())
     flushed(world)
     assert (store.objects, left(queue), again.facts.receive_count) == ({}, 0, 2)
+
+
+@pytest.mark.parametrize("during", [True, False], ids=["during its fetch", "after it"])
+def test_a_message_that_comes_back_knows_its_task_and_its_parks_by_the_payload(
+    world, queue, store, monkeypatch, during
+):
+    monkeypatch.setattr(world.consumer.parking, "parks_so_far", lambda _delivery, _content: 3)
+    content = DecodedMessage({"handle": "h", "body": "a task"}, "proj.add", "id")
+    monkeypatch.setattr(world.consumer._arrivals._decoder, "_open", lambda _queue, _message: content)
+    if during:
+        store.gate.clear()
+    send(queue, store)
+    world.consume(queue)
+    wait_until(lambda: world.held() == 1, SOON, "the message")
+    if not during:
+        wait_until(lambda: len(world.buffer), SOON, "the payload")
+    (again,) = world.come_back(queue)
+    store.gate.set()
+    wait_until(lambda: len(world.buffer), SOON, "the payload")
+    assert (again.parks, again.facts.task, again.facts.task_id) == (3, "proj.add", "id")
 
 
 def test_a_message_that_comes_back_while_it_is_held_is_not_fetched_again_and_keeps_its_parks(

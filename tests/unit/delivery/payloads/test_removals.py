@@ -48,6 +48,16 @@ def test_a_flush_waits_for_nothing_else(world):
     world.removals.batch_threads.stop()
 
 
+def test_a_flush_too_waits_before_it_tries_again_what_has_failed(world):
+    world.remove(1)
+    world.objects.fail_next(DELETES, *[UnavailableError("no answer")] * 5)
+    world.removals._flushing = True
+    assert work_off(world.removals.batch_threads) == 1
+    world.remove(2)
+    assert work_off(world.removals.batch_threads) == 1
+    assert work_off(world.removals.batch_threads) == 0
+
+
 def test_what_fails_is_tried_again(world, caplog):
     world.remove(2)
     world.objects.fail_next(DELETES, UnavailableError("no answer"), UnavailableError("no answer"))

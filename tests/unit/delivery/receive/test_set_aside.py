@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from support import factories
+from support.processes import SOON
 
 from celery_sqs_visibility.delivery.receive import set_aside as module
 from celery_sqs_visibility.delivery.receive.set_aside import SetAside
@@ -44,6 +47,40 @@ def test_what_was_settled_meanwhile_has_given_its_capacity_already():
     world.held.clear()
     world.set_aside.add(delivery)
     assert world.counts() == (1, 0)
+
+
+def test_a_settlement_in_the_middle_takes_the_capacity_back_once():
+    world = World("q")
+    delivery = world.delivery()
+
+    def settle():
+        world.held.clear()
+        world.set_aside.remove(delivery)
+        world.capacity.release()
+        settled.set()
+
+    def held_until_a_moment_ago(_delivery):
+        threading.Thread(target=settle, daemon=True).start()
+        settled.wait(0.1)  # in vain: the settlement waits for the lock
+        return True
+
+    settled = threading.Event()
+    world.set_aside._holds = held_until_a_moment_ago
+    world.set_aside.add(delivery)
+    assert settled.wait(SOON)
+    assert world.counts() == (0, 0)
+
+
+def test_what_is_set_aside_has_place_again_unless_more_is_held_than_may_be():
+    world = World("q")
+    world.capacity.prefetch_count = 2
+    aside, other = world.delivery("a"), world.delivery("b")
+    world.set_aside.add(aside)
+    world.capacity.hold(1)
+    assert world.set_aside.has_place(aside)
+    world.capacity.hold(1)
+    assert not world.set_aside.has_place(aside)
+    assert world.set_aside.has_place(other)
 
 
 def test_only_so_many_are_set_aside(monkeypatch):

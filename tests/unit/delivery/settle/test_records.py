@@ -6,7 +6,8 @@ import pytest
 from support import factories
 from support.factories import DELETES
 
-from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError
 from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Released
 
 
@@ -26,13 +27,38 @@ def test_records_are_sent_before_their_message_is_deleted(world, queue, events, 
 
 def test_without_the_right_to_send_it_is_a_bad_message(world, redriven, dead_letters, events):
     factories.send(redriven, "records:a:b")
-    world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    world.sqs.fail_next("SendMessage", AccessDeniedError("allow sqs:SendMessage: no"))
     world.consume(redriven)
     (letter,) = events.wait(DeadLettered)
     assert letter.reason == (
-        "its 2 records cannot be sent to the queue as a message each; allow sqs:SendMessage on 'redriven': no"
+        "its 2 records cannot be sent to queue 'redriven' as a message each: allow sqs:SendMessage: no"
     )
     assert world.visible(dead_letters) == ["records:a:b"]
+
+
+SHORTER = RequestRefusedError("Message must be shorter than 7 bytes.", code="InvalidParameterValue")
+
+
+def test_a_record_beyond_the_queues_limit_has_its_payload_in_s3(make, events):
+    store = FakeObjectStore()
+    world = make(payloads=store, payload_bucket=store.bucket)
+    queue = world.queue()
+    factories.send(queue, "records:large b:a")
+    world.sqs.fail_next("SendMessage", SHORTER)
+    world.consume(queue)
+    events.wait(Deleted)
+    assert list(store.objects.values()) == [b"large b"]
+    assert factories.left(queue) == 2
+
+
+def test_without_a_bucket_the_reason_is_the_size_and_no_right(world, redriven, dead_letters, events):
+    factories.send(redriven, "records:large b:a")
+    world.sqs.fail_next("SendMessage", SHORTER)
+    world.consume(redriven)
+    (letter,) = events.wait(DeadLettered)
+    assert "has 7 bytes with its attributes, and the queue takes 7" in letter.reason
+    assert "payload_bucket" in letter.reason
+    assert "sqs:SendMessage" not in letter.reason
 
 
 def test_without_a_dead_letter_queue_either_it_is_hidden(make, events):
