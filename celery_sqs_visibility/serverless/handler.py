@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -12,6 +15,7 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
+from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.arrivals import refuse, with_payload
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
@@ -33,14 +37,31 @@ from celery_sqs_visibility.worker.event_tasks import take_events
 if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 
+logger = logging.getLogger(__name__)
+
+#: An event that is never set: waiting for it is sleeping.
+NEVER: Final = threading.Event()
+
 #: Before Lambda's timeout nothing is begun any more: the answer has to be given.
 ANSWER_SECONDS: Final = 1.0
+
+SEVERAL_OF_A_GROUP: Final = (
+    "%d messages of one group of FIFO queue %r came in one batch: when one of them fails those behind it "
+    "come back unrun, which costs each an attempt; set the batch size of the event source mapping to 1"
+)
+
+SHUT_DOWN: Final = (
+    "a task of queue %r ended with %r, which would end a worker: its message %r comes back, and the rest of "
+    "the batch is given back"
+)
 
 #: What the function answers: the messages that Lambda must not delete.
 Answer = dict[str, list[dict[str, str]]]
 
 
-def lambda_handler(app: Celery[Any], *, clock: Clock = SYSTEM_CLOCK) -> Callable[[Any, Any], Answer]:
+def lambda_handler(
+    app: Celery[Any], *, clock: Clock = SYSTEM_CLOCK, sleep: Callable[[float], object] = NEVER.wait
+) -> Callable[[Any, Any], Answer]:
     """Make the handler of a Lambda function that runs the app's tasks. It makes no request.
 
     The event source mapping must have `ReportBatchItemFailures` as its function response type: without it
@@ -49,6 +70,7 @@ def lambda_handler(app: Celery[Any], *, clock: Clock = SYSTEM_CLOCK) -> Callable
     Args:
         app: its broker transport is this package's.
         clock: for tests.
+        sleep: likewise.
 
     Raises:
         ImproperlyConfigured: a setting of the app or of a task is wrong, or its broker transport another.
@@ -67,15 +89,19 @@ def lambda_handler(app: Celery[Any], *, clock: Clock = SYSTEM_CLOCK) -> Callable
     take_events(app, context)
     context.worker_name = os.environ.get("AWS_LAMBDA_FUNCTION_NAME", "lambda")
     listen()
-    return Function(app, context, clock)
+    return Function(app, context, clock, sleep)
 
 
 class Function:
     """A Lambda function, called once an invocation. Its process does one after the other."""
 
-    def __init__(self, app: Celery[Any], context: BrokerContext, clock: Clock) -> None:
+    def __init__(
+        self, app: Celery[Any], context: BrokerContext, clock: Clock, sleep: Callable[[float], object]
+    ) -> None:
         self._context = context
         self._clock = clock
+        self._sleep = sleep
+        self._warned_of_groups = False
         self._holder = InvocationHolder(context, clock, open_lease_table())
         self._runs = Runs(app, context)
         options = context.options
@@ -99,14 +125,27 @@ class Function:
         return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}
 
     def _decoded(self, records: list[dict[str, Any]], until: float) -> list[Any]:
-        """Deliveries, their content and the messages. A run's lease ends with the invocation."""
+        """Deliveries, their content and the messages, in the order of their runs.
+
+        A run's lease ends with the invocation.
+        """
         queue = self._context.queues.by_arn(records[0]["eventSourceARN"])
         now = self._clock.monotonic()
         self._context.redrive.get(queue, now)
         arrived = self._decoder.decode(queue, [message_of(record) for record in records], now, now)
         for delivery, _, _ in arrived:
             delivery.deadline = until
-        return arrived
+        if queue.fifo:
+            self._warn_of_groups(queue, [delivery for delivery, _, _ in arrived])
+            return arrived
+        return sorted(arrived, key=lambda each: getattr(each[1], "eta", None) or 0.0)
+
+    def _warn_of_groups(self, queue: Queue, deliveries: list[Delivery]) -> None:
+        """Say once that a failure costs the messages behind it an attempt each: SQS counts a receive."""
+        most = max(Counter(delivery.facts.group for delivery in deliveries).values(), default=0)
+        if most > 1 and not self._warned_of_groups:
+            self._warned_of_groups = True
+            logger.warning(SEVERAL_OF_A_GROUP, most, queue.name)
 
     def _run_all(self, arrived: list[Any], until: float) -> None:
         """Run them until one instant, and give back what is left; of a FIFO group, what follows a failure."""
@@ -117,15 +156,19 @@ class Function:
             if group in stopped or began + longest + ANSWER_SECONDS > until:
                 left.append(delivery)
                 continue
-            self._take(delivery, content, message)
+            try:
+                self._take(delivery, content, message, until)
+            except SystemExit as error:
+                logger.warning(SHUT_DOWN, delivery.queue.name, error, delivery.facts.message_id)
+                delivery.settle(delivery.after_an_error())
+                until = began  # nothing is begun any more
             longest = max(longest, self._clock.monotonic() - began)
             if group is not None and delivery.facts.message_id not in self._holder.done:
                 stopped.add(group)
         self._holder.release(left)
 
-    def _take(self, delivery: Delivery, content: Any, message: Any) -> None:
+    def _take(self, delivery: Delivery, content: Any, message: Any, until: float) -> None:
         """Run a message, or settle it at once."""
-        parking = self._holder.parking
         if isinstance(content, PayloadPointer):
             content = self._fetched(delivery, content, message)
             if content is None:
@@ -136,11 +179,16 @@ class Function:
         if not isinstance(content, DecodedMessage):
             delivery.settle(content)
             return
-        delivery.parks = parking.parks_so_far(delivery, content)
+        delivery.parks = self._holder.parking.parks_so_far(delivery, content)
         if (seconds := (content.eta or 0.0) - self._clock.wall()) > 0:
-            delivery.settle(parking.waiting(delivery, content, message) or Park(math.ceil(seconds)))
-        else:
-            self._runs.run(delivery, content.payload)
+            waiting = self._holder.parking.waiting(delivery, content, message)
+            if waiting is None and self._clock.monotonic() + seconds + ANSWER_SECONDS > until:
+                waiting = Park(math.ceil(seconds))
+            if waiting is not None:
+                delivery.settle(waiting)
+                return
+            self._sleep(seconds)
+        self._runs.run(delivery, content.payload)
 
     def _fetched(
         self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage

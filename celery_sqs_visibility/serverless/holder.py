@@ -27,7 +27,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Settlement,
     Split,
 )
-from celery_sqs_visibility.errors import SQSError, UnreadableError
+from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError, UnreadableError
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
@@ -39,6 +39,10 @@ NOT_HIDDEN: Final = (
     "cannot hide or release messages of queue %r, which takes sqs:ChangeMessageVisibility, so they come back "
     "when the queue's own visibility timeout is over: %s"
 )
+
+#: A message is held for its ETA for no longer: Lambda bills the wait. A publisher's delay ends up to a second
+#: before the ETA, and so does a wait in SQS. Of Lambda's default timeout, 3 s, the rest is for the run.
+HOLD_SECONDS: Final = 2
 
 NOT_SETTLED: Final = "the copy of message %r could not be sent, so the message comes back: %s"
 
@@ -60,7 +64,7 @@ class InvocationHolder:
             self.options.for_queue,
             RedeliveryIndex(self.options.longest_visibility_timeout, clock),
         )
-        self.parking = Parking(context.redrive, self.options.for_queue, clock)
+        self.parking = Parking(context.redrive, self.options.for_queue, clock, held=HOLD_SECONDS, lead=0)
         self._dead_letters = DeadLetters(context.redrive, context.worker_name)
         self._outgoing = context.outgoing
         self._clock = clock
@@ -99,11 +103,18 @@ class InvocationHolder:
         return True
 
     def extend(self, delivery: Delivery, until: float) -> bool:
-        """See `model.Holder`. The run still ends when the invocation does, so the deadline stays."""
+        """See `model.Holder`. The run still ends when the invocation does, so the deadline stays.
+
+        Raises:
+            TimeoutError: SQS did not do it. It reaches `Visibility.extend`, which called this.
+        """
         seconds = math.ceil(until - self._clock.monotonic())
-        self._change_visibility(delivery.queue, [delivery], seconds)
+        error = self._change_visibility(delivery.queue, [delivery], seconds)
         if delivery.lease is not None:
             delivery.lease.answer(until)
+            delivery.lease.lost = delivery.lease.lost or isinstance(error, ReceiptHandleInvalidError)
+        if error is not None and not isinstance(error, ReceiptHandleInvalidError):
+            raise TimeoutError(f"SQS has not confirmed that the message is hidden for {seconds} s: {error}")
         return True
 
     def tell_lost(self, delivery: Delivery) -> bool:
@@ -132,7 +143,7 @@ class InvocationHolder:
         for start in range(0, len(deliveries), BATCH_ENTRIES):
             some = deliveries[start : start + BATCH_ENTRIES]
             self._settled.update(some)
-            if self._change_visibility(some[0].queue, some, 0):
+            if self._change_visibility(some[0].queue, some, 0) is None:
                 for delivery in some:
                     emit(events.Released(delivery.facts))
 
@@ -178,15 +189,19 @@ class InvocationHolder:
         return None
 
     def _hide(self, delivery: Delivery, seconds: int, event: events.DeliveryEvent) -> None:
-        if self._change_visibility(delivery.queue, [delivery], seconds):
+        if self._change_visibility(delivery.queue, [delivery], seconds) is None:
             emit(event)
 
-    def _change_visibility(self, queue: Queue, deliveries: Sequence[Delivery], seconds: int) -> bool:
+    def _change_visibility(
+        self, queue: Queue, deliveries: Sequence[Delivery], seconds: int
+    ) -> SQSError | None:
+        """Change it; the first error, which is logged."""
         changes = [(delivery.handle, seconds) for delivery in deliveries]
         try:
             failed = list(queue.sqs.change_visibility(queue.url, changes).failed.values())
         except SQSError as error:
             failed = [error]
-        if failed:
-            logger.warning(NOT_HIDDEN, queue.name, failed[0])
-        return not failed
+        if not failed:
+            return None
+        logger.warning(NOT_HIDDEN, queue.name, failed[0])
+        return failed[0]

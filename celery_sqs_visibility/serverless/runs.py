@@ -53,7 +53,11 @@ class Runs:
         self._run_valid = consumer.create_task_handler()
 
     def run(self, delivery: Delivery, payload: dict[str, Any]) -> None:
-        """Run the task of a message, which settles its delivery; never raises."""
+        """Run the task of a message, which settles its delivery.
+
+        Raises:
+            SystemExit: the task's, `WorkerShutdown` or `WorkerTerminate`: the delivery is not settled.
+        """
         channel = SimpleNamespace(
             delivery=lambda _tag: delivery, decode_body=_decode_body, context=self._context
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from datetime import datetime, timezone
 
 from celery import Celery, Task
 from celery.backends import cache
-from celery.exceptions import Reject
+from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 from support import factories
 from support.app import without_shared_tasks
 from support.clock import FakeClock
@@ -25,14 +27,20 @@ from celery_sqs_visibility.transport import broker_clients, broker_context
 #: The API action that hides messages, and shows them.
 CHANGES = "ChangeMessageVisibilityBatch"
 
+#: What a task raises to end the process of its worker.
+ENDS_OF_PROCESSES = {"shutdown": WorkerShutdown(0), "terminate": WorkerTerminate(1), "exit": SystemExit(1)}
+
 
 def note(self, key, seconds=0):
     """It takes `seconds` of the test's clock; the key says what becomes of it."""
-    sqs, visibility = self.request.sqs, self.visibility
-    self.app.world.ran.append((key, self.request.retries, sqs["queue"], visibility.remaining()))
+    sqs, visibility = self.request.sqs, getattr(self, "visibility", None)  # a stock task has none
+    remaining = visibility and visibility.remaining()
+    self.app.world.ran.append((key, self.request.retries, sqs["queue"], remaining))
     self.app.world.clock.advance(seconds)
     if key == "extend":
         visibility.extend(100)
+    if key in ENDS_OF_PROCESSES:
+        raise ENDS_OF_PROCESSES[key]
     if key == "reject":
         raise Reject("no", requeue=False)
     if key == "release":
@@ -47,8 +55,8 @@ class World:
     def __init__(self, monkeypatch, name="q", options=None, **queue):
         self.ran = []
         without_shared_tasks(monkeypatch)
-        # The leases of tasks count by the system's clock.
-        self.clock = FakeClock(SYSTEM_CLOCK.monotonic())
+        # The leases of tasks and the waits for keys count by the system's clock.
+        self.clock = FakeClock(SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall())
         self.sqs = FakeSQS(self.clock)
         monkeypatch.setattr(broker_clients, "shared_sqs", lambda _settings: self.sqs)
         monkeypatch.setattr(broker_context, "_contexts", {})
@@ -73,10 +81,17 @@ class World:
         self.app.task(note, bind=True, name="stock", base=Task, shared=False, acks_late=True)
 
     def handler(self):
-        return lambda_handler(self.app, clock=self.clock)
+        return lambda_handler(self.app, clock=self.clock, sleep=self.clock.advance)
 
     def send(self, *keys, task="note", group=None, **kwargs):
         factories.send(self.queue, *[message(task, [key], kwargs, task_id=key) for key in keys], group=group)
+
+    def send_with_eta(self, key, seconds, **kwargs):
+        """As a publisher does whose delay ends `seconds` before the ETA."""
+        body = json.loads(message("note", [key], task_id=key))
+        eta = datetime.fromtimestamp(self.clock.wall() + seconds, timezone.utc)
+        body["headers"]["eta"] = eta.isoformat()
+        factories.send(self.queue, json.dumps(body), **kwargs)
 
     def event(self):
         """What Lambda receives, and its event source mapping makes of it."""
@@ -103,7 +118,7 @@ class World:
         if done:
             self.sqs.delete(self.queue.url, done)
         bodies = {each["messageId"]: each["body"] for each in event["Records"]}
-        return [_name(json.loads(bodies[message_id])) for message_id in failed]
+        return [_name(bodies[message_id]) for message_id in failed]
 
     def changes(self):
         return [seconds for batch in factories.entries(self.sqs, CHANGES) for _, seconds in batch]
@@ -120,6 +135,7 @@ class World:
 
 def _name(body):
     """The task id of a message, or the key of its payload in S3."""
+    body = json.loads(body if body[0] in "[{" else base64.b64decode(body))
     return body["headers"]["id"] if isinstance(body, dict) else body[1]["s3Key"]
 
 

@@ -34,12 +34,31 @@ logger = logging.getLogger(__name__)
 
 
 class Parking:
-    """Decides how a message waits for its ETA, in the receivers' threads; sends copies, in the settler's."""
+    """Decides how a message waits for its ETA, in the receivers' threads; sends copies, in the settler's.
 
-    def __init__(self, redrive: RedriveBook, options_of: OptionsOfQueue, clock: Clock) -> None:
+    Args:
+        redrive: the queues' redrive policies.
+        options_of: of a queue.
+        clock: wall time, and monotonic time.
+        held: for how many seconds a message may be held for its ETA; `None`: for the visibility timeout, and
+            the lead.
+        lead: how many seconds before its ETA a parked message comes back.
+    """
+
+    def __init__(
+        self,
+        redrive: RedriveBook,
+        options_of: OptionsOfQueue,
+        clock: Clock,
+        *,
+        held: int | None = None,
+        lead: int = LEAD_SECONDS,
+    ) -> None:
         self._redrive = redrive
         self._options_of = options_of
         self._clock = clock
+        self._held = held
+        self._lead = lead
         # Queue URL to the monotonic instant at which it refused a copy. Each access is atomic: no lock.
         self._refused: dict[str, float] = {}
 
@@ -48,8 +67,13 @@ class Parking:
         if opened.eta is None:
             return 0
         facts = delivery.facts
-        timeout = self._options_of(facts.queue).visibility_timeout
-        return parks_so_far(opened.eta, facts.first_received, self._clock.wall(), timeout)
+        timeout = self._timeout(facts.queue)
+        return parks_so_far(opened.eta, facts.first_received, self._clock.wall(), timeout, self._lead)
+
+    def _timeout(self, queue: str) -> int:
+        if self._held is not None:
+            return self._held - self._lead
+        return self._options_of(queue).visibility_timeout
 
     def waiting(
         self, delivery: Delivery, opened: DecodedMessage, message: ReceivedMessage
@@ -64,7 +88,7 @@ class Parking:
             return None
         if not hop.renewed:
             return Park(hop.seconds)
-        park = park_for(wait, limits.visibility_timeout) if limits.may_return else None
+        park = park_for(wait, limits.visibility_timeout, self._lead) if limits.may_return else None
         # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
         if not self._may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
             return None if park is None else Park(park)
@@ -81,7 +105,7 @@ class Parking:
         if delivery.queue.fifo or not self._may_copy(delivery):  # it would lose its place in its group
             return None
         delay = min(
-            math.floor(eta - self._clock.wall()) - LEAD_SECONDS, self._redrive.retention(delivery.queue) // 2
+            math.floor(eta - self._clock.wall()) - self._lead, self._redrive.retention(delivery.queue) // 2
         )
         return Renew(_copy(delivery, body(), delay, eta), payload, None)
 
@@ -113,10 +137,12 @@ class Parking:
         policy = self._redrive.peek(delivery.queue)
         # Where the policy cannot be read there may be one.
         unknown = None if self._redrive.knows(delivery.queue) else 2
-        timeout = self._options_of(delivery.queue.name).visibility_timeout
+        timeout = self._timeout(delivery.queue.name)
         receives = delivery.facts.receive_count
         # In a FIFO queue a copy would lose its place in its group.
-        wasted = 0 if delivery.queue.fifo else wasted_receives(receives, delivery.parks, wait, timeout)
+        wasted = (
+            0 if delivery.queue.fifo else wasted_receives(receives, delivery.parks, wait, timeout, self._lead)
+        )
         return Limits(
             receive_count=receives,
             max_receive_count=policy.max_receive_count if policy else unknown,
@@ -124,6 +150,7 @@ class Parking:
             retention=self._redrive.retention(delivery.queue),
             visibility_timeout=timeout,
             wasted_receives=wasted,
+            lead=self._lead,
         )
 
 

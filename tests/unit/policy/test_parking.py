@@ -37,10 +37,10 @@ AROUND_WHOLE_PARKS = st.builds(
 TIMEOUTS = st.integers(1, VISIBILITY_HORIZON_SECONDS)
 
 
-def park_until_held(wait, visibility_timeout):
+def park_until_held(wait, visibility_timeout, lead=LEAD_SECONDS):
     """Every park of a message that comes back exactly when it should."""
     parks = []
-    while (seconds := park_for(wait, visibility_timeout)) is not None:
+    while (seconds := park_for(wait, visibility_timeout, lead)) is not None:
         parks.append(seconds)
         wait -= seconds
     return parks, wait
@@ -63,11 +63,11 @@ def test_a_park_is_something_sqs_accepts_for_a_wait_beyond_the_visibility_timeou
         assert wait - seconds >= LEAD_SECONDS, "it comes back before its ETA"
 
 
-@given(WAITS | AROUND_WHOLE_PARKS, TIMEOUTS)
-def test_the_parks_of_the_past_are_those_that_were_made(more, visibility_timeout):
-    wait = visibility_timeout + LEAD_SECONDS + more
-    parks, left = park_until_held(wait, visibility_timeout)
-    assert parks_before(wait, visibility_timeout) == len(parks)
+@given(WAITS | AROUND_WHOLE_PARKS, TIMEOUTS, st.sampled_from([0, LEAD_SECONDS]))
+def test_the_parks_of_the_past_are_those_that_were_made(more, visibility_timeout, lead):
+    wait = visibility_timeout + lead + more
+    parks, left = park_until_held(wait, visibility_timeout, lead)
+    assert parks_before(wait, visibility_timeout, lead) == len(parks)
     assert left <= max(wait, 0) or wait < 0
 
 

@@ -83,6 +83,20 @@ def test_a_message_whose_key_is_taken_waits_as_a_copy_without_failing(world):
     assert seconds_until(copies(world)[0]) == pytest.approx(HIDDEN_SECONDS, abs=2)
 
 
+def test_waiting_for_a_key_costs_no_attempt(world):
+    handler = world.handler()
+    world.send("bad", task="one")
+    world.keys.acquire("one:bad", "another/run", 3 * HIDDEN_SECONDS)
+    for number in range(3):
+        world.keys.acquire("one:bad", f"another/{number}", HIDDEN_SECONDS)
+        assert world.invoke(handler) == []
+        world.clock.advance(HIDDEN_SECONDS)
+    assert world.ran == []
+    world.clock.advance(2 * HIDDEN_SECONDS)
+    assert world.invoke(handler) == ["bad"]
+    assert [retries for _, retries, *_ in world.ran] == [0]
+
+
 @pytest.mark.parametrize("name", ["q", "q.fifo"])
 def test_where_no_copy_can_be_sent_it_is_hidden_and_reported(make_exclusive, name):
     world = make_exclusive(name)

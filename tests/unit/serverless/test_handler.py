@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from celery.exceptions import ImproperlyConfigured
 from support import factories
 from support.aws_events import s3_notification, s3_record
-from support.lambda_function import CHANGES, Invocation, note
+from support.lambda_function import CHANGES, ENDS_OF_PROCESSES, Invocation, note
 
 from celery_sqs_visibility import OptionError, message
-from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError
+from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, ThrottledError
 
 
 def broken(body, attributes):
@@ -55,6 +56,21 @@ def test_a_run_may_have_its_message_hidden_for_longer(world):
 
 
 @pytest.mark.parametrize(
+    ("refused", "raised"),
+    [
+        (AccessDeniedError("no right"), "TimeoutError: SQS has not confirmed .* for 10[01] s: no right"),
+        (ReceiptHandleInvalidError("expired"), "VisibilityLostError: the message's visibility has lapsed"),
+    ],
+)
+def test_a_run_is_told_where_its_message_cannot_be_hidden_for_longer(world, caplog, refused, raised):
+    world.send("extend")
+    world.sqs.fail_next(CHANGES, refused)
+    assert world.invoke() == ["extend"]
+    assert world.state("extend") == "RETRY"
+    assert re.search(raised, caplog.text)
+
+
+@pytest.mark.parametrize(
     ("key", "reported", "changes", "letters"),
     [("release", ["release"], [0], []), ("reject", [], [], ["rejected by the task"])],
 )
@@ -89,6 +105,35 @@ def test_a_fifo_group_stops_at_its_first_failure(make):
     world.clock.advance(10)
     world.invoke()
     assert [key for key, *_ in world.ran] == ["bad-1", "other", "bad-1", "after"]
+
+
+@pytest.mark.parametrize(("others", "warned"), [(["g"], 1), (["h"], 0)])
+def test_a_fifo_batch_with_several_messages_of_a_group_is_warned_of_once(make, caplog, others, warned):
+    world = make("q.fifo")
+    handler = world.handler()
+    for _ in range(2):
+        for number, group in enumerate(["g", *others]):
+            world.send(f"a-{number}", group=group)
+        assert world.invoke(handler) == []
+    assert caplog.text.count("2 messages of one group of FIFO queue 'q.fifo' came in one batch") == warned
+
+
+@pytest.mark.parametrize("key", sorted(ENDS_OF_PROCESSES))
+def test_what_would_end_a_process_takes_no_success_with_it(world, key):
+    world.send("a", key, "b")
+    failed = world.invoke()
+    ran = {each for each, *_ in world.ran}
+    assert {"a", key} <= ran
+    assert set(failed) == {key, "b"} - ran | {key}
+
+
+@pytest.mark.parametrize("task", ["note", "stock"])
+def test_a_task_that_shuts_its_worker_down_ends_the_batch(world, caplog, task):
+    world.send("a", "shutdown", "b", "c", task=task)
+    assert world.invoke() == ["shutdown", "b", "c"]
+    assert [key for key, *_ in world.ran] == ["a", "shutdown"]
+    assert world.changes() == [0, 0]
+    assert "a task of queue 'q' ended with WorkerShutdown(0)" in caplog.text
 
 
 def test_events_run_tasks(world):
@@ -150,15 +195,6 @@ def test_an_unknown_task_comes_back(world):
     world.send("a", task="unknown")
     assert world.invoke() == ["a"]
     assert factories.left(world.dead) == 0
-
-
-def test_a_far_eta_is_hidden_until_then(world):
-    body = json.loads(message("note", ["a"], task_id="a"))
-    body["headers"]["eta"] = "2033-05-18T03:33:20+00:00"
-    factories.send(world.queue, json.dumps(body))
-    assert world.invoke() == ["a"]
-    assert world.ran == []
-    assert factories.counts(world.queue) == (0, 1)
 
 
 @pytest.mark.parametrize(
