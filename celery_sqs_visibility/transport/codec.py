@@ -81,13 +81,10 @@ def encode_message(
     """
     properties = dict(message.get("properties", {}))
     attributes = properties.pop("message_attributes", None) or {}
-    group, deduplication = properties.get("MessageGroupId"), None
+    group = properties.get("MessageGroupId") or (DEFAULT_GROUP if queue.fifo else None)
     eta = eta_of(headers_with_eta(message))
     # SNS has no delays: the workers hide what came by a topic until its ETA.
     delay, visible_at = delay_of(properties, eta, queue, limits) if isinstance(queue, Queue) else NO_DELAY
-    if queue.fifo:
-        group = group or DEFAULT_GROUP
-        deduplication = _deduplication_id(message)
     text = dumps({**message, "properties": properties})
     return OutgoingMessage(
         body=base64.b64encode(text.encode()).decode() if base64_encoded else text,
@@ -95,7 +92,7 @@ def encode_message(
         delay=delay,
         # SQS would refuse a number or a UUID, and with it all messages of its batch.
         group_id=None if group is None else str(group),
-        deduplication_id=deduplication,
+        deduplication_id=_deduplication_id(message) if queue.fifo else None,
         visible_at=visible_at,
     )
 

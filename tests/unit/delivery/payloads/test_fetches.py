@@ -169,7 +169,7 @@ def test_a_large_message_that_goes_on_waiting_as_a_copy_keeps_its_payload(world,
     flushed(world)
     copy = factories.requests(world.sqs, "SendMessage")[-1]["message"]
     assert (copy.body, copy.attributes, copy.delay) == (pointer, size_attribute(7), 900)
-    assert (list(store.objects), left(queue)) == (["k"], 0), "it is delayed"
+    assert (list(store.objects), left(queue)) == ([KEY], 0), "it is delayed"
 
 
 @pytest.mark.parametrize(
