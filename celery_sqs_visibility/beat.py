@@ -35,6 +35,9 @@ CLAIM_SECONDS: Final = 24 * 60 * 60
 
 UNCLAIMED: Final = "%s could not be claimed, and is sent: another beat may send it too: %s"
 
+#: An entry that Celery adds by itself (celery/beat.py: `Scheduler.install_default_entries`).
+CLEANUP: Final = "celery.backend_cleanup"
+
 UNSENT: Final = "%s was not sent, and stays claimed, so that no other beat sends it: %s"
 
 #: Celery rounds a relative interval to days, hours or minutes, not to less.
@@ -63,7 +66,7 @@ class SendsOnce:
             key: the same in all beats.
             ttl_seconds: how long the store has to remember it.
         """
-        store, self._owner = self._store(), uuid.uuid4().hex
+        store, self._owner = self._exclusive_store(), uuid.uuid4().hex
         return store is None or store.claim(f"beat:{key}", ttl_seconds, self._owner)
 
     def unclaim(self, key: str) -> None:
@@ -71,7 +74,7 @@ class SendsOnce:
 
         Override it with `claim`, or no beat may.
         """
-        store = self._store()
+        store = self._exclusive_store()
         if store is not None and self._owner:
             store.release(f"beat:{key}", self._owner)
 
@@ -165,8 +168,12 @@ class SendsOnce:
         return self._claims_everything or self._standard_queue(entry) is not None
 
     def _standard_queues(self) -> list[str]:
-        """The queues that entries go to and that are no FIFO queues."""
-        return sorted(set(filter(None, map(self._standard_queue, self.schedule.values()))))
+        """The queues that entries go to and that are no FIFO queues.
+
+        Celery's own entry, which deletes old results, may be sent twice.
+        """
+        entries = (entry for entry in self.schedule.values() if entry.name != CLEANUP)
+        return sorted(set(filter(None, map(self._standard_queue, entries))))
 
     def _standard_queue(self, entry: Any) -> str | None:
         try:
@@ -176,7 +183,7 @@ class SendsOnce:
         name: str | None = getattr(route.get("queue"), "name", None)
         return None if not name or name.endswith(FIFO_SUFFIX) else name
 
-    def _store(self) -> ExclusiveStore | None:
+    def _exclusive_store(self) -> ExclusiveStore | None:
         context = self._broker_context()
         return None if context is None else context.exclusive_store
 

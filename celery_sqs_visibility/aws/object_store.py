@@ -27,6 +27,9 @@ T = TypeVar("T")
 #: Objects in one DeleteObjects (API_DeleteObjects).
 DELETED_OBJECTS: Final = 1000
 
+#: S3's code for a bucket that is not there.
+NO_BUCKET: Final = "NoSuchBucket"
+
 #: An object is read in parts of this size, for as long as each part comes within this time.
 PART_BYTES: Final = 256 * 1024
 LONGEST_PART_SECONDS: Final = 15.0
@@ -116,7 +119,8 @@ class S3ObjectStore(ObjectStore):
             outcome = error.code
             if isinstance(error, CredentialsRefusedError):
                 self._clients.discard()  # only new clients read rotated credentials
-            raise reworded(error, f"S3 bucket {self._bucket!r}: {error}") from error.__cause__ or exc
+            remedy = "; create the bucket, or correct payload_bucket" if outcome == NO_BUCKET else ""
+            raise reworded(error, f"S3 bucket {self._bucket!r}: {error}{remedy}") from error.__cause__ or exc
         finally:
             if has_listener(SQSRequest):
                 emit(SQSRequest(action, SYSTEM_CLOCK.monotonic() - started, outcome))

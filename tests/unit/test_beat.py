@@ -167,6 +167,18 @@ def test_what_a_fifo_queue_takes_once_is_not_claimed(beat, store):
     assert beat(schedule(60), **conf).run(50) == beat(schedule(60), **conf).run(50) != []
 
 
+def test_celerys_own_scheduler_claims_too_beside_its_file(beat, store, tmp_path):
+    conf = with_store()
+    first, second = (beat(schedule(60), kind=Scheduler, path=tmp_path / name, **conf) for name in "ab")
+    assert (first.run(50), second.run(50)) == (["report@2026-03-04T10:08:00Z"], [])
+
+
+def test_of_celerys_scheduler_only_what_is_meant_to_be_is_replaced():
+    ours = {name for name in vars(SendsOnce) if not name.startswith("__")}
+    meant = {"apply_async", "populate_heap", "reserve", "is_due", "setup_schedule"}
+    assert ours & set(dir(celery_beat.PersistentScheduler)) == meant
+
+
 def test_while_the_store_does_not_answer_tasks_are_sent_and_one_line_says_so(
     beat, store, monkeypatch, caplog
 ):
