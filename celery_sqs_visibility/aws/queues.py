@@ -222,11 +222,16 @@ class Queues:
         return Queue(name, url, self._sqs, "created")
 
 
+def no_such_predefined_queue(queue: Queue, error: QueueDoesNotExistError) -> QueueDoesNotExistError:
+    """Return the error that names the option, too."""
+    which = f"{queue.url}, which predefined_queues gives for {queue.name!r}"
+    return reworded(error, f"SQS has no queue {which}: {error}")
+
+
 def _check_existence(queue: Queue) -> None:
     try:
         queue.sqs.queue_attributes(queue.url, ["RedrivePolicy"])
     except AccessDeniedError:
         pass  # a comfort, not a requirement: the first receive will tell
     except QueueDoesNotExistError as error:
-        which = f"{queue.url}, which predefined_queues gives for {queue.name!r}"
-        raise reworded(error, f"SQS has no queue {which}: {error}") from error
+        raise no_such_predefined_queue(queue, error) from error

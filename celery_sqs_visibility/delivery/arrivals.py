@@ -192,4 +192,6 @@ def refuse(rejection: Rejecter, delivery: Delivery, error: UnreadableError, body
     """Refuse a message that could not be decoded; a bug behind that is logged once. Any thread."""
     first = rejection.refuse(delivery, str(error), body)
     if first and (bug := error.__cause__) is not None:
-        logger.error("unexpected error decoding a message of %r", delivery.queue.name, exc_info=bug)
+        fields = Fields(message_id=delivery.facts.message_id)
+        sentence = "a message of queue %r cannot be decoded: %s (%s)"
+        logger.error(sentence, delivery.queue.name, error, fields, extra={"sqs": fields}, exc_info=bug)

@@ -14,7 +14,7 @@ from queue import Empty
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.queues import Queue, no_such_predefined_queue
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Delete
@@ -178,10 +178,10 @@ class Channel(FanoutChannel):
     def _send(self, queue: Queue, encoded: OutgoingMessage, message: dict[str, Any]) -> None:
         try:
             self.context.outgoing.send(queue, encoded)
-        except QueueDoesNotExistError:
+        except QueueDoesNotExistError as error:
             self.context.queues.forget(queue.name)
             if self.context.options.predefined_queues:
-                raise
+                raise no_such_predefined_queue(queue, error) from error
             # The queue was deleted after it was found.
             again = self._target(queue.name, message)
             if again is not None:

@@ -66,14 +66,15 @@ class EventMessages:
         try:
             return self.decode_task(queue, message)
         except NoTaskError as error:
-            body = _parsed(message["Body"])
-            if any(map(is_s3_test, contents(body))):
-                fields = Fields(queue=queue.name, message_id=message["MessageId"])
-                logger.info("S3's test event is deleted: notifications arrive (%s)", fields)
-                return Delete()
-            runs = self._routed(body) or self._adapted(queue, message)
-            if not runs:
-                raise self._untaken(error, body) from None
+            no_task = error
+        body = _parsed(message["Body"])
+        if any(map(is_s3_test, contents(body))):
+            fields = Fields(queue=queue.name, message_id=message["MessageId"])
+            logger.info("S3's test event is deleted: notifications arrive (%s)", fields)
+            return Delete()
+        runs = self._routed(body) or self._adapted(queue, message)
+        if not runs:
+            raise self._untaken(no_task, body)
         if len(runs) == 1:
             return self._one(runs[0], queue, message)
         copies = [_copy(run, index, queue, message) for index, run in enumerate(runs)]

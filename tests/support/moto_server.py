@@ -3,6 +3,7 @@
 Its long polls look for messages that become visible again once a second; here they look twenty times.
 It counts visible messages and then hidden ones; here it counts both at one moment, since what came back
 in between was neither. And it knows what a ReceiveRequestAttemptId is: the same messages, once more.
+DynamoDB looks at the condition of an update and makes the update in one step; moto's threads do both at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from flask import request
+from moto.dynamodb.models import DynamoDBBackend
 from moto.server import main
 from moto.sqs import models
 from moto.sqs.models import SQSBackend
@@ -70,4 +72,5 @@ if __name__ == "__main__":
     SQSBackend.get_queue_attributes = count
     for name in CHANGES:
         setattr(SQSBackend, name, locked(getattr(SQSBackend, name)))
+    DynamoDBBackend.update_item = locked(DynamoDBBackend.update_item)
     main(sys.argv[1:])

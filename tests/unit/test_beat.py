@@ -169,8 +169,11 @@ def test_what_a_fifo_queue_takes_once_is_not_claimed(beat, store):
 
 def test_celerys_own_scheduler_claims_too_beside_its_file(beat, store, tmp_path):
     conf = with_store()
-    first, second = (beat(schedule(60), kind=Scheduler, path=tmp_path / name, **conf) for name in "ab")
-    assert (first.run(50), second.run(50)) == (["report@2026-03-04T10:08:00Z"], [])
+    beats = [beat(schedule(60), kind=Scheduler, path=tmp_path / name, **conf) for name in "ab"]
+    first, second = (each.scheduler for each in beats)
+    assert (first.claim("report@now", 60), second.claim("report@now", 60)) == (True, False)
+    first.unclaim("report@now")
+    assert second.claim("report@now", 60)
 
 
 def test_of_celerys_scheduler_only_what_is_meant_to_be_is_replaced():

@@ -195,7 +195,7 @@ def test_a_bug_in_opening_a_message_is_logged_once_and_costs_neither_the_others_
     assert world.held() == 1
     world.come_back(queue)
     assert len(events.wait(Unreadable)) == 1
-    (record,) = [record for record in caplog.records if "unexpected error decoding" in record.getMessage()]
+    (record,) = [record for record in caplog.records if "cannot be decoded: " in record.getMessage()]
     assert record.exc_info[0] is ZeroDivisionError
 
 
