@@ -2,16 +2,17 @@
 
 So a key's lease ends with its message's visibility timeout: when a worker dies, the key is free as soon as
 another worker can have the message. A run whose message is lost goes on, and so does its key's lease: the
-message's next run waits for its end.
+message's next run waits for its end. So a key is renewed, too, shortly before its message is lost.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from celery.utils.log import get_logger
 
@@ -22,6 +23,7 @@ from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.errors import SQSError, StoreError, UnavailableError
 from celery_sqs_visibility.events import DeliveryEvent, Extended, Lost, Superseded, log_safely, subscribe
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.queue_options import QueueOptions
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.stores.port import ExclusiveStore, Renewal
 
@@ -36,6 +38,10 @@ RETRY_FLOOR_SECONDS: Final = 1.0
 
 #: The key of a run whose message is lost is renewed for the visibility timeout, after this part of it.
 LOST_FRACTION: Final = 2
+
+#: A key whose message is not extended is renewed this part of the visibility timeout before that ends, or
+#: half a heartbeat interval before: by then the heartbeat has tried.
+MARGIN_FRACTION: Final = 6
 
 #: How long a shutdown waits until the keys of orphaned runs are released.
 RELEASE_SECONDS: Final = 1.0
@@ -62,12 +68,22 @@ class KeyLease:
         lease = self.delivery.current.lease
         return not self.over and lease is not None and lease.holds_key
 
+    @property
+    def margin(self) -> float:
+        """Seconds before the message's deadline at which no extension is to be waited for any more."""
+        options = self._options
+        return min(options.visibility_timeout / MARGIN_FRACTION, (options.heartbeat_interval or math.inf) / 2)
+
     def next_end(self, now: float) -> float:
         """The monotonic instant until which the lease is to last."""
         delivery = self.delivery.current
-        if not delivery.lost:
-            return delivery.deadline
-        return now + delivery.holder.options.for_queue(delivery.queue.name).visibility_timeout
+        if delivery.lost or delivery.deadline - now <= self.margin:
+            return now + self._options.visibility_timeout
+        return delivery.deadline
+
+    @property
+    def _options(self) -> QueueOptions:
+        return self.delivery.holder.options.for_queue(self.delivery.queue.name)
 
 
 @dataclass(eq=False)
@@ -93,7 +109,7 @@ class KeyLeases:
         )
         # Guarded by the threads' lock:
         self._leases: WeakValueDictionary[tuple[str, str], KeyLease] = WeakValueDictionary()
-        self._due: dict[KeyLease, float] = {}
+        self._due: WeakKeyDictionary[KeyLease, float] = WeakKeyDictionary()
         self._released = threading.Condition(self.threads.lock)
         self._releasing: set[KeyLease] = set()
 
@@ -108,6 +124,7 @@ class KeyLeases:
         facts = lease.delivery.facts
         with self.threads.lock:
             self._leases[facts.queue, facts.message_id] = lease
+            self._renew_at(lease, lease.delivery.deadline - lease.margin)
 
     def release(self, lease: KeyLease, delay: float = 0.0) -> None:
         """The run is over, and could not release its key itself."""
@@ -177,11 +194,19 @@ class KeyLeases:
                 self._tell_lost(lease)
 
     def _repeat(self, lease: KeyLease, now: float, *, failed: bool) -> None:
-        """Renew it again, where that has failed, or no extension will ask for it."""
-        if lease.held and (failed or lease.delivery.current.lost):
+        """Renew it again, where that has failed, or no extension asks for it before."""
+        if not lease.held:
+            return
+        at = lease.until - lease.margin
+        if failed or lease.delivery.current.lost:
             pause = (lease.until - now) / (RETRY_FRACTION if failed else LOST_FRACTION)
-            self._due.setdefault(lease, now + max(pause, RETRY_FLOOR_SECONDS))
-            self.threads.wake()
+            at = now + max(pause, RETRY_FLOOR_SECONDS)
+        self._renew_at(lease, min(at, self._due.get(lease, at)))
+
+    def _renew_at(self, lease: KeyLease, at: float) -> None:
+        """Under the threads' lock."""
+        self._due[lease] = at
+        self.threads.wake()
 
     def _tell_lost(self, lease: KeyLease) -> None:
         lease.over, facts = True, lease.delivery.facts
@@ -194,6 +219,8 @@ class KeyLeases:
         facts = event.delivery
         with self.threads.lock:
             lease = self._leases.get((facts.queue, facts.message_id))
-            if lease is not None and lease.held:
-                self._due[lease] = self._clock.monotonic()
-                self.threads.wake()
+            if lease is None or lease.over:
+                return
+            now = self._clock.monotonic()
+            # A key that is not acquired yet is acquired until the deadline.
+            self._renew_at(lease, now if lease.held else lease.delivery.current.deadline - lease.margin)

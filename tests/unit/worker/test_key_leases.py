@@ -13,7 +13,7 @@ from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.errors import StoreError
 from celery_sqs_visibility.events import Extended, Lost, emit
 from celery_sqs_visibility.stores.memory import MemoryStore
-from celery_sqs_visibility.stores.port import Acquired, Processing
+from celery_sqs_visibility.stores.port import Acquired, Processing, Renewal
 from celery_sqs_visibility.worker import key_leases as module
 from celery_sqs_visibility.worker.key_leases import KeyLease, KeyLeases
 
@@ -76,6 +76,16 @@ def test_a_key_is_renewed_until_its_message_is_visible_when_that_is_extended(key
     assert keys.threads.send_next()
     assert state(store) == Processing(60, OWNER)
     assert not keys.threads.send_next()
+
+
+def test_a_key_whose_message_is_not_extended_is_renewed_before_that_is_lost(keys, run, store, clock):
+    store.renew([Renewal(KEY, OWNER, 60)])
+    clock.advance(60 - run.lease.margin - 0.1)
+    assert not keys.threads.send_next()
+    clock.advance(0.1)
+    assert keys.threads.send_next()
+    clock.advance(run.lease.margin)
+    assert state(store) == Processing(120 - run.lease.margin, OWNER)
 
 
 def test_a_key_that_is_not_acquired_yet_is_not_renewed(keys, run):
