@@ -50,7 +50,7 @@ def once(arguments, servers, pool, order):
 
 
 def share(passed, queue, count):
-    """The queue's share in the first messages that were deleted, so many of them."""
+    """The queue's share of the messages that were deleted first."""
     done = [
         request.parameters["QueueUrl"].endswith(queue)
         for request in passed

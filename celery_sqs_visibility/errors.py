@@ -87,7 +87,7 @@ class InactivityError(SQSVisibilityError):
 
     @classmethod
     def after(cls, timeout: float) -> InactivityError:
-        """The error of a run that was silent for so many seconds."""
+        """The error of a run that was silent for `timeout` seconds."""
         return cls(f"no sign of life for {timeout:g} s (inactivity_timeout)")
 
 

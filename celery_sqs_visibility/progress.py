@@ -30,7 +30,7 @@ class Progress:
         self._failed = False
 
     def show(self, current: int, *, last: bool = False) -> None:
-        """So many items are done; the `last` number is stored in any case."""
+        """This number of items is done; the `last` number is stored in any case."""
         if self._task is None or not (last or self._throttle.is_due(current, SYSTEM_CLOCK.monotonic())):
             return
         try:

@@ -161,7 +161,7 @@ class QueueConsumer(DeliveryHolder):
         self._released()
 
     def _remove_payloads(self) -> None:
-        """Remove the payloads of what is deleted; what is left then the bucket's lifecycle rule removes."""
+        """Remove payloads of deleted messages, within a bound; the lifecycle rule removes the others."""
         if self._removals is not None:
             self._removals.flush(REMOVAL_SECONDS)
 

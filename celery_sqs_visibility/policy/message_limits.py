@@ -24,7 +24,7 @@ def limit_told(error: SQSError) -> int | None:
 def too_large(
     queue: str, size: int, limit: int = MESSAGE_BYTES, *, pointer: bool = False
 ) -> MessageTooLargeError:
-    """The error for a message of that many bytes; `pointer`: even with its payload in S3."""
+    """The error for a message of `size` bytes; `pointer`: even with its payload in S3."""
     remedy = (
         "its attributes are too large"
         if pointer

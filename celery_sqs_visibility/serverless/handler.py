@@ -148,7 +148,7 @@ class Function:
             logger.warning(SEVERAL_OF_A_GROUP, most, queue.name)
 
     def _run_all(self, arrived: list[Any], until: float) -> None:
-        """Run them until one instant, and give back what is left; of a FIFO group, what follows a failure."""
+        """Run messages until then; give back the others, and those behind a failure in FIFO groups."""
         longest, left, stopped = 0.0, [], set()
         for delivery, content, message in arrived:
             began = self._clock.monotonic()

@@ -139,7 +139,7 @@ class InvocationHolder:
         return self.parking.renewal(delivery, eta, body, payload)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Give back what was not run, to be visible at once."""
+        """Give back messages that were not run, to be visible at once."""
         for start in range(0, len(deliveries), BATCH_ENTRIES):
             some = deliveries[start : start + BATCH_ENTRIES]
             self._settled.update(some)

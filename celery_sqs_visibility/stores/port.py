@@ -78,7 +78,7 @@ class ExclusiveStore(Protocol):
 
     @abstractmethod
     def finish(self, key: str, owner: str, ttl: float) -> bool:
-        """The key is processed, for that many seconds; its checkpoint is dropped."""
+        """The key counts as processed for `ttl` seconds; its checkpoint is dropped."""
 
     @abstractmethod
     def release(self, key: str, owner: str) -> bool:
@@ -89,5 +89,5 @@ class ExclusiveStore(Protocol):
         """Keep a value that JSON can express for the next owner."""
 
     def claim(self, key: str, ttl: float, owner: str = "") -> bool:
-        """Whether the caller is the first in that many seconds to take a key, which only `owner` releases."""
+        """Whether nobody has claimed the key in the last `ttl` seconds; only `owner` releases the claim."""
         return isinstance(self.acquire(key, owner or uuid.uuid4().hex, ttl), Acquired)

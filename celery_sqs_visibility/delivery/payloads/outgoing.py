@@ -56,7 +56,7 @@ class OutgoingMessages:
         self._limits: dict[str, int] = {}
 
     def offloads(self, queue: Queue, size: int) -> bool:
-        """Whether the payload of a message of that many bytes, attributes included, goes to S3."""
+        """Whether the payload of a message of `size` bytes, attributes included, goes to S3."""
         if self.store is None:
             return False
         return size > min(self.store.threshold, self._limits.get(queue.url, MESSAGE_BYTES))

@@ -101,7 +101,7 @@ class Turns:
             self._resting.pop(_key(delivery), None)
 
     def hold(self, queue: str, messages: int) -> None:
-        """So many more messages of the queue are held."""
+        """This number of messages more is held of the queue."""
         with self._lock:
             self._held[queue].messages += messages
 

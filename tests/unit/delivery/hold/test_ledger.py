@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,6 @@ from support.factories import TIMEOUT, every_queue
 from celery_sqs_visibility.delivery.hold.extensions import RETRY_FLOOR_SECONDS
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.lease import REQUESTED
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Release
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
@@ -28,15 +26,6 @@ number = itertools.count()
 
 def delivery(now=NOW):
     return factories.delivery(QUEUE, handle=f"h{next(number)}", now=now)
-
-
-@pytest.fixture
-def leases():
-    """The table that running tasks see."""
-    leases = LeaseTable()
-    yield leases
-    for end in leases._pipe:
-        os.close(end)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from support import factories
 from support.factories import TIMEOUT, every_queue
@@ -12,7 +10,6 @@ from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
 from celery_sqs_visibility.delivery.inactivity import Inactivity
 from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.events import HorizonNear, subscribe
 from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS
@@ -22,14 +19,6 @@ NOW = 1000.0
 LIMIT = 10.0
 QUEUE = factories.sqs_queue()
 NEAR = NOW + VISIBILITY_HORIZON_SECONDS - HORIZON_MARGIN_SECONDS - NEAR_HORIZON_SECONDS
-
-
-@pytest.fixture
-def leases():
-    leases = LeaseTable()
-    yield leases
-    for end in leases._pipe:
-        os.close(end)
 
 
 @pytest.fixture
