@@ -1,0 +1,99 @@
+"""What all commands of `celery -A proj sqs` share: the app's broker, `--json`, errors as one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+from celery import Celery
+
+from celery_sqs_visibility.errors import AccessDeniedError, OptionError, SQSVisibilityError, UnavailableError
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.transport import Transport
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: The decorator of a command that takes `as_json`.
+json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class CommandError(click.ClickException):
+    """Printed as one line; the exit status of the command is 1. Those of its subclasses are of sysexits.h."""
+
+
+class UnavailableCommandError(CommandError):
+    """Nobody answers."""
+
+    exit_code = 69
+
+
+class NotPermittedError(CommandError):
+    """A right is missing."""
+
+    exit_code = 77
+
+
+def app_of(ctx: click.Context) -> Celery:
+    """The app that `-A` names, with its tasks."""
+    app: Celery = ctx.obj.app
+    app.loader.import_default_modules()
+    return app
+
+
+@contextmanager
+def broker_of(app: Celery) -> Iterator[BrokerContext]:
+    """The app's broker, while a command uses it.
+
+    Raises:
+        CommandError: the app is not on this transport, its options are wrong, or SQS refuses.
+    """
+    with errors_as_sentences(), app.connection_for_read() as connection:
+        transport = connection.transport
+        if not isinstance(transport, Transport):
+            raise CommandError(
+                f"the broker of app {app.main!r} is {connection.as_uri()}, and these commands are for SQS: "
+                f"set broker_transport = 'celery_sqs_visibility', and name the app by -A"
+            )
+        yield transport.context
+
+
+@contextmanager
+def errors_as_sentences() -> Iterator[None]:
+    """Have this package's errors end the command with a line and an exit status."""
+    try:
+        yield
+    except click.ClickException:
+        raise
+    except AccessDeniedError as error:
+        raise NotPermittedError(str(error)) from error
+    except UnavailableError as error:
+        raise UnavailableCommandError(str(error)) from error
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
+    except SQSVisibilityError as error:
+        raise CommandError(str(error)) from error
+
+
+def show_json(value: Any) -> None:
+    """Print a value as JSON, indented; what JSON does not know as text."""
+    click.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+
+
+def show_table(columns: list[str], rows: list[list[Any]]) -> None:
+    """Print rows under their columns' names; numbers to the right."""
+    texts = [columns, *([_text(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[number]) for row in texts) for number in range(len(columns))]
+    numeric = [all(isinstance(row[number], int | float) for row in rows) for number in range(len(columns))]
+    for row in texts:
+        cells = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def _text(cell: Any) -> str:
+    return "-" if cell is None else str(cell)

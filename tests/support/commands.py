@@ -1,0 +1,37 @@
+"""`celery -A <module> ...` as a process, for tests of commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from support.app import CONFIG_VARIABLE, encode_config
+from support.worker import IMPORT_PATHS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SECONDS = 60
+
+
+def run_celery(
+    config: Mapping[str, Any], *args: str, module: str = "work", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `celery -A module *args` to its end, with the settings and this process's endpoints."""
+    environment = {**os.environ, CONFIG_VARIABLE: encode_config(config), **(env or {})}
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (*IMPORT_PATHS, *inherited)))
+    command = [sys.executable, "-m", "celery", "-A", module, *args]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
+    )
+
+
+def run_json(config: Mapping[str, Any], *args: str, **options: Any) -> Any:
+    """What `celery -A module sqs *args --json` printed; it ends with status 0 or 1."""
+    done = run_celery(config, "sqs", *args, "--json", **options)
+    assert done.returncode in {0, 1}, done.stderr
+    return json.loads(done.stdout)
