@@ -40,6 +40,10 @@ class QueueDepth:
     dead_letters: int | None = None
     error: SQSError | None = None
 
+    def with_age(self, seconds: float | None) -> QueueDepth:
+        """It, with that age of the oldest message."""
+        return replace(self, oldest_age_seconds=seconds)
+
 
 def queue_depths(
     context: BrokerContext, names: Iterable[str], metrics: QueueMetrics | None = None
@@ -68,7 +72,7 @@ def with_ages(
     """The depths with the ages of the queues' oldest messages."""
     ages = metrics.oldest_ages(queues)
     return [
-        replace(depth, oldest_age_seconds=ages.figures.get(depth.queue), error=depth.error or ages.error)
+        replace(depth.with_age(ages.figures.get(depth.queue)), error=depth.error or ages.error)
         for depth in depths
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
@@ -59,6 +60,7 @@ class BrokerContext:
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
         attribute_names: the message attributes that tasks see.
         release_keys: releases the keys of exclusive tasks that run; a bootstep sets it where there are any.
+        forget_given_back: hears of deliveries that were given back in a pause; a bootstep sets it.
         client_settings: the settings of SQS's clients.
         decode_message: see `codec.decode_message`.
         decode_for_worker: likewise; a bootstep sets it where tasks take messages that are not Celery's.
@@ -89,6 +91,7 @@ class BrokerContext:
         self.slots: Callable[[], Slots] | None = None
         self.worker_name = ""
         self.release_keys: Callable[[], None] | None = None
+        self.forget_given_back: Callable[[Collection[Delivery]], object] = len
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
 
