@@ -8,14 +8,14 @@ from typing import Any, Final, TypeVar
 import click
 from celery import Celery
 
+from celery_sqs_visibility.transport.control_channel import REMEDY
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Celery's own default (celery/bin/control.py).
 ANSWER_SECONDS: Final = 1.0
 
-CONTROL_IS_OFF: Final = (
-    "remote control is off: set broker_transport_options = {'remote_control': True}, here and for the workers"
-)
+CONTROL_IS_OFF: Final = f"remote control is off here: {REMEDY}"
 
 #: The decorator of a command that takes `timeout`.
 timeout_option: Callable[[F], F] = click.option(

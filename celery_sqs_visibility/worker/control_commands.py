@@ -5,7 +5,7 @@ A worker's bootstep imports this where there is remote control. Answers are JSON
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
@@ -13,6 +13,9 @@ from celery.worker.control import control_command, inspect_command
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.worker import pausing
 from celery_sqs_visibility.worker.pool_patches import slots_of
+
+#: The names by which pools are asked for, where they are not those of Celery's modules.
+POOLS: Final = {"thread": "threads"}
 
 
 @control_command(args=[("queue", str), ("seconds", float)], signature="<queue> [seconds]")
@@ -40,9 +43,9 @@ def sqs_resume(state: Any, queue: str, **_: Any) -> dict[str, Any]:
 @inspect_command()
 def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
     """Tell which queues are polled, which are paused, and what is held of each."""
-    pool = type(state.consumer.pool)
+    module = type(state.consumer.pool).__module__.rpartition(".")[2]
     return {
-        "pool": pool.__module__.rpartition(".")[2],
+        "pool": POOLS.get(module, module),
         "slots": slots_of(state.consumer).number,
         "busy": len(worker_state.active_requests),
         "queues": pausing.conditions(_context(state)),
