@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 from celery import Celery
 
+from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, show_json, show_table
 from celery_sqs_visibility.operate.nodes import CONTROL_IS_OFF, ask, is_controlled, timeout_option
@@ -83,7 +84,10 @@ def _watch(take: Callable[[], Status], show: Callable[[Status], None], seconds: 
 def _with_workers(taken: Status, app: Celery, timeout: float) -> Status:
     if not is_controlled(app):
         return replace(taken, notes=(*taken.notes, f"the workers are not asked: {CONTROL_IS_OFF}."))
-    workers = ask(app, "sqs_queues", timeout)
+    try:
+        workers = ask(app, "sqs_queues", timeout)
+    except SQSError as error:
+        return replace(taken, notes=(*taken.notes, f"the workers cannot be asked: {error}"))
     notes = () if workers else (f"no worker answered within {timeout:g} s.",)
     return replace(taken, workers=workers, notes=(*taken.notes, *notes))
 
