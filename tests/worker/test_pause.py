@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,8 @@ WORK_SECONDS = 4
 
 @pytest.fixture
 def site(make_site):
-    site = make_site(remote_control=True, wait_time_seconds=POLL_SECONDS)
+    prefix = f"{uuid.uuid4().hex[:8]}-"  # not the workers of the test before, which were killed
+    site = make_site(remote_control=True, control_prefix=prefix, wait_time_seconds=POLL_SECONDS)
     yield site
     with site.app.connection_for_read() as connection:
         connection.transport.context.end_control()
