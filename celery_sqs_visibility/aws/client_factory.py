@@ -87,11 +87,13 @@ def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient: ...
 def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["s3"]) -> S3Client: ...
 @overload
 def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["sns"]) -> SNSClient: ...
+@overload
+def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["cloudwatch"]) -> Any: ...
 def new_client(settings: ClientSettings, purpose: Purpose, service: Any = "sqs") -> Any:
     """Make a client, with a session of its own. The client may be shared by threads, not by processes.
 
-    The endpoint of the settings is not that of S3. Any thread. No request is made, but boto3's search for
-    credentials may ask the instance's metadata service.
+    The endpoint of the settings is not that of S3 or CloudWatch. Any thread. No request is made, but boto3's
+    search for credentials may ask the instance's metadata service.
 
     Raises:
         Exception: boto3's, about the settings; `error_codes.translate` knows them.
@@ -103,7 +105,7 @@ def new_client(settings: ClientSettings, purpose: Purpose, service: Any = "sqs")
         client = session.client(
             service,
             region_name=region,
-            endpoint_url=None if service == "s3" else settings.endpoint_url,
+            endpoint_url=settings.endpoint_url if service in {"sqs", "sns"} else None,
             use_ssl=settings.use_ssl,
             config=_config(settings, purpose, app_id),
         )

@@ -15,7 +15,12 @@ DELAYED: Final = "ApproximateNumberOfMessagesDelayed"
 
 
 def count(queue: Queue, *kinds: str) -> int:
-    """Ask SQS for the number of messages of these kinds together. Any thread.
+    """Ask SQS for the number of messages of these kinds together. Raises as `counts`."""
+    return sum(counts(queue, *kinds))
+
+
+def counts(queue: Queue, *kinds: str) -> list[int]:
+    """Ask SQS for the number of messages of each of these kinds. Any thread.
 
     Raises:
         AccessDeniedError: we may not ask; the message names the permission.
@@ -28,4 +33,4 @@ def count(queue: Queue, *kinds: str) -> int:
             f"cannot tell how many messages queue {queue.name!r} has: allow sqs:GetQueueAttributes. {error}"
         )
         raise reworded(error, sentence) from error
-    return sum(int(attributes[kind]) for kind in kinds)
+    return [int(attributes[kind]) for kind in kinds]

@@ -21,6 +21,7 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage, Receivers
 from celery_sqs_visibility.delivery.receive.turns import Turns
@@ -59,11 +60,13 @@ class QueueConsumer(DeliveryHolder):
         worker_name: str = "",
         outgoing: OutgoingMessages | None = None,
         turns: Turns | None = None,
+        pauses: Pauses | None = None,
     ) -> None:
         super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name, outgoing, turns)
         if turns is not None:
             turns.attach(buffer, slots)
         self._receive = receive
+        self._pauses = pauses or Pauses(clock)
         self._buffer = buffer
         self._receivers = Receivers()
         self._arrivals, awaited = self._new_arrivals(open_message)
@@ -96,6 +99,7 @@ class QueueConsumer(DeliveryHolder):
             self._clock,
             self._arrived,
             self._after_last_poll,
+            self._pauses,
         )
         if self._turns is not None:
             self._turns.add_queue(queue.name)
@@ -111,6 +115,16 @@ class QueueConsumer(DeliveryHolder):
         """
         if (receiver := self._receivers.get(queue_name)) is not None:
             receiver.stop()
+            self.capacity.wake()
+
+    def consumed(self) -> list[str]:
+        """The names of the queues that are consumed, paused ones included. Any thread."""
+        return self._receivers.consumed()
+
+    def notice_pause(self, queue_name: str) -> None:
+        """The queue was paused or resumed: begin no poll, or poll. Any thread, without a request."""
+        if (receiver := self._receivers.get(queue_name)) is not None:
+            receiver.wake()
             self.capacity.wake()
 
     def abandon(self, queue_name: str) -> None:
@@ -137,9 +151,12 @@ class QueueConsumer(DeliveryHolder):
         """The worker ends at `until`, and waits for polls until `polls_until`, both monotonic instants."""
         self._shutdown.end_by(until, polls_until)
 
-    def give_back_unstarted(self) -> list[Delivery]:
-        """After `stop_polling`: release what does not run, and return it."""
-        return self._shutdown.give_back_unstarted()
+    def give_back_unstarted(self, queue_name: str | None = None) -> list[Delivery]:
+        """After `stop_polling`, or a pause of that queue: release what does not run, and return it.
+
+        Takes seconds, for which other queues go on.
+        """
+        return self._shutdown.give_back_unstarted(queue_name)
 
     def hand_back(self) -> list[Delivery]:
         """After `give_back_unstarted`: release what runs, finish what is settled, and return the orphans."""
@@ -166,17 +183,28 @@ class QueueConsumer(DeliveryHolder):
             self._removals.flush(REMOVAL_SECONDS)
 
     def _give_back_late(self, delivery: Delivery) -> None:
-        """Give back what a poll brought after the stop. A receiver's thread."""
+        """Give back what a poll brought after the stop, or a pause. A receiver's thread."""
         if delivery.queue.name in self._abandoned:
             delivery.settle(Lapse())  # without a request: its queue is being deleted
         else:
-            self._shutdown.give_back_late(delivery)
+            pause = self._pauses.get(delivery.queue.name)
+            self._shutdown.give_back_late(delivery, pause.began if pause else None)
 
     def _after_last_poll(self, queue: Queue) -> None:
         """A receiver has ended: give back what is buffered, unless the queue is consumed again."""
         if self._receivers.on_message(queue.name) is None:
             for delivery in self._take_buffered(queue.name):
                 delivery.settle(Release())
+
+    def _give_back_if_paused(self, queue: Queue) -> None:
+        """Messages were put into the buffer that had arrived before the queue's pause."""
+        if self._pauses.get(queue.name) is not None:
+            for delivery in self._take_buffered(queue.name):
+                delivery.settle(Release())
+
+    def _on_message(self, queue_name: str) -> OnMessage | None:
+        """The queue's callback; `None` if Celery gets none of its messages now."""
+        return None if self._pauses.get(queue_name) else self._receivers.on_message(queue_name)
 
     def _take_buffered(self, queue_name: str | None = None) -> list[Delivery]:
         """Take one queue's deliveries out of the buffer, or all; others' stay, which may share it."""
@@ -198,7 +226,7 @@ class QueueConsumer(DeliveryHolder):
         arrivals = Arrivals(
             decoder,
             self,
-            self._receivers.on_message,
+            self._on_message,
             self._give_back_late,
             lambda: self._dispatching,
             awaited.submit if awaited else None,
@@ -236,16 +264,19 @@ class QueueConsumer(DeliveryHolder):
     ) -> None:
         """A poll brought these. A receiver's thread."""
         self._buffer.put(self._arrivals.decode(queue, messages, called, returned))
+        self._give_back_if_paused(queue)
         self._heartbeat.notice()  # not before: a delivery that has lapsed may have been superseded just now
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
 
     def _fetched(self, delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> None:
         """The payload of a message has come. A thread that fetches."""
         self._buffer.put(self._arrivals.fetched(delivery, content, message))
+        self._give_back_if_paused(delivery.queue)
         self._heartbeat.notice()
 
     def _take_back(self, delivery: Delivery, renew: Renew) -> None:
         self._buffer.put(self._arrivals.take_back(delivery, renew))
+        self._give_back_if_paused(delivery.queue)
         self._heartbeat.notice()
 
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:

@@ -37,7 +37,7 @@ class Shutdown:
         ledger: what the consumer holds.
         settler: sends the settlements.
         receivers: the consumer's, which are stopped before anything is given back.
-        take_buffered: takes the consumer's deliveries out of the buffer.
+        take_buffered: takes the consumer's deliveries out of the buffer, those of one queue or all.
         options_of: of a queue, whose long polls last `wait_time_seconds`.
         clock: the monotonic clock.
     """
@@ -47,7 +47,7 @@ class Shutdown:
         ledger: Ledger,
         settler: Settler,
         receivers: Receivers,
-        take_buffered: Callable[[], Iterable[Delivery]],
+        take_buffered: Callable[[str | None], Iterable[Delivery]],
         options_of: OptionsOfQueue,
         clock: Clock,
     ) -> None:
@@ -77,25 +77,28 @@ class Shutdown:
             self._clock.monotonic() + POLLS_IN_FLIGHT_SECONDS if until is None else until
         )
 
-    def give_back_unstarted(self) -> list[Delivery]:
-        """Release what does not run, and return it.
+    def give_back_unstarted(self, queue_name: str | None = None) -> list[Delivery]:
+        """Release what does not run, of one queue or all, and return it.
 
         A message released under one's own long poll comes straight back, at the price of an attempt. So one
         message of each queue that is polled goes first: it ends the long poll, and is released again, with
         the others; or after `OWN_POLL_SECONDS`, when another worker has received it.
         """
         # The ledger lacks buffered deliveries that another consumer has superseded.
-        buffered = self._take_buffered()
-        unstarted = [*self._ledger.unstarted(), *buffered]
+        buffered = self._take_buffered(queue_name)
+        unstarted = [*self._unstarted(queue_name), *buffered]
         polled = self._receivers.polled()
         first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}
         now = self._clock.monotonic()
         released = self._give_back(first.values())
         if released:
-            self._receivers.wait_for_polls(min(now + OWN_POLL_SECONDS, self._ends))
-        released += self._give_back([*unstarted, *self._ledger.unstarted()])
+            self._receivers.wait_for_polls(min(now + OWN_POLL_SECONDS, self._ends), queue_name)
+        released += self._give_back([*unstarted, *self._unstarted(queue_name)])
         self._finish_settling(min(self._clock.monotonic() + OWN_POLL_SECONDS, self._ends))
         return released
+
+    def _unstarted(self, queue_name: str | None) -> list[Delivery]:
+        return [d for d in self._ledger.unstarted() if queue_name in {None, d.queue.name}]
 
     def hand_back(self) -> list[Delivery]:
         """Release what runs, finish what is settled, and return the orphans."""
@@ -103,16 +106,17 @@ class Shutdown:
         self.flush()
         return orphans
 
-    def give_back_late(self, delivery: Delivery) -> None:
-        """Give back what a poll brought after the stop. A receiver's thread.
+    def give_back_late(self, delivery: Delivery, paused_at: float | None = None) -> None:
+        """Give back what a poll brought after the stop, or a pause at that instant. A receiver's thread.
 
-        Workers that are told to end together have polls in flight together. Released at once, a message would
+        Workers that are told so together have polls in flight together. Released at once, a message would
         go from one to the next, and use up its attempts. So a message is hidden until those polls are over,
         unless it was never received before, or released by this consumer.
         """
         seconds = 0
-        if self._began is not None and delivery.facts.receive_count > 1:
-            polls_over = self._began + self._options_of(delivery.queue.name).wait_time_seconds
+        began = paused_at if self._began is None else self._began
+        if began is not None and delivery.facts.receive_count > 1:
+            polls_over = began + self._options_of(delivery.queue.name).wait_time_seconds
             seconds = max(0, math.ceil(polls_over - self._clock.monotonic()))
         own = (delivery.queue.name, delivery.facts.message_id) in self._given_back
         delivery.settle(Hide(seconds) if seconds and not own else Release())

@@ -86,7 +86,9 @@ def show_table(columns: list[str], rows: list[list[Any]]) -> None:
     """Print rows under their columns' names; numbers to the right."""
     texts = [columns, *([_text(cell) for cell in row] for row in rows)]
     widths = [max(len(row[number]) for row in texts) for number in range(len(columns))]
-    numeric = [all(isinstance(row[number], int | float) for row in rows) for number in range(len(columns))]
+    numeric = [
+        all(isinstance(row[number], int | float | None) for row in rows) for number in range(len(columns))
+    ]
     for row in texts:
         cells = [
             cell.rjust(width) if right else cell.ljust(width)

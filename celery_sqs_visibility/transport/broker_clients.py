@@ -48,6 +48,12 @@ def queues_of(settings: ClientSettings, options: Options) -> Queues:
     )
 
 
+def settings_of_queue(queue: str, settings: ClientSettings, options: Options) -> ClientSettings:
+    """Those of the connection, but for what a predefined queue has of its own."""
+    predefined = options.predefined_queues.get(queue)
+    return settings if predefined is None else _settings_for(predefined, settings)
+
+
 def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | None:
     """Where large payloads go; `None`: nowhere. No request."""
     if options.payload_bucket is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,9 +16,11 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.delays import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.options import Options
@@ -55,9 +57,11 @@ class BrokerContext:
         payloads: where large payloads go; `None`: nowhere.
         slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
         turns: those of the worker's queues, where they have an order or a most.
+        pauses: the worker's queues that are not polled for now.
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
         attribute_names: the message attributes that tasks see.
         release_keys: releases the keys of exclusive tasks that run; a bootstep sets it where there are any.
+        forget_given_back: hears of deliveries that were given back in a pause; a bootstep sets it.
         on_remote_shutdown: ends the worker, for the command `shutdown`; a bootstep sets it.
         client_settings: the settings of SQS's clients.
         decode_message: see `codec.decode_message`.
@@ -85,9 +89,11 @@ class BrokerContext:
         self._redeliveries = RedeliveryIndex(options.longest_visibility_timeout)
         self.redrive = RedriveBook(self._finds_dead_letters)
         self.turns = Turns(options.queue_order, options.for_queue) if options.has_turns else None
+        self.pauses = Pauses()
         self.slots: Callable[[], Slots] | None = None
         self.worker_name = ""
         self.release_keys: Callable[[], None] | None = None
+        self.forget_given_back: Callable[[Collection[Delivery]], object] = len
         self.on_remote_shutdown: Callable[[], None] | None = None
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
@@ -106,6 +112,7 @@ class BrokerContext:
             worker_name=self.worker_name,
             outgoing=self.outgoing,
             turns=self.turns if for_worker else None,
+            pauses=self.pauses if for_worker else None,
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:

@@ -20,6 +20,7 @@ from celery.worker import state
 from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.task.settings import refuse_on_other_tasks
+from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bad_messages import BadMessages
 from celery_sqs_visibility.worker.dependency_logs import quiet_dependencies
@@ -72,8 +73,17 @@ class Deliveries(_SQSStep):
                 key_leases.start()
                 context.release_keys = key_leases.release_all
         parent.connect = QueuesFirst(parent, parent.connect)
-        RateLimits(parent, context.turns)
+        rate_limits = RateLimits(parent, context.turns)
+        if parent.conninfo.supports_exchange_type("fanout"):  # as Celery asks for remote control
+            self._be_controlled(parent, context, rate_limits)
         BadMessages(parent)
+
+    def _be_controlled(self, parent: Any, context: BrokerContext, rate_limits: RateLimits) -> None:
+        """Have queues paused by control commands."""
+        import celery_sqs_visibility.worker.control_commands  # noqa: F401, PLC0415 - workers without need none
+        from celery_sqs_visibility.worker.given_back import GivenBack  # noqa: PLC0415
+
+        context.forget_given_back = GivenBack(parent, self._worker, rate_limits).forget
 
     def start(self, parent: Any) -> None:
         """Listen to the event loop's pipes; again, whenever the consumer has connected anew."""

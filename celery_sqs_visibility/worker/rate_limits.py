@@ -7,6 +7,7 @@ prefetch count (celery/worker/consumer/consumer.py: `_limit_task`, `_limit_post_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -78,6 +79,14 @@ class RateLimits:
         elif self._turns is not None and getattr(request, "delivery", None) is not None:
             self._turns.resume(request.delivery)
         self._move_to_pool(request)
+
+    def forget(self, is_gone: Callable[[Any], bool]) -> None:
+        """Tasks that wait in memory, and whose messages were given back, have Celery's count lowered now."""
+        for request in [ref() for ref in self._waiting.keyrefs()]:
+            if request is not None and is_gone(request):
+                qos = self._waiting.pop(request, None)
+                if qos is not None:
+                    qos.decrement_eventually()
 
     def _wait_without_slot(self, request: Any, wait: float) -> None:
         """It goes to the bucket, where it needs no slot before its turn.

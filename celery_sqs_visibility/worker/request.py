@@ -53,6 +53,8 @@ class DeliveryRequest(SettlingRequest):
         if self.delivery is not None:
             self.delivery.acknowledged_early = not self.task.acks_late
             self._describe(self.delivery)
+            if self.eta is not None and self.worker.on_eta is not None:
+                self.worker.on_eta(self)
             on_lost = getattr(self.task, "on_lost", None) or self.delivery.holder.options.on_lost
             if on_lost == "terminate":
                 self.delivery.on_lost = self.end_lost_run

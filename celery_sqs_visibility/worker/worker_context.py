@@ -23,6 +23,7 @@ class WorkerContext:
         has_processes: whether the pool runs tasks in processes.
         hub: the event loop that hears how runs in processes end, once the worker has started.
         key_leases: the keys of exclusive tasks, if any task is exclusive.
+        on_eta: hears of a request with an ETA when it is made, if anybody wants to.
     """
 
     def __init__(self, pool: BasePool | None = None, *, has_processes: bool = False) -> None:
@@ -30,6 +31,7 @@ class WorkerContext:
         self.has_processes = has_processes
         self.hub: Any = None
         self.key_leases: KeyLeases | None = None
+        self.on_eta: Callable[[Any], object] | None = None
 
     @property
     def can_end_runs(self) -> bool:

@@ -237,6 +237,7 @@ def queue_consumer(
     payloads=None,
     slots=None,
     turns=None,
+    pauses=None,
     **options,
 ):
     """A consumer that may hold ten messages; `options` are transport options."""
@@ -251,6 +252,7 @@ def queue_consumer(
         outgoing=OutgoingMessages(PayloadStore(payloads)) if payloads else None,
         slots=slots,
         turns=turns,
+        pauses=pauses,
     )
     made.capacity.prefetch_count = 10
     return made

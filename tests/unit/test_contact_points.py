@@ -243,6 +243,17 @@ MENTIONED = [
     ("celery.worker.consumer.consumer:Consumer._schedule_bucket_request", "bucket.can_consume"),
     ("celery.worker.consumer.consumer:Consumer._limit_post_eta", "self.qos.decrement_eventually()"),
     ("celery.worker.consumer.consumer:Consumer._limit_post_eta", "bucket.add((request, tokens))"),
+    # It raises its prefetch count for a task with an ETA, and lowers it where we stand before it.
+    (
+        "celery.worker.strategy:default",
+        "apply_eta_task = consumer.apply_eta_task",
+        "eta, apply_eta_task, (req",
+    ),
+    ("celery.worker.strategy:default", "consumer.qos.increment_eventually()"),
+    ("celery.worker.consumer.consumer:Consumer.apply_eta_task", "self.qos.decrement_eventually()"),
+    # Our control commands are among its own.
+    ("celery.worker.pidbox:Pidbox.__init__", "handlers=control.Panel.data", "consumer=c"),
+    ("celery.worker.consumer.control:Control.include_if", "supports_exchange_type('fanout')"),
 ]
 if CELERY >= (5, 7):
     MENTIONED += [

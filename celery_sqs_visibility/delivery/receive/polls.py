@@ -13,6 +13,7 @@ from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.receive_attempts import Attempt, Attempts
 from celery_sqs_visibility.delivery.receive.reservations import Reservation
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
@@ -76,6 +77,7 @@ class Polls:
         options: ReceiveOptions,
         clock: Clock,
         arrived: Arrived,
+        pauses: Pauses | None = None,
     ) -> None:
         self._queue = queue
         self._capacity = capacity
@@ -84,6 +86,7 @@ class Polls:
         self._options = options
         self._clock = clock
         self._arrived = arrived
+        self._pauses = pauses
         self._outage = Outage(logger, "receive from SQS", queue.name, clock)
         self._attempts = Attempts(options.visibility_timeout)
         #: Guards everything below, and the schedule. Reentrant, as a Condition is by default: Celery's cold
@@ -92,6 +95,16 @@ class Polls:
         self.in_flight: list[Poll] = []
         self.failures = 0  # in a row
         self.stopping = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether no poll is to begin for now."""
+        return self._pauses is not None and self._pauses.get(self._queue.name) is not None
+
+    @property
+    def halted(self) -> bool:
+        """Whether no poll is to begin, for now or ever."""
+        return self.stopping or self.paused
 
     def poll(self, reservation: Reservation, *, wait: int, helper: bool = False) -> int:
         """Make one request, and see to what follows from it; how many messages it brought."""
@@ -143,7 +156,7 @@ class Polls:
         started = self._clock.monotonic()
         poll = Poll(reservation, wait, started, started + wait + reply_grace(), helper)
         with self.changed:
-            if self.stopping:  # checked here, or a thread that waits for the polls in flight misses this one
+            if self.halted:  # checked here, or a thread that waits for the polls in flight misses this one
                 return None
             self.in_flight.append(poll)
             if self._queue.fifo:

@@ -17,6 +17,7 @@ from typing import Final
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.polls import Arrived, Polls
 from celery_sqs_visibility.delivery.receive.reservations import Reservation
 from celery_sqs_visibility.delivery.threads import start_thread
@@ -55,6 +56,7 @@ class Receiver:
         clock: the monotonic clock.
         arrived: takes the messages, on a polling thread, also after `stop`.
         stopped: called on the poller's thread when it ends, its last poll being over.
+        pauses: the queues that are not polled for now; call `wake` after a change.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Receiver:
         clock: Clock,
         arrived: Arrived,
         stopped: Callable[[Queue], None] = lambda _queue: None,
+        pauses: Pauses | None = None,
     ) -> None:
         self.queue = queue
         self._capacity = capacity
@@ -74,7 +77,8 @@ class Receiver:
         self._wait = wait
         self._clock = clock
         self._stopped = stopped
-        self._polls = Polls(queue, capacity, schedule, wait, options, clock, arrived)
+        self._pauses = pauses or Pauses(clock)
+        self._polls = Polls(queue, capacity, schedule, wait, options, clock, arrived, self._pauses)
         self._changed = self._polls.changed  # guards everything below, too
         self._started = False
         self._threads: set[threading.Thread] = set()
@@ -109,8 +113,13 @@ class Receiver:
         if started:
             self._capacity.remove_queue(self.queue.name)
 
+    def wake(self) -> None:
+        """The queue was paused, or resumed. Polls in flight go on, as after `stop`."""
+        with self._changed:
+            self._changed.notify_all()
+
     def wait_for_polls(self, until: float) -> bool:
-        """After `stop`: wait for the polls in flight until that monotonic instant; whether all are over."""
+        """After `stop` or a pause: wait for polls in flight until that instant; whether all are over."""
         return self._polls.wait_until_over(until)
 
     def expect(self, message_id: str, at: float) -> None:
@@ -182,7 +191,7 @@ class Receiver:
             return not self.stopping and self._poller is threading.current_thread()
 
     def _poll_when_due(self) -> None:
-        if self._sleep():
+        if self._wait_while_paused() or self._sleep():
             return
         self._expect_what_is_due(self._clock.monotonic())
         reservation = self._reserve(None)
@@ -200,7 +209,7 @@ class Receiver:
     def _help(self) -> None:
         """Poll while there is capacity and batches come back full."""
         more = True
-        while more and not self.stopping:
+        while more and not self._polls.halted:
             reservation = self._reserve(0)
             if reservation is None:
                 return
@@ -215,15 +224,34 @@ class Receiver:
         return messages >= (BATCH_ENTRIES if seconds >= ANSWERED_AT_ONCE_SECONDS else NEARLY_FULL_BATCH)
 
     def _reserve(self, timeout: float | None) -> Reservation | None:
-        return self._capacity.reserve(self.queue.name, timeout, lambda: self.stopping, fifo=self.queue.fifo)
+        return self._capacity.reserve(
+            self.queue.name, timeout, lambda: self._polls.halted, fifo=self.queue.fifo
+        )
 
     def _expect_what_is_due(self, now: float) -> None:
         """Where a message is back and no poll is in flight, the queue waits for no idle queue's turn."""
         with self._changed:
             due = self._schedule.next_expected()
-            if due is None or due > now or self._polls.in_flight or self.stopping:
+            if due is None or due > now or self._polls.in_flight or self._polls.halted:
                 return
         self._capacity.expect(self.queue.name)
+
+    def _wait_while_paused(self) -> bool:
+        """Wait for the end of the queue's pause, or for a stop; whether there was a pause.
+
+        A queue that is paused has no share of the capacity. A stop takes the share, too: hence no condition.
+        """
+        if not self._polls.paused:
+            return False
+        self._capacity.remove_queue(self.queue.name)
+        try:
+            with self._changed:
+                while self._polls.paused and not self.stopping:
+                    seconds = self._pauses.seconds_left(self.queue.name)
+                    self._changed.wait(min(seconds, threading.TIMEOUT_MAX))
+        finally:
+            self._capacity.add_queue()
+        return True
 
     def _sleep(self) -> bool:
         """Sleep until the next poll is due, or a stop; whether there was reason to."""
@@ -232,10 +260,10 @@ class Receiver:
             seconds = until - self._clock.monotonic()
             if seconds <= 0:
                 return False
-            self._changed.wait_for(lambda: self.stopping or self._schedule.next_poll() < until, seconds)
+            self._changed.wait_for(lambda: self._polls.halted or self._schedule.next_poll() < until, seconds)
             return True
 
     def _rest(self, seconds: float) -> None:
         """Send SQS nothing for a while; a stop ends it."""
         with self._changed:
-            self._changed.wait_for(lambda: self.stopping, seconds)
+            self._changed.wait_for(lambda: self._polls.halted, seconds)

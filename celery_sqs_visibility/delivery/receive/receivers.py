@@ -46,10 +46,18 @@ class Receivers:
         """The latest receivers and the replaced ones."""
         return [*self._replaced, *(receiver for receiver, _ in list(self._latest.values()))]
 
+    def consumed(self) -> list[str]:
+        """The names of the queues that are polled, but for pauses."""
+        return [name for name, (receiver, _) in list(self._latest.items()) if not receiver.stopping]
+
     def polled(self) -> set[str]:
-        """The names of stopped queues whose polls are in flight."""
+        """The names of stopped or paused queues whose polls are in flight."""
         return {each.queue.name for each in self.all() if not each.wait_for_polls(NO_WAIT)}
 
-    def wait_for_polls(self, until: float) -> bool:
-        """After all were stopped: wait for polls in flight until a monotonic instant; whether all ended."""
-        return all(receiver.wait_for_polls(until) for receiver in self.all())
+    def wait_for_polls(self, until: float, queue_name: str | None = None) -> bool:
+        """After all, or that queue, were stopped or paused: wait for polls in flight; whether all ended.
+
+        `until` is a monotonic instant.
+        """
+        wanted = [each for each in self.all() if queue_name in {None, each.queue.name}]
+        return all(receiver.wait_for_polls(until) for receiver in wanted)

@@ -15,6 +15,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Split
 from celery_sqs_visibility.events import subscribe
 
@@ -49,7 +50,7 @@ class World:
         self.sqs = sqs or BusySQS(self.clock)
         self.handed = []
         self.options = {"polling_interval": 3600, "prefetch_seconds": 0, **options}
-        self.slots, self.turns = slots, turns
+        self.slots, self.turns, self.pauses = slots, turns, Pauses(self.clock)
         self.buffer = Buffer()
         self.redeliveries = RedeliveryIndex(TIMEOUT, self.clock)
         self.consumers = []
@@ -64,6 +65,7 @@ class World:
             open_message=self.open_message,
             slots=self.slots,
             turns=self.turns,
+            pauses=self.pauses,
             **self.options,
         )
         if isinstance(self.clock, FakeClock):

@@ -1,0 +1,104 @@
+"""The port to CloudWatch: what Amazon notes about queues, and its implementation over boto3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from celery_sqs_visibility.aws.client_factory import Purpose, new_client
+from celery_sqs_visibility.aws.error_codes import translate
+from celery_sqs_visibility.aws.port import Location
+from celery_sqs_visibility.aws.process_clients import ProcessClients
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from celery_sqs_visibility.aws.client_settings import ClientSettings
+
+#: Metrics that one GetMetricData may name (API_GetMetricData).
+METRICS_A_REQUEST: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMetric:
+    """A metric of the namespace AWS/SQS, of the queue with that name at SQS."""
+
+    queue: str
+    name: str
+    statistic: Literal["Maximum", "Sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From an instant to another, in seconds since the epoch, in periods of whole minutes."""
+
+    start: float
+    end: float
+    period_seconds: int
+
+
+class CloudWatch(Protocol):
+    """The API actions that we use. Any thread; every method raises an `SQSError` and nothing else."""
+
+    def location(self) -> Location:
+        """Return where requests go. None is made."""
+        ...
+
+    def values(self, metrics: Sequence[QueueMetric], span: Span) -> list[list[float]]:
+        """GetMetricData: for each metric the values of the span, the newest first; none is empty.
+
+        Amazon bills each metric of each request (USD 0.01 for a thousand, us-east-1, 2025).
+        """
+        ...
+
+
+class BotoCloudWatch(CloudWatch):
+    """CloudWatch over boto3, for one set of settings. The endpoint is CloudWatch's own, not SQS's."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._clients = ProcessClients[Any](lambda: new_client(settings, Purpose.PUBLISH, "cloudwatch"))
+
+    def location(self) -> Location:
+        """See `CloudWatch`."""
+        meta = self._call(lambda client: client.meta)
+        return Location(meta.region_name, meta.endpoint_url)
+
+    def values(self, metrics: Sequence[QueueMetric], span: Span) -> list[list[float]]:
+        """See `CloudWatch`."""
+        found: list[list[float]] = [[] for _ in metrics]
+        for first in range(0, len(metrics), METRICS_A_REQUEST):
+            some = metrics[first : first + METRICS_A_REQUEST]
+            query: dict[str, Any] = {
+                "MetricDataQueries": [_query(first + i, metric, span) for i, metric in enumerate(some)],
+                "StartTime": datetime.fromtimestamp(span.start, timezone.utc),
+                "EndTime": datetime.fromtimestamp(span.end, timezone.utc),
+                "ScanBy": "TimestampDescending",
+            }
+            while True:
+                answer = self._call(lambda client: client.get_metric_data(**query))  # noqa: B023 - called here
+                for result in answer["MetricDataResults"]:
+                    found[int(result["Id"].removeprefix("m"))] += result["Values"]
+                if not (token := answer.get("NextToken")):
+                    break
+                query["NextToken"] = token
+        return found
+
+    def _call(self, request: Callable[[Any], Any]) -> Any:
+        try:
+            return request(self._clients.get())
+        except Exception as exc:  # noqa: BLE001 - the port promises an SQSError
+            error = translate(exc, "GetMetricData", "cloudwatch")
+            raise error from error.__cause__ or exc
+
+
+def _query(number: int, metric: QueueMetric, span: Span) -> dict[str, Any]:
+    dimensions = [{"Name": "QueueName", "Value": metric.queue}]
+    return {
+        "Id": f"m{number}",
+        "MetricStat": {
+            "Metric": {"Namespace": "AWS/SQS", "MetricName": metric.name, "Dimensions": dimensions},
+            "Period": span.period_seconds,
+            "Stat": metric.statistic,
+        },
+    }

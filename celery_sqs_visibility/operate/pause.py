@@ -1,0 +1,136 @@
+"""`celery -A proj sqs pause` and `resume`: have workers poll a queue no more, or again."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+from celery import Celery
+
+from celery_sqs_visibility.operate.invocation import (
+    CommandError,
+    UnavailableCommandError,
+    app_of,
+    broker_of,
+    json_option,
+    show_json,
+)
+from celery_sqs_visibility.operate.nodes import CONTROL_IS_OFF, ask, is_controlled, timeout_option
+from celery_sqs_visibility.policy.durations import duration_text, parse_duration
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STARTED_LATER = "Workers that start from now on are not paused."
+
+
+def _seconds(_ctx: click.Context, _param: click.Parameter, written: str | None) -> float | None:
+    try:
+        return None if written is None else parse_duration(written)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+nodes_option: Callable[[F], F] = click.option(
+    "-d",
+    "--destination",
+    "nodes",
+    multiple=True,
+    metavar="NODE",
+    help="Only this worker, such as celery@host; may be given several times. By default all.",
+)
+
+
+@click.command()
+@click.argument("queue")
+@click.option(
+    "--for",
+    "seconds",
+    callback=_seconds,
+    metavar="DURATION",
+    help="End by itself after 90s, 10m, 1h30m. By default: never.",
+)
+@nodes_option
+@timeout_option
+@json_option
+@click.pass_context
+def pause(
+    ctx: click.Context,
+    queue: str,
+    seconds: float | None,
+    nodes: tuple[str, ...],
+    timeout: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Have workers poll QUEUE no more.
+
+    Tasks that run go on. Tasks that wait in a worker go back to the queue, for other workers or for later,
+    which costs each an attempt. Workers that start meanwhile are not paused, and a worker that starts anew
+    has forgotten it.
+    """
+    answers = _tell(app_of(ctx), "sqs_pause", queue, nodes, timeout, seconds=seconds)
+    if as_json:
+        show_json({"queue": queue, "workers": answers})
+        return
+    for node, answer in answers.items():
+        click.echo(f"{node}: {_outcome(answer, _paused)}")
+    click.echo(STARTED_LATER)
+
+
+@click.command()
+@click.argument("queue")
+@nodes_option
+@timeout_option
+@json_option
+@click.pass_context
+def resume(ctx: click.Context, queue: str, nodes: tuple[str, ...], timeout: float, *, as_json: bool) -> None:
+    """Have workers poll QUEUE again. Harmless where it is not paused."""
+    answers = _tell(app_of(ctx), "sqs_resume", queue, nodes, timeout)
+    if as_json:
+        show_json({"queue": queue, "workers": answers})
+        return
+    for node, answer in answers.items():
+        click.echo(f"{node}: {_outcome(answer, _resumed)}")
+
+
+def _tell(
+    app: Celery, command: str, queue: str, nodes: tuple[str, ...], timeout: float, **arguments: Any
+) -> dict[str, Any]:
+    """The answers of the workers, at least one of which consumes the queue."""
+    with broker_of(app):
+        if not is_controlled(app):
+            raise UnavailableCommandError(CONTROL_IS_OFF)
+        answers = ask(app, command, timeout, nodes, queue=queue, **arguments)
+    if not answers:
+        raise UnavailableCommandError(f"no worker answered within {timeout:g} s")
+    if all("error" in answer for answer in answers.values()):
+        raise CommandError(_refusal(queue, answers))
+    return answers
+
+
+def _refusal(queue: str, answers: Mapping[str, Any]) -> str:
+    queues = sorted({name for answer in answers.values() for name in answer.get("queues", ())})
+    if not queues:
+        return "; ".join(f"{node}: {answer['error']}" for node, answer in answers.items())
+    (nearest,) = difflib.get_close_matches(queue, queues, n=1, cutoff=0.0)
+    return (
+        f"no worker that answered consumes queue {queue!r}; they consume {', '.join(map(repr, queues))}. "
+        f"The nearest is {nearest!r}."
+    )
+
+
+def _outcome(answer: Mapping[str, Any], done: Callable[[Mapping[str, Any]], str]) -> str:
+    return f"not done: {answer['error']}" if "error" in answer else done(answer["ok"])
+
+
+def _paused(condition: Mapping[str, Any]) -> str:
+    left, running = condition["seconds_left"], condition["running"]
+    how_long = "until it is resumed" if left is None else f"for {duration_text(left)}"
+    waiting = max(0, condition["held"] - running)
+    return f"paused {how_long}; {running} running, {waiting} given back"
+
+
+def _resumed(answer: Mapping[str, Any]) -> str:
+    return "resumed" if answer["was_paused"] else "was not paused"

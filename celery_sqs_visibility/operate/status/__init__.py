@@ -1,0 +1,1 @@
+"""How the queues are, and the workers: `celery -A proj sqs status`."""

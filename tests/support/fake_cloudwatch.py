@@ -1,0 +1,25 @@
+"""CloudWatch in memory: values by the queue's and the metric's name."""
+
+from __future__ import annotations
+
+from celery_sqs_visibility.aws.cloudwatch import CloudWatch
+from celery_sqs_visibility.aws.port import Location
+
+
+class FakeCloudWatch(CloudWatch):
+    """`error` is raised in place of an answer."""
+
+    def __init__(self, values=None, *, endpoint="memory://cloudwatch", error=None):
+        self._values = values or {}
+        self._endpoint = endpoint
+        self._error = error
+        self.spans = []
+
+    def location(self):
+        return Location("us-east-1", self._endpoint)
+
+    def values(self, metrics, span):
+        if self._error:
+            raise self._error
+        self.spans.append(span)
+        return [self._values.get((metric.queue, metric.name), []) for metric in metrics]

@@ -1,0 +1,141 @@
+"""A paused queue is not polled, gives back what waits, and costs the other queues nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from support import factories
+from support.clock import FakeClock
+from support.factories import counts
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.settlements import Delete
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+
+
+def pause(world, queue, seconds=math.inf):
+    """As the control command does it, and then a thread."""
+    world.pauses.pause(queue.name, seconds)
+    world.consumer.notice_pause(queue.name)
+    return world.consumer.give_back_unstarted(queue.name)
+
+
+def resume(world, queue):
+    world.pauses.resume(queue.name)
+    world.consumer.notice_pause(queue.name)
+
+
+def polls(world, queue):
+    return not world.consumer._receivers.wait_for_polls(0, queue.name)
+
+
+def arrived(world, count):
+    world.hand_over()
+    return len(world.handed) == count
+
+
+def wait_for_counts(queue, *expected):
+    wait_until(lambda: counts(queue) == expected, SOON, lambda: str(counts(queue)))
+
+
+def test_a_pause_ends_by_itself_and_resuming_twice_is_harmless():
+    clock = FakeClock()
+    pauses = Pauses(clock)
+    pauses.pause("q", 60)
+    assert pauses.seconds_left("q") == 60
+    assert pauses.get("other") is None
+    clock.advance(60)
+    assert pauses.get("q") is None
+    assert pauses.seconds_left("q") == 0
+    pauses.pause("q")
+    assert pauses.seconds_left("q") == math.inf
+    pauses.resume("q")
+    pauses.resume("q")
+    assert pauses.get("q") is None
+
+
+def test_what_waits_goes_back_and_what_runs_goes_on(make):
+    world = make()
+    queue, other = world.queue(), world.queue("other")
+    running, reserved = world.deliveries(queue, "running", "reserved")
+    running.start()
+    world.consume(other, "elsewhere")
+    wait_until(lambda: arrived(world, 3), SOON, "the other queue's message")
+    assert pause(world, queue) == [reserved]
+    wait_for_counts(queue, 1, 1)
+    assert not reserved.start()
+    assert counts(other) == (0, 1)
+    assert running.settle(Delete())
+    wait_for_counts(queue, 1, 0)
+
+
+@pytest.fixture
+def polling(make):
+    """A consumer whose long polls wait as SQS's do."""
+    world = make(clock=SYSTEM_CLOCK, sqs=FakeSQS(SYSTEM_CLOCK), polling_interval=0)
+    queue = world.queue()
+    world.consume(queue)
+    wait_until(lambda: polls(world, queue), SOON, "a poll")
+    yield world, queue
+    world.consumer.stop_polling()
+    world.sqs.delete_queue(queue.url)
+
+
+def test_no_poll_begins_until_the_queue_is_resumed(polling):
+    world, queue = polling
+    pause(world, queue)
+    factories.send(queue, "late")  # the poll in flight takes it, and nobody cuts that off
+    wait_until(lambda: not polls(world, queue), SOON, "the poll's end")
+    wait_for_counts(queue, 1, 0)
+    assert not arrived(world, 1)
+    assert world.consumer.capacity._queues == 0
+    resume(world, queue)
+    wait_until(lambda: arrived(world, 1), SOON, "the message")
+    assert world.consumer.capacity._queues == 1
+
+
+def test_a_pause_for_a_time_ends_without_anybody(polling):
+    world, queue = polling
+    factories.send(queue, "a")
+    wait_until(lambda: arrived(world, 1) and polls(world, queue), SOON, "a message, and another poll")
+    pause(world, queue, 0.3)
+    wait_until(lambda: arrived(world, 2), SOON, "it again")
+
+
+def test_workers_that_pause_together_do_not_hand_a_message_round(polling):
+    world, queue = polling
+    factories.send(queue, "a")
+    wait_until(lambda: arrived(world, 1) and polls(world, queue), SOON, "a message, and another poll")
+    (delivery,) = world.consumer.ledger.all()
+    world.pauses.pause(queue.name)
+    world.consumer.notice_pause(queue.name)
+    delivery.settle(factories.Hide(0))  # as another worker that was paused gives it back
+    wait_until(lambda: not polls(world, queue) and not len(world.consumer.ledger), SOON, "its last poll")
+    wait_for_counts(queue, 0, 1)
+
+
+def test_a_connection_made_anew_finds_the_pause(make):
+    world = make()
+    queue = world.queue()
+    pause(world, queue)
+    factories.send(queue, "a")
+    world.consumer = world.new_consumer()
+    world.consumer.consume(queue, world.handed.append)
+    assert world.consumer.consumed() == [queue.name]
+    wait_until(lambda: world.consumer.capacity._queues == 0, SOON, "its receiver to wait")
+    resume(world, queue)
+    wait_until(lambda: arrived(world, 1), SOON, "the message")
+
+
+def test_a_stop_ends_a_pause_and_leaves_the_capacity_as_it_was(make):
+    world = make()
+    queue = world.queue()
+    pause(world, queue)
+    world.consume(queue)
+    wait_until(lambda: world.consumer.capacity._queues == 0, SOON, "its receiver to wait")
+    world.consumer.cancel(queue.name)
+    wait_until(lambda: not world.consumer._receivers.get(queue.name)._threads, SOON, "its thread to end")
+    assert world.consumer.capacity._queues == 0

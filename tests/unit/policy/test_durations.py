@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.policy.durations import duration_text, parse_duration
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10m", 600), ("90s", 90), ("2h", 7200), ("1h30m", 5400), ("45", 45), ("0.5", 0.5), (" 1D ", 86_400)],
+)
+def test_people_write_durations_with_units_or_in_seconds(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0m", "-5", "10 minutes", "m", "30m1h", "1e3", "inf", "9" * 400])
+def test_a_wrong_duration_says_what_is_one(text):
+    with pytest.raises(ValueError, match="such as 90s, 10m, 1h30m, or seconds"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0s"), (45, "45s"), (60, "1m"), (5400, "1h30m"), (3605, "1h"), (90_000, "1d1h"), (90_061, "1d1h")],
+)
+def test_the_two_largest_units_are_shown(seconds, text):
+    assert duration_text(seconds) == text
+
+
+@given(st.integers(1, 86_399))
+def test_what_is_shown_is_read_again_to_the_minute(seconds):
+    assert abs(parse_duration(duration_text(seconds)) - seconds) < 60

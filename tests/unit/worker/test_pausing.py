@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from celery.worker import state
+from celery.worker.control import Panel
+from kombu.common import QoS
+from kombu.utils.limits import TokenBucket
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.worker import control_commands
+from celery_sqs_visibility.worker.given_back import GivenBack
+from celery_sqs_visibility.worker.rate_limits import RateLimits
+from celery_sqs_visibility.worker.worker_context import WorkerContext
+
+SLOTS = 2
+
+
+class Delivery:
+    def __init__(self, queue="q"):
+        self.facts = SimpleNamespace(queue=queue)
+        self.current = self
+
+
+class Request:
+    visibility_timeout = None
+    id = "an id"
+
+    def __init__(self, delivery=None):
+        self.delivery = delivery or Delivery()
+
+
+class QueueConsumer:
+    """Consumes two queues; two messages of the first are held, one of which runs."""
+
+    def __init__(self):
+        self.noticed, self.unstarted = [], [Delivery()]
+        self.runs = Request()
+        self.ledger = SimpleNamespace(all=lambda: [self.runs.delivery, *self.unstarted])
+
+    def consumed(self):
+        return ["q", "other"]
+
+    def notice_pause(self, queue):
+        self.noticed.append(queue)
+
+    def give_back_unstarted(self, queue):
+        given_back, self.unstarted = self.unstarted, []
+        return given_back
+
+
+@pytest.fixture
+def consumer():
+    return QueueConsumer()
+
+
+@pytest.fixture
+def panel(consumer):
+    """Call a command as Celery's pidbox does; `panel.context` is the worker's."""
+    context = SimpleNamespace(pauses=Pauses(), worker_queue_consumers=[consumer], forgotten=[])
+    context.forget_given_back = context.forgotten.extend
+    celerys = SimpleNamespace(
+        pool=SimpleNamespace(limit=4, uses_semaphore=False),
+        controller=None,
+        initial_prefetch_count=4,
+        qos=None,
+        conninfo=SimpleNamespace(transport=SimpleNamespace(context=context)),
+    )
+    state.active_requests.add(consumer.runs)
+
+    def call(command, **arguments):
+        return Panel.data[command](SimpleNamespace(consumer=celerys), **arguments)
+
+    call.context = context
+    return call
+
+
+def test_a_worker_pauses_a_queue_gives_back_what_waits_and_tells(panel, consumer):
+    answer = panel("sqs_pause", queue="q", seconds=60)
+    assert answer == {"ok": {"paused": True, "seconds_left": 60.0, "held": 2, "running": 1}}
+    wait_until(lambda: len(panel.context.forgotten) == 1, SOON, "what waits to be given back")
+    queues = panel("sqs_queues")["queues"]
+    assert queues["q"] == {**answer["ok"], "held": 1, "seconds_left": queues["q"]["seconds_left"]}
+    assert queues["other"] == {"paused": False, "seconds_left": None, "held": 0, "running": 0}
+    assert consumer.noticed == ["q"]
+
+
+def test_resuming_twice_is_harmless(panel, consumer):
+    assert panel("sqs_pause", queue="q")["ok"]["seconds_left"] is None
+    assert [panel("sqs_resume", queue="q") for _ in range(2)] == [
+        {"ok": {"was_paused": True}},
+        {"ok": {"was_paused": False}},
+    ]
+    assert not panel("sqs_queues")["queues"]["q"]["paused"]
+
+
+@pytest.mark.parametrize("command", ["sqs_pause", "sqs_resume"])
+def test_a_queue_that_is_not_consumed_is_refused_with_those_that_are(panel, command):
+    answer = panel(command, queue="qq")
+    assert "not 'qq'" in answer["error"]
+    assert answer["queues"] == ["other", "q"]
+    assert panel.context.pauses.get("qq") is None
+
+
+def test_the_commands_have_help_for_celery_control():
+    for name in ("sqs_pause", "sqs_resume", "sqs_queues"):
+        assert Panel.meta[name].help == getattr(control_commands, name).__doc__.splitlines()[0]
+
+
+# What Celery holds for an ETA or a rate.
+
+
+class CelerysConsumer:
+    def __init__(self):
+        self.qos = QoS(print, SLOTS)
+        self.ran = []
+
+    def apply_eta_task(self, request):
+        self.ran.append(request)
+        self.qos.decrement_eventually()
+
+    def _limit_task(self, request, bucket, tokens):
+        bucket.add((request, tokens))
+
+    def _limit_post_eta(self, request, bucket, tokens):
+        self.apply_eta_task(request)
+
+    def _limit_move_to_pool(self, request):
+        self.ran.append(request)
+
+
+@pytest.fixture
+def waiting():
+    consumer, worker = CelerysConsumer(), WorkerContext()
+    rate_limits = RateLimits(consumer)
+    given_back = GivenBack(consumer, worker, rate_limits)
+    return consumer, worker, given_back
+
+
+@pytest.mark.parametrize("due", ["apply_eta_task", "_limit_post_eta"])
+def test_a_task_with_an_eta_counts_no_more_once_it_is_given_back(waiting, due):
+    consumer, worker, given_back = waiting
+    gone, stays = Request(), Request()
+    for request in (gone, stays):
+        worker.on_eta(request)
+        consumer.qos.increment_eventually()
+    given_back.forget([gone.delivery])
+    given_back.forget([gone.delivery])
+    assert consumer.qos.value == SLOTS + 1
+    bucket = () if due == "apply_eta_task" else (TokenBucket(100), 1)
+    for request in (gone, stays):
+        getattr(consumer, due)(request, *bucket)
+    assert consumer.ran == [stays]
+    assert consumer.qos.value == SLOTS + len(bucket[1:]), "it waits for its rate now"
+
+
+def test_so_does_a_task_that_waits_for_its_rate(waiting):
+    consumer, _, given_back = waiting
+    request, bucket = Request(), TokenBucket(0.1)
+    consumer._limit_task(request, bucket, 1)
+    assert consumer.qos.value == SLOTS + 1
+    given_back.forget([request.delivery])
+    assert consumer.qos.value == SLOTS
+    consumer._limit_move_to_pool(request)
+    assert consumer.qos.value == SLOTS

@@ -1,0 +1,115 @@
+"""Queues are paused and resumed in real workers, by `celery -A proj sqs`, and the status shows it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import uuid
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from support.processes import wait_until
+
+from celery_sqs_visibility.operate.commands import sqs as group
+from celery_sqs_visibility.operate.nodes import ask
+
+SOON = 10
+FIRST = f"worker1@{socket.gethostname()}"
+TO_FIRST = ("-d", FIRST, "-t", str(SOON))  # who waits for one answer waits no longer than for that
+POLL_SECONDS = 1  # of a long poll, which nobody cuts off
+WORK_SECONDS = 4
+
+
+@pytest.fixture
+def site(make_site):
+    prefix = f"{uuid.uuid4().hex[:8]}-"  # not the workers of the test before, which were killed
+    site = make_site(remote_control=True, control_prefix=prefix, wait_time_seconds=POLL_SECONDS)
+    yield site
+    with site.app.connection_for_read() as connection:
+        connection.transport.context.end_control()
+
+
+def start(site, **options):
+    """Start the first worker; it may be ready before its queue for commands is."""
+    worker = site.start(**options)
+    wait_until(lambda: ask(site.app, "sqs_queues", 2, [FIRST]), 2 * SOON, "it to take commands")
+    return worker
+
+
+def sqs(site, *args):
+    return CliRunner().invoke(group, args, obj=SimpleNamespace(app=site.app))
+
+
+def answers(site, *args):
+    """The workers' answers to a command, by node."""
+    result = sqs(site, *args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["workers"]
+
+
+def condition(site):
+    """The queue's, in the first worker."""
+    return ask(site.app, "sqs_queues", SOON, [FIRST])[FIRST]["queues"][site.queue]
+
+
+@pytest.mark.own_pool
+@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent"])
+def test_nothing_begins_from_a_pause_until_the_resume(site, pool):
+    worker = start(site, pool=pool)
+    paused = sqs(site, "pause", site.queue, *TO_FIRST)
+    assert paused.exit_code == 0, paused.output + worker.log
+    assert "paused until it is resumed; 0 running, 0 given back" in paused.output
+    assert "start from now on are not paused" in paused.output
+    site.send("quick", "a")
+    until = time.monotonic() + POLL_SECONDS  # of the poll in flight, which may take it
+    assert condition(site)["paused"]
+    wait_until(lambda: time.monotonic() >= until and site.counts() == (1, 0), SOON, "it to stay there")
+    assert "resumed" in sqs(site, "resume", site.queue, *TO_FIRST).output
+    (started,) = site.diary.wait_for("started", key="a")
+    assert started["sqs"]["receive_count"] <= 2
+
+
+def test_what_runs_goes_on_what_waits_goes_back_and_a_pause_for_a_time_ends(site):
+    start(site, concurrency=1, prefetch_multiplier=4)
+    keys = [f"warm{number}" for number in range(20)]
+    for key in keys:  # a worker with short tasks has more than its slots' number
+        site.send("quick", key)
+    for key in keys:
+        site.diary.wait_for("started", key=key)
+    site.send("slow", "running", WORK_SECONDS)
+    site.diary.wait_for("started", key="running")
+    for key in "ab":
+        site.send("quick", key)
+    site.app.send_task("work.quick", ["later"], countdown=20, delay_seconds=0)
+    wait_until(lambda: site.counts() == (0, 4), SOON, "one to run, two to wait for it, one for its ETA")
+    (answer,) = answers(site, "pause", site.queue, "--for", "3s", *TO_FIRST).values()
+    assert answer["ok"] == {"paused": True, "seconds_left": 3.0, "held": 4, "running": 1}
+    wait_until(lambda: site.counts() == (3, 1), 1, lambda: str(site.counts()))
+    site.diary.wait_for("done", key="running")
+    for key in "ab":
+        site.diary.wait_for("started", key=key)
+    assert not site.diary.entries("started", key="later")
+
+
+def test_one_worker_of_two_is_paused_and_an_unknown_queue_has_a_nearest(site):
+    second = FIRST.replace("1", "2", 1)
+    start(site)
+    site.start()
+    unknown = sqs(site, "pause", f"{site.queue}x", *TO_FIRST)
+    assert unknown.exit_code == 1
+    assert f"The nearest is '{site.queue}'" in unknown.output
+    assert set(answers(site, "pause", site.queue, *TO_FIRST)) == {FIRST}
+    site.send("quick", "a")
+    site.diary.wait_for("started", key="a")
+    shown = ask(site.app, "sqs_queues", SOON, [FIRST, second])
+    paused = {node: answer["queues"][site.queue]["paused"] for node, answer in shown.items()}
+    assert paused == {FIRST: True, second: False}
+    assert f"{site.queue}\n" in sqs(site, "status").output, "the paused queue, at the end of a worker's row"
+
+
+def test_nobody_answers(site):
+    result = sqs(site, "pause", site.queue)
+    assert result.exit_code == 69
+    assert "no worker answered within 1 s" in result.output
