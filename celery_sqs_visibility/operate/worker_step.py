@@ -9,6 +9,8 @@ from typing import Any
 from celery import signals
 from celery.utils.log import get_logger
 
+from celery_sqs_visibility.operate.health.sockets import ProbedSocket
+from celery_sqs_visibility.operate.health.worker_health import WorkerHealth
 from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, Response
 from celery_sqs_visibility.policy.operate_options import OperateOptions
 from celery_sqs_visibility.worker.bootsteps import SQSStep
@@ -25,8 +27,10 @@ class Operations(SQSStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._server: HTTPServer | None = None
+        self._probed: ProbedSocket | None = None
+        health = WorkerHealth(parent)
         #: What is answered to whom. Others of this room add to it.
-        self.routes: dict[str, Callable[[], Response]] = {}
+        self.routes: dict[str, Callable[[], Response]] = {"/healthz": health.live, "/readyz": health.ready}
 
     def create(self, parent: Any) -> None:
         """Be started when the worker connects: its pool has forked by then."""
@@ -43,14 +47,31 @@ class Operations(SQSStep):
 
     def _start(self, parent: Any) -> None:
         """Start, once, however often the worker connects anew. Main thread."""
-        if self._server is None:
-            bound = [tcp_socket(parent.conninfo.transport.options)]
-            self._server = HTTPServer([Listener(each, self.routes) for each in bound if each])
-            self._server.start()
+        if self._server is not None:
+            return
+        self._probed = probed_socket(parent.hostname)
+        bound = [self._probed and self._probed.socket, tcp_socket(parent.conninfo.transport.options)]
+        self._server = HTTPServer([Listener(each, self.routes) for each in bound if each])
+        self._server.start()
 
     def _stop(self, **_: Any) -> None:
         if self._server is not None:
             self._server.stop()
+        if self._probed is not None:
+            self._probed.remove()
+
+
+def probed_socket(node: str) -> ProbedSocket | None:
+    """The socket for probes of this host; `None` where the temporary directory does not take it."""
+    try:
+        return ProbedSocket(node)
+    except OSError as error:
+        logger.warning(
+            "cannot listen for probes of this host, so `celery sqs health` finds no worker: %s; have TMPDIR "
+            "name a directory that worker and probe may write to, with a short path",
+            error,
+        )
+        return None
 
 
 def tcp_socket(options: OperateOptions) -> socket.socket | None:
