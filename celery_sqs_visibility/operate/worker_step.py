@@ -67,7 +67,7 @@ def probed_socket(node: str) -> ProbedSocket | None:
         return ProbedSocket(node)
     except OSError as error:
         logger.warning(
-            "cannot listen for probes of this host, so `celery sqs health` finds no worker: %s; have TMPDIR "
+            "cannot listen for probes of this host, so celery sqs health finds no worker: %s; have TMPDIR "
             "name a directory that worker and probe may write to, with a short path",
             error,
         )

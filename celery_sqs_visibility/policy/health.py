@@ -30,11 +30,11 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class PollingFacts:
-    """The polling of a queue: for how many seconds it has been late, whether SQS has answered it ever."""
+    """The polling of a queue: for how many seconds it has been late, whether SQS has accepted it ever."""
 
     queue: str
     late: float = 0.0
-    answered: bool = True
+    accepted: bool = True
     error: str = ""  # the latest, in an outage
 
 
@@ -117,10 +117,10 @@ def _waits(facts: WorkerFacts) -> Iterator[str]:
     for poll in facts.polls:
         if poll.error:
             yield f"cannot receive from queue {poll.queue!r}: {poll.error}"
-        elif not poll.answered:
+        elif not poll.accepted:
             yield f"the first poll of queue {poll.queue!r} has not come back"
 
 
 def _activity(facts: WorkerFacts) -> str:
     count = len(facts.polls)
-    return f"polls {count} {'queue' if count == 1 else 'queues'}"
+    return f"consumes {count} {'queue' if count == 1 else 'queues'}"

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
@@ -27,6 +28,9 @@ from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.polling import PollSchedule
 
 logger = logging.getLogger(__name__)
+
+#: What SQS refuses, it refuses within this time, and does not wait for messages.
+REFUSED_WITHIN_SECONDS: Final = 2.0
 
 #: Takes the messages of a poll, with the monotonic instants before and after the call.
 Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
@@ -125,6 +129,11 @@ class Polls:
             return self.changed.wait_for(
                 lambda: not self.in_flight, max(0.0, until - self._clock.monotonic())
             )
+
+    def accepted(self, now: float) -> bool:
+        """Whether SQS has ever answered a poll, or lets the first one wait for messages."""
+        waiting = (poll for poll in list(self.in_flight) if not poll.overdue)
+        return self.answered or any(now - poll.started >= REFUSED_WITHIN_SECONDS for poll in waiting)
 
     @property
     def error(self) -> SQSError | None:

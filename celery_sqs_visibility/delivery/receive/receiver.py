@@ -81,7 +81,7 @@ class Receiver:
         self._threads: set[threading.Thread] = set()
         self._poller: threading.Thread | None = None  # the other threads help, or hang
         self._no_helper_before = -math.inf
-        self._moves_by = math.inf  # the instant by which the poller goes on, unless it waits for capacity
+        self._moves_by = math.inf  # the instant by which the poller goes on; not known while capacity lacks
 
     @property
     def stopping(self) -> bool:
@@ -125,9 +125,8 @@ class Receiver:
 
     def facts(self, now: float) -> PollingFacts:
         """How the polling gets on. Any thread."""
-        polls = self._polls
-        error = "" if polls.error is None else str(polls.error)
-        return PollingFacts(self.queue.name, max(0.0, now - self._moves_by), polls.answered, error)
+        late, error = max(0.0, now - self._moves_by), self._polls.error
+        return PollingFacts(self.queue.name, late, self._polls.accepted(now), str(error or ""))
 
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`. A replaced thread's messages are taken all the same."""
@@ -192,10 +191,10 @@ class Receiver:
             return not self.stopping and self._poller is threading.current_thread()
 
     def _poll_when_due(self) -> None:
+        self._moves_by = math.inf
         if self._sleep():
             return
         self._expect_what_is_due(self._clock.monotonic())
-        self._moves_by = math.inf
         reservation = self._reserve(None)
         if reservation is None:
             return
@@ -240,10 +239,11 @@ class Receiver:
     def _sleep(self) -> bool:
         """Sleep until the next poll is due, or a stop; whether there was reason to."""
         with self._changed:
-            self._moves_by = until = self._schedule.next_poll()
+            until = self._schedule.next_poll()
             seconds = until - self._clock.monotonic()
             if seconds <= 0:
                 return False
+            self._moves_by = until
             self._changed.wait_for(lambda: self.stopping or self._schedule.next_poll() < until, seconds)
             return True
 

@@ -22,8 +22,8 @@ SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 
 def directory() -> str:
     """The directory of this user's workers, which may not exist. Worker and probe need the same TMPDIR."""
-    temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - a private one follows
-    return os.path.join(temporary, f"celery-sqs-visibility-{os.getuid()}")
+    parent = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - its own is private
+    return os.path.join(parent, f"celery-sqs-visibility-{os.getuid()}")
 
 
 def name_of(node: str) -> str:
@@ -35,7 +35,7 @@ def name_of(node: str) -> str:
 
 
 def sockets(node: str | None = None) -> dict[str, str]:
-    """Paths by the names of nodes' files: of all workers, or of that node, with or without its host's name."""
+    """Paths by the names of nodes' files: of all workers, or of one, given with or without its host."""
     try:
         _check_private(directory())
         files = sorted(os.listdir(directory()))
