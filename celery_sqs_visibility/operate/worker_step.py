@@ -67,8 +67,8 @@ def probed_socket(node: str) -> ProbedSocket | None:
         return ProbedSocket(node)
     except OSError as error:
         logger.warning(
-            "cannot listen for probes of this host, so celery sqs health finds no worker: %s; have TMPDIR "
-            "name a directory that worker and probe may write to, with a short path",
+            "cannot listen for probes of this host, so celery sqs health finds no worker: let TMPDIR name a "
+            "directory with a short path that this user may write to (%s)",
             error,
         )
         return None

@@ -9,7 +9,8 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -64,16 +65,19 @@ def run(node: str | None, timeout: float, *, ready: bool, as_json: bool) -> int:
     return WELL if all(answer["ok"] for answer in answers) else UNWELL
 
 
-def main() -> None:
-    """The console script. Its options are those of `celery -A proj sqs health`."""
-    from argparse import ArgumentParser  # noqa: PLC0415 - the command of Celery has click's
-
+def parse(arguments: Sequence[str] | None = None) -> Namespace:
+    """The options, which are those of `celery -A proj sqs health`."""
     parser = ArgumentParser(description="Ask the workers of this host how they are.")
     parser.add_argument("-n", "--node", help="the node to ask, as w1@host, w1@%%h or w1 (all workers)")
     parser.add_argument("--timeout", type=float, default=SECONDS, help="seconds (%(default)s)")
     parser.add_argument("--ready", action="store_true", help="whether it is ready, not whether it lives")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """The console script."""
+    given = parse()
     sys.exit(run(given.node, given.timeout, ready=given.ready, as_json=given.json))
 
 
