@@ -13,6 +13,7 @@ import click
 
 #: A command's name to the module below this package that has it, as a function with underscores for dashes.
 MODULES: Final[dict[str, str]] = {
+    "health": "health.command",
     "pause": "pause",
     "resume": "pause",
     "status": "status.command",

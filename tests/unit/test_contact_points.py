@@ -117,6 +117,17 @@ MENTIONED = [
     ("celery.worker.request:Request.on_failure", "isinstance(exc, Terminated)", "self._announce_revoked("),
     ("celery.worker.state:task_ready", "active_requests"),
     ("kombu.asynchronous.hub:Hub.call_soon", "self._ready_lock", "self._ready.add(callback)"),
+    # The loop comes round every ten seconds at the least, and says so.
+    ("kombu.asynchronous.hub:Hub.fire_timers", "max_delay=10"),
+    ("kombu.asynchronous.hub:Hub.create_loop", "else 1 ... for tick_callback in copy(self.on_tick)"),
+    ("celery.worker.loops:synloop", "connection.drain_events(timeout=2.0)"),
+    # What watches a worker starts before it connects, and ends after its pool has.
+    ("celery.worker.consumer.connection:Connection.start", "c.connect()"),
+    (
+        "celery.worker.worker:WorkController.stop",
+        "self._shutdown(warm=True) ... self._send_worker_shutdown()",
+    ),
+    ("celery.worker.worker:WorkController._send_worker_shutdown", "worker_shutdown.send(sender=self)"),
     # Celery makes its handler of messages where we wrap it.
     ("celery.worker.loops:asynloop", "obj.create_task_handler()"),
     ("celery.worker.loops:synloop", "obj.create_task_handler()"),

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
@@ -28,6 +29,9 @@ from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.polling import PollSchedule
 
 logger = logging.getLogger(__name__)
+
+#: What SQS refuses, it refuses within this time, and does not wait for messages.
+REFUSED_WITHIN_SECONDS: Final = 2.0
 
 #: Takes the messages of a poll, with the monotonic instants before and after the call.
 Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
@@ -94,6 +98,7 @@ class Polls:
         self.changed = threading.Condition()
         self.in_flight: list[Poll] = []
         self.failures = 0  # in a row
+        self.answered = False  # whether a poll has ever succeeded
         self.stopping = False
 
     @property
@@ -137,6 +142,16 @@ class Polls:
             return self.changed.wait_for(
                 lambda: not self.in_flight, max(0.0, until - self._clock.monotonic())
             )
+
+    def accepted(self, now: float) -> bool:
+        """Whether SQS has ever answered a poll, or lets the first one wait for messages."""
+        waiting = (poll for poll in list(self.in_flight) if not poll.overdue)
+        return self.answered or any(now - poll.started >= REFUSED_WITHIN_SECONDS for poll in waiting)
+
+    @property
+    def error(self) -> SQSError | None:
+        """The latest of an outage; `None` when there is none."""
+        return self._outage.error
 
     def give_up_overdue(self, now: float) -> int:
         """Give back the capacity of polls without an answer in time; how many they are."""
@@ -191,6 +206,7 @@ class Polls:
         with self.changed:
             probe = self.failures > 0 and poll.wait < self._wait
             self.failures = 0
+            self.answered = True
             if poll.helper and self._queue.fifo:  # it may find nothing because groups wait for what runs here
                 self._schedule.arrived(message_ids)
             elif message_ids or not probe:  # a long poll follows the probe, and does not miss messages

@@ -23,6 +23,7 @@ from celery_sqs_visibility.delivery.receive.reservations import Reservation
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.health import PollingFacts
 from celery_sqs_visibility.policy.polling import PollSchedule
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
@@ -84,6 +85,7 @@ class Receiver:
         self._threads: set[threading.Thread] = set()
         self._poller: threading.Thread | None = None  # the other threads help, or hang
         self._no_helper_before = -math.inf
+        self._moves_by = math.inf  # the instant by which the poller goes on; not known while capacity lacks
 
     @property
     def stopping(self) -> bool:
@@ -130,6 +132,11 @@ class Receiver:
             if self._schedule.next_poll() < before:
                 self._changed.notify_all()
 
+    def facts(self, now: float) -> PollingFacts:
+        """How the polling gets on. Any thread."""
+        late, error = max(0.0, now - self._moves_by), self._polls.error
+        return PollingFacts(self.queue.name, late, self._polls.accepted(now), str(error or ""))
+
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`. A replaced thread's messages are taken all the same."""
         self._expect_what_is_due(now)
@@ -154,6 +161,8 @@ class Receiver:
 
     def _start_poller(self) -> None:
         self._poller = self._start_thread(self._poll_until_stopped)
+        if self._poller is None:
+            self._moves_by = min(self._moves_by, self._clock.monotonic())
 
     def _add_helper(self) -> None:
         with self._changed:
@@ -191,6 +200,7 @@ class Receiver:
             return not self.stopping and self._poller is threading.current_thread()
 
     def _poll_when_due(self) -> None:
+        self._moves_by = math.inf
         if self._wait_while_paused() or self._sleep():
             return
         self._expect_what_is_due(self._clock.monotonic())
@@ -200,6 +210,7 @@ class Receiver:
         asked = self._clock.monotonic()
         # After a failure: is there an answer again?
         wait = 0 if self._polls.failures else min(self._wait, reservation.wait)
+        self._moves_by = asked + wait
         messages = self._polls.poll(reservation, wait=wait)
         if self._polls.failures:
             self._rest(pause(self._polls.failures))
@@ -260,10 +271,12 @@ class Receiver:
             seconds = until - self._clock.monotonic()
             if seconds <= 0:
                 return False
+            self._moves_by = until
             self._changed.wait_for(lambda: self._polls.halted or self._schedule.next_poll() < until, seconds)
             return True
 
     def _rest(self, seconds: float) -> None:
         """Send SQS nothing for a while; a stop ends it."""
         with self._changed:
+            self._moves_by = self._clock.monotonic() + seconds
             self._changed.wait_for(lambda: self._polls.halted, seconds)

@@ -287,3 +287,24 @@ def test_one_whose_request_goes_on_is_left_alone_however_long_it_takes(tasks):
     assert tasks.over.acquire(timeout=SOON)
     assert tasks.concluded == [("a", [])]
     goes_on()  # of a thread that makes no request
+
+
+def test_work_is_late_while_no_thread_gets_on_with_it(tasks):
+    late = tasks.batch_threads.late
+    assert late(LATER) == 0  # nothing is due
+    tasks.add("a", "b")
+    tasks.under_way(2)
+    tasks.waiting.append((0.0, "c"))
+    began = tasks.clock.monotonic()
+    assert late(began + HUNG_AFTER_SECONDS - 1) == 0  # c waits, but a and b are sent
+    tasks.waiting[:] = [(began + LATER, "c")]
+    assert late(began + LATER + 1) == 1
+    tasks.waiting.clear()
+    tasks.finish(2)
+
+
+def test_a_look_at_the_work_keeps_no_thread_from_it(tasks):
+    tasks.waiting.append((0.0, "a"))  # and nobody has said so
+    tasks.batch_threads.late(0.0)
+    tasks.under_way(1)
+    tasks.finish(1)

@@ -55,3 +55,15 @@ def test_where_it_has_no_thread_the_start_fails_and_can_be_tried_again(monkeypat
             supervisor.start()
     supervisor.start()
     supervisor.stop()
+
+
+def test_it_is_late_once_a_check_is_due_that_does_not_come(monkeypatch):
+    clock = FakeClock()
+    supervisor = Supervisor(list, clock)
+    monkeypatch.setattr(supervisor_module, "start_thread", lambda *_: "a thread that hangs")
+    assert supervisor.late(clock.monotonic() + 60) == 0  # it was not started
+    supervisor.start()
+    assert supervisor.late(clock.monotonic() + CHECK_INTERVAL_SECONDS) == 0
+    assert supervisor.late(clock.monotonic() + CHECK_INTERVAL_SECONDS + 60) == 60
+    supervisor.stop()
+    assert supervisor.late(clock.monotonic() + 60) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kombu import Connection
+from kombu.asynchronous import Hub
 
 HERE = "http://127.0.0.1:4566"
 
@@ -49,3 +50,20 @@ def test_predefined_queues_in_several_regions_are_all_shown():
 def test_settings_that_are_no_good_are_left_to_the_first_request():
     with connect("sqs://", region="not a region") as connection:
         assert connection.as_uri() == "sqs://"
+
+
+def test_a_connection_knows_when_the_loop_that_consumes_came_round_last():
+    with connect("sqs://", region="eu-west-3") as connection:
+        transport, hub = connection.transport, Hub()
+        made = transport.turned_at
+        with pytest.raises(TimeoutError):
+            transport.drain_events(connection, timeout=0)
+        drained = transport.turned_at
+        transport.register_with_event_loop(connection, hub)
+        next(hub.create_loop())
+        assert made < drained < transport.turned_at
+        turned = transport.turned_at
+        transport.close_connection(connection)
+        assert not hub.on_tick
+        hub.close()
+        assert transport.turned_at == turned

@@ -13,7 +13,9 @@ from support.factories import RECEIVE_OPTIONS, send, sqs_queue
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.delivery.receive import receiver as receiver_module
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.receive.polls import REFUSED_WITHIN_SECONDS
 from celery_sqs_visibility.delivery.receive.receiver import (
     ANSWERED_AT_ONCE_SECONDS,
     HELPER_PAUSE_SECONDS,
@@ -424,3 +426,54 @@ def test_where_no_thread_can_be_started_one_is_when_the_supervisor_looks(receivi
     send(world.queue, "a")
     look(world)
     assert world.bodies() == ["a"]
+
+
+def facts(world, later=0.0):
+    facts = world.receiver.facts(world.clock.monotonic() + later)
+    return facts.late, facts.accepted
+
+
+def test_a_sleeping_receiver_is_late_when_it_does_not_wake(receiving):
+    world = receiving()
+    world.receiver.start()
+    wait_for_sleep(world)
+    wait_until(lambda: facts(world) == (0, True), SOON, "it to sleep")
+    assert facts(world, LONG + 60)[0] == pytest.approx(60, abs=1)
+
+
+def test_a_receiver_that_hangs_with_its_messages_is_late_and_one_without_capacity_is_not(receiving):
+    world = receiving(prefetch_count=1, interval=0)
+    world.on_arrival = lambda: world.let_go.wait(SOON)
+    send(world.queue, "a")
+    world.receiver.start()
+    assert world.bodies() == ["a"]
+    assert facts(world, 300)[0] > 250
+    world.let_go.set()
+    wait_until(lambda: facts(world, 300)[0] == 0, SOON, "it to wait for capacity")
+
+
+def test_a_first_poll_counts_as_accepted_while_sqs_lets_it_wait(receiving):
+    world = receiving()
+    asked = threading.Event()
+
+    def long_poll(*_):
+        asked.set()
+        world.let_go.wait(SOON)
+        return []
+
+    world.sqs.receive = long_poll
+    world.receiver.start()
+    assert asked.wait(SOON)
+    assert facts(world) == (0, False)
+    assert facts(world, REFUSED_WITHIN_SECONDS) == (0, True)
+    look(world, 60)
+    assert world.receiver.facts(0.0).accepted is False
+    assert world.receiver.facts(0.0).error == "ReceiveMessage gets no answer"
+
+
+def test_a_receiver_without_a_thread_is_late(receiving, monkeypatch):
+    world = receiving()
+    monkeypatch.setattr(receiver_module, "start_thread", lambda *_: None)
+    world.receiver.start()
+    look(world, 60)  # again it gets none
+    assert facts(world)[0] == 60

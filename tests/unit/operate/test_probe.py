@@ -1,0 +1,121 @@
+"""The probe finds the workers of this host, waits for none beyond its time, and says how they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from celery_sqs_visibility.operate.health import probe
+from celery_sqs_visibility.operate.health.sockets import ProbedSocket, directory, name_of, sockets
+from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, Response
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("p")))
+
+
+@pytest.fixture
+def listen():
+    """`listen("node", answer)`: a worker that answers; without an answer, one that is frozen."""
+    ends = []
+
+    def start(node, answer=None):
+        probed = ProbedSocket(node)
+        if answer is None:
+            ends.append(probed.socket.close)
+        else:
+            body = json.dumps({"node": node, **answer}) if isinstance(answer, dict) else answer
+            server = HTTPServer([Listener(probed.socket, {"/healthz": lambda: Response(body)})])
+            server.start()
+            ends.append(server.stop)
+        ends.append(probed.remove)
+        return probed
+
+    yield start
+    for end in ends:
+        end()
+
+
+def test_all_workers_are_asked_together_and_one_that_is_frozen_costs_its_time_once(listen, capsys):
+    for node in ("a@h", "b@h"):
+        listen(node)
+    listen("c@h", {"ok": True, "reason": "live: consumes 1 queue"})
+    began = time.monotonic()
+    assert probe.run(None, 0.2, ready=False, as_json=False) == probe.UNWELL
+    assert time.monotonic() - began < 2
+    assert capsys.readouterr().out.splitlines() == [
+        "a@h: does not answer within 0.2 s",
+        "b@h: does not answer within 0.2 s",
+        "c@h: live: consumes 1 queue",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "reason"),
+    [
+        ({"ok": True, "reason": "live"}, probe.WELL, "live"),
+        ({"ok": False, "reason": "stuck"}, probe.UNWELL, "stuck"),
+        ("see the worker's log", probe.UNWELL, "cannot say how it is: see its log"),
+    ],
+)
+def test_a_worker_says_how_it_is(listen, capsys, answer, status, reason):
+    listen("w@h", answer)
+    assert probe.run("w@h", 5, ready=False, as_json=True) == status
+    (said,) = json.loads(capsys.readouterr().out)
+    assert (said["node"], said["reason"]) == ("w@h", reason)
+
+
+@pytest.mark.parametrize("node", [f"w@{socket.gethostname()}", "w@%h", "w"])
+def test_a_node_is_named_with_or_without_its_host(listen, node):
+    listen(f"w@{socket.gethostname()}")
+    listen("w2@h")
+    assert list(sockets(node)) == [name_of(f"w@{socket.gethostname()}")]
+
+
+def test_nobody_is_there(capsys):
+    assert probe.run("w@h", 1, ready=False, as_json=False) == probe.NOBODY
+    assert f"no worker w@h of user {os.getuid()} runs here" in capsys.readouterr().err
+
+
+def test_a_killed_worker_is_nobody_and_the_next_worker_removes_its_file(listen):
+    listen("killed@h").socket.close()
+    assert list(probe.ask(None, "/healthz", 1)) == []
+    listen("next@h")
+    assert list(sockets()) == ["next@h"]
+
+
+def test_a_worker_takes_over_the_name_of_another_which_does_not_remove_it(listen):
+    old = listen("w@h", {"ok": True, "reason": "old"})
+    listen("w@h", {"ok": True, "reason": "new"})
+    old.remove()
+    assert [each["reason"] for each in probe.ask(None, "/healthz", 5)] == ["new"]
+
+
+def test_names_of_nodes_are_those_of_files_and_short():
+    assert name_of("w@h") == "w@h"
+    odd = [name_of(node) for node in ("w/1@h", "w_1@h", "w 1@h", "x" * 300, "x" * 301)]
+    assert len(set(odd)) == 5
+    assert all("/" not in name and len(name) < 60 for name in odd)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_a_directory_that_others_may_enter_is_not_used(make):
+    make(Path(directory()), 0o755)
+    with pytest.raises(PermissionError, match="remove it"):
+        ProbedSocket("w@h")
+    assert sockets() == {}
+
+
+def test_the_probe_imports_nothing_but_the_standard_library_and_little_of_that():
+    code = "import sys, celery_sqs_visibility.operate.health.probe; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert not modules & {"celery", "kombu", "boto3", "botocore", "click", "asyncio", "http.client", "email"}
