@@ -33,7 +33,7 @@ from celery.worker.consumer.consumer import Consumer
 from celery.worker.request import Request
 from support.ends import CELERY
 
-from celery_sqs_visibility.aws import topics
+from celery_sqs_visibility.aws import fast_requests, topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.policy.queue_policy import allow_topics
@@ -340,6 +340,7 @@ def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
     client = new_client(ClientSettings("eu-west-1", access_key_id="a", secret_access_key="b"), Purpose.SETTLE)
     assert callable(client._endpoint.http_session.send)
     assert isinstance(client._endpoint.http_session._socket_options, list)
+    assert not fast_requests._is_patched(client)
 
 
 def test_kombus_parser_sees_no_scheme_in_one_with_underscores():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,14 @@ import botocore
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
+from botocore.client import BaseClient
 from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import CredentialRetrievalError
 from moto import mock_aws
+from opentelemetry.instrumentation.botocore import BotocoreInstrumentor
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.faults import Answer, Disconnected, error, json_answer
 from support.proxy import FaultProxy
 
@@ -87,6 +93,35 @@ def delete(server, caller):
 @pytest.fixture
 def delete_by_client(server, caller):
     return lambda: caller.client.delete_message_batch(**server.deletion)
+
+
+@pytest.fixture
+def instrumented():
+    """OpenTelemetry's instrumentation of botocore, from a moment of the test on; the spans' names."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    def instrument():
+        BotocoreInstrumentor().instrument(tracer_provider=provider)
+        return lambda: [span.name for span in exporter.get_finished_spans()]
+
+    yield instrument
+    BotocoreInstrumentor().uninstrument()
+
+
+def patched_by_a_function(monkeypatch):
+    """As Python's own `functools.wraps` makes one; the requests that it sees."""
+    seen = []
+    original = BaseClient._make_api_call
+
+    @functools.wraps(original)
+    def see(self, action, params):
+        seen.append(action)
+        return original(self, action, params)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", see)
+    return lambda: seen
 
 
 def signature_is_valid(request, credentials):
@@ -377,3 +412,14 @@ def test_motos_mock_answers_fast_requests():
             entries = [{"Id": "0", "ReceiptHandle": message["ReceiptHandle"]}]
             assert caller.call(DELETE, {"QueueUrl": url, "Entries": entries})["Successful"] == [{"Id": "0"}]
         caller.close()
+
+
+@pytest.mark.parametrize("by", ["OpenTelemetry", "a function"])
+def test_who_patches_clients_sees_every_request_from_then_on(server, delete, instrumented, monkeypatch, by):
+    delete()
+    delete()
+    seen = instrumented() if by == "OpenTelemetry" else patched_by_a_function(monkeypatch)
+    delete()
+    delete()
+    assert server.fast == [False, True, False, False]
+    assert [name.removeprefix("SQS.") for name in seen()] == [DELETE, DELETE]
