@@ -201,6 +201,10 @@ MENTIONED = [
     ("celery.worker.consumer.connection:Connection.start", "c.connection = c.connect()"),
     ("celery.worker.worker:WorkController.start", "except SystemExit as exc", "exitcode=exc.code"),
     ("celery.worker.state:maybe_shutdown", "should_stop", "should_terminate"),
+    # JSON logs leave out two lines of Celery's, and look up the request that another is about.
+    ("celery.worker.strategy:default", "info(_app_trace.LOG_RECEIVED, context, extra={'data': context})"),
+    ("celery.app.trace:build_tracer", "info(LOG_SUCCESS, {"),
+    ("celery.worker.state:task_reserved", "add_request(request.id, request)"),
     # Botocore signs and finds credentials where we stand before it.
     ("botocore.signers:RequestSigner.sign", "'before-sign.", "request=request", "request_signer=self"),
     ("botocore.session:Session.get_credentials", "self._credentials"),
