@@ -12,6 +12,11 @@ import pytest
 from support.redis_server import RedisServer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/logs-and-events.md"
+#: Commands, functions and operators of CloudWatch Logs Insights.
+INSIGHTS = {
+    *("filter", "stats", "fields", "display", "by", "as", "and", "not", "in"),
+    *("count", "latest", "max", "sum", "ispresent", "strcontains", "fromMillis"),
+}
 IDS = {"task", "task_id", "message_id", "queue", "attempt"}
 
 
@@ -20,6 +25,13 @@ def queries():
     return re.findall(
         r"^```console\n\$ jq -nR '(.*?)' worker\.log\n```", PAGE.read_text(), re.DOTALL | re.MULTILINE
     )
+
+
+def insights_fields():
+    """The names that the page's queries of CloudWatch Logs Insights take for fields of a line."""
+    text = "\n".join(re.findall(r"^```text\n(filter .*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+    words = set(re.findall(r"[A-Za-z_]+", re.sub(r'"[^"]*"|@\w+', "", text)))
+    return words - INSIGHTS - set(re.findall(r" as (\w+)", text))
 
 
 def jq(program, worker):
@@ -61,6 +73,7 @@ def test_the_queries_of_the_page_tell_what_became_of_whom(site):
     lines = lines_of(worker)
     told = {line["task_id"]: line for line in lines if line["message"] == "message received"}
 
+    assert {"message", "outcome", "seconds"} <= insights_fields() <= {name for line in lines for name in line}
     unfinished, skipped, failing = (jq(query, worker) for query in queries())
     assert [(each["task_id"], each["message_id"]) for each in unfinished] == [
         ("dies", told["dies"]["message_id"])

@@ -8,6 +8,7 @@ import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
+from importlib import import_module
 
 import botocore
 import pytest
@@ -17,10 +18,6 @@ from botocore.client import BaseClient
 from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import CredentialRetrievalError
 from moto import mock_aws
-from opentelemetry.instrumentation.botocore import BotocoreInstrumentor
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.faults import Answer, Disconnected, error, json_answer
 from support.proxy import FaultProxy
 
@@ -98,16 +95,19 @@ def delete_by_client(server, caller):
 @pytest.fixture
 def instrumented():
     """OpenTelemetry's instrumentation of botocore, from a moment of the test on; the spans' names."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    botocores = import_module("opentelemetry.instrumentation.botocore").BotocoreInstrumentor()
+    sdk = import_module("opentelemetry.sdk.trace")
+    export = import_module("opentelemetry.sdk.trace.export")
+    memory = import_module("opentelemetry.sdk.trace.export.in_memory_span_exporter").InMemorySpanExporter()
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(export.SimpleSpanProcessor(memory))
 
     def instrument():
-        BotocoreInstrumentor().instrument(tracer_provider=provider)
-        return lambda: [span.name for span in exporter.get_finished_spans()]
+        botocores.instrument(tracer_provider=provider)
+        return lambda: [span.name for span in memory.get_finished_spans()]
 
     yield instrument
-    BotocoreInstrumentor().uninstrument()
+    botocores.uninstrument()
 
 
 def patched_by_a_function(monkeypatch):
@@ -415,10 +415,13 @@ def test_motos_mock_answers_fast_requests():
 
 
 @pytest.mark.parametrize("by", ["OpenTelemetry", "a function"])
-def test_who_patches_clients_sees_every_request_from_then_on(server, delete, instrumented, monkeypatch, by):
+def test_who_patches_clients_sees_every_request_from_then_on(server, delete, request, monkeypatch, by):
     delete()
     delete()
-    seen = instrumented() if by == "OpenTelemetry" else patched_by_a_function(monkeypatch)
+    if by == "OpenTelemetry":
+        seen = request.getfixturevalue("instrumented")()
+    else:
+        seen = patched_by_a_function(monkeypatch)
     delete()
     delete()
     assert server.fast == [False, True, False, False]
