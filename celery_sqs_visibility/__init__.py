@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from celery_sqs_visibility.errors import *
     from celery_sqs_visibility.events import *
+    from celery_sqs_visibility.json_logs import JSONFormatter, log_json
     from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
     from celery_sqs_visibility.publish import publish_batch
     from celery_sqs_visibility.serverless.handler import lambda_handler
@@ -41,6 +42,7 @@ __all__ = [
     "Hidden",
     "HorizonNear",
     "InactivityError",
+    "JSONFormatter",
     "Lost",
     "MessageTooLargeError",
     "ObjectDoesNotExistError",
@@ -78,6 +80,7 @@ __all__ = [
     "VisibilityTask",
     "horizon_near",
     "lambda_handler",
+    "log_json",
     "message",
     "message_lost",
     "publish_batch",
@@ -90,6 +93,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ExponentialBackoff": "policy.retry_delays",
+    "JSONFormatter": "json_logs",
     "PublishFailure": "errors",
     "S3Object": "transport.aws_events",
     "SQSDelivery": "task.context",
@@ -97,6 +101,7 @@ _HOMES = {
     "VisibilityTask": "task.base",
     "horizon_near": "signals",
     "lambda_handler": "serverless.handler",
+    "log_json": "json_logs",
     "message": "transport.task_message",
     "message_lost": "signals",
     "publish_batch": "publish",

@@ -37,6 +37,7 @@ class Facts:
         task_id: its id; `None` if unknown.
         group: the FIFO message group, if any.
         received: when this delivery arrived, in seconds since the epoch; 0 if unknown.
+        attempt: the number of the run that it is for, 1 for the first; `None` if unknown, as before an ETA.
     """
 
     queue: str
@@ -47,6 +48,7 @@ class Facts:
     task_id: str | None = None
     group: str | None = None
     received: float = 0
+    attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ A client works out the endpoint, the shapes and the user agent anew for every re
 kinds of requests all day long, and only action, body, date and signature differ: the client's first request
 is a template for the others. Signing, credentials, connections, TLS, proxies, timeouts and errors are
 botocore's.
+
+Where a tracer has patched clients (`BaseClient._make_api_call`), the client makes all requests.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.error_codes import translate
@@ -75,7 +78,7 @@ class Caller:
     def call(self, action: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make a request and return its answer; raises the client's exceptions."""
         fast = self._fast
-        if fast is None or action not in FREQUENT:
+        if fast is None or action not in FREQUENT or _is_patched(self.client):
             return self._ask_client(action, params)
         try:
             return fast.call(action, params)
@@ -174,6 +177,17 @@ class FastRequests:
         kind = self._exceptions.from_code(error.get("QueryErrorCode") or error.get("Code"))
         exception: Exception = kind(parsed, action)
         return exception
+
+
+def _is_patched(client: SQSClient) -> bool:
+    """Return whether anybody wants to see the client's requests, which may be so from any moment on.
+
+    botocore's own is a plain function, of a decorator in botocore (botocore/client.py: `_make_api_call`).
+    OpenTelemetry, ddtrace and X-Ray put an object there that wraps it.
+    """
+    function: Any = getattr(type(client), "_make_api_call", None)
+    own = type(function) is FunctionType and function.__globals__.get("__name__", "").startswith("botocore.")
+    return not own
 
 
 def _may_be_our_doing(error: Exception, action: str) -> bool:

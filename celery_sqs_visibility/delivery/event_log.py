@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from celery_sqs_visibility import events
-from celery_sqs_visibility.events import DeliveryEvent, subscribe, subscribed
+from celery_sqs_visibility.events import DeliveryEvent, Facts, subscribe, subscribed
 
 logger = logging.getLogger("celery_sqs_visibility")
 
@@ -53,6 +53,11 @@ class Fields(dict[str, object]):
     def __str__(self) -> str:
         texts = {key: _text(key, value) for key, value in self.items() if key != UNTOLD_FIELD}
         return " ".join(f"{key}={text}" for key, text in texts.items() if text is not None)
+
+
+def fields_of(facts: Facts, **more: object) -> Fields:
+    """The facts of a delivery, for a log line about it."""
+    return Fields({**asdict(facts), **more})
 
 
 def log_event(event: DeliveryEvent) -> None:

@@ -27,6 +27,7 @@ from celery_sqs_visibility.task.context import DeliveryContext, is_delivery
 from celery_sqs_visibility.task.continuation import Continuation
 from celery_sqs_visibility.task.failure_log import exception_behind, log_failed_attempt, traceback_of
 from celery_sqs_visibility.task.life import begin_watch, end_watch
+from celery_sqs_visibility.task.spans import describe_span
 from celery_sqs_visibility.transport import publish_retries
 
 logger = logging.getLogger(__name__)
@@ -150,6 +151,8 @@ def decide_failures(task: Any, function: Callable[..., Any], *, ends: bool = Tru
         if request is None or request.visibility_in_run:
             return function(*args, **kwargs)
         request.visibility_in_run = True
+        if ends:
+            describe_span(request)
         try:
             result = function(*args, **kwargs)
         except (Ignore, Reject, Retry):

@@ -115,17 +115,21 @@ class ExclusiveRequest(DeliveryRequest):
         key = self._ownership["key"]
         match why:
             case Processed():
-                logger.info("Task %s[%s] skipped: its key %r was processed before", self.name, self.id, key)
+                skipped = "Task %s[%s] skipped: its key %r was processed before"
+                extra = self.log_extra(key=key, outcome="skipped")
+                logger.info(skipped, self.name, self.id, key, extra=extra)
                 self._warn_of_canvas()
                 self.settle(Delete())
             case Processing(left, owner):
                 seconds = seconds_to_wait(left)
                 waits = "Task %s[%s] waits for %s s, and was not run: its key %r is processed elsewhere"
-                logger.info(waits, self.name, self.id, seconds, key)
+                extra = self.log_extra(key=key, outcome="waits", seconds=seconds)
+                logger.info(waits, self.name, self.id, seconds, key, extra=extra)
                 self._wait(seconds, may_copy=not is_same_message(owner, self._message_id))
             case error:
                 unknown = "Task %s[%s] was not run, and comes back in %s s: its key cannot be acquired: %s"
-                logger.error(unknown, self.name, self.id, STORE_RETRY_SECONDS, error)
+                extra = self.log_extra(key=key)
+                logger.error(unknown, self.name, self.id, STORE_RETRY_SECONDS, error, extra=extra)
                 self._wait(STORE_RETRY_SECONDS, may_copy=True)
 
     def _warn_of_canvas(self) -> None:
@@ -133,7 +137,7 @@ class ExclusiveRequest(DeliveryRequest):
         parts = [name for name in ("chord", "group", "chain") if self._context.get(name)]
         if parts and self.task.exclusive is not True:  # with its id for a key the task itself has run
             stops = "Task %s[%s] was skipped, and the %s that it is part of does not go on from it"
-            logger.warning(stops, self.name, self.id, parts[0])
+            logger.warning(stops, self.name, self.id, parts[0], extra=self.log_extra())
 
     def _wait(self, seconds: int, *, may_copy: bool) -> None:
         """Have the message come back, as a copy if that can be: its receives do not count as attempts.

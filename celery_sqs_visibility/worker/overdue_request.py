@@ -39,7 +39,13 @@ class OverdueRequest(ExclusiveRequest):
             return
         if self._fail_run(TimeLimitExceeded(timeout)):
             # Celery's ERROR in `on_failure` does not name the task. A run that comes back has its own line.
-            logger.warning("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
+            logger.warning(
+                "Hard time limit (%ss) exceeded for %s[%s]",
+                timeout,
+                self.name,
+                self.id,
+                extra=self.log_extra(),
+            )
 
     def end_inactive_run(self) -> None:
         """Its run has shown no life for too long: end it, where the pool can. The supervisor's thread.
@@ -55,6 +61,7 @@ class OverdueRequest(ExclusiveRequest):
                 self.name,
                 self.id,
                 self.task.inactivity_timeout,
+                extra=self.log_extra(),
             )
 
     def _end_inactive_run(self) -> None:

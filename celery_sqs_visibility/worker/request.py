@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from billiard.common import TERM_SIGNAME
@@ -18,6 +19,7 @@ from celery.exceptions import Reject, TaskRevokedError, Terminated
 from celery.utils.log import get_logger
 from celery.worker import state
 
+from celery_sqs_visibility.delivery.event_log import fields_of
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Lapse, Release
 from celery_sqs_visibility.events import log_safely
@@ -55,6 +57,7 @@ class DeliveryRequest(SettlingRequest):
             self._describe(self.delivery)
             if self.eta is not None and self.worker.on_eta is not None:
                 self.worker.on_eta(self)
+            self._note_attempt(self.delivery)
             on_lost = getattr(self.task, "on_lost", None) or self.delivery.holder.options.on_lost
             if on_lost == "terminate":
                 self.delivery.on_lost = self.end_lost_run
@@ -77,7 +80,12 @@ class DeliveryRequest(SettlingRequest):
         try:
             return bool(super().revoked())
         except Exception:  # the result backend's, for one
-            logger.exception("Task %s[%s] could not be called revoked, and comes back", self.name, self.id)
+            logger.exception(
+                "Task %s[%s] could not be called revoked, and comes back",
+                self.name,
+                self.id,
+                extra=self.log_extra(),
+            )
             self.come_back_later()
             state.task_ready(self)
             return True
@@ -107,7 +115,12 @@ class DeliveryRequest(SettlingRequest):
             self._come_back_killed()
             return None
         if could_not_publish_retry(exc_info) and self._has_attempts_left():
-            logger.warning("Task %s[%s] comes back: its retry could not be published", self.name, self.id)
+            logger.warning(
+                "Task %s[%s] comes back: its retry could not be published",
+                self.name,
+                self.id,
+                extra=self.log_extra(),
+            )
             state.task_ready(self)
             self.come_back_later()
             return None
@@ -177,19 +190,32 @@ class DeliveryRequest(SettlingRequest):
     def _come_back_killed(self) -> None:
         state.task_ready(self)
         if not self.acknowledged:
-            logger.warning("Task %s[%s] comes back: its process was killed", self.name, self.id)
+            logger.warning(
+                "Task %s[%s] comes back: its process was killed", self.name, self.id, extra=self.log_extra()
+            )
             self.settle(Release())
 
     def _can_be_ended(self) -> bool:
         if not self.worker.can_end_runs:
-            logger.warning("Task %s[%s] cannot be ended: its pool has no way to", self.name, self.id)
+            logger.warning(
+                "Task %s[%s] cannot be ended: its pool has no way to",
+                self.name,
+                self.id,
+                extra=self.log_extra(),
+            )
         return self.worker.can_end_runs
 
     def _kill_lost(self) -> None:
         """Kill the run, unless it has ended: its process or greenlet may run another. Never raises."""
         if self not in state.active_requests:
             return
-        log_safely(logger.warning, "Task %s[%s] is ended: its message is lost", self.name, self.id)
+        log_safely(
+            logger.warning,
+            "Task %s[%s] is ended: its message is lost",
+            self.name,
+            self.id,
+            extra=self.log_extra(),
+        )
         with self._logged_if_it_raises():
             self._kill(TERM_SIGNAME)
             state.task_ready(self)
@@ -205,7 +231,21 @@ class DeliveryRequest(SettlingRequest):
         try:
             yield
         except Exception:  # noqa: BLE001 - it is logged
-            log_safely(logger.exception, "Task %s[%s] could not be ended", self.name, self.id)
+            log_safely(
+                logger.exception, "Task %s[%s] could not be ended", self.name, self.id, extra=self.log_extra()
+            )
+
+    def log_extra(self, **more: object) -> dict[str, Any]:
+        """The `extra` of a log line about this request: the facts of its delivery."""
+        if self.delivery is None:
+            return {"sqs": {"task": self.name, "task_id": self.id, **more}}
+        return {"sqs": fields_of(self.delivery.facts, **more)}
+
+    def _note_attempt(self, delivery: Delivery) -> None:
+        """The attempt as the task sees it. Parks were no attempts, nor are a stock task's receives."""
+        attempt = (self._request_dict.get("retries") or 0) + 1
+        if delivery.facts.attempt != attempt:
+            delivery.facts = replace(delivery.facts, attempt=attempt)
 
     def _pass_on_lease(self) -> None:
         """Give the task the key to its lease, before a pool with processes pickles the request."""

@@ -89,7 +89,9 @@ class VisibilityRequest(OverdueRequest):
         try:
             settled = self._is_settled_unrun()
         except Exception:
-            logger.exception("Task %s[%s] could not be failed, and comes back", self.name, self.id)
+            logger.exception(
+                "Task %s[%s] could not be failed, and comes back", self.name, self.id, extra=self.log_extra()
+            )
             self.come_back_later()
             settled = True
         if settled:

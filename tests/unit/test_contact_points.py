@@ -33,7 +33,7 @@ from celery.worker.consumer.consumer import Consumer
 from celery.worker.request import Request
 from support.ends import CELERY
 
-from celery_sqs_visibility.aws import topics
+from celery_sqs_visibility.aws import fast_requests, topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.policy.queue_policy import allow_topics
@@ -231,6 +231,10 @@ MENTIONED = [
     ("celery.worker.consumer.connection:Connection.start", "c.connection = c.connect()"),
     ("celery.worker.worker:WorkController.start", "except SystemExit as exc", "exitcode=exc.code"),
     ("celery.worker.state:maybe_shutdown", "should_stop", "should_terminate"),
+    # JSON logs leave out two lines of Celery's, and look up the request that another is about.
+    ("celery.worker.strategy:default", "info(_app_trace.LOG_RECEIVED, context, extra={'data': context})"),
+    ("celery.app.trace:build_tracer", "info(LOG_SUCCESS, {"),
+    ("celery.worker.state:task_reserved", "add_request(request.id, request)"),
     # Botocore signs and finds credentials where we stand before it.
     ("botocore.signers:RequestSigner.sign", "'before-sign.", "request=request", "request_signer=self"),
     ("botocore.session:Session.get_credentials", "self._credentials"),
@@ -384,6 +388,7 @@ def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
     client = new_client(ClientSettings("eu-west-1", access_key_id="a", secret_access_key="b"), Purpose.SETTLE)
     assert callable(client._endpoint.http_session.send)
     assert isinstance(client._endpoint.http_session._socket_options, list)
+    assert not fast_requests._is_patched(client)
 
 
 def test_kombus_parser_sees_no_scheme_in_one_with_underscores():

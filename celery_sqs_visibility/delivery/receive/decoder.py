@@ -14,6 +14,7 @@ from celery_sqs_visibility.delivery.model import Delivery, Holder
 from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Facts, Received, emit
+from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_in
 from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
@@ -142,13 +143,23 @@ def legible(text: str) -> str:
 
 def _facts(queue: Queue, message: ReceivedMessage, content: Content, received: float) -> Facts:
     attributes = message.get("Attributes", {})
+    receives = int(attributes.get("ApproximateReceiveCount", 1))
     return Facts(
         queue=queue.name,
         message_id=message["MessageId"],
-        receive_count=int(attributes.get("ApproximateReceiveCount", 1)),
+        receive_count=receives,
         first_received=int(attributes.get("ApproximateFirstReceiveTimestamp", 0)) / 1000,
         task=content.task if isinstance(content, DecodedMessage) else None,
         task_id=content.task_id if isinstance(content, DecodedMessage) else None,
         group=attributes.get("MessageGroupId"),
         received=received,
+        attempt=_attempt(content, receives),
     )
+
+
+def _attempt(content: Content, receives: int) -> int | None:
+    """The attempt that a receive is for; `None` where receives may have been parks, or nothing is known."""
+    if not isinstance(content, DecodedMessage) or content.eta is not None:
+        return None
+    published = (content.payload.get("headers") or {}).get("retries")
+    return attempts_made(receives, 0, published if isinstance(published, int) else 0) + 1

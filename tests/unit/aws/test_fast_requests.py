@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import functools
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
+from importlib import import_module
 
 import botocore
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
+from botocore.client import BaseClient
 from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import CredentialRetrievalError
 from moto import mock_aws
@@ -87,6 +90,38 @@ def delete(server, caller):
 @pytest.fixture
 def delete_by_client(server, caller):
     return lambda: caller.client.delete_message_batch(**server.deletion)
+
+
+@pytest.fixture
+def instrumented():
+    """OpenTelemetry's instrumentation of botocore, from a moment of the test on; the spans' names."""
+    botocores = import_module("opentelemetry.instrumentation.botocore").BotocoreInstrumentor()
+    sdk = import_module("opentelemetry.sdk.trace")
+    export = import_module("opentelemetry.sdk.trace.export")
+    memory = import_module("opentelemetry.sdk.trace.export.in_memory_span_exporter").InMemorySpanExporter()
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(export.SimpleSpanProcessor(memory))
+
+    def instrument():
+        botocores.instrument(tracer_provider=provider)
+        return lambda: [span.name for span in memory.get_finished_spans()]
+
+    yield instrument
+    botocores.uninstrument()
+
+
+def patched_by_a_function(monkeypatch):
+    """As Python's own `functools.wraps` makes one; the requests that it sees."""
+    seen = []
+    original = BaseClient._make_api_call
+
+    @functools.wraps(original)
+    def see(self, action, params):
+        seen.append(action)
+        return original(self, action, params)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", see)
+    return lambda: seen
 
 
 def signature_is_valid(request, credentials):
@@ -377,3 +412,17 @@ def test_motos_mock_answers_fast_requests():
             entries = [{"Id": "0", "ReceiptHandle": message["ReceiptHandle"]}]
             assert caller.call(DELETE, {"QueueUrl": url, "Entries": entries})["Successful"] == [{"Id": "0"}]
         caller.close()
+
+
+@pytest.mark.parametrize("by", ["OpenTelemetry", "a function"])
+def test_who_patches_clients_sees_every_request_from_then_on(server, delete, request, monkeypatch, by):
+    delete()
+    delete()
+    if by == "OpenTelemetry":
+        seen = request.getfixturevalue("instrumented")()
+    else:
+        seen = patched_by_a_function(monkeypatch)
+    delete()
+    delete()
+    assert server.fast == [False, True, False, False]
+    assert [name.removeprefix("SQS.") for name in seen()] == [DELETE, DELETE]

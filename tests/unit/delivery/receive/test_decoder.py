@@ -86,7 +86,7 @@ def test_every_message_becomes_a_delivery_in_order_and_one_unreadable_does_not_c
 
 def test_a_delivery_knows_the_facts_and_settles_itself(world):
     delivery = world.delivery(ApproximateReceiveCount="3")
-    told = Facts("q", "m1", 3, 1_700_000_000.5, "tasks.add", "id-1", received=world.clock.wall())
+    told = Facts("q", "m1", 3, 1_700_000_000.5, "tasks.add", "id-1", received=world.clock.wall(), attempt=3)
     assert delivery.facts == told
     assert delivery.queue is QUEUE
     assert delivery.settle(Hide(5))

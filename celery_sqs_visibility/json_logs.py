@@ -1,0 +1,162 @@
+"""The log as JSON lines: each about a message or a task has their ids.
+
+Works in any process and with any broker: of a message that is not from SQS, or of none, the fields are left
+out. Any thread; no request.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from celery import signals
+from celery._state import get_current_task
+from celery.app import trace
+from kombu.utils.encoding import safe_repr, safe_str
+
+from celery_sqs_visibility.delivery.event_log import Fields, log_event
+from celery_sqs_visibility.events import subscribed
+
+#: The package's logger, which tells what happens to each message at DEBUG.
+OURS: Final = "celery_sqs_visibility"
+
+#: What the sentences end with whose facts are fields of the line.
+FACTS: Final = " (%s)"
+
+#: Attributes of every record, and those that are fields under other names. Celery's `data` has the arguments
+#: of the task, which may be secret.
+KNOWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "sqs", "data", "taskName"}
+
+
+class JSONFormatter(logging.Formatter):
+    """Writes a record as one line of JSON. `format` never raises, whatever the record holds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line: dict[str, Any] = {
+            "timestamp": datetime.fromtimestamp(record.created, timezone.utc).isoformat(
+                timespec="microseconds"
+            ),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": record.process,
+        }
+        for part in (_message, _ids, _extras, self._exception):
+            try:
+                line |= {name: value for name, value in part(record).items() if name not in line}
+            except Exception as error:  # noqa: BLE001 - the line tells what it lacks
+                line["log_error"] = safe_repr(error)
+        try:
+            return json.dumps(line, default=safe_repr, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return json.dumps({safe_str(name): _plain(value) for name, value in line.items()})
+
+    def _exception(self, record: logging.LogRecord) -> dict[str, Any]:
+        if not record.exc_info or record.exc_info[1] is None:
+            return {}
+        exc = record.exc_info[1]
+        text = record.exc_text or self.formatException(record.exc_info)
+        return {"exception_type": type(exc).__name__, "exception": safe_repr(exc), "traceback": text}
+
+
+def log_json(*, life_cycle: bool = True) -> None:
+    """Have Celery's workers and beat write JSON lines, once Celery sets up its logging; harmless if repeated.
+
+    Args:
+        life_cycle: write what happens to each message, too, in four lines or more. Of Celery's lines those of
+            a task's receipt and success are left out then.
+    """
+
+    def set_up(logger: logging.Logger, **_: Any) -> None:
+        for handler in logger.handlers:
+            handler.setFormatter(JSONFormatter())
+            if life_cycle:
+                handler.addFilter(_is_told_once)
+        if life_cycle:
+            logging.getLogger(OURS).setLevel(logging.DEBUG)
+
+    for signal in (signals.after_setup_logger, signals.after_setup_task_logger):
+        signal.disconnect(dispatch_uid=__name__)
+        signal.connect(set_up, weak=False, dispatch_uid=__name__)
+
+
+def _is_told_once(record: logging.LogRecord) -> bool:
+    """Whether a record is none of Celery's whose facts the life cycle of a message has."""
+    sentence = record.msg if isinstance(record.msg, str) else None
+    if sentence == trace.LOG_RECEIVED:  # which a program may replace, as the other
+        return not subscribed(log_event)
+    return sentence != trace.LOG_SUCCESS or _of_running_task().get("message_id") is None
+
+
+def _message(record: logging.LogRecord) -> dict[str, Any]:
+    """The sentence, without facts that are fields."""
+    args: Any = record.args
+    text = record.msg if isinstance(record.msg, str) else safe_str(record.msg)
+    try:
+        if isinstance(args, Fields):
+            text = text.removesuffix(FACTS)
+        elif args and isinstance(args, tuple) and isinstance(args[-1], Fields):
+            text = text.removesuffix(FACTS) % args[:-1]
+        else:
+            text = record.getMessage()
+    except Exception:  # noqa: BLE001 - arguments that do not fit are shown
+        text = f"{text} {safe_repr(args)}"
+    return {"message": text}
+
+
+def _ids(record: logging.LogRecord) -> dict[str, Any]:
+    """What is known of the message and the task that a record is about: its own facts first."""
+    own = getattr(record, "sqs", None)
+    facts = dict(own) if isinstance(own, Mapping) else {}
+    if not facts.get("task_id") and not facts.get("message_id"):
+        facts = {**(_of_request(record) or _of_running_task()), **facts}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _of_running_task() -> dict[str, Any]:
+    """Of the task that runs in this thread or greenlet."""
+    task = get_current_task()
+    request = None if task is None else task.request
+    if request is None or request.id is None:
+        return {}
+    sqs = getattr(request, "sqs", None) or {}
+    told = {name: sqs.get(name) for name in ("queue", "message_id", "receive_count")}
+    return {
+        "task": request.shadow or task.name,
+        "task_id": request.id,
+        "attempt": request.retries + 1,
+        **told,
+    }
+
+
+def _of_request(record: logging.LogRecord) -> dict[str, Any]:
+    """Of the request that a line of Celery's names, in a worker's main process (celery/worker/state.py)."""
+    requests = getattr(sys.modules.get("celery.worker.state"), "requests", {})
+    for task_id in _names(record):
+        if (request := requests.get(task_id)) is not None:
+            delivery = getattr(request, "delivery", None)
+            told = {"task": request.name, "task_id": request.id}
+            return told if delivery is None else {**told, **asdict(delivery.facts)}
+    data = getattr(record, "data", None)
+    if isinstance(data, Mapping):
+        return {"task": data.get("name"), "task_id": data.get("id")}
+    return {}
+
+
+def _names(record: logging.LogRecord) -> Iterator[str]:
+    values = record.args.values() if isinstance(record.args, Mapping) else record.args or ()
+    yield from (value for value in values if isinstance(value, str))
+
+
+def _extras(record: logging.LogRecord) -> dict[str, Any]:
+    """What a program's own lines have as `extra`."""
+    return {name: value for name, value in vars(record).items() if name not in KNOWN}
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (str, bool)) else safe_repr(value)
