@@ -92,6 +92,11 @@ class Queues:
         self._found: dict[str, Queue] = {}
 
     @property
+    def access(self) -> SQS:
+        """To the queues that are not predefined."""
+        return self._sqs
+
+    @property
     def prefix(self) -> str:
         """The prefix of all queues' names, as SQS has it."""
         return sqs_name("", self._prefix)
