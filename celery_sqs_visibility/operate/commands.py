@@ -14,6 +14,7 @@ import click
 #: A command's name to the module below this package that has it, as a function with underscores for dashes.
 MODULES: Final[dict[str, str]] = {
     "dead-letters": "dead_letters.command",
+    "local": "local",
     "message": "message",
     "queues": "queues.command",
 }
