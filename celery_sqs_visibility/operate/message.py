@@ -27,7 +27,7 @@ from celery_sqs_visibility.transport.codec import DEFAULT_GROUP, with_eta
 from celery_sqs_visibility.transport.task_message import task_payload
 
 
-@click.command()
+@click.command(short_help="Print the body of an SQS message that runs a task.")
 @click.argument("task")
 @click.option("--args", "args_text", metavar="JSON", default="[]", help="Arguments: a JSON list.")
 @click.option("--kwargs", "kwargs_text", metavar="JSON", default="{}", help="Keyword arguments: an object.")

@@ -31,6 +31,9 @@ class HeldMessages:
         queue: the dead-letter queue.
         clock: the monotonic clock.
         stop: no more is received once it is set.
+
+    Attributes:
+        problem: why visibility was not changed, the last time that it was not.
     """
 
     def __init__(self, queue: Queue, clock: Clock, stop: threading.Event) -> None:
@@ -39,6 +42,7 @@ class HeldMessages:
         self._stop = stop
         self._handles: dict[str, tuple[str, float]] = {}  # message id to newest handle and deadline
         self._seen: set[str] = set()
+        self.problem: SQSError | None = None
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -109,7 +113,10 @@ class HeldMessages:
             changes = [(self._handles[key][0], seconds) for key in batch]
             try:
                 failed = self._queue.sqs.change_visibility(self._queue.url, changes).failed
-            except SQSError:
+            except SQSError as error:
+                self.problem = error
                 break
+            for why in failed.values():
+                self.problem = why
             changed += [key for position, key in enumerate(batch) if position not in failed]
         return changed

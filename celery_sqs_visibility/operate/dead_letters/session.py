@@ -101,7 +101,8 @@ def session_of(place: Place, selection: Selection, limit: int | None) -> Iterato
         finally:
             if left := held.release():
                 click.echo(
-                    f"{left} messages could not be given back: they are visible again in {HOLD_SECONDS} s.",
+                    f"{left} messages could not be given back, and are visible again in {HOLD_SECONDS} s: "
+                    f"{held.problem}",
                     err=True,
                 )
     if session.others:

@@ -22,9 +22,9 @@ from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 
-@click.group()
+@click.group(short_help="Make the queues of the app.")
 def queues() -> None:
-    """Make the app's queues."""
+    """Make the queues of the app, or print them for CloudFormation and Terraform."""
 
 
 @queues.command("create")

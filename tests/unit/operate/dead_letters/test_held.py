@@ -43,4 +43,4 @@ def test_what_sqs_does_not_give_back_is_counted(site):
     site.add()
     site.receive()
     site.sqs.fail_next("ChangeMessageVisibilityBatch", UnavailableError("gone"))
-    assert site.held.release() == 1
+    assert (site.held.release(), str(site.held.problem)) == (1, "gone")
