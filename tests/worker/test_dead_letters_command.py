@@ -36,7 +36,7 @@ def test_dead_letters_are_listed_shown_sent_back_and_deleted(site):
 
     shown = sqs_command(site, "show", site.queue, "a-task-o")
     assert shown.returncode == 0, shown.stderr
-    assert "args: ['a']" in shown.stdout
+    assert 'args: ["a"]' in shown.stdout
     assert "traceback:\nTraceback" in shown.stdout
     assert "would be sent back" in sqs_command(site, "retry", site.queue, "--all", "--dry-run").stdout
     assert site.counts(dead) == (2, 0)

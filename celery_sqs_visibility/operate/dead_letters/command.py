@@ -246,9 +246,8 @@ def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> It
         if as_json:
             show_json({"done": outcome.done, "failed": outcome.failed, "interrupted": session.stop.is_set()})
         else:
-            click.echo(
-                f"{len(outcome.done)} dead letters were {done}." if outcome.done else _NONE.format(done)
-            )
+            is_none = not outcome.done and not outcome.failed
+            click.echo((_NONE if is_none else _SOME).format(len(outcome.done), done))
             for letter_id, reason in outcome.failed.items():
                 click.echo(f"{letter_id} was not: {reason}", err=True)
     if session.stop.is_set():
@@ -257,4 +256,5 @@ def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> It
         raise CommandError(f"{len(outcome.failed)} dead letters were left")
 
 
-_NONE: Final = "No dead letters match: none were {}."
+_NONE: Final = "No dead letters match: none were {1}."
+_SOME: Final = "{0} dead letters were {1}."

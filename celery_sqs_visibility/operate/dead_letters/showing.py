@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -21,6 +22,9 @@ from celery_sqs_visibility.policy.message_attributes import beginning
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 
 COLUMNS: Final = ["id", "task", "exception", "reason", "attempts", "age", "source queue", "worker"]
+
+#: Facts that are printed as `message --args` takes them.
+AS_JSON: Final = ("args", "kwargs")
 
 #: Characters of a cell.
 CELL_CHARACTERS: Final = 40
@@ -80,15 +84,15 @@ def _task(content: DecodedMessage) -> dict[str, Any]:
 
 
 def show_whole(facts: dict[str, Any]) -> None:
-    """A letter, one fact a line; the traceback and the body as they are."""
+    """A letter, one fact a line, and each once; the traceback and the body as they are."""
     for name, value in facts.items():
-        if value is None or value == {}:
-            continue
-        if isinstance(value, dict):
-            click.echo(f"{name}:")
-            for key, inner in value.items():
-                click.echo(f"  {key}: {inner}")
-        elif "\n" in str(value):
-            click.echo(f"{name}:\n{value}")
-        else:
-            click.echo(f"{name}: {value}")
+        if name in AS_JSON:
+            click.echo(f"{name}: {json.dumps(value, default=str, ensure_ascii=False)}")
+        elif isinstance(value, dict):
+            new = {
+                k: each for k, each in value.items() if each is not None and str(facts.get(k)) != str(each)
+            }
+            click.echo("\n  ".join([f"{name}:", *(f"{key}: {each}" for key, each in new.items())]))
+        elif value is not None:
+            between = "\n" if "\n" in str(value) else " "
+            click.echo(f"{name}:{between}{value}")

@@ -78,7 +78,9 @@ def _terraform(plan: QueuePlan, labels: Mapping[str, str]) -> str:
     if plan.tags:
         inner = "".join(f"    {_text(key)} = {_text(value)}\n" for key, value in plan.tags.items())
         values["tags"] = f"{{\n{inner}  }}"
-    lines = "".join(f"  {name} = {value}\n" for name, value in values.items())
+    short = max(len(name) for name, value in values.items() if "\n" not in value)  # as `terraform fmt` does
+    widths = {name: 0 if "\n" in value else short for name, value in values.items()}
+    lines = "".join(f"  {name.ljust(widths[name])} = {value}\n" for name, value in values.items())
     return f'resource "aws_sqs_queue" "{labels[plan.sqs_name]}" {{\n{lines}}}\n'
 
 
