@@ -126,7 +126,11 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
 @click.option("--limit", type=click.IntRange(1), help="Most letters.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most messages a second.")
 @click.option("--dry-run", is_flag=True, help="List what would be sent back, and send nothing.")
-@click.option("--native", is_flag=True, help="Have SQS move them all by itself: no filters, no look at them.")
+@click.option(
+    "--native",
+    is_flag=True,
+    help="Have SQS move the whole dead-letter queue to QUEUE, without a look at the letters.",
+)
 @json_option
 def retry_letters(
     place: Place,

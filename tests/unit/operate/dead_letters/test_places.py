@@ -34,9 +34,11 @@ def test_a_queue_without_dead_letters_is_refused_and_one_that_is_named_is_taken(
 
 
 def test_a_right_that_is_missing_is_told(site):
-    site.sqs.fail_next("GetQueueAttributes", AccessDeniedError("allow sqs:GetQueueAttributes"))
+    for _ in range(2):
+        site.sqs.fail_next("GetQueueAttributes", AccessDeniedError("allow sqs:GetQueueAttributes"))
     with pytest.raises(AccessDeniedError):
         find_place(site.context, "orders", None)
+    assert find_place(site.context, "orders", "dead").letters.url == site.letters
 
 
 def test_a_dead_letter_queue_that_moves_messages_on_is_known(site):
