@@ -63,7 +63,7 @@ def test_an_interrupted_retry_loses_nothing_and_hides_nothing(site, number):
     dead = site.create_queue_with_dead_letters(9)
     for _ in range(9):
         site.sqs.send_message(QueueUrl=dead, MessageBody="any")
-    paths = os.pathsep.join(map(str, IMPORT_PATHS))
+    paths = os.pathsep.join([*map(str, IMPORT_PATHS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, CONFIG_VARIABLE: encode_config(site.config), "PYTHONPATH": paths}
     command = [sys.executable, "-m", "celery", "-A", "letters", "sqs", "dead-letters"]
     command += ["retry", site.queue, "--all", "--rate", "2"]
