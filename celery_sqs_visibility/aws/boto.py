@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from celery_sqs_visibility.aws.client_factory import SHORT_WAIT_SECONDS, Purpose, new_client, unknown_region
 from celery_sqs_visibility.aws.error_codes import translate, translate_entry, wrong_settings
 from celery_sqs_visibility.aws.fast_requests import Caller
-from celery_sqs_visibility.aws.port import SQS, BatchResult, Location
+from celery_sqs_visibility.aws.port import SQS, BatchResult, Location, MoveTask
 from celery_sqs_visibility.aws.process_lock import SESSIONS
 from celery_sqs_visibility.errors import (
     ClockSkewError,
@@ -155,6 +155,15 @@ class BotoSQS(SQS):
     def tag_queue(self, queue_url: str, tags: Mapping[str, str]) -> None:
         self._call("TagQueue", {"QueueUrl": queue_url, "Tags": dict(tags)}, bool)
 
+    def start_move_task(self, source_arn: str, destination_arn: str, per_second: int | None = None) -> None:
+        params = _set(
+            SourceArn=source_arn, DestinationArn=destination_arn, MaxNumberOfMessagesPerSecond=per_second
+        )
+        self._call("StartMessageMoveTask", params, bool)
+
+    def latest_move_task(self, source_arn: str) -> MoveTask | None:
+        return self._call("ListMessageMoveTasks", {"SourceArn": source_arn, "MaxResults": 1}, _latest_task)
+
     def close(self) -> None:
         """Close this process's connections, in any thread; the next call opens new ones. Idempotent."""
         with SESSIONS:
@@ -238,6 +247,17 @@ def _set(**params: Any) -> dict[str, Any]:
 
 def _queue_url(answer: Mapping[str, Any]) -> str:
     return str(answer["QueueUrl"])
+
+
+def _latest_task(answer: Mapping[str, Any]) -> MoveTask | None:
+    for entry in answer.get("Results", []):
+        return MoveTask(
+            entry["Status"],
+            entry.get("ApproximateNumberOfMessagesMoved", 0),
+            entry.get("ApproximateNumberOfMessagesToMove"),
+            entry.get("FailureReason"),
+        )
+    return None
 
 
 def _batch_result(answer: Mapping[str, Any], entries: int, action: str) -> BatchResult:

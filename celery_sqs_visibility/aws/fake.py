@@ -13,6 +13,7 @@ from celery_sqs_visibility.aws.port import (
     SQS,
     BatchResult,
     Location,
+    MoveTask,
     OutgoingMessage,
     ReceivedMessage,
     ReceiveOptions,
@@ -68,6 +69,7 @@ class FakeSQS(SQS):
         self._waits = isinstance(clock, SystemClock)
         self._changed = threading.Condition()  # guards everything below
         self._queues: dict[str, FakeQueue] = {}
+        self._moves: dict[str, MoveTask] = {}  # the latest of each source
         self._failures: dict[str, deque[tuple[SQSError, int | None]]] = defaultdict(deque)
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
@@ -197,6 +199,21 @@ class FakeSQS(SQS):
     def tag_queue(self, queue_url: str, tags: Mapping[str, str]) -> None:
         with self._call("TagQueue", queue_url=queue_url, tags=dict(tags)):
             self._queue("TagQueue", queue_url).tags.update(tags)
+
+    def start_move_task(self, source_arn: str, destination_arn: str, per_second: int | None = None) -> None:
+        """StartMessageMoveTask. It ends at once."""
+        action = "StartMessageMoveTask"
+        with self._call(action, source=source_arn, destination=destination_arn, per_second=per_second):
+            by_arn = {queue.arn: queue for queue in self._queues.values()}
+            redrives = [queue.redrive for queue in by_arn.values()]
+            if not any(redrive and redrive.dead_letter_arn == source_arn for redrive in redrives):
+                raise refused(action, "Source queue must be configured as a Dead Letter Queue.")
+            moved = by_arn[source_arn].move_to(by_arn[destination_arn], self._now())
+            self._moves[source_arn] = MoveTask("COMPLETED", moved, moved)
+
+    def latest_move_task(self, source_arn: str) -> MoveTask | None:
+        with self._call("ListMessageMoveTasks", source=source_arn):
+            return self._moves.get(source_arn)
 
     @contextmanager
     def _call(self, action: str, **arguments: Any) -> Iterator[dict[int, SQSError]]:

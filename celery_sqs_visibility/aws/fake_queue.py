@@ -11,14 +11,13 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import Redrive, parse_redrive_policy
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, RequestRefusedError
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from celery_sqs_visibility.aws.port import OutgoingMessage
 
 #: Seconds during which a FIFO queue drops a second message with the same deduplication id.
 DEDUPLICATION_SECONDS: Final = 300
@@ -188,6 +187,16 @@ class FakeQueue:
         message.system["DeadLetterQueueSourceArn"] = source_arn
         message.handle, message.receive_count, message.visible_at = None, 0, now.monotonic
         self.messages.append(message)
+
+    def move_to(self, target: FakeQueue, now: Now) -> int:
+        """Move what is visible, as a redrive does: each message is new there. Return how many."""
+        moving = self._available(now)
+        for message in moving:
+            attributes = message.message_attributes
+            new = OutgoingMessage(message.body, attributes, None, message.group, str(uuid.uuid4()))
+            target.send(new, now)
+        self.messages = [message for message in self.messages if message not in moving]
+        return len(moving)
 
     def delete(self, handle: str) -> None:
         """Delete the message, if this is its newest handle; an older one is answered yes and does nothing."""

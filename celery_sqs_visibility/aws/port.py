@@ -80,6 +80,23 @@ class BatchResult:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveTask:
+    """A task that moves the messages of a dead-letter queue (API_ListMessageMoveTasksResultEntry).
+
+    Attributes:
+        status: RUNNING, COMPLETED, CANCELLING, CANCELLED or FAILED.
+        moved: messages so far, approximately.
+        to_move: messages in all, likewise; `None` where SQS does not tell.
+        failure: why it failed.
+    """
+
+    status: str
+    moved: int = 0
+    to_move: int | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Location:
     """Where requests go. As text, the region, or the host of an endpoint that is not the region's own.
 
@@ -176,4 +193,12 @@ class SQS(Protocol):
 
     def tag_queue(self, queue_url: str, tags: Mapping[str, str]) -> None:
         """TagQueue: adds tags, and replaces those of the same keys."""
+        ...
+
+    def start_move_task(self, source_arn: str, destination_arn: str, per_second: int | None = None) -> None:
+        """StartMessageMoveTask: from a dead-letter queue, at a pace of 1 to 500 or SQS's own."""
+        ...
+
+    def latest_move_task(self, source_arn: str) -> MoveTask | None:
+        """ListMessageMoveTasks, of a dead-letter queue: the latest one."""
         ...

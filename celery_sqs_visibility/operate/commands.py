@@ -17,6 +17,10 @@ MODULES: Final[dict[str, str]] = {
     "pause": "pause",
     "resume": "pause",
     "status": "status.command",
+    "dead-letters": "dead_letters.command",
+    "local": "local",
+    "message": "message",
+    "queues": "queues.command",
 }
 
 

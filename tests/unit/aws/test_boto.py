@@ -17,7 +17,7 @@ from celery_sqs_visibility.aws import boto, shared
 from celery_sqs_visibility.aws.boto import BotoSQS
 from celery_sqs_visibility.aws.client_factory import Purpose
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
-from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.errors import (
     ClockSkewError,
     CredentialsRefusedError,
@@ -276,3 +276,45 @@ def test_importing_this_floor_does_not_import_boto3():
     imports = "".join(f"import celery_sqs_visibility.aws.{module}\n" for module in modules)
     look = "print(json.dumps([m in sys.modules for m in ('boto3', 'botocore')]))"
     assert output_of(f"import sys, json\n{imports}{look}") == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("answer", "task"),
+    [
+        ({"Results": []}, None),
+        ({"Results": [{"Status": "RUNNING", "StartedTimestamp": 1}]}, MoveTask("RUNNING")),
+        (
+            {
+                "Results": [
+                    {
+                        "Status": "FAILED",
+                        "ApproximateNumberOfMessagesMoved": 3,
+                        "ApproximateNumberOfMessagesToMove": 9,
+                        "FailureReason": "AWS.SQS.QueueDoesNotExist",
+                        "StartedTimestamp": 1,
+                    }
+                ]
+            },
+            MoveTask("FAILED", 3, 9, "AWS.SQS.QueueDoesNotExist"),
+        ),
+    ],
+)
+def test_move_tasks_are_those_of_amazon(answer, task):
+    """moto has none."""
+    requests = []
+
+    def move(request, *_):
+        requests.append((request.action, request.parameters))
+        return json_answer(200, answer if request.action == "ListMessageMoveTasks" else {"TaskHandle": "h"})
+
+    with FaultProxy("http://127.0.0.1:9") as proxy:
+        sqs = BotoSQS(ClientSettings("eu-west-1", proxy.url, **KEYS))
+        with proxy.inject(move):
+            sqs.start_move_task("arn:dead", "arn:source", 500)
+            assert sqs.latest_move_task("arn:dead") == task
+        sqs.close()
+    names = {"SourceArn": "arn:dead", "DestinationArn": "arn:source", "MaxNumberOfMessagesPerSecond": 500}
+    assert requests == [
+        ("StartMessageMoveTask", names),
+        ("ListMessageMoveTasks", {"SourceArn": "arn:dead", "MaxResults": 1}),
+    ]

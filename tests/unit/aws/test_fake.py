@@ -11,7 +11,7 @@ import pytest
 from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import ACCOUNT, FakeSQS
-from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.errors import (
     QueueDoesNotExistError,
     ReceiptHandleInvalidError,
@@ -287,3 +287,19 @@ def test_an_attempt_is_known_for_five_minutes_after_it_received_something(sqs, c
         assert len(attempt(sqs, fifo_url)) == 1
         clock.advance(20)
     assert attempt(sqs, fifo_url) == []
+
+
+def test_a_move_task_empties_a_dead_letter_queue_that_a_policy_names(sqs):
+    dead = sqs.create_queue("dead", {}, {})
+    arn = sqs.queue_attributes(dead, ["QueueArn"])["QueueArn"]
+    sqs.send(dead, OutgoingMessage("x", {"a": {"DataType": "String", "StringValue": "1"}}))
+    with pytest.raises(RequestRefusedError, match="Dead Letter Queue"):
+        sqs.start_move_task(arn, arn)
+    assert sqs.latest_move_task(arn) is None
+    policy = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1})}
+    url = sqs.create_queue("source", policy, {})
+    sqs.start_move_task(arn, sqs.queue_attributes(url, ["QueueArn"])["QueueArn"])
+    assert sqs.latest_move_task(arn) == MoveTask("COMPLETED", 1, 1)
+    (message,) = sqs.receive(url, 10, 0, ReceiveOptions(message_attributes=("All",)))
+    assert (message["Body"], list(message["MessageAttributes"])) == ("x", ["a"])
+    assert sqs.receive(dead, 10, 0, ReceiveOptions()) == []

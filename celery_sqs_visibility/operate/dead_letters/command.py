@@ -1,0 +1,264 @@
+"""`celery -A proj sqs dead-letters list | show | retry | delete`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+import click
+
+from celery_sqs_visibility.aws.queue_counts import VISIBLE, count
+from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.operate.dead_letters.moves import Moves, Outcome
+from celery_sqs_visibility.operate.dead_letters.native import move_all
+from celery_sqs_visibility.operate.dead_letters.places import Place, find_place
+from celery_sqs_visibility.operate.dead_letters.selection import SHORT_ID_CHARACTERS, Selection
+from celery_sqs_visibility.operate.dead_letters.session import Session, session_of
+from celery_sqs_visibility.operate.dead_letters.showing import show_letters, show_whole, whole
+from celery_sqs_visibility.operate.durations import duration
+from celery_sqs_visibility.operate.invocation import (
+    CommandError,
+    app_of,
+    broker_of,
+    json_option,
+    show_json,
+)
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Letters that a list looks for, unless told otherwise.
+LIST_LIMIT: Final = 100
+
+_FILTERS: Final = (
+    click.option("--task", metavar="GLOB", help="Only of tasks with such a name: 'proj.import_*'."),
+    click.option("--exception", metavar="GLOB", help="Only with such an exception: 'ValueError'."),
+    click.option("--older-than", type=duration, help="Only given up longer ago than this: 90s, 10m, 2h, 1d."),
+    click.option("--newer-than", type=duration, help="Only given up since this long."),
+    click.option("--any-source", is_flag=True, help="Those of other queues, too, which share QUEUE's."),
+)
+
+
+def _place_options(command: F) -> F:
+    """QUEUE and where its dead letters are; the command gets the place, while it is in use."""
+
+    @click.argument("queue")
+    @click.option(
+        "--dead-letter-queue",
+        "letters",
+        metavar="NAME",
+        help="Where QUEUE's dead letters are, by Celery's name; otherwise where its redrive policy or the "
+        "option dead_letter_queue says.",
+    )
+    @wraps(command)
+    def with_place(queue: str, letters: str | None, **options: Any) -> None:
+        with broker_of(app_of(click.get_current_context())) as context:
+            command(find_place(context, queue, letters), **options)
+
+    return with_place  # type: ignore[return-value] # click's commands return nothing
+
+
+def _filters(command: F) -> F:
+    for each in reversed(_FILTERS):
+        command = each(command)
+    return command
+
+
+def _selection(place: Place, *, any_source: bool, **filters: Any) -> Selection:
+    return Selection(sources=None if any_source else place.source_names, **filters)
+
+
+@click.group()
+def dead_letters() -> None:
+    """Look at dead letters, send them back, delete them.
+
+    QUEUE is the queue whose messages failed. To look at a message is to receive it: it is hidden for the
+    while, and given back at the end, at Ctrl-C, too.
+    """
+
+
+@dead_letters.command("list")
+@_place_options
+@_filters
+@click.option("--limit", type=click.IntRange(1), default=LIST_LIMIT, show_default=True, help="Most letters.")
+@json_option
+def list_letters(place: Place, limit: int, as_json: bool, **filters: Any) -> None:  # noqa: FBT001 - click's
+    """List the dead letters of QUEUE, the oldest first."""
+    with session_of(place, _selection(place, **filters), limit) as session:
+        now = SYSTEM_CLOCK.wall()
+        summaries = [letter.summary(now) for batch in session.batches() for letter in batch]
+    summaries.sort(key=lambda letter: -letter["age_seconds"])
+    if as_json:
+        show_json(summaries)
+    elif not summaries:
+        click.echo(f"No dead letters in {place.letters.name!r} that match.")
+    else:
+        show_letters(summaries)
+        if len(summaries) == limit:
+            click.echo(f"There may be more than {limit}: see --limit.")
+
+
+@dead_letters.command("show")
+@_place_options
+@click.argument("letter_id", metavar="ID")
+@json_option
+def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Show all of one: attributes, arguments, headers, traceback, body.
+
+    ID is the message's or the task's, or its first eight characters.
+    """
+    with session_of(place, Selection([_checked_id(letter_id)]), None) as session:
+        letter = next((letter for batch in session.batches() for letter in batch), None)
+        if letter is None:
+            raise CommandError(f"there is no dead letter {letter_id!r} in {place.letters.name!r}")
+        facts = whole(letter, place, place.context.payloads)
+    (show_json if as_json else show_whole)(facts)
+
+
+@dead_letters.command("retry")
+@_place_options
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All of QUEUE that the filters let through.")
+@_filters
+@click.option("--limit", type=click.IntRange(1), help="Most letters.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most messages a second.")
+@click.option("--dry-run", is_flag=True, help="List what would be sent back, and send nothing.")
+@click.option(
+    "--native",
+    is_flag=True,
+    help="Have SQS move the whole dead-letter queue to QUEUE, without a look at the letters.",
+)
+@json_option
+def retry_letters(
+    place: Place,
+    ids: tuple[str, ...],
+    *,
+    everything: bool,
+    limit: int | None,
+    rate: float | None,
+    dry_run: bool,
+    native: bool,
+    as_json: bool,
+    **filters: Any,
+) -> None:
+    """Send dead letters back to their queue, with all their attempts.
+
+    Each is sent first and deleted second. So it may be interrupted at any moment: a message may then run
+    twice, and none is lost.
+    """
+    selection = _chosen(place, ids, everything, filters)
+    if native:
+        if ids or dry_run or limit or any(filters.values()):
+            raise click.UsageError("--native moves all messages: it goes with --all and --rate only")
+        _move_natively(place, rate, as_json=as_json)
+        return
+    with session_of(place, replace(selection, sent_before=SYSTEM_CLOCK.wall()), limit) as session:
+        if dry_run:
+            _show_plan(session, as_json=as_json)
+            return
+        moves = Moves(place, session.held, session.stop, place.context.payloads, rate)
+        with _told("sent back", moves.outcome, session, as_json=as_json):
+            for batch in session.batches():
+                moves.send_back(batch)
+
+
+@dead_letters.command("delete")
+@_place_options
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All of QUEUE that the filters let through.")
+@_filters
+@click.option("--limit", type=click.IntRange(1), help="Most letters.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def delete_letters(
+    place: Place,
+    ids: tuple[str, ...],
+    *,
+    everything: bool,
+    limit: int | None,
+    yes: bool,
+    as_json: bool,
+    **filters: Any,
+) -> None:
+    """Delete dead letters for good."""
+    selection = _chosen(place, ids, everything, filters)
+    if not yes:
+        click.confirm(_question(place, ids, any(filters.values())), abort=True, err=True)
+    with session_of(place, selection, limit) as session:
+        moves = Moves(place, session.held, session.stop)
+        with _told("deleted", moves.outcome, session, as_json=as_json):
+            for batch in session.batches():
+                moves.delete(batch)
+
+
+def _move_natively(place: Place, rate: float | None, *, as_json: bool) -> None:
+    moved = move_all(place, rate)
+    if as_json:
+        show_json(moved)
+    else:
+        click.echo(f"SQS moved {moved['moved']} messages to {moved['to']!r}.")
+
+
+def _chosen(place: Place, ids: tuple[str, ...], everything: bool, filters: dict[str, Any]) -> Selection:  # noqa: FBT001
+    if bool(ids) == everything:
+        raise click.UsageError("name the dead letters by their IDs, or all that match the filters by --all")
+    checked = [_checked_id(each) for each in ids]
+    return _selection(place, ids=checked, **{**filters, "any_source": filters["any_source"] or bool(ids)})
+
+
+def _checked_id(text: str) -> str:
+    if len(text) < SHORT_ID_CHARACTERS:
+        raise click.UsageError(
+            f"{text!r} is too short for an ID: give {SHORT_ID_CHARACTERS} characters of it"
+        )
+    return text
+
+
+def _question(place: Place, ids: tuple[str, ...], filtered: bool) -> str:  # noqa: FBT001
+    if ids:
+        which = f"{len(ids)} dead letters"
+    elif filtered:
+        which = "all dead letters that match"
+    else:
+        try:
+            which = f"all dead letters (about {count(place.letters, VISIBLE)})"
+        except SQSError:
+            which = "all dead letters"
+    return f"Delete {which} of queue {place.source.name!r} from {place.letters.name!r} for good?"
+
+
+def _show_plan(session: Session, *, as_json: bool) -> None:
+    now, place = SYSTEM_CLOCK.wall(), session.place
+    letters = [letter for batch in session.batches() for letter in batch]
+    if as_json:
+        show_json([{**letter.summary(now), "to": letter.source or place.source.name} for letter in letters])
+        return
+    if letters:
+        show_letters([letter.summary(now) for letter in letters])
+    click.echo(f"{len(letters)} dead letters would be sent back.")
+
+
+@contextmanager
+def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> Iterator[None]:
+    """Says what became of the letters, however it ends."""
+    try:
+        yield
+    finally:
+        if as_json:
+            show_json({"done": outcome.done, "failed": outcome.failed, "interrupted": session.stop.is_set()})
+        else:
+            is_none = not outcome.done and not outcome.failed
+            click.echo((_NONE if is_none else _SOME).format(len(outcome.done), done))
+            for letter_id, reason in outcome.failed.items():
+                click.echo(f"{letter_id} was not: {reason}", err=True)
+    if session.stop.is_set():
+        raise CommandError("interrupted: the others are dead letters still")
+    if outcome.failed:
+        raise CommandError(f"{len(outcome.failed)} dead letters were left")
+
+
+_NONE: Final = "No dead letters match: none were {1}."
+_SOME: Final = "{0} dead letters were {1}."

@@ -1,0 +1,136 @@
+"""Sends dead letters back, and deletes them; in batches, and never deleted before they are sent."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
+from celery_sqs_visibility.errors import (
+    ObjectDoesNotExistError,
+    QueueDoesNotExistError,
+    SQSError,
+    TooLargeError,
+)
+from celery_sqs_visibility.operate.dead_letters.held import HeldMessages
+from celery_sqs_visibility.operate.dead_letters.letter import Letter
+from celery_sqs_visibility.operate.dead_letters.places import Place
+from celery_sqs_visibility.operate.dead_letters.resend import batches_of, message_to_send_back
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+
+#: Of a letter that was sent, and whose deletion failed.
+TWICE: Final = "it was sent back and is still a dead letter, since it could not be deleted: {}. Delete it"
+
+
+@dataclass
+class Outcome:
+    """What became of letters.
+
+    Attributes:
+        done: ids of those that were sent back, or deleted.
+        failed: ids of the others, with the reason.
+    """
+
+    done: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Moves:
+    """Moves letters one batch after the other. The command's thread.
+
+    Attributes:
+        place: where the letters are, and go to.
+        held: has their receipt handles.
+        stop: no more batches are begun once it is set.
+        payloads: the bucket of large messages.
+        per_second: most messages a second; `None` is as fast as SQS answers.
+    """
+
+    place: Place
+    held: HeldMessages
+    stop: threading.Event
+    payloads: PayloadStore | None = None
+    per_second: float | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+
+    def send_back(self, letters: Sequence[Letter]) -> None:
+        """Send letters to their queues, then delete them.
+
+        Raises:
+            SQSError: a whole request failed. Nothing of its batch is deleted.
+        """
+        by_target: defaultdict[Queue, list[tuple[Letter, OutgoingMessage]]] = defaultdict(list)
+        for letter in letters:
+            try:
+                target = self.place.target_of(letter)
+            except QueueDoesNotExistError as error:
+                self.outcome.failed[letter.id] = str(error)
+                continue
+            if (reason := self._why_not(letter)) is not None:
+                self.outcome.failed[letter.id] = reason
+                continue
+            by_target[target].append((letter, message_to_send_back(letter, fifo=target.fifo)))
+        for target, pairs in by_target.items():
+            for batch in batches_of([message for _, message in pairs], self._most()):
+                self._paced([pairs[position] for position in batch], target)
+
+    def delete(self, letters: Sequence[Letter]) -> None:
+        """Delete up to ten letters for good. A payload in S3 stays: a message that was sent back may need it.
+
+        Raises:
+            SQSError: a whole request failed.
+        """
+        self.outcome.done += [letter.id for letter in self._delete(letters, "{}")]
+
+    def _most(self) -> int:
+        return BATCH_ENTRIES if self.per_second is None else max(1, min(BATCH_ENTRIES, int(self.per_second)))
+
+    def _paced(self, pairs: Sequence[tuple[Letter, OutgoingMessage]], target: Queue) -> None:
+        if self.stop.is_set():
+            return
+        self._send(pairs, target)
+        if self.per_second is not None:
+            self.held.wait(len(pairs) / self.per_second)
+
+    def _send(self, pairs: Sequence[tuple[Letter, OutgoingMessage]], target: Queue) -> None:
+        failed = target.sqs.send_batch(target.url, [message for _, message in pairs]).failed
+        for position, error in failed.items():
+            self.outcome.failed[pairs[position][0].id] = str(error)
+        sent = [letter for position, (letter, _) in enumerate(pairs) if position not in failed]
+        self.outcome.done += [letter.id for letter in sent]
+        if sent:
+            self._delete(sent, TWICE)
+
+    def _delete(self, letters: Sequence[Letter], sentence: str) -> list[Letter]:
+        """Delete up to ten letters; those that were."""
+        queue = self.place.letters
+        handles = [self.held.handle(letter.id) for letter in letters]
+        try:
+            failed = queue.sqs.delete(queue.url, handles).failed
+        except SQSError as error:
+            self.outcome.failed |= {letter.id: sentence.format(error) for letter in letters}
+            raise
+        for position, why in failed.items():
+            self.outcome.failed[letters[position].id] = sentence.format(why)
+        deleted = [letter for position, letter in enumerate(letters) if position not in failed]
+        self.held.forget(letter.id for letter in deleted)
+        return deleted
+
+    def _why_not(self, letter: Letter) -> str | None:
+        """Why its task could not run: its payload is gone."""
+        if not isinstance(letter.content, PayloadPointer) or self.payloads is None:
+            return None
+        try:
+            self.payloads.objects.get(letter.content.key, most=0)  # asks for the object, and reads nothing
+        except ObjectDoesNotExistError:
+            return f"its payload {letter.content} is gone, so its task could not run. Delete it"
+        except (TooLargeError, SQSError):
+            return None  # it is there, or nobody may say
+        return None

@@ -1,0 +1,79 @@
+"""Where the dead letters of a queue are, and where they go back to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import RedriveBook, parse_redrive_policy
+from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.operate.dead_letters.letter import SOURCE_ARN, Letter
+from celery_sqs_visibility.operate.invocation import CommandError
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+
+
+@dataclass(frozen=True)
+class Place:
+    """A queue and its dead-letter queue.
+
+    Attributes:
+        source: the queue that messages were given up in.
+        letters: the dead-letter queue.
+        is_of_policy: whether the source's redrive policy names that.
+    """
+
+    context: BrokerContext
+    source: Queue
+    letters: Queue
+    is_of_policy: bool
+
+    @property
+    def source_names(self) -> set[str]:
+        """Celery's and SQS's."""
+        return {self.source.name, self.source.sqs_name}
+
+    def target_of(self, letter: Letter) -> Queue:
+        """The queue that a letter was given up in, as far as it says.
+
+        Raises:
+            SQSError: there is no such queue, or SQS does not answer.
+        """
+        if letter.source is None or letter.source in self.source_names:
+            return self.source
+        if not letter.is_copy and (arn := letter.system.get(SOURCE_ARN)):
+            return self.context.queues.by_arn(arn)
+        return self.context.queues.find(letter.source)
+
+    @cached_property
+    def moves_on(self) -> bool:
+        """Whether the dead-letter queue has a redrive policy of its own; no, where we may not ask."""
+        try:
+            attributes = self.letters.sqs.queue_attributes(self.letters.url, ["RedrivePolicy"])
+        except SQSError:
+            return False
+        return parse_redrive_policy(attributes) is not None
+
+
+def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place:
+    """The place of a queue's dead letters; `letters` is a dead-letter queue that is named.
+
+    Raises:
+        CommandError: the queue has no dead-letter queue.
+        SQSError: one of the two is not there, or SQS does not tell.
+    """
+    source = context.queues.find(queue)
+    option = letters or context.options.for_queue(queue).dead_letter_queue
+    book = RedriveBook(lambda _name: partial(context.queues.find, option) if option else None)
+    book.get(source, SYSTEM_CLOCK.monotonic())
+    policy = book.peek(source)
+    found = context.queues.find(letters) if letters else book.dead_letter_queue(source)
+    if found is not None:
+        return Place(context, source, found, policy is not None and policy.name == found.sqs_name)
+    if (error := book.why_unknown(source)) is not None:
+        raise error
+    raise CommandError(
+        f"queue {queue!r} has no dead-letter queue: no redrive policy, and no option dead_letter_queue. Name "
+        "the queue that has its dead letters by --dead-letter-queue"
+    )

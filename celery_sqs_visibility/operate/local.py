@@ -1,0 +1,128 @@
+"""`celery sqs local`: an SQS for development, on this machine alone: moto's server, in this process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Final
+
+import click
+
+from celery_sqs_visibility.operate.invocation import CommandError, json_option
+
+HOST: Final = "127.0.0.1"
+
+#: ElasticMQ's, so that who used that finds SQS where it was.
+DEFAULT_PORT: Final = 9324
+
+#: Seconds until the server has to answer: moto imports a service when it is first asked for.
+START_SECONDS: Final = 30
+
+#: Beside the endpoint; moto takes any credentials.
+ENVIRONMENT: Final = {
+    "AWS_ACCESS_KEY_ID": "local",
+    "AWS_SECRET_ACCESS_KEY": "local",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+
+
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="0: any that is free.",
+)
+@json_option
+def local(port: int, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Serve an SQS for development on 127.0.0.1, until Ctrl-C.
+
+    It prints the line to paste where workers and producers start. It needs no AWS account, keeps everything
+    in memory, and has S3, SNS and DynamoDB, too.
+    """
+    with _listening(port) as listener, _serving(listener) as url, _until_stopped() as stop:
+        environment = {"AWS_ENDPOINT_URL": url, **ENVIRONMENT}
+        if as_json:
+            click.echo(json.dumps({"endpoint": url, "environment": environment}))
+        else:
+            click.echo(
+                f"SQS listens at {url} until Ctrl-C, and forgets everything then. In other terminals:\n"
+            )
+            click.echo("export " + " ".join(f"{name}={value}" for name, value in environment.items()))
+        stop.wait()
+
+
+@contextmanager
+def _listening(port: int) -> Iterator[socket.socket]:
+    try:
+        listener = socket.create_server((HOST, port))
+    except OSError as error:
+        raise CommandError(f"cannot listen at {HOST}:{port}: {error.strerror}. Name another --port") from None
+    with closing(listener):
+        yield listener
+
+
+@contextmanager
+def _serving(listener: socket.socket) -> Iterator[str]:
+    """Serve in a thread; the URL, once SQS has answered there."""
+    try:
+        from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - an extra
+            DomainDispatcherApplication,
+            MotoRequestHandler,
+            create_backend_app,
+        )
+        from werkzeug.serving import make_server  # noqa: PLC0415
+    except ImportError:
+        raise CommandError(
+            "the SQS for development is moto, which is missing: pip install 'celery_sqs_visibility[local]'"
+        ) from None
+
+    class Quiet(MotoRequestHandler):
+        """Has no log of requests."""
+
+        def log_request(self, *_: object) -> None:
+            pass
+
+    host, port = listener.getsockname()
+    app = DomainDispatcherApplication(create_backend_app)
+    server = make_server(host, port, app, threaded=True, request_handler=Quiet, fd=listener.fileno())
+    threading.Thread(target=server.serve_forever, name="sqs-local", daemon=True).start()
+    try:
+        _ask(host, port)
+        yield f"http://{host}:{port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _ask(host: str, port: int) -> None:
+    """Have it answer ListQueues."""
+    with closing(http.client.HTTPConnection(host, port, timeout=START_SECONDS)) as connection:
+        headers = {"X-Amz-Target": "AmazonSQS.ListQueues", "Content-Type": "application/x-amz-json-1.0"}
+        connection.request("POST", "/", b"{}", headers | {"Authorization": _SIGNED})
+        answer = connection.getresponse()
+        if answer.status != http.client.OK:
+            raise CommandError(f"moto does not answer as SQS: {answer.status} {answer.reason}")
+
+
+#: Tells moto service and region.
+_SIGNED: Final = "AWS4-HMAC-SHA256 Credential=local/20200101/us-east-1/sqs/aws4_request"
+
+
+@contextmanager
+def _until_stopped() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set."""
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,77 @@
+"""A queue with dead letters in a fake SQS."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+from support.clock import FakeClock
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.operate.dead_letters.held import HeldMessages
+from celery_sqs_visibility.operate.dead_letters.letter import read_letter
+from celery_sqs_visibility.operate.dead_letters.moves import Moves
+from celery_sqs_visibility.operate.dead_letters.places import find_place
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.transport.task_message import message
+
+OPTIONS = ReceiveOptions(0, ("All",), ("All",))
+
+
+@dataclasses.dataclass
+class Site:
+    """`queue` with its dead-letter queue `letters`."""
+
+    sqs: FakeSQS
+    clock: FakeClock
+    context: object
+    suffix: str = ""
+
+    def __post_init__(self):
+        fifo = {"FifoQueue": "true"} if self.suffix else {}
+        self.letters = self.sqs.create_queue(f"dead{self.suffix}", fifo, {})
+        arn = self.sqs.queue_attributes(self.letters, ["QueueArn"])["QueueArn"]
+        policy = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 5})}
+        self.queue = self.sqs.create_queue(f"orders{self.suffix}", {**fifo, **policy}, {})
+        self.place = find_place(self.context, f"orders{self.suffix}", None)
+        self.stop = threading.Event()
+        self.held = HeldMessages(self.place.letters, self.clock, self.stop)
+        self.moves = Moves(self.place, self.held, self.stop)
+
+    def add(self, task="proj.add", body=None, group=None, **said):
+        """Add a dead letter; its id."""
+        said = {"reason": "failed", "source_queue": f"orders{self.suffix}", **said}
+        attributes = {
+            name: {"DataType": "String", "StringValue": text} for name, text in said.items() if text
+        }
+        letter = OutgoingMessage(body or message(task, [1]), attributes, None, group, group and task)
+        return self.sqs.send(self.letters, letter)
+
+    def receive(self):
+        """The letters, held."""
+        received = [each for batch in self.held.batches() for each in batch]
+        return [read_letter(self.place.letters, each, None) for each in received]
+
+    def messages(self, url):
+        return self.sqs.receive(url, 10, 0, OPTIONS)
+
+
+@pytest.fixture
+def make_site():
+    def make(suffix="", **options):
+        clock = FakeClock()
+        sqs = FakeSQS(clock)
+        context = SimpleNamespace(queues=Queues(sqs), options=Options.parse(options), payloads=None)
+        return Site(sqs, clock, context, suffix)
+
+    return make
+
+
+@pytest.fixture
+def site(make_site):
+    return make_site()

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
+from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError, UnavailableError
+from celery_sqs_visibility.operate.dead_letters.letter import read_letter
+from celery_sqs_visibility.operate.dead_letters.resend import batches_of, message_to_send_back
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_body, size_attribute
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+from celery_sqs_visibility.transport.task_message import message
+
+
+def actions(site):
+    return [name for name, _ in site.sqs.calls if name.startswith(("Send", "Delete"))]
+
+
+def test_letters_are_sent_in_batches_and_then_deleted(site):
+    ids = {site.add(mine="kept", exception="E", worker="w") for _ in range(12)}
+    site.sqs.calls.clear()
+    site.moves.send_back(site.receive())
+    assert actions(site) == ["SendMessageBatch", "DeleteMessageBatch"] * 2
+    assert (set(site.moves.outcome.done), site.moves.outcome.failed) == (ids, {})
+    assert len(site.held) == 0
+    back = site.messages(site.queue)[0]
+    assert (back["Body"][:1], list(back["MessageAttributes"])) == ("{", ["mine"])
+
+
+def test_what_could_not_be_sent_stays(site):
+    ids = [site.add() for _ in range(3)]
+    letters = site.receive()
+    site.sqs.fail_next("SendMessageBatch", RequestRefusedError("too odd"), 1)
+    site.moves.send_back(letters)
+    assert site.moves.outcome.failed == {letters[1].id: "too odd"}
+    site.held.release()
+    assert [each["MessageId"] for each in site.messages(site.letters)] == [letters[1].id]
+    assert letters[1].id in ids
+
+
+def test_nothing_is_deleted_after_a_send_without_an_answer(site):
+    site.add()
+    site.sqs.fail_next("SendMessageBatch", UnavailableError("no answer"))
+    with pytest.raises(UnavailableError):
+        site.moves.send_back(site.receive())
+    assert len(site.held) == 1
+
+
+@pytest.mark.parametrize("position", [0, None])
+def test_who_is_twice_is_told(site, position):
+    letter_id = site.add()
+    site.sqs.fail_next("DeleteMessageBatch", UnavailableError("no answer"), position)
+    try:
+        site.moves.send_back(site.receive())
+    except UnavailableError:
+        assert position is None
+    assert site.moves.outcome.done == [letter_id]
+    assert "still a dead letter" in site.moves.outcome.failed[letter_id]
+
+
+def test_a_fifo_letter_keeps_its_group_and_is_not_swallowed(make_site):
+    site = make_site(".fifo")
+    site.add("proj.first", group="a")
+    (letter,) = site.receive()
+    messages = [message_to_send_back(letter, fifo=True) for _ in range(2)]
+    assert {each.group_id for each in messages} == {"a"}
+    assert len({each.deduplication_id for each in messages}) == 2
+    site.moves.send_back([letter])
+    assert len(site.messages(site.queue)) == 1
+
+
+def test_attempts_begin_anew(site):
+    payload = json.loads(message("proj.add", [1]))
+    payload["headers"]["retries"] = 4
+    site.add(body=json.dumps(payload))
+    site.moves.send_back(site.receive())
+    (back,) = site.messages(site.queue)
+    content = read_letter(site.place.source, back, None).content
+    assert content.payload["headers"]["retries"] == 0
+    assert content.payload["body"] == payload["body"]
+
+
+def test_a_letter_goes_to_the_queue_that_it_says(site):
+    others = site.sqs.create_queue("others", {}, {})
+    site.add(source_queue="others")
+    gone = site.add(source_queue="gone")
+    site.moves.send_back(site.receive())
+    assert len(site.messages(others)) == 1
+    assert "'gone'" in site.moves.outcome.failed[gone]
+
+
+def test_a_letter_that_sqs_has_moved_keeps_all_its_attributes_and_finds_its_queue(site):
+    attributes = {"reason": {"DataType": "String", "StringValue": "the sender's own"}}
+    site.sqs.send(site.queue, OutgoingMessage(message("proj.add"), attributes))
+    for _ in range(6):
+        site.messages(site.queue)
+    (letter,) = site.receive()
+    assert (letter.said, letter.source) == ({}, "orders")
+    assert "maxReceiveCount" in letter.reason
+    site.moves.send_back([letter])
+    assert site.messages(site.queue)[0]["MessageAttributes"] == attributes
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_sent"), [(None, True), ("missing", False), (AccessDeniedError("no right"), True)]
+)
+def test_a_payload_that_is_gone_is_not_sent_for(site, problem, is_sent):
+    objects = FakeObjectStore()
+    site.moves.payloads = PayloadStore(objects)
+    if problem != "missing":
+        objects.put("k", b"payload")
+    if isinstance(problem, Exception):
+        objects.fail_next("GetObject", problem)
+    site.sqs.send(site.letters, OutgoingMessage(pointer_body("payloads", "k"), size_attribute(9)))
+    (received,) = next(site.held.batches())
+    letter = read_letter(site.place.letters, received, "payloads")
+    assert isinstance(letter.content, PayloadPointer)
+    site.moves.send_back([letter])
+    assert bool(site.moves.outcome.done) == is_sent
+    if not is_sent:
+        assert "s3://payloads/k is gone" in site.moves.outcome.failed[letter.id]
+
+
+def test_a_rate_waits_between_batches_and_an_interruption_ends_it(site):
+    for _ in range(9):
+        site.add()
+    letters = site.receive()
+    site.moves.per_second = 4.0
+    waited = []
+
+    def wait(seconds):
+        waited.append(seconds)
+        if len(waited) == 2:
+            site.stop.set()
+
+    site.held.wait = wait
+    site.moves.send_back(letters)
+    assert (waited, len(site.moves.outcome.done), len(site.held)) == ([1.0, 1.0], 8, 1)
+
+
+def test_letters_are_deleted_for_good(site):
+    site.add()
+    letters = site.receive()
+    site.moves.delete(letters)
+    assert site.moves.outcome.done == [letters[0].id]
+    assert site.sqs.queue_attributes(site.letters, ["All"])["ApproximateNumberOfMessagesNotVisible"] == "0"
+
+
+@given(st.lists(st.integers(1, MESSAGE_BYTES)), st.integers(1, 10))
+def test_batches_are_in_order_and_within_sqs_limits(sizes, most):
+    messages = [OutgoingMessage("x" * size) for size in sizes]
+    batches = list(batches_of(messages, most))
+    assert [position for batch in batches for position in batch] == list(range(len(sizes)))
+    assert all(len(batch) <= most for batch in batches)
+    assert all(sum(sizes[p] for p in batch) <= MESSAGE_BYTES for batch in batches)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
+from celery_sqs_visibility.operate.dead_letters.native import move_all
+from celery_sqs_visibility.operate.dead_letters.places import find_place
+from celery_sqs_visibility.operate.invocation import CommandError
+
+
+def test_the_redrive_policy_names_the_dead_letter_queue(site):
+    assert (site.place.letters.url, site.place.is_of_policy) == (site.letters, True)
+    assert not site.place.moves_on
+
+
+def test_without_a_policy_the_option_does(make_site):
+    site = make_site(dead_letter_queue="dead")
+    site.sqs.create_queue("plain", {}, {})
+    place = find_place(site.context, "plain", None)
+    assert (place.letters.url, place.is_of_policy) == (site.letters, False)
+    with pytest.raises(CommandError, match="leave out --native"):
+        move_all(place, None)
+
+
+def test_a_queue_without_dead_letters_is_refused_and_one_that_is_named_is_taken(site):
+    site.sqs.create_queue("plain", {}, {})
+    with pytest.raises(CommandError, match="--dead-letter-queue"):
+        find_place(site.context, "plain", None)
+    assert find_place(site.context, "plain", "dead").letters.url == site.letters
+    with pytest.raises(QueueDoesNotExistError):  # none is created
+        find_place(site.context, "plain", "missing")
+
+
+def test_a_right_that_is_missing_is_told(site):
+    for _ in range(2):
+        site.sqs.fail_next("GetQueueAttributes", AccessDeniedError("allow sqs:GetQueueAttributes"))
+    with pytest.raises(AccessDeniedError):
+        find_place(site.context, "orders", None)
+    assert find_place(site.context, "orders", "dead").letters.url == site.letters
+
+
+def test_a_dead_letter_queue_that_moves_messages_on_is_known(site):
+    arn = site.sqs.queue_attributes(site.queue, ["QueueArn"])["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
+    site.sqs.set_queue_attributes(site.letters, {"RedrivePolicy": policy})
+    assert find_place(site.context, "orders", None).moves_on
+
+
+def test_sqs_moves_a_whole_queue(site):
+    site.add()
+    assert move_all(site.place, 0.5) == {"moved": 1, "to": "orders"}
+    assert len(site.messages(site.queue)) == 1
+    (start,) = [arguments for action, arguments in site.sqs.calls if action == "StartMessageMoveTask"]
+    assert start["per_second"] == 1

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import click
+import pytest
+
+from celery_sqs_visibility.operate.dead_letters.selection import Selection
+from celery_sqs_visibility.operate.durations import duration, in_words
+
+
+@pytest.mark.parametrize(
+    ("filters", "is_taken"),
+    [
+        ({}, True),
+        ({"task": "proj.*"}, True),
+        ({"task": "other.*"}, False),
+        ({"exception": "Trouble"}, True),
+        ({"exception": "errors.Trouble"}, True),
+        ({"exception": "*in vain*"}, True),
+        ({"exception": "Troub"}, False),
+        ({"older_than": 60}, True),
+        ({"older_than": 61}, False),
+        ({"newer_than": 61}, True),
+        ({"newer_than": 60}, False),
+        ({"sent_before": 1_700_000_001}, True),
+        ({"sent_before": 1_700_000_000}, False),
+        ({"sources": {"orders"}}, True),
+        ({"sources": {"others"}}, False),
+    ],
+    ids=str,
+)
+def test_a_letter_passes_every_filter_that_is_given(site, filters, is_taken):
+    site.add(exception="errors.Trouble: in vain")
+    now = site.clock.wall() + 60
+    assert Selection(**filters).takes(site.receive()[0], now) == is_taken
+
+
+def test_an_id_is_the_messages_or_the_tasks_or_their_beginning(site):
+    letter_id = site.add(task_id="task-0001-more", message_id="original-message")
+    (letter,) = site.receive()
+    for name in (letter_id, letter_id[:8], "task-0001-more", "task-000", "original"):
+        assert Selection([name]).takes(letter, 0)
+    assert not Selection(["task-0001"]).takes(letter, 0)
+
+
+def test_a_letter_of_an_unknown_queue_is_any_queues(site):
+    site.add(source_queue="")
+    assert Selection(sources={"others"}).takes(site.receive()[0], 0)
+
+
+def test_a_message_that_cannot_be_read_is_listed_with_the_reason(site):
+    site.add(body="no JSON", reason="")
+    summary = site.receive()[0].summary(site.clock.wall() + 3)
+    assert (summary["task"], summary["attempts"], summary["age_seconds"]) == (None, None, 3)
+    assert "neither a JSON object" in summary["reason"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400), ("1h30m", 5400)]
+)
+def test_durations_have_units(text, seconds):
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "2 h", "1.5h", "-1", "2w"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(click.BadParameter, match="no duration"):
+        duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0 s"), (59.9, "59 s"), (60, "1 min"), (7300, "2 h"), (2e5, "2 d")]
+)
+def test_an_age_is_told_in_its_largest_unit(seconds, words):
+    assert in_words(seconds) == words

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+
+import pytest
+
+from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
+from celery_sqs_visibility.operate.dead_letters.letter import read_letter
+from celery_sqs_visibility.operate.dead_letters.showing import show_letters, show_whole, whole
+from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
+from celery_sqs_visibility.transport.task_message import message
+
+
+def payload(**changes):
+    return {**json.loads(message("proj.add", [1], {"x": 2})), **changes}
+
+
+def facts_of(site, body, payloads=None, bucket=None, attributes=None):
+    site.sqs.send(site.letters, OutgoingMessage(body, attributes or {}))
+    (received,) = next(site.held.batches())
+    return whole(read_letter(site.place.letters, received, bucket), site.place, payloads)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        message("proj.add", [1], {"x": 2}),
+        base64.b64encode(message("proj.add", [1], {"x": 2}).encode()).decode(),
+        json.dumps(payload(body='{"task": "proj.add", "args": [1], "kwargs": {"x": 2}}')),
+    ],
+    ids=["plain", "base64", "protocol 1"],
+)
+def test_arguments_are_shown(site, body):
+    facts = facts_of(site, body)
+    assert (facts["args"], facts["kwargs"], facts["body"]) == ([1], {"x": 2}, body)
+
+
+def test_a_payload_in_s3_is_fetched_or_the_reason_told(site):
+    objects = FakeObjectStore()
+    objects.put("k", message("proj.add", [1]).encode())
+    pointer = pointer_body("payloads", "k")
+    facts = facts_of(site, pointer, PayloadStore(objects), "payloads", size_attribute(9))
+    assert (facts["args"], facts["body"]) == ([1], pointer)
+    gone = facts_of(
+        site, pointer_body("payloads", "no"), PayloadStore(objects), "payloads", size_attribute(9)
+    )
+    assert "s3://payloads/no is gone" in gone["unreadable"]
+
+
+def test_nothing_is_unpickled(site):
+    body = base64.b64encode(pickle.dumps(([1], {}, {}))).decode()
+    pickled = payload(body=body, **{"content-type": "application/x-python-serialize"})
+    pickled["properties"]["body_encoding"] = "base64"
+    facts = facts_of(site, json.dumps(pickled))
+    assert "cannot be decoded here" in facts["unreadable"]
+    assert facts["headers"]["task"] == "proj.add"
+
+
+def test_a_table_and_a_whole_letter_are_printed(site, capsys):
+    letter_id = site.add(exception="proj.Trouble: in\nvain", attempts="6", traceback="line 1\nline 2")
+    (letter,) = site.receive()
+    show_letters([letter.summary(site.clock.wall() + 7200)])
+    table = capsys.readouterr().out.splitlines()
+    assert table[1].split() == [
+        letter_id[:8], "proj.add", "proj.Trouble:", "in", "vain", "failed", "6", "2", "h", "orders", "-",
+    ]  # fmt: skip
+    show_whole(whole(letter, site.place, None))
+    assert "traceback:\nline 1\nline 2\nargs: [1]\n" in capsys.readouterr().out

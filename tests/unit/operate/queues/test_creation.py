@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.operate.queues.creation import Creation, same
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.provisioning import plan_queues
+
+
+@pytest.fixture
+def sqs():
+    return FakeSQS()
+
+
+def run(sqs, *queues, dry_run=False, update=False, **options):
+    plans = plan_queues(queues, Options.parse(options), {"orders": [10]})
+    findings = Creation(sqs, dry_run=dry_run, update=update).run(plans)
+    return {finding.queue: finding for finding in findings}
+
+
+def states(findings):
+    return {queue: finding.state for queue, finding in findings.items()}
+
+
+def attributes(sqs, name):
+    return sqs.queue_attributes(sqs.queue_url(name), ["All"])
+
+
+def policy(sqs, name):
+    return json.loads(attributes(sqs, name)["RedrivePolicy"])
+
+
+def test_queues_are_created_once_with_their_dead_letters(sqs):
+    assert states(run(sqs, "orders")) == {"orders-dead": "created", "orders": "created"}
+    assert policy(sqs, "orders")["maxReceiveCount"] == 14
+    assert policy(sqs, "orders")["deadLetterTargetArn"].endswith(":orders-dead")
+    assert attributes(sqs, "orders-dead")["MessageRetentionPeriod"] == "1209600"
+    assert states(run(sqs, "orders")) == {"orders-dead": "as planned", "orders": "as planned"}
+
+
+def test_a_dry_run_changes_nothing(sqs):
+    assert states(run(sqs, "orders", dry_run=True)) == {"orders-dead": "missing", "orders": "missing"}
+    sqs.create_queue("orders", {}, {})
+    assert states(run(sqs, "orders", dry_run=True, update=True))["orders"] == "different"
+    assert not [action for action, _ in sqs.calls if action.startswith("Set")]
+
+
+def test_what_differs_is_told_and_changed_on_request_only(sqs):
+    sqs.create_queue("orders", {"VisibilityTimeout": "30"}, {})
+    told = run(sqs, "orders")["orders"]
+    assert (told.state, told.now) == ("different", {"VisibilityTimeout": "30", "RedrivePolicy": None})
+    assert states(run(sqs, "orders", update=True))["orders"] == "updated"
+    assert states(run(sqs, "orders"))["orders"] == "as planned"
+
+
+@pytest.mark.parametrize(("receives", "state", "then"), [(3, "updated", 14), (50, "as planned", 50)])
+def test_a_queue_keeps_its_own_dead_letter_queue(sqs, receives, state, then):
+    arn = sqs.queue_attributes(sqs.create_queue("graveyard", {}, {}), ["QueueArn"])["QueueArn"]
+    redrive = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": str(receives)})
+    sqs.create_queue("orders", {"VisibilityTimeout": "120", "RedrivePolicy": redrive}, {})
+    assert states(run(sqs, "orders", update=True)) == {"orders": state}
+    assert policy(sqs, "orders")["deadLetterTargetArn"] == arn
+    assert int(policy(sqs, "orders")["maxReceiveCount"]) == then
+
+
+@pytest.mark.parametrize(
+    ("name", "present", "wanted", "is_same"),
+    [
+        ("SqsManagedSseEnabled", "True", "true", True),
+        ("Policy", '{"a": 1,"b":2}', '{"b": 2, "a": 1}', True),
+        ("KmsMasterKeyId", "alias/a", "alias/b", False),
+        ("DelaySeconds", None, "0", False),
+    ],
+)
+def test_values_are_compared_not_their_spelling(name, present, wanted, is_same):
+    assert same(name, present, wanted) == is_same
