@@ -106,7 +106,7 @@ class Facts:
 
     Attributes:
         settings: those of Celery that differ from its defaults.
-        unbound: queues that tasks are routed to, and `task_queues` lacks while it has to have them.
+        unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
     """
 
     options: Options = field(default_factory=lambda: Options.parse({}))

@@ -60,15 +60,15 @@ def settings_of(app: Celery) -> dict[str, Any]:
 
 
 def tasks_of(app: Celery, options: Options) -> tuple[tuple[TaskFacts, ...], dict[str, str]]:
-    """The app's own tasks; and those that Celery would not route, with the queues that are missing."""
+    """The app's own tasks; and those that Celery would not route, with its sentence."""
     found, unbound = [], {}
     for name, task in sorted(app.tasks.items()):
         if name.startswith(CELERYS_OWN):
             continue
         try:
             queue = _queue_of(app, task)
-        except QueueNotFound:
-            unbound[name] = str(getattr(task, "queue", None) or "of task_routes")
+        except QueueNotFound as error:
+            unbound[name] = str(error)
             continue
         found.append(_task_facts(app, task, queue, options))
     return tuple(found), unbound

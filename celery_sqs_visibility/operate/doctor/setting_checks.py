@@ -73,12 +73,11 @@ def check_unknown_rights(facts: Facts) -> Iterator[Finding]:
 
 def check_routes(facts: Facts) -> Iterator[Finding]:
     """Is a task routed to a queue that publishing refuses?"""
-    for task, queue in facts.unbound.items():
+    for task, sentence in facts.unbound.items():
         yield Finding(
             Severity.ERROR,
             f"task {task!r}",
-            f"it is routed to queue {queue!r}, task_queues has no such queue, and task_create_missing_queues "
-            "is False",
+            f"it cannot be routed: {sentence}; task_create_missing_queues is False",
             "Publishing the task raises QueueNotFound.",
             "add the queue to task_queues, or correct task_routes",
         )

@@ -201,7 +201,12 @@ FOUND = [
         facts(queue(rights={"sqs:ReceiveMessage": Right.NOT_KNOWN})),
         "not known whether these are allowed: sqs:ReceiveMessage",
     ),
-    (setting_checks.check_routes, ERROR, facts(unbound={"proj.add": "elsewhere"}), "raises QueueNotFound"),
+    (
+        setting_checks.check_routes,
+        ERROR,
+        facts(unbound={"proj.add": "Queue 'x' missing from task_queues"}),
+        "raises QueueNotFound",
+    ),
     (setting_checks.check_priorities, WARNING, facts(task={"priority": 9}), "SQS has no priorities"),
     (setting_checks.check_polls, WARNING, facts(options={"wait_time_seconds": 0}), "86,400 requests a day"),
     (setting_checks.check_polls, NOTE, facts(options={"wait_time_seconds": 5}), "17,280 requests a day"),
