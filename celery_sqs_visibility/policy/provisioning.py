@@ -1,0 +1,118 @@
+"""What the queues of an app should be like at SQS: attributes, dead-letter queues, redrive policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
+from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS
+
+#: Receives beyond the attempts: releases at deploys, a wait for an ETA.
+SPARE_RECEIVES: Final = 3
+
+#: Celery's default of `max_retries` (celery/app/task.py), where no task says more.
+DEFAULT_MAX_RETRIES: Final = 3
+
+#: The largest maxReceiveCount (API_SetQueueAttributes).
+MOST_RECEIVES: Final = 1000
+
+#: Put behind the name of a queue, and before `.fifo`.
+DEAD_LETTER_SUFFIX: Final = "-dead"
+
+#: Attributes that a dead-letter queue takes over from `sqs-creation-attributes`.
+ENCRYPTION: Final = ("KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "SqsManagedSseEnabled")
+
+REDRIVE_POLICY: Final = "RedrivePolicy"
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlan:
+    """A queue as it should be.
+
+    Attributes:
+        name: Celery's; of a dead-letter queue, SQS's without the prefix.
+        sqs_name: SQS's.
+        attributes: as for CreateQueue, but for the redrive policy.
+        dead_letters: SQS's name of its dead-letter queue; `None` where there is none to plan.
+        max_receive_count: of the redrive policy, where there is one to plan.
+        tags: the queue's.
+    """
+
+    name: str
+    sqs_name: str
+    attributes: Mapping[str, str]
+    dead_letters: str | None = None
+    max_receive_count: int | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def least_max_receive_count(max_retries: Iterable[int | None]) -> int:
+    """The least `maxReceiveCount` with which every task of a queue has all its attempts.
+
+    Args:
+        max_retries: of the tasks whose failures come back in the queue; `None` leaves the end to the queue.
+    """
+    limits = [limit for limit in max_retries if limit is not None]
+    attempts = max(limits, default=DEFAULT_MAX_RETRIES) + 1
+    return min(attempts + SPARE_RECEIVES, MOST_RECEIVES)
+
+
+def dead_letter_name(queue: str) -> str:
+    """The name for the dead-letter queue of a queue; FIFO queues have FIFO ones."""
+    suffix = FIFO_SUFFIX if queue.endswith(FIFO_SUFFIX) else ""
+    return queue.removesuffix(suffix) + DEAD_LETTER_SUFFIX + suffix
+
+
+def plan_queues(
+    queues: Sequence[str], options: Options, max_retries: Mapping[str, Iterable[int | None]]
+) -> list[QueuePlan]:
+    """The queues of these names, each after its dead-letter queue.
+
+    Args:
+        queues: Celery's names.
+        options: the transport's.
+        max_retries: of the tasks of each queue.
+    """
+    plans: dict[str, QueuePlan] = {}
+    for name in queues:
+        if _is_for_letters(name, options):
+            of_one = [_letters(name, options)]
+        else:
+            of_one = _with_letters(name, options, least_max_receive_count(max_retries.get(name, ())))
+        for plan in of_one:
+            plans.setdefault(plan.sqs_name, plan)
+    return list(plans.values())
+
+
+def _with_letters(name: str, options: Options, max_receive_count: int) -> list[QueuePlan]:
+    given = options.sqs_creation_attributes
+    timeout = str(options.for_queue(name).visibility_timeout)
+    plan = QueuePlan(
+        name,
+        sqs_name(name, options.queue_name_prefix),
+        {"VisibilityTimeout": timeout, **given, **_fifo(name)},
+        tags=options.queue_tags,
+    )
+    if REDRIVE_POLICY in given:  # the user's own
+        return [plan]
+    letters = _letters(options.for_queue(name).dead_letter_queue or dead_letter_name(name), options)
+    return [letters, replace(plan, dead_letters=letters.sqs_name, max_receive_count=max_receive_count)]
+
+
+def _letters(name: str, options: Options) -> QueuePlan:
+    given = options.sqs_creation_attributes
+    encryption = {key: given[key] for key in ENCRYPTION if key in given}
+    attributes = {"MessageRetentionPeriod": str(RETENTION_SECONDS), **encryption, **_fifo(name)}
+    return QueuePlan(name, sqs_name(name, options.queue_name_prefix), attributes, tags=options.queue_tags)
+
+
+def _is_for_letters(name: str, options: Options) -> bool:
+    named = name in {options.dead_letter_queue, options.for_queue(name).dead_letter_queue}
+    return named or name.removesuffix(FIFO_SUFFIX).endswith(DEAD_LETTER_SUFFIX)
+
+
+def _fifo(name: str) -> dict[str, str]:
+    return {"FifoQueue": "true"} if name.endswith(FIFO_SUFFIX) else {}

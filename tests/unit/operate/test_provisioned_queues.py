@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+from support.app import close_app, make_app
+
+from celery_sqs_visibility import VisibilityTask
+from celery_sqs_visibility.operate.app_queues import max_retries_by_queue
+
+
+@pytest.fixture
+def app():
+    def by_arguments(name, args, kwargs, options, **_):
+        return {"queue": "big"} if args[0] > 9 else None
+
+    app = make_app("app", {"task_default_queue": "own"}, set_as_current=False)
+    app.conf.task_routes = ({"routed": {"queue": "other"}}, by_arguments)
+    yield app
+    close_app(app)
+
+
+def test_a_tasks_retries_count_in_the_queue_that_it_goes_to(app):
+    def run(): ...
+
+    for name, options in {"routed": {}, "plain": {"max_retries": 8}}.items():
+        app.task(name=name, base=VisibilityTask, **options)(run)
+    app.task(name="stock", max_retries=99)(run)
+    app.finalize()
+    assert max_retries_by_queue(app) == {"other": [3], "own": [8]}
