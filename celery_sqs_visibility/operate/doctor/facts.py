@@ -50,6 +50,7 @@ class QueueFacts:
         name: Celery's.
         attributes: of GetQueueAttributes; `None` where they are not known.
         problem: why they are not, or why there is no queue.
+        denied: whether that is for lack of a right.
         exists: `None` where it is not known.
         letters: the dead-letter queue that the redrive policy, or the option, names.
         rights: what probes have shown, by the right's name.
@@ -60,6 +61,7 @@ class QueueFacts:
     options: QueueOptions = field(default_factory=lambda: Options.parse({}).for_queue(""))
     attributes: Mapping[str, str] | None = None
     problem: str = ""
+    denied: bool = False
     exists: bool | None = True
     may_be_created: bool = True
     letters: QueueFacts | None = None

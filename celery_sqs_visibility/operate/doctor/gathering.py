@@ -13,8 +13,8 @@ from celery.exceptions import QueueNotFound
 
 from celery_sqs_visibility.aws.clock_offset import clock_offset
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
-from celery_sqs_visibility.operate.app_queues import queue_names
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.operate.app_queues import queue_names, queue_of_task
 from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, TaskFacts
 from celery_sqs_visibility.operate.doctor.probes import rights_on, rights_on_key
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -65,26 +65,22 @@ def tasks_of(app: Celery, options: Options) -> tuple[tuple[TaskFacts, ...], dict
     for name, task in sorted(app.tasks.items()):
         if name.startswith(CELERYS_OWN):
             continue
-        try:
-            queue = _queue_of(app, task)
-        except QueueNotFound as error:
-            unbound[name] = str(error)
-            continue
-        found.append(_task_facts(app, task, queue, options))
+        if reason := _why_unroutable(app, task):
+            unbound[name] = reason
+        else:
+            found.append(_task_facts(app, task, queue_of_task(app, task), options))
     return tuple(found), unbound
 
 
-def _queue_of(app: Celery, task: Any) -> str:
-    """Celery's name of the queue that a message of the task goes to, as far as a route tells without it."""
-    own = getattr(task, "queue", None)
+def _why_unroutable(app: Celery, task: Any) -> str | None:
+    """Celery's sentence about a queue that it may not make up."""
     try:
-        route = app.amqp.router.route({"queue": own} if own else {}, task.name, (), {})
-    except QueueNotFound:
-        raise
+        app.amqp.router.route({}, task.name, args=(), kwargs={})
+    except QueueNotFound as error:
+        return str(error)
     except Exception:  # noqa: BLE001 - a router of the user's, that wants the arguments
-        route = {}
-    queue = route.get("queue")
-    return str(getattr(queue, "name", queue) or app.conf.task_default_queue)
+        return None
+    return None
 
 
 def _task_facts(app: Celery, task: Any, queue: str, options: Options) -> TaskFacts:
@@ -134,7 +130,8 @@ def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
 
 def _not_found(known: QueueFacts, error: SQSError) -> QueueFacts:
     exists = False if isinstance(error, QueueDoesNotExistError) else None
-    return replace(known, exists=exists, problem=str(error))
+    denied = isinstance(error, AccessDeniedError)
+    return replace(known, exists=exists, denied=denied, problem=str(error))
 
 
 def _with_attributes(known: QueueFacts, queue: Queue) -> QueueFacts:

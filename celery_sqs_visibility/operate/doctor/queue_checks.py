@@ -8,13 +8,9 @@ from celery_sqs_visibility.aws.redrive import Redrive
 from celery_sqs_visibility.operate.doctor.facts import Facts, QueueFacts, TaskFacts
 from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, set_attributes, spoken
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
+from celery_sqs_visibility.policy.provisioning import dead_letter_name, least_max_receive_count
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS
-
-#: Receives beyond the attempts: one for a wait for an ETA, others for deploys and crashes.
-SPARE_RECEIVES = 3
-
-#: Dead letters are looked at by people.
-DEAD_LETTER_RETENTION_SECONDS = RETENTION_SECONDS
 
 
 def check_existence(facts: Facts) -> Iterator[Finding]:
@@ -28,8 +24,12 @@ def check_existence(facts: Facts) -> Iterator[Finding]:
                 f"queue {queue.name!r}",
                 f"it cannot be looked at: {queue.problem}",
                 "Its redrive policy and retention are not checked. A worker that may not read the redrive "
-                "policy keeps what failed for good, in place of deleting it.",
-                "allow sqs:GetQueueUrl and sqs:GetQueueAttributes; `sqs policy worker` prints all rights",
+                "policy keeps what failed for good, in place of deleting it."
+                if queue.denied
+                else "It is not checked, and workers may not be able to use it either.",
+                "allow sqs:GetQueueUrl and sqs:GetQueueAttributes; `sqs policy worker` prints all rights"
+                if queue.denied
+                else "do as the sentence says, and run the command again",
             )
 
 
@@ -71,21 +71,18 @@ def check_dead_letters(facts: Facts) -> Iterator[Finding]:
 
 
 def _new_dead_letter_queue(queue: QueueFacts, facts: Facts) -> str:
-    suffix = ".fifo" if queue.fifo else ""
-    name = queue.url.rpartition("/")[2].removesuffix(".fifo") + f"-dead{suffix}"
+    name = dead_letter_name(queue.url.rpartition("/")[2])
     arn = (queue.attributes or {}).get("QueueArn", "").rpartition(":")[0] + f":{name}"
-    attributes = f"MessageRetentionPeriod={DEAD_LETTER_RETENTION_SECONDS}"
-    attributes += ",FifoQueue=true" if queue.fifo else ""
-    policy = {"deadLetterTargetArn": arn, "maxReceiveCount": str(_wanted(facts.tasks_of(queue.name)))}
-    return (
-        f"aws sqs create-queue --queue-name {name} --attributes {attributes} && "
-        f"{set_attributes(queue.url, RedrivePolicy=policy)}"
-    )
+    limits = [task.max_retries for task in facts.tasks_of(queue.name) if task.comes_back]
+    policy = {"deadLetterTargetArn": arn, "maxReceiveCount": str(least_max_receive_count(limits))}
+    redrive = set_attributes(queue.url, RedrivePolicy=policy)
+    return f"{_create_dead_letter_queue(name)} && {redrive}"
 
 
-def _wanted(tasks: list[TaskFacts]) -> int:
-    limits = [task.max_retries for task in tasks if task.comes_back and task.max_retries is not None]
-    return max(limits, default=3) + 1 + SPARE_RECEIVES
+def _create_dead_letter_queue(name: str) -> str:
+    fifo = ",FifoQueue=true" if name.endswith(FIFO_SUFFIX) else ""
+    attributes = f"MessageRetentionPeriod={RETENTION_SECONDS}{fifo}"
+    return f"aws sqs create-queue --queue-name {name} --attributes {attributes}"
 
 
 def check_receives(facts: Facts) -> Iterator[Finding]:
@@ -96,7 +93,7 @@ def check_receives(facts: Facts) -> Iterator[Finding]:
         if redrive is None or not limited:
             continue
         task = max(limited, key=lambda each: each.max_retries or 0)
-        if redrive.max_receive_count < (task.max_retries or 0) + 1 + SPARE_RECEIVES:
+        if redrive.max_receive_count < least_max_receive_count([task.max_retries]):
             yield _too_few_receives(queue, redrive, task)
 
 
@@ -111,7 +108,7 @@ def _too_few_receives(queue: QueueFacts, redrive: Redrive, task: TaskFacts) -> F
     )
     policy = {
         "deadLetterTargetArn": redrive.dead_letter_arn,
-        "maxReceiveCount": str(attempts + SPARE_RECEIVES),
+        "maxReceiveCount": str(least_max_receive_count([task.max_retries])),
     }
     return Finding(
         Severity.ERROR if spare < 0 else Severity.WARNING,
@@ -183,9 +180,7 @@ def _no_such_letters(queue: QueueFacts, letters: QueueFacts) -> Finding:
         "What fails for good stays in the queue until its retention ends, and is not run again."
         if queue.redrive
         else "A worker creates it at its start, or does not start where it may not.",
-        f"aws sqs create-queue --queue-name {letters.name} --attributes "
-        f"MessageRetentionPeriod={DEAD_LETTER_RETENTION_SECONDS}"
-        + (",FifoQueue=true" if letters.fifo else ""),
+        _create_dead_letter_queue(letters.name),
     )
 
 
@@ -202,7 +197,7 @@ def _short_retention(queue: QueueFacts, letters: QueueFacts) -> Iterator[Finding
         f"{spoken(queue.retention)}",
         "The age of a message that SQS moves counts from its first sending: after a long time in the source "
         "it is deleted soon after its arrival, or at once.",
-        set_attributes(letters.url, MessageRetentionPeriod=DEAD_LETTER_RETENTION_SECONDS),
+        set_attributes(letters.url, MessageRetentionPeriod=RETENTION_SECONDS),
     )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from celery_sqs_visibility.operate.doctor import queue_checks, run_checks, setting_checks
 from celery_sqs_visibility.operate.doctor.checks import CHECKS, findings_of
@@ -66,8 +69,14 @@ FOUND = [
     (
         queue_checks.check_existence,
         WARNING,
-        facts(queue(attributes=None, exists=None, problem="GetQueueAttributes was answered AccessDenied")),
-        "sqs:GetQueueAttributes",
+        facts(queue(attributes=None, exists=None, problem="AccessDenied", denied=True)),
+        "allow sqs:GetQueueUrl and sqs:GetQueueAttributes",
+    ),
+    (
+        queue_checks.check_existence,
+        WARNING,
+        facts(queue(attributes=None, exists=None, problem="no AWS credentials were found; set AWS_PROFILE")),
+        "do as the sentence says",
     ),
     (queue_checks.check_dead_letters, ERROR, facts(queue(0)), "aws sqs create-queue --queue-name proj-dead"),
     (
@@ -270,3 +279,24 @@ def test_the_worst_comes_first():
 )
 def test_durations_have_the_unit_that_reads_best(seconds, words):
     assert spoken(seconds) == words
+
+
+@given(st.integers(1, 1000), st.integers(0, 900))
+def test_who_pastes_the_remedy_has_enough_receives(receives, max_retries):
+    task = {"max_retries": max_retries}
+    for finding in queue_checks.check_receives(facts(queue(receives), task=task)):
+        attributes = json.loads(shlex.split(finding.remedy)[-1])
+        pasted = int(json.loads(attributes["RedrivePolicy"])["maxReceiveCount"])
+        assert pasted > receives
+        assert not list(queue_checks.check_receives(facts(queue(pasted), task=task)))
+
+
+@given(st.lists(st.floats(0, 43_200), max_size=60), st.floats(0.01, 14))
+def test_who_pastes_the_remedy_has_a_retention_that_outlasts_the_delays(delays, days):
+    task = {"delays": tuple(delays)}
+    for finding in queue_checks.check_retention(facts(queue(days=days), task=task)):
+        if finding.remedy.startswith("aws"):
+            seconds = int(json.loads(shlex.split(finding.remedy)[-1])["MessageRetentionPeriod"])
+            assert seconds > sum(delays)
+            again = facts(queue(days=seconds / DAY), task=task)
+            assert not [f for f in queue_checks.check_retention(again) if f.severity is ERROR]

@@ -115,7 +115,7 @@ def test_a_queue_that_may_not_be_looked_at_is_not_known(app, sqs):
     sqs.fail_next("GetQueueAttributes", AccessDeniedError("GetQueueAttributes was answered AccessDenied"))
     (queue,) = facts_of(app, sqs).queues
     assert (queue.exists, queue.attributes, queue.letters) == (None, None, None)
-    assert "AccessDenied" in queue.problem
+    assert queue.denied
 
 
 def test_the_machine_says_how_it_ends(app, sqs, monkeypatch):
