@@ -52,7 +52,6 @@ MENTIONED = [
     ("kombu.transport.SQS:QoS.extract_task_name_and_number_of_retries", "['ApproximateReceiveCount']"),
     ("celery.worker.request:Request.on_failure", "self.reject(requeue=False)"),
     # A doctor reads settings without defaults, and an app of kombu's transport by ours.
-    ("celery.app.utils:Settings.value_set_for", "self.maps[:-1]"),
     ("celery.app.base:Celery._connection", "transport or conf.broker_transport"),
     ("celery.app.routes:Router.expand_destination", "raise QueueNotFound"),
     # Kombu loads the entry points we hide behind.

@@ -120,12 +120,11 @@ def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
         queue = broker.queues.find(name)
     except SQSError as error:
         return _not_found(known, error)
-    known = _with_attributes(replace(known, url=queue.url, rights=rights_on(queue)), queue)
-    if known.exists and known.attributes:
-        region = queue.sqs.location().region
-        keys = rights_on_key(known.attributes, broker.client_settings, region)
-        known = replace(known, rights={**known.rights, **keys})
-    return replace(known, letters=_letters(broker, queue, known))
+    known = _with_attributes(replace(known, url=queue.url), queue)
+    if known.exists is False:
+        return known
+    keys = rights_on_key(known.attributes or {}, broker.client_settings, queue.sqs.location().region)
+    return replace(known, rights={**rights_on(queue), **keys}, letters=_letters(broker, queue, known))
 
 
 def _not_found(known: QueueFacts, error: SQSError) -> QueueFacts:

@@ -147,8 +147,8 @@ def _fleet() -> Iterator[Finding]:
         "fleet",
         "processes of both transports understand each other's messages",
         "A stock worker does not renew what it runs, and publishes its retries.",
-        "switch the transport of one process at a time, in any order, and the task class when no stock "
-        "is left (docs/mixed-fleets.md)",
+        "switch the transport of one process at a time, in any order, and the task class when no "
+        "stock worker is left (docs/mixed-fleets.md)",
     )
 
 

@@ -20,7 +20,7 @@ def check_existence(facts: Facts) -> Iterator[Finding]:
             yield _missing(queue)
         elif queue.attributes is None and queue.problem:
             yield Finding(
-                Severity.WARNING,
+                Severity.WARNING if queue.denied else Severity.ERROR,
                 f"queue {queue.name!r}",
                 f"it cannot be looked at: {queue.problem}",
                 "Its redrive policy and retention are not checked. A worker that may not read the redrive "

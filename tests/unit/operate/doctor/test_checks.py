@@ -74,7 +74,7 @@ FOUND = [
     ),
     (
         queue_checks.check_existence,
-        WARNING,
+        ERROR,
         facts(queue(attributes=None, exists=None, problem="no AWS credentials were found; set AWS_PROFILE")),
         "do as the sentence says",
     ),
