@@ -9,6 +9,7 @@ from celery_sqs_visibility.operate.doctor.findings import Finding
 CHECKS = (
     queue_checks.check_existence,
     setting_checks.check_rights,
+    setting_checks.check_rights_on_dead_letters,
     setting_checks.check_routes,
     queue_checks.check_dead_letters,
     queue_checks.check_receives,
@@ -17,6 +18,7 @@ CHECKS = (
     queue_checks.check_endless_retries,
     run_checks.check_heartbeat,
     run_checks.check_horizon,
+    run_checks.check_long_delays,
     run_checks.check_early_acks,
     run_checks.check_shutdown,
     run_checks.check_clock,

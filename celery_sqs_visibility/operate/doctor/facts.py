@@ -11,7 +11,7 @@ from typing import Any
 from celery_sqs_visibility.aws.redrive import RETENTION, Redrive, parse_redrive_policy
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.queue_options import QueueOptions, entry_for
-from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS
+from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 
 class Right(Enum):
@@ -29,7 +29,7 @@ class TaskFacts:
     Attributes:
         comes_back: it is a `VisibilityTask`, whose failed message comes back.
         acks_late: its message is deleted after its run.
-        delays: after each of its failures, by its rules, up to `max_retries`.
+        delays: after each of its failures, by its rules, up to `max_retries`; SQS's 12 hours do not count.
     """
 
     name: str
@@ -40,6 +40,11 @@ class TaskFacts:
     delays: tuple[float, ...] = ()
     time_limit: float | None = None
     priority: int | None = None
+
+    @property
+    def seconds_hidden(self) -> float:
+        """How long its message is hidden in all, by failures."""
+        return sum(min(delay, VISIBILITY_HORIZON_SECONDS) for delay in self.delays)
 
 
 @dataclass(frozen=True, kw_only=True)

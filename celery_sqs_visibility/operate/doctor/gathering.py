@@ -16,11 +16,10 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.operate.app_queues import queue_names, queue_of_task
 from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, TaskFacts
-from celery_sqs_visibility.operate.doctor.probes import rights_on, rights_on_key
+from celery_sqs_visibility.operate.doctor.probes import rights_on, rights_on_dead_letters, rights_on_key
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined_queues import predefined_queue
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.policy.retry_delays import choose_delay
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -103,9 +102,7 @@ def _delays(task: Any, queue: str, options: Options, limit: int | None) -> tuple
     rules, error = task.rules_in(queue), Exception()
     rest = options.for_queue(queue).visibility_timeout
     waits = (choose_delay(rules, retries, error, explicit=False) for retries in range(limit or 0))
-    return tuple(
-        min(rest if wait is None else wait, VISIBILITY_HORIZON_SECONDS) for wait in islice(waits, MOST_DELAYS)
-    )
+    return tuple(rest if wait is None else wait for wait in islice(waits, MOST_DELAYS))
 
 
 def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
@@ -155,7 +152,10 @@ def _letters(broker: BrokerContext, queue: Queue, known: QueueFacts) -> QueueFac
             found = broker.queues.find(name)
     except SQSError as error:
         return _not_found(facts, error)
-    return None if found is None else _with_attributes(replace(facts, url=found.url), found)
+    if found is None:
+        return None
+    facts = _with_attributes(replace(facts, url=found.url), found)
+    return facts if facts.exists is False else replace(facts, rights=rights_on_dead_letters(found))
 
 
 def _machine(broker: BrokerContext) -> Machine:

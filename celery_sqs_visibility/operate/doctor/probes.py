@@ -22,6 +22,8 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 #: No receipt handle looks like it.
 NO_HANDLE: Final = "no-receipt-handle"
 
+SEND: Final = "sqs:SendMessage"
+
 #: The key that SQS takes for its own encryption: everybody in the account may use it, by way of SQS.
 AMAZONS_KEY: Final = "alias/aws/sqs"
 
@@ -35,8 +37,13 @@ def rights_on(queue: Queue) -> dict[str, Right]:
         "sqs:ReceiveMessage": _shown_by(lambda: bool(sqs.receive(url, too_many, 0, at_once))),
         "sqs:DeleteMessage": _shown_by(lambda: sqs.delete(url, [NO_HANDLE])),
         "sqs:ChangeMessageVisibility": _shown_by(lambda: sqs.change_visibility(url, [(NO_HANDLE, 0)])),
-        "sqs:SendMessage": _shown_by(lambda: sqs.send_batch(url, [])),
+        **rights_on_dead_letters(queue),
     }
+
+
+def rights_on_dead_letters(queue: Queue) -> dict[str, Right]:
+    """The right that a worker has to have there."""
+    return {SEND: _shown_by(lambda: queue.sqs.send_batch(queue.url, []))}
 
 
 def rights_on_key(attributes: Mapping[str, str], settings: ClientSettings, region: str) -> dict[str, Right]:

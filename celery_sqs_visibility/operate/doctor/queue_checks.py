@@ -140,8 +140,8 @@ def check_retention(facts: Facts) -> Iterator[Finding]:
         tasks = [task for task in facts.tasks_of(queue.name) if task.comes_back]
         if queue.attributes is None or not tasks:
             continue
-        task = max(tasks, key=lambda each: sum(each.delays))
-        total, retention = sum(task.delays), queue.retention
+        task = max(tasks, key=lambda each: each.seconds_hidden)
+        total, retention = task.seconds_hidden, queue.retention
         if total <= retention / 2:
             continue
         longer = min(RETENTION_SECONDS, int(total * 2))

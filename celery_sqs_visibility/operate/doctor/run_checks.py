@@ -52,6 +52,19 @@ def check_horizon(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def check_long_delays(facts: Facts) -> Iterator[Finding]:
+    """Is a failed message to be hidden for more than the 12 hours?"""
+    long = [t.name for t in facts.tasks if max(t.delays, default=0) > VISIBILITY_HORIZON_SECONDS]
+    if long:
+        yield Finding(
+            Severity.WARNING,
+            and_more(long, "task"),
+            "the delay after a failure is longer than 12 h",
+            "SQS hides a message for 12 h at the most: it comes back then.",
+            "default_retry_delay=43200 or less; or self.retry(countdown=...), which sends a new message",
+        )
+
+
 def check_heartbeat(facts: Facts) -> Iterator[Finding]:
     """Is the message of a running task extended, and in time?"""
     for entry, own, names in facts.options_of_queues():

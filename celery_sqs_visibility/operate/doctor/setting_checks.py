@@ -53,6 +53,21 @@ def check_rights(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
+    """May a worker send dead letters?"""
+    for queue in facts.queues:
+        if queue.letters and Right.DENIED in queue.letters.rights.values():
+            yield Finding(
+                Severity.WARNING,
+                f"dead-letter queue {queue.letters.name!r}",
+                "sqs:SendMessage is not allowed to these credentials",
+                "Its dead letters come without a reason, when SQS moves them."
+                if queue.redrive
+                else "What fails for good stays in its queue, and is not run again.",
+                "celery -A proj sqs policy worker prints the policy to give them",
+            )
+
+
 def check_unknown_rights(facts: Facts) -> Iterator[Finding]:
     """Is there a right that no probe shows?"""
     unknown = {

@@ -168,6 +168,7 @@ FOUND = [
         "{'queues': {'p*': {'visibility_timeout': 120}}}",
     ),
     (run_checks.check_horizon, ERROR, facts(task={"time_limit": 50_000}), "longer than 12 h"),
+    (run_checks.check_long_delays, WARNING, facts(task={"delays": (86_400.0,)}), "hides a message for 12 h"),
     (run_checks.check_early_acks, WARNING, facts(task={"acks_late": False}), "acks_late=False"),
     (
         run_checks.check_shutdown,
@@ -203,6 +204,12 @@ FOUND = [
         WARNING,
         facts(queue(rights={"sqs:SendMessage": Right.DENIED})),
         "Producers cannot publish",
+    ),
+    (
+        setting_checks.check_rights_on_dead_letters,
+        WARNING,
+        facts(queue(letters=dataclasses.replace(letters(), rights={"sqs:SendMessage": Right.DENIED}))),
+        "come without a reason",
     ),
     (
         setting_checks.check_unknown_rights,

@@ -98,6 +98,7 @@ def test_queues_have_attributes_rights_and_dead_letters(app, sqs):
     (queue,) = facts_of(app, sqs).queues
     assert (queue.redrive.name, queue.letters.retention, queue.retention) == ("dead", 60, 345_600)
     assert queue.rights["sqs:DeleteMessage"] is Right.ALLOWED
+    assert queue.letters.rights == {"sqs:SendMessage": Right.NOT_KNOWN}
 
 
 def test_what_is_missing_is_not_created(app, sqs):
