@@ -119,6 +119,21 @@ PERMISSIONS: Final = (
         WORKER,
     ),
     Permission(
+        "ControlQueues",
+        (
+            "sqs:CreateQueue",
+            "sqs:TagQueue",
+            "sqs:DeleteQueue",
+            "sqs:SendMessage",
+            "sqs:ReceiveMessage",
+        ),
+        "`celery-control-*`",
+        "control_queues",
+        WORKER,
+    ),
+    Permission("SweepControl", ("sqs:ListQueueTags",), "`celery-control-*`", "control_queues", WORKER),
+    Permission("ListControl", ("sqs:ListQueues",), "`*`", "lists", WORKER),
+    Permission(
         "OfAFunction",
         ("sqs:ChangeMessageVisibility",),
         "the queue of a [Lambda function](lambda.md#rights)",

@@ -147,6 +147,18 @@ def check_settings(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def check_remote_control(facts: Facts) -> Iterator[Finding]:
+    """Is remote control meant to be on, and off?"""
+    if facts.settings.get("worker_enable_remote_control") and not facts.options.remote_control:
+        yield Finding(
+            Severity.NOTE,
+            "setting worker_enable_remote_control",
+            "it is True, and the option remote_control is not set",
+            "Workers answer no `celery inspect`, and take no `celery control`.",
+            option("remote_control", True),
+        )
+
+
 def _shown(name: str, facts: Facts) -> str:
     """The value, without what a URL may have of secrets."""
     value = facts.settings[name]

@@ -150,6 +150,9 @@ class AppResources:
             self.arns["key_tables"].append(self._arn("dynamodb", f"table/{store.table}", region=region))
         if options.supports_fanout:
             self._add_topics()
+        if options.remote_control:
+            self.arns["control_queues"].append(self._arn("sqs", f"{options.whole_control_prefix}*"))
+            self.arns["lists"].append(ANY)  # SQS knows no prefix there
 
     def _add_topics(self) -> None:
         predefined = self._options.predefined_exchanges

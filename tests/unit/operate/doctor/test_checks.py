@@ -233,6 +233,12 @@ FOUND = [
         facts(settings={"result_backend": "rpc://u:secret@host"}),
         "it is 'rpc://'",
     ),
+    (
+        setting_checks.check_remote_control,
+        NOTE,
+        facts(settings={"worker_enable_remote_control": True}),
+        "broker_transport_options = {'remote_control': True}",
+    ),
     (setting_checks.check_settings, NOTE, facts(settings={"broker_heartbeat": 10}), "it is 10"),
 ]
 
@@ -267,6 +273,7 @@ WELL = [
     facts(options={"shutdown_timeout": 100}, machine=Machine(grace=120)),
     facts(settings={"worker_prefetch_multiplier": 1, "broker_use_ssl": None, "result_backend": "redis://"}),
     facts(queue(rights={"sqs:DeleteMessage": Right.ALLOWED})),
+    facts(options={"remote_control": True}, settings={"worker_enable_remote_control": True}),
 ]
 
 

@@ -133,6 +133,14 @@ def test_options_name_things():
     }
 
 
+def test_remote_control_takes_queues_of_a_prefix():
+    found = resources(
+        {"p-proj": {}}, task_queues=[Queue("proj")], remote_control=True, queue_name_prefix="p-"
+    )
+    assert found.arns["control_queues"] == [arn("p-celery-control-*")]
+    assert found.arns["lists"] == ["*"]
+
+
 def test_fanout_takes_topics_and_queues_whose_names_are_made_up():
     queues = [Queue("proj"), Broadcast("news")]
     found = resources({"proj": {}}, task_queues=queues, supports_fanout=True, queue_name_prefix="")
