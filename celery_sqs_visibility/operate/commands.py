@@ -13,14 +13,16 @@ import click
 
 #: A command's name to the module below this package that has it, as a function with underscores for dashes.
 MODULES: Final[dict[str, str]] = {
-    "health": "health.command",
-    "pause": "pause",
-    "resume": "pause",
-    "status": "status.command",
     "dead-letters": "dead_letters.command",
+    "doctor": "doctor.command",
+    "health": "health.command",
     "local": "local",
     "message": "message",
+    "pause": "pause",
+    "policy": "permissions.command",
     "queues": "queues.command",
+    "resume": "pause",
+    "status": "status.command",
 }
 
 

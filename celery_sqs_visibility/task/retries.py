@@ -110,14 +110,14 @@ class RetryDecisions(GenericTask[P, R_co]):
     ) -> float | None:
         """Seconds to hide the message of a failed run; `None`: the rest of its visibility timeout."""
         failed = partial(logger.exception, RULE_FAILED, self.name)
-        rules = self._rules_in(sqs_delivery(request)["queue"])
+        rules = self.rules_in(sqs_delivery(request)["queue"])
         delay = choose_delay(
             rules, request.retries, exc, explicit=explicit, countdown=countdown, failed=failed
         )
         return None if delay is None else min(delay, horizon_left(request))
 
-    def _rules_in(self, queue: str) -> DelayRules:
-        """The task's rules, with those of the queue that the message came from."""
+    def rules_in(self, queue: str) -> DelayRules:
+        """The task's rules, with those of the queue that a message came from. No request."""
         options = self._options
         if options is None:
             return self._delay_rules

@@ -26,7 +26,7 @@ MARGIN_SECONDS: Final = 2
 
 def warn_if_too_long(shutdown_timeout: float) -> None:
     """Log a warning if SIGKILL would come before running tasks are handed back."""
-    grace, reason = _grace_period()
+    grace, reason = grace_period()
     longest = max(0.0, grace - MARGIN_SECONDS)
     if shutdown_timeout > longest:
         logger.warning(
@@ -38,7 +38,7 @@ def warn_if_too_long(shutdown_timeout: float) -> None:
         )
 
 
-def _grace_period() -> tuple[float, str]:
+def grace_period() -> tuple[float, str]:
     """Seconds from SIGTERM to SIGKILL, infinite if not known, and the source as a clause."""
     seconds = os.environ.get(GRACE_VARIABLE)
     if seconds:

@@ -31,11 +31,13 @@ from celery import Celery
 from celery.app.task import Context, Task
 from celery.worker.consumer.consumer import Consumer
 from celery.worker.request import Request
+from kombu.transport import SQS
 from support.ends import CELERY
 
 from celery_sqs_visibility.aws import fast_requests, topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.operate.doctor.kombu_changes import DEFAULTS
 from celery_sqs_visibility.policy.queue_policy import allow_topics
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
@@ -49,6 +51,9 @@ MENTIONED = [
     ("kombu.transport.SQS:QoS.apply_backoff_policy", "policy_value = backoff_policy.get(number_of_retries)"),
     ("kombu.transport.SQS:QoS.extract_task_name_and_number_of_retries", "['ApproximateReceiveCount']"),
     ("celery.worker.request:Request.on_failure", "self.reject(requeue=False)"),
+    # A doctor reads settings without defaults, and an app of kombu's transport by ours.
+    ("celery.app.base:Celery._connection", "transport or conf.broker_transport"),
+    ("celery.app.routes:Router.expand_destination", "raise QueueNotFound"),
     # Kombu loads the entry points we hide behind.
     ("kombu.serialization", "entrypoints('kombu.serializers')"),
     # Kombu decompresses by the header that we keep from it.
@@ -342,6 +347,17 @@ def test_importing_kombu_finds_our_alias_and_imports_nothing_heavy_of_ours():
         "assert 'boto3' not in sys.modules and 'celery' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_kombus_defaults_are_those_that_doctor_tells():
+    theirs = {
+        "visibility_timeout": SQS.Channel.default_visibility_timeout,
+        "wait_time_seconds": SQS.Channel.default_wait_time_seconds,
+        "polling_interval": SQS.Transport.polling_interval,
+    }
+    assert {default.name: default.kombus for default in DEFAULTS} == theirs
+    with Celery(broker="sqs://", set_as_current=False).connection_for_read() as connection:
+        assert connection.transport_cls == "sqs"
 
 
 def test_celery_knows_its_apps_and_which_pools_have_a_semaphore():

@@ -1,0 +1,1 @@
+"""`celery -A proj sqs doctor`: facts are gathered, checks are pure, findings say what to paste."""

@@ -1,0 +1,38 @@
+"""All checks, in the order of the damage that they look for."""
+
+from __future__ import annotations
+
+from celery_sqs_visibility.operate.doctor import queue_checks, run_checks, setting_checks
+from celery_sqs_visibility.operate.doctor.facts import Facts
+from celery_sqs_visibility.operate.doctor.findings import Finding
+
+CHECKS = (
+    queue_checks.check_existence,
+    setting_checks.check_rights,
+    setting_checks.check_rights_on_dead_letters,
+    setting_checks.check_routes,
+    queue_checks.check_dead_letters,
+    queue_checks.check_receives,
+    queue_checks.check_retention,
+    queue_checks.check_dead_letter_queues,
+    queue_checks.check_endless_retries,
+    run_checks.check_heartbeat,
+    run_checks.check_horizon,
+    run_checks.check_long_delays,
+    run_checks.check_early_acks,
+    run_checks.check_shutdown,
+    run_checks.check_clock,
+    setting_checks.check_priorities,
+    setting_checks.check_settings,
+    setting_checks.check_remote_control,
+    setting_checks.check_polls,
+    queue_checks.check_queue_delays,
+    setting_checks.check_unknown_rights,
+)
+
+
+def findings_of(facts: Facts) -> list[Finding]:
+    """What is wrong, the worst first."""
+    return sorted(
+        (finding for check in CHECKS for finding in check(facts)), key=lambda finding: finding.severity
+    )

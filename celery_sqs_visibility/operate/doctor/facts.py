@@ -1,0 +1,135 @@
+"""What a doctor's checks look at. Durations are seconds; `None` is not known, or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from celery_sqs_visibility.aws.redrive import RETENTION, Redrive, parse_redrive_policy
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.queue_options import QueueOptions, entry_for
+from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
+
+
+class Right(Enum):
+    """What a probe has shown."""
+
+    ALLOWED = "allowed"
+    DENIED = "denied"
+    NOT_KNOWN = "not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """A task of the app.
+
+    Attributes:
+        comes_back: it is a `VisibilityTask`, whose failed message comes back.
+        acks_late: its message is deleted after its run.
+        delays: after each of its failures, by its rules, up to `max_retries`; SQS's 12 hours do not count.
+    """
+
+    name: str
+    queue: str
+    comes_back: bool = True
+    acks_late: bool = True
+    max_retries: int | None = 3
+    delays: tuple[float, ...] = ()
+    time_limit: float | None = None
+    priority: int | None = None
+
+    @property
+    def seconds_hidden(self) -> float:
+        """How long its message is hidden in all, by failures."""
+        return sum(min(delay, VISIBILITY_HORIZON_SECONDS) for delay in self.delays)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueFacts:
+    """A queue, as far as SQS lets us see it.
+
+    Attributes:
+        name: Celery's.
+        attributes: of GetQueueAttributes; `None` where they are not known.
+        problem: why they are not, or why there is no queue.
+        denied: whether that is for lack of a right.
+        exists: `None` where it is not known.
+        letters: the dead-letter queue that the redrive policy, or the option, names.
+        rights: what probes have shown, by the right's name.
+    """
+
+    name: str
+    url: str = ""
+    options: QueueOptions = field(default_factory=lambda: Options.parse({}).for_queue(""))
+    attributes: Mapping[str, str] | None = None
+    problem: str = ""
+    denied: bool = False
+    exists: bool | None = True
+    may_be_created: bool = True
+    letters: QueueFacts | None = None
+    rights: Mapping[str, Right] = field(default_factory=dict)
+
+    @property
+    def fifo(self) -> bool:
+        """Whether it keeps the order."""
+        return (self.url or self.name).endswith(".fifo")
+
+    @property
+    def redrive(self) -> Redrive | None:
+        """Its redrive policy."""
+        return parse_redrive_policy(self.attributes or {})
+
+    @property
+    def retention(self) -> int:
+        """How long it keeps a message; SQS's default where that is not known."""
+        return int((self.attributes or {}).get(RETENTION, DEFAULT_RETENTION_SECONDS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where the command runs.
+
+    Attributes:
+        grace: from SIGTERM to SIGKILL; infinite where that is not known.
+        grace_reason: how that is known, as a clause.
+        kubernetes: whether it is a pod.
+        remapped: SIGTERM means a cold shutdown (REMAP_SIGTERM=SIGQUIT).
+        clock_offset: how far this clock is ahead of SQS's.
+    """
+
+    grace: float = math.inf
+    grace_reason: str = ""
+    kubernetes: bool = False
+    remapped: bool = False
+    clock_offset: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """An app, its queues and this machine.
+
+    Attributes:
+        settings: those of Celery that differ from its defaults.
+        unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
+    """
+
+    options: Options = field(default_factory=lambda: Options.parse({}))
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tasks: tuple[TaskFacts, ...] = ()
+    queues: tuple[QueueFacts, ...] = ()
+    machine: Machine = field(default_factory=Machine)
+    unbound: Mapping[str, str] = field(default_factory=dict)
+
+    def options_of_queues(self) -> list[tuple[str, QueueOptions, list[str]]]:
+        """Options that several queues share: their entry in the option `queues`, or "", and the queues."""
+        entries: dict[str, list[QueueFacts]] = {}
+        for queue in self.queues:
+            entries.setdefault(entry_for(self.options.queues, queue.name) or "", []).append(queue)
+        return [(entry, found[0].options, [q.name for q in found]) for entry, found in entries.items()]
+
+    def tasks_of(self, queue: str) -> list[TaskFacts]:
+        """The tasks that are routed to the queue of Celery's name."""
+        return [task for task in self.tasks if task.queue == queue]

@@ -1,0 +1,170 @@
+"""Gathers a doctor's facts: the app's settings and tasks, its queues at SQS, this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Final
+
+from celery import Celery
+from celery.exceptions import QueueNotFound
+
+from celery_sqs_visibility.aws.clock_offset import clock_offset
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.operate.app_queues import queue_names, queue_of_task
+from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, TaskFacts
+from celery_sqs_visibility.operate.doctor.probes import rights_on, rights_on_dead_letters, rights_on_key
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.predefined_queues import predefined_queue
+from celery_sqs_visibility.policy.retry_delays import choose_delay
+from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
+from celery_sqs_visibility.worker.grace_period import grace_period
+
+#: Of a task that is tried more often, the delays of so many failures are looked at.
+MOST_DELAYS: Final = 1000
+
+#: Set by Kubernetes in every container.
+KUBERNETES_VARIABLE: Final = "KUBERNETES_SERVICE_HOST"
+
+CELERYS_OWN: Final = "celery."
+
+
+def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Facts:
+    """Look at the chosen queues, or all, and at everything else. Makes requests that change nothing."""
+    options = broker.options
+    tasks, unbound = tasks_of(app, options)
+    names = list(dict.fromkeys(chosen)) or [
+        name for name in queue_names(app, options) if not is_of_a_broadcast(name)
+    ]
+    return Facts(
+        options=options,
+        settings=settings_of(app),
+        tasks=tasks,
+        queues=tuple(_queue_facts(broker, name) for name in names),
+        machine=_machine(broker),
+        unbound=unbound,
+    )
+
+
+def settings_of(app: Celery) -> dict[str, Any]:
+    """Celery's settings that the user gave, under their present names."""
+    given = app.conf
+    return {name: given[name] for name in given if given.value_set_for(name)}
+
+
+def tasks_of(app: Celery, options: Options) -> tuple[tuple[TaskFacts, ...], dict[str, str]]:
+    """The app's own tasks; and those that Celery would not route, with its sentence."""
+    found, unbound = [], {}
+    for name, task in sorted(app.tasks.items()):
+        if name.startswith(CELERYS_OWN):
+            continue
+        if reason := _why_unroutable(app, task):
+            unbound[name] = reason
+        else:
+            found.append(_task_facts(app, task, queue_of_task(app, task), options))
+    return tuple(found), unbound
+
+
+def _why_unroutable(app: Celery, task: Any) -> str | None:
+    """Celery's sentence about a queue that it may not make up."""
+    try:
+        app.amqp.router.route({}, task.name, args=(), kwargs={})
+    except QueueNotFound as error:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a router of the user's, that wants the arguments
+        return None
+    return None
+
+
+def _task_facts(app: Celery, task: Any, queue: str, options: Options) -> TaskFacts:
+    comes_back = isinstance(task, VisibilityTask)
+    limit = task.retry_limit if comes_back else task.max_retries
+    return TaskFacts(
+        name=task.name,
+        queue=queue,
+        comes_back=comes_back,
+        acks_late=bool(task.acks_late),
+        max_retries=limit,
+        delays=_delays(task, queue, options, limit) if comes_back else (),
+        time_limit=task.time_limit or app.conf.task_time_limit,
+        priority=getattr(task, "priority", None),
+    )
+
+
+def _delays(task: Any, queue: str, options: Options, limit: int | None) -> tuple[float, ...]:
+    """After each failure but the last; a user's callable is given a plain Exception."""
+    rules, error = task.rules_in(queue), Exception()
+    rest = options.for_queue(queue).visibility_timeout
+    waits = (choose_delay(rules, retries, error, explicit=False) for retries in range(limit or 0))
+    return tuple(rest if wait is None else wait for wait in islice(waits, MOST_DELAYS))
+
+
+def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
+    options = broker.options
+    predefined = predefined_queue(options.predefined_queues, name, options.queue_name_prefix)
+    known = QueueFacts(
+        name=name,
+        options=options.for_queue(name),
+        may_be_created=predefined is None and not options.predefined_queues and not options.queue_owner,
+    )
+    try:
+        queue = broker.queues.find(name)
+    except SQSError as error:
+        return _not_found(known, error)
+    known = _with_attributes(replace(known, url=queue.url), queue)
+    if known.exists is False:
+        return known
+    keys = rights_on_key(known.attributes or {}, broker.client_settings, queue.sqs.location().region)
+    return replace(known, rights={**rights_on(queue), **keys}, letters=_letters(broker, queue, known))
+
+
+def _not_found(known: QueueFacts, error: SQSError) -> QueueFacts:
+    exists = False if isinstance(error, QueueDoesNotExistError) else None
+    denied = isinstance(error, AccessDeniedError)
+    return replace(known, exists=exists, denied=denied, problem=str(error))
+
+
+def _with_attributes(known: QueueFacts, queue: Queue) -> QueueFacts:
+    try:
+        return replace(known, attributes=queue.sqs.queue_attributes(queue.url, ["All"]))
+    except SQSError as error:
+        return _not_found(known, error)
+
+
+def _letters(broker: BrokerContext, queue: Queue, known: QueueFacts) -> QueueFacts | None:
+    """The dead-letter queue. Not the book's: that one creates the option's queue."""
+    letters = known.options.dead_letter_queue
+    name = known.redrive.name if known.redrive else letters
+    if name is None:
+        return None
+    facts = QueueFacts(name=name)
+    try:
+        if known.redrive:
+            broker.redrive.get(queue, SYSTEM_CLOCK.monotonic())
+            found = broker.redrive.dead_letter_queue(queue)
+        else:
+            found = broker.queues.find(name)
+    except SQSError as error:
+        return _not_found(facts, error)
+    if found is None:
+        return None
+    facts = _with_attributes(replace(facts, url=found.url), found)
+    return facts if facts.exists is False else replace(facts, rights=rights_on_dead_letters(found))
+
+
+def _machine(broker: BrokerContext) -> Machine:
+    grace, reason = grace_period()
+    endpoint = next(iter(broker.queues.locations())).endpoint
+    return Machine(
+        grace=grace,
+        grace_reason=reason,
+        kubernetes=KUBERNETES_VARIABLE in os.environ,
+        remapped=os.environ.get("REMAP_SIGTERM") == "SIGQUIT",
+        clock_offset=clock_offset(endpoint),
+    )

@@ -1,0 +1,165 @@
+"""What changes for an app that leaves kombu's SQS transport, in the order of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from celery_sqs_visibility.operate.doctor.checks import findings_of
+from celery_sqs_visibility.operate.doctor.facts import Facts
+from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more, spoken
+from celery_sqs_visibility.policy.options import Options
+
+
+class Default(NamedTuple):
+    """An option whose default differs from kombu's."""
+
+    name: str
+    kombus: float
+    follows: str
+
+
+#: kombu/transport/SQS: `Channel.default_visibility_timeout`, `Transport.polling_interval` and so on.
+DEFAULTS: Final = (
+    Default(
+        "visibility_timeout",
+        1800,
+        "kombu gives it to queues that it creates. Here it goes with every receive, whatever the queue has, "
+        "and is renewed while the task runs: a killed worker's tasks are back after so long.",
+    ),
+    Default("wait_time_seconds", 10, "An idle worker makes fewer requests."),
+    Default("polling_interval", 1, "The next poll begins at once after an empty one."),
+)
+
+#: kombu's visibility timeout has to outlast the longest task, ours does not.
+LONG_TIMEOUT_SECONDS: Final = 900
+
+
+def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[str, str]) -> list[Finding]:
+    """What changes, and what is wrong with the app once it has switched; the worst first."""
+    changes = [
+        *_refused(refused),
+        *_early_acks(facts),
+        *_new_retries(facts),
+        *_meaning(given, refused),
+        *_defaults(given),
+        *_kept(given, refused),
+        *_delays(),
+        *_fleet(),
+    ]
+    # Of these two `_early_acks` and `_meaning` speak.
+    checked = [
+        finding
+        for finding in findings_of(facts)
+        if "acks_late" not in finding.problem and not finding.problem.startswith("visibility_timeout is")
+    ]
+    return sorted([*changes, *checked], key=lambda finding: finding.severity)
+
+
+def _refused(refused: Mapping[str, str]) -> Iterator[Finding]:
+    for name, sentence in refused.items():
+        yield Finding(
+            Severity.ERROR,
+            f"option {name}",
+            f"it is refused: {sentence}",
+            "Workers and producers end with this sentence; kombu reads it otherwise, or not at all.",
+            f"remove {name} from broker_transport_options, and do as the sentence says",
+        )
+
+
+def _early_acks(facts: Facts) -> Iterator[Finding]:
+    early = [task.name for task in facts.tasks if not task.acks_late]
+    if early:
+        yield Finding(
+            Severity.WARNING,
+            and_more(early, "task"),
+            "acks_late is False: its message is deleted before it runs, and with VisibilityTask after that",
+            "A task whose worker dies runs again, where it was lost: it has to be idempotent. A task "
+            "whose decorator says acks_late=False is refused.",
+            "remove acks_late=False, or leave such a task its base: base=celery.Task",
+        )
+
+
+def _new_retries(facts: Facts) -> Iterator[Finding]:
+    several = [task.name for task in facts.tasks if task.max_retries != 0]
+    if several:
+        yield Finding(
+            Severity.WARNING,
+            and_more(several, "task"),
+            "after every exception the message of a VisibilityTask comes back, max_retries (3) times",
+            "A task that fails is FAILURE at once now, and then after its last attempt; until that, RETRY.",
+            "max_retries=0 on tasks that are to run once, autoretry_for=(...) to choose exceptions, and "
+            "error_visibility_timeout for the delays",
+        )
+
+
+def _meaning(given: Mapping[str, Any], refused: Mapping[str, str]) -> Iterator[Finding]:
+    timeout = None if "visibility_timeout" in refused else given.get("visibility_timeout")
+    if timeout and float(timeout) > LONG_TIMEOUT_SECONDS:
+        yield Finding(
+            Severity.WARNING,
+            "option visibility_timeout",
+            f"it is {spoken(float(timeout))}",
+            "kombu's has to outlast the longest task. Here it is renewed while a task runs, and is how "
+            "long the tasks of a killed worker take to come back.",
+            "remove it, for the default of 120 s; while stock workers are left, leave that of the queues",
+        )
+
+
+def _defaults(given: Mapping[str, Any]) -> Iterator[Finding]:
+    ours = Options.parse({})
+    for name, kombus, follows in DEFAULTS:
+        if given.get(name) in (None, ""):
+            yield Finding(
+                Severity.NOTE,
+                f"option {name}",
+                f"it is not set: kombu's default is {kombus:g}, here it is {getattr(ours, name):g}",
+                follows,
+                "nothing to do",
+            )
+
+
+def _kept(given: Mapping[str, Any], refused: Mapping[str, str]) -> Iterator[Finding]:
+    kept = sorted(name for name, value in given.items() if name not in refused and value not in (None, ""))
+    if kept:
+        yield Finding(
+            Severity.NOTE,
+            "options",
+            f"{', '.join(kept)} {'is' if len(kept) == 1 else 'are'} taken as before",
+            "docs/coming-from-kombu.md says what each means here.",
+            "nothing to do",
+        )
+
+
+def _delays() -> Iterator[Finding]:
+    yield Finding(
+        Severity.NOTE,
+        "countdown and eta",
+        "a task with an ETA waits in SQS, delayed or hidden, and no longer in a worker's memory",
+        "It survives restarts, takes no slot, and costs a receive.",
+        "nothing to do; maxReceiveCount of max_retries + 4 leaves room for it",
+    )
+
+
+def _fleet() -> Iterator[Finding]:
+    yield Finding(
+        Severity.NOTE,
+        "fleet",
+        "processes of both transports understand each other's messages",
+        "A stock worker does not renew what it runs, and publishes its retries.",
+        "switch the transport of one process at a time, in any order, and the task class when no "
+        "stock worker is left (docs/mixed-fleets.md)",
+    )
+
+
+def settings_to_paste(given: Mapping[str, Any], refused: Mapping[str, str]) -> str:
+    """The new settings as Python, after the present ones. No value is shown: some are secret."""
+    timeout = given.get("visibility_timeout")
+    gone = list(refused)
+    if timeout and "visibility_timeout" not in refused and float(timeout) > LONG_TIMEOUT_SECONDS:
+        gone.append("visibility_timeout")
+    lines = ['app.conf.broker_transport = "celery_sqs_visibility"']
+    if gone:
+        lines += [f"for name in {gone!r}:", "    app.conf.broker_transport_options.pop(name, None)"]
+    lines.append("# Once no stock worker is left: app = Celery(..., task_cls=VisibilityTask)")
+    return "\n".join(lines)

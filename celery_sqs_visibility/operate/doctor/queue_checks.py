@@ -1,0 +1,243 @@
+"""Are the messages of a queue kept until their tasks have had their attempts, and after that?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from celery_sqs_visibility.aws.redrive import Redrive
+from celery_sqs_visibility.operate.doctor.facts import Facts, QueueFacts, TaskFacts
+from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, set_attributes, spoken
+from celery_sqs_visibility.operate.doctor.findings import transport_option as option
+from celery_sqs_visibility.policy.provisioning import dead_letter_name, least_max_receive_count
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
+from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS
+
+
+def check_existence(facts: Facts) -> Iterator[Finding]:
+    """Is there a queue?"""
+    for queue in facts.queues:
+        if queue.exists is False:
+            yield _missing(queue)
+        elif queue.attributes is None and queue.problem:
+            yield Finding(
+                Severity.WARNING if queue.denied else Severity.ERROR,
+                f"queue {queue.name!r}",
+                f"it cannot be looked at: {queue.problem}",
+                "Its redrive policy and retention are not checked. A worker that may not read the redrive "
+                "policy keeps what failed for good, in place of deleting it."
+                if queue.denied
+                else "It is not checked, and workers may not be able to use it either.",
+                "allow sqs:GetQueueUrl and sqs:GetQueueAttributes; `sqs policy worker` prints all rights"
+                if queue.denied
+                else "do as the sentence says, and run the command again",
+            )
+
+
+def _missing(queue: QueueFacts) -> Finding:
+    created = queue.may_be_created
+    return Finding(
+        Severity.WARNING if created else Severity.ERROR,
+        f"queue {queue.name!r}",
+        f"SQS has no such queue: {queue.problem}",
+        "The first worker or producer creates it, if it may: without a dead-letter queue."
+        if created
+        else "Workers do not start, and publishing fails.",
+        f"celery -A proj sqs queues create {queue.name}"
+        if created
+        else "create the queue in its account, or correct its name or URL",
+    )
+
+
+def check_dead_letters(facts: Facts) -> Iterator[Finding]:
+    """Is there a place for what fails for good?"""
+    for queue in facts.queues:
+        if queue.attributes is None or queue.redrive or queue.options.dead_letter_queue:
+            continue
+        kept = queue.options.on_exhausted == "keep"
+        consequence = (
+            "A message after its last attempt comes back every hour until its retention ends, and one that "
+            "kills its worker each time is tried until then."
+            if kept
+            else "A message after its last attempt is deleted, and one that kills its worker each time is "
+            "tried until its retention ends."
+        )
+        yield Finding(
+            Severity.WARNING if kept else Severity.ERROR,
+            f"queue {queue.name!r}",
+            f"it has no dead-letter queue, and on_exhausted is {queue.options.on_exhausted!r}",
+            consequence + (" Its FIFO group waits behind it." if kept and queue.fifo else ""),
+            _new_dead_letter_queue(queue, facts),
+        )
+
+
+def _new_dead_letter_queue(queue: QueueFacts, facts: Facts) -> str:
+    name = dead_letter_name(queue.url.rpartition("/")[2])
+    arn = (queue.attributes or {}).get("QueueArn", "").rpartition(":")[0] + f":{name}"
+    limits = [task.max_retries for task in facts.tasks_of(queue.name) if task.comes_back]
+    policy = {"deadLetterTargetArn": arn, "maxReceiveCount": str(least_max_receive_count(limits))}
+    redrive = set_attributes(queue.url, RedrivePolicy=policy)
+    return f"{_create_dead_letter_queue(name)} && {redrive}"
+
+
+def _create_dead_letter_queue(name: str) -> str:
+    fifo = ",FifoQueue=true" if name.endswith(FIFO_SUFFIX) else ""
+    attributes = f"MessageRetentionPeriod={RETENTION_SECONDS}{fifo}"
+    return f"aws sqs create-queue --queue-name {name} --attributes {attributes}"
+
+
+def check_receives(facts: Facts) -> Iterator[Finding]:
+    """Does the redrive policy allow as many receives as the tasks have attempts, and some for deploys?"""
+    for queue in facts.queues:
+        redrive = queue.redrive
+        limited = [t for t in facts.tasks_of(queue.name) if t.comes_back and t.max_retries is not None]
+        if redrive is None or not limited:
+            continue
+        task = max(limited, key=lambda each: each.max_retries or 0)
+        if redrive.max_receive_count < least_max_receive_count([task.max_retries]):
+            yield _too_few_receives(queue, redrive, task)
+
+
+def _too_few_receives(queue: QueueFacts, redrive: Redrive, task: TaskFacts) -> Finding:
+    attempts, most = (task.max_retries or 0) + 1, redrive.max_receive_count
+    spare = most - attempts
+    consequence = (
+        f"SQS moves the message after {most} receives: {-spare} of its {attempts} attempts never run."
+        if spare < 0
+        else "Each deploy during a run, each crash, and a wait for an ETA is a receive, too, and takes an "
+        f"attempt away{f' after {spare}' if spare else ''}."
+    )
+    policy = {
+        "deadLetterTargetArn": redrive.dead_letter_arn,
+        "maxReceiveCount": str(least_max_receive_count([task.max_retries])),
+    }
+    return Finding(
+        Severity.ERROR if spare < 0 else Severity.WARNING,
+        f"queue {queue.name!r}",
+        f"maxReceiveCount is {most}, and task {task.name!r} has max_retries={task.max_retries}",
+        consequence,
+        set_attributes(queue.url, RedrivePolicy=policy),
+    )
+
+
+def check_endless_retries(facts: Facts) -> Iterator[Finding]:
+    """Does a task without a limit have one in its queue?"""
+    for queue in facts.queues:
+        endless = [t for t in facts.tasks_of(queue.name) if t.comes_back and t.max_retries is None]
+        if endless and queue.attributes is not None and not queue.redrive:
+            yield Finding(
+                Severity.WARNING,
+                f"task {endless[0].name!r}",
+                f"it has max_retries=None, and queue {queue.name!r} no redrive policy",
+                "A task that always fails runs until the message's retention ends "
+                f"({spoken(queue.retention)}), and then the message is deleted.",
+                "set max_retries on the task, or give the queue a redrive policy",
+            )
+
+
+def check_retention(facts: Facts) -> Iterator[Finding]:
+    """Does the queue keep a message until its last attempt? A hidden message grows old, too."""
+    for queue in facts.queues:
+        tasks = [task for task in facts.tasks_of(queue.name) if task.comes_back]
+        if queue.attributes is None or not tasks:
+            continue
+        task = max(tasks, key=lambda each: each.seconds_hidden)
+        total, retention = task.seconds_hidden, queue.retention
+        if total <= retention / 2:
+            continue
+        longer = min(RETENTION_SECONDS, int(total * 2))
+        yield Finding(
+            Severity.ERROR if total >= retention else Severity.WARNING,
+            f"task {task.name!r}",
+            f"the delays after its {len(task.delays)} failures come to {spoken(total)}, and queue "
+            f"{queue.name!r} keeps a message for {spoken(retention)}",
+            "SQS deletes the message before its last attempt, without a dead letter."
+            if total >= retention
+            else "A backlog, or a day without workers, has SQS delete the message before its last attempt.",
+            set_attributes(queue.url, MessageRetentionPeriod=longer)
+            if longer > retention and total < RETENTION_SECONDS
+            else "lower max_retries or error_visibility_timeout",
+        )
+
+
+def check_dead_letter_queues(facts: Facts) -> Iterator[Finding]:
+    """Does the dead-letter queue keep what it gets?"""
+    for queue in facts.queues:
+        letters = queue.letters
+        if letters is None:
+            continue
+        if letters.exists is False:
+            yield _no_such_letters(queue, letters)
+        elif letters.attributes is not None:
+            yield from _short_retention(queue, letters)
+            yield from _unfit(queue, letters, facts)
+
+
+def _no_such_letters(queue: QueueFacts, letters: QueueFacts) -> Finding:
+    return Finding(
+        Severity.ERROR,
+        f"queue {queue.name!r}",
+        f"its dead-letter queue {letters.name!r} does not exist",
+        "What fails for good stays in the queue until its retention ends, and is not run again."
+        if queue.redrive
+        else "A worker creates it at its start, or does not start where it may not.",
+        _create_dead_letter_queue(letters.name),
+    )
+
+
+def _short_retention(queue: QueueFacts, letters: QueueFacts) -> Iterator[Finding]:
+    # In a FIFO queue a dead letter's age begins anew, and so does that of a copy, which the option has.
+    if queue.fifo or not queue.redrive or letters.retention > queue.retention:
+        return
+    if letters.retention >= RETENTION_SECONDS:
+        return
+    yield Finding(
+        Severity.ERROR if letters.retention < queue.retention else Severity.WARNING,
+        f"dead-letter queue {letters.name!r}",
+        f"it keeps a message for {spoken(letters.retention)}, and its source {queue.name!r} for "
+        f"{spoken(queue.retention)}",
+        "The age of a message that SQS moves counts from its first sending: after a long time in the source "
+        "it is deleted soon after its arrival, or at once.",
+        set_attributes(letters.url, MessageRetentionPeriod=RETENTION_SECONDS),
+    )
+
+
+def _unfit(queue: QueueFacts, letters: QueueFacts, facts: Facts) -> Iterator[Finding]:
+    if letters.redrive:
+        yield Finding(
+            Severity.WARNING,
+            f"dead-letter queue {letters.name!r}",
+            f"it has a redrive policy of its own, to {letters.redrive.name!r} after "
+            f"{letters.redrive.max_receive_count} receives",
+            "Dead letters that are looked at move on.",
+            set_attributes(letters.url, RedrivePolicy=""),
+        )
+    if queue.fifo and not letters.fifo and not queue.redrive:
+        yield Finding(
+            Severity.NOTE,
+            f"dead-letter queue {letters.name!r}",
+            f"it is a standard queue, and its source {queue.name!r} is FIFO",
+            "Dead letters lose their order, and SQS can name no such queue in a redrive policy.",
+            option("dead_letter_queue", f"{letters.name}.fifo", queue.name),
+        )
+    if any(each.url == letters.url for each in facts.queues):
+        yield Finding(
+            Severity.WARNING,
+            f"dead-letter queue {letters.name!r}",
+            "it is one of the app's own queues",
+            "Workers that consume it run what has failed for good once more.",
+            "leave it out of task_queues and task_routes, unless a worker of its own is meant to consume it",
+        )
+
+
+def check_queue_delays(facts: Facts) -> Iterator[Finding]:
+    """Does a queue delay every message?"""
+    for queue in facts.queues:
+        delay = int((queue.attributes or {}).get("DelaySeconds", 0))
+        if 0 < delay <= DELAY_SECONDS:
+            yield Finding(
+                Severity.NOTE,
+                f"queue {queue.name!r}",
+                f"its DelaySeconds is {delay}",
+                f"Each task starts {spoken(delay)} after it is sent, or later.",
+                set_attributes(queue.url, DelaySeconds=0),
+            )

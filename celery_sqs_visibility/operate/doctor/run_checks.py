@@ -1,0 +1,177 @@
+"""Does a run keep its message, and is a worker's end as long as it takes?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from celery_sqs_visibility.operate.doctor.facts import Facts
+from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more, spoken
+from celery_sqs_visibility.operate.doctor.findings import transport_option as option
+from celery_sqs_visibility.policy.queue_options import QueueOptions
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.worker.grace_period import ECS_STOP_SECONDS, GRACE_VARIABLE, MARGIN_SECONDS
+
+#: Less, and a request that is throttled, or slow, comes too late to extend a message.
+SHORTEST_MARGIN_SECONDS = 5
+
+#: Less, and a worker that stands still for a moment loses what it runs.
+SHORTEST_VISIBILITY_SECONDS = 30
+
+#: More, and the work of a killed worker waits longer than anybody expects: the heartbeat makes it needless.
+LONGEST_VISIBILITY_SECONDS = 900
+
+#: What signatures allow is five minutes.
+REFUSED_OFFSET_SECONDS = 240
+NOTABLE_OFFSET_SECONDS = 5
+
+
+def check_early_acks(facts: Facts) -> Iterator[Finding]:
+    """Is a message deleted before its run?"""
+    early = [task.name for task in facts.tasks if not task.acks_late]
+    if early:
+        yield Finding(
+            Severity.WARNING,
+            and_more(early, "task"),
+            "its message is deleted before it runs (acks_late=False)",
+            "A worker that is killed, or ends with its grace period, takes the task with it.",
+            "base=VisibilityTask, or acks_late=True and an idempotent task",
+        )
+
+
+def check_horizon(facts: Facts) -> Iterator[Finding]:
+    """Is a run allowed more than the 12 hours for which SQS hides a message?"""
+    long = [task.name for task in facts.tasks if (task.time_limit or 0) > VISIBILITY_HORIZON_SECONDS]
+    if long:
+        yield Finding(
+            Severity.ERROR,
+            and_more(long, "task"),
+            "its time_limit is longer than 12 h",
+            "SQS shows a message again 12 h after its receive: the task runs twice at a time.",
+            "time_limit=43000 or less, and self.visibility.continue_later() for the rest",
+        )
+
+
+def check_long_delays(facts: Facts) -> Iterator[Finding]:
+    """Is a failed message to be hidden for more than the 12 hours?"""
+    long = [t.name for t in facts.tasks if max(t.delays, default=0) > VISIBILITY_HORIZON_SECONDS]
+    if long:
+        yield Finding(
+            Severity.WARNING,
+            and_more(long, "task"),
+            "the delay after a failure is longer than 12 h",
+            "SQS hides a message for 12 h at the most: it comes back then.",
+            "default_retry_delay=43200 or less; or self.retry(countdown=...), which sends a new message",
+        )
+
+
+def check_heartbeat(facts: Facts) -> Iterator[Finding]:
+    """Is the message of a running task extended, and in time?"""
+    for entry, own, names in facts.options_of_queues():
+        if not own.heartbeat_interval:
+            yield from _without_heartbeat(facts, own, names)
+        elif own.visibility_timeout < SHORTEST_VISIBILITY_SECONDS:
+            yield Finding(
+                Severity.WARNING,
+                and_more(names, "queue"),
+                f"visibility_timeout is {spoken(own.visibility_timeout)}",
+                "A worker that stands still for so long loses the messages that it runs, and they run twice.",
+                option("visibility_timeout", 120, entry),
+            )
+        elif own.heartbeat_interval < SHORTEST_MARGIN_SECONDS:
+            yield Finding(
+                Severity.WARNING,
+                and_more(names, "queue"),
+                f"heartbeat_interval is {spoken(own.heartbeat_interval)}, so that a message is extended so "
+                "shortly before it comes back",
+                "A request that is throttled or slow comes too late, and the task runs twice.",
+                option("heartbeat_interval", own.visibility_timeout / 3, entry),
+            )
+        elif own.visibility_timeout > LONGEST_VISIBILITY_SECONDS:
+            yield _long_timeout(entry, own, names)
+
+
+def _long_timeout(entry: str, own: QueueOptions, names: list[str]) -> Finding:
+    return Finding(
+        Severity.WARNING,
+        and_more(names, "queue"),
+        f"visibility_timeout is {spoken(own.visibility_timeout)}",
+        "So long wait the messages of a worker that is killed. The heartbeat extends them: a long task needs "
+        "no long timeout.",
+        option("visibility_timeout", 120, entry),
+    )
+
+
+def _without_heartbeat(facts: Facts, own: QueueOptions, names: list[str]) -> Iterator[Finding]:
+    timeout = own.visibility_timeout
+    tasks = [task for task in facts.tasks if task.queue in names]
+    long = [task.name for task in tasks if (task.time_limit or math.inf) > timeout]
+    if long:
+        yield Finding(
+            Severity.ERROR,
+            and_more(names, "queue"),
+            f"the heartbeat is off, visibility_timeout is {spoken(timeout)}, and {and_more(long, 'task')} "
+            "may run longer",
+            "The message comes back while its task runs, and another worker runs it, too.",
+            "remove heartbeat_interval=0, or give the task a time_limit below the visibility timeout",
+        )
+
+
+def check_shutdown(facts: Facts) -> Iterator[Finding]:
+    """Does a worker end before it is killed?"""
+    machine, timeout = facts.machine, facts.options.shutdown_timeout
+    if machine.remapped:
+        yield from _cold_shutdown(facts)
+        return
+    needed = math.ceil(timeout + MARGIN_SECONDS)
+    remedy = (
+        f"{option('shutdown_timeout', 25)}; or stopTimeout (ECS) or terminationGracePeriodSeconds "
+        f"(Kubernetes) of {needed} or more, and the same as {GRACE_VARIABLE} in the environment"
+    )
+    consequence = "Messages of running tasks are not given back, and stay hidden for a visibility timeout."
+    if needed > machine.grace:
+        problem = f"it is {spoken(timeout)}, but {machine.grace_reason}"
+        yield Finding(Severity.WARNING, "shutdown_timeout", problem, consequence, remedy)
+    elif machine.grace == math.inf and needed > ECS_STOP_SECONDS:
+        pod = "Kubernetes kills" if machine.kubernetes else "ECS and Kubernetes kill"
+        yield Finding(
+            Severity.WARNING if machine.kubernetes else Severity.NOTE,
+            "shutdown_timeout",
+            f"it is {spoken(timeout)}, and {pod} {ECS_STOP_SECONDS} s after SIGTERM unless told otherwise; "
+            f"{GRACE_VARIABLE} does not say",
+            consequence,
+            remedy,
+        )
+
+
+def _cold_shutdown(facts: Facts) -> Iterator[Finding]:
+    soft = float(facts.settings.get("worker_soft_shutdown_timeout") or 0)
+    longest = facts.machine.grace - MARGIN_SECONDS
+    if 0 < soft <= longest:
+        return
+    yield Finding(
+        Severity.WARNING,
+        "REMAP_SIGTERM",
+        f"SIGTERM is a cold shutdown (SIGQUIT), and worker_soft_shutdown_timeout is {spoken(soft)}",
+        "Running tasks are cut off at once, and begin anew; shutdown_timeout does not count."
+        if not soft
+        else f"The worker is killed before: {facts.machine.grace_reason}.",
+        "unset REMAP_SIGTERM: the warm shutdown gives running tasks back after shutdown_timeout",
+    )
+
+
+def check_clock(facts: Facts) -> Iterator[Finding]:
+    """Is this machine's clock SQS's?"""
+    offset = facts.machine.clock_offset
+    if offset is None or abs(offset) < NOTABLE_OFFSET_SECONDS:
+        return
+    refused = abs(offset) > REFUSED_OFFSET_SECONDS
+    yield Finding(
+        Severity.ERROR if refused else Severity.WARNING,
+        "this machine's clock",
+        f"it is {spoken(round(abs(offset)))} {'ahead of' if offset > 0 else 'behind'} SQS's",
+        "SQS refuses signatures that are five minutes off: nothing is received."
+        if refused
+        else "Tasks with an ETA start so much too early or too late, and their attempts are miscounted.",
+        "synchronise the clock: chronyc makestep, or enable NTP",
+    )

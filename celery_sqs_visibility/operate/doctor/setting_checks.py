@@ -1,0 +1,167 @@
+"""Which settings and options cost more than they have to, do nothing, or are not allowed?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from celery_sqs_visibility.operate.doctor.facts import Facts, Right
+from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more, spoken
+from celery_sqs_visibility.operate.doctor.findings import transport_option as option
+from celery_sqs_visibility.policy.celery_settings import rules_that_apply
+
+#: Polls of an empty queue at `wait_time_seconds=0` are a second apart, or `polling_interval`.
+SECONDS_A_DAY = 86_400
+SECONDS_A_MONTH = 30 * SECONDS_A_DAY
+
+#: Of Amazon's price list for standard queues, us-east-1.
+USD_A_MILLION_REQUESTS = 0.40
+
+#: From here on a poll without a message is not worth a word.
+LONG_POLL_SECONDS = 10
+
+#: A new task may wait for so long until it is looked for.
+LONG_SLEEP_SECONDS = 5
+
+#: What a missing right means, by its name.
+WITHOUT = {
+    "sqs:ReceiveMessage": "Workers get no messages.",
+    "sqs:DeleteMessage": "A task that has succeeded runs again, until its queue gives it up.",
+    "sqs:ChangeMessageVisibility": "Nothing is extended: a task that outlasts its visibility timeout runs "
+    "twice, and a failed one comes back when that is over.",
+    "sqs:SendMessage": "Producers cannot publish, and a worker cannot send on what waits for a far ETA.",
+    "sqs:GetQueueAttributes": "A worker does not learn the redrive policy, so what fails for good is kept.",
+    "kms:GenerateDataKey": "Nothing can be sent to the queue.",
+}
+
+
+#: Those that a worker may be without, if its tasks have no far ETA.
+PRODUCERS = frozenset({"sqs:SendMessage", "kms:GenerateDataKey"})
+
+
+def check_rights(facts: Facts) -> Iterator[Finding]:
+    """Is a right missing?"""
+    for queue in facts.queues:
+        denied = [name for name, right in queue.rights.items() if right is Right.DENIED]
+        for name in denied:
+            yield Finding(
+                Severity.WARNING if name in PRODUCERS else Severity.ERROR,
+                f"queue {queue.name!r}",
+                f"{name} is not allowed to these credentials",
+                WITHOUT.get(name, "What takes this right fails."),
+                "celery -A proj sqs policy worker (or producer) prints the policy to give them; who "
+                "only publishes needs sqs:SendMessage alone",
+            )
+
+
+def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
+    """May a worker send dead letters?"""
+    for queue in facts.queues:
+        if queue.letters and Right.DENIED in queue.letters.rights.values():
+            yield Finding(
+                Severity.WARNING,
+                f"dead-letter queue {queue.letters.name!r}",
+                "sqs:SendMessage is not allowed to these credentials",
+                "Its dead letters come without a reason, when SQS moves them."
+                if queue.redrive
+                else "What fails for good stays in its queue, and is not run again.",
+                "celery -A proj sqs policy worker prints the policy to give them",
+            )
+
+
+def check_unknown_rights(facts: Facts) -> Iterator[Finding]:
+    """Is there a right that no probe shows?"""
+    unknown = {
+        name: None
+        for queue in facts.queues
+        for name, right in queue.rights.items()
+        if right is Right.NOT_KNOWN
+    }
+    if unknown:
+        yield Finding(
+            Severity.NOTE,
+            "rights",
+            f"it is not known whether these are allowed: {', '.join(unknown)}",
+            "No request that changes nothing shows them; SQS did not refuse the one that comes nearest.",
+            "celery -A proj sqs policy worker prints the policy to compare with",
+        )
+
+
+def check_routes(facts: Facts) -> Iterator[Finding]:
+    """Is a task routed to a queue that publishing refuses?"""
+    for task, sentence in facts.unbound.items():
+        yield Finding(
+            Severity.ERROR,
+            f"task {task!r}",
+            f"it cannot be routed: {sentence}; task_create_missing_queues is False",
+            "Publishing the task raises QueueNotFound.",
+            "add the queue to task_queues, or correct task_routes",
+        )
+
+
+def check_priorities(facts: Facts) -> Iterator[Finding]:
+    """Has a task a priority?"""
+    urgent = [task.name for task in facts.tasks if task.priority is not None]
+    if urgent:
+        yield Finding(
+            Severity.WARNING,
+            and_more(urgent, "task"),
+            "it has a priority",
+            "SQS has no priorities: its messages wait behind all others.",
+            "route it to a queue of its own, and set the option queue_order='strict'",
+        )
+
+
+def check_polls(facts: Facts) -> Iterator[Finding]:
+    """Does an idle worker pay for more requests than it needs, or sleep while there is work?"""
+    for entry, own, names in facts.options_of_queues():
+        if own.wait_time_seconds < LONG_POLL_SECONDS:
+            pace = max(1.0, own.wait_time_seconds + own.polling_interval)
+            usd = SECONDS_A_MONTH / pace * USD_A_MILLION_REQUESTS / 1e6
+            yield Finding(
+                Severity.NOTE if own.wait_time_seconds else Severity.WARNING,
+                and_more(names, "queue"),
+                f"wait_time_seconds is {own.wait_time_seconds}",
+                f"For each queue an idle worker makes {SECONDS_A_DAY / pace:,.0f} requests a day, "
+                f"USD {usd:.2f} a month; at 20 s they are 4,320, USD 0.05.",
+                option("wait_time_seconds", 20, entry),
+            )
+        if own.polling_interval_max > LONG_SLEEP_SECONDS:
+            yield Finding(
+                Severity.NOTE,
+                and_more(names, "queue"),
+                f"workers sleep up to {spoken(own.polling_interval_max)} after an empty poll",
+                "A task that is sent meanwhile waits for as long.",
+                option("polling_interval_max", own.polling_interval, entry),
+            )
+
+
+def check_settings(facts: Facts) -> Iterator[Finding]:
+    """Does a setting of Celery's do nothing here, or harm?"""
+    for rule in rules_that_apply(facts.settings):
+        yield Finding(
+            Severity.WARNING if rule.harms else Severity.NOTE,
+            f"setting {rule.name}",
+            f"it is {_shown(rule.name, facts)}",
+            rule.follows,
+            rule.remedy,
+        )
+
+
+def check_remote_control(facts: Facts) -> Iterator[Finding]:
+    """Is remote control meant to be on, and off?"""
+    if facts.settings.get("worker_enable_remote_control") and not facts.options.remote_control:
+        yield Finding(
+            Severity.NOTE,
+            "setting worker_enable_remote_control",
+            "it is True, and the option remote_control is not set",
+            "Workers answer no `celery inspect`, and take no `celery control`.",
+            option("remote_control", True),
+        )
+
+
+def _shown(name: str, facts: Facts) -> str:
+    """The value, without what a URL may have of secrets."""
+    value = facts.settings[name]
+    return (
+        repr(value.partition("://")[0] + "://") if isinstance(value, str) and "://" in value else repr(value)
+    )

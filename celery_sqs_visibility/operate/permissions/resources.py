@@ -1,0 +1,191 @@
+"""The things of an app that rights are for, as ARNs. SQS is asked for what it lets us see."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Final
+
+from celery import Celery
+
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import parse_redrive_policy
+from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.operate.app_queues import queue_names
+from celery_sqs_visibility.policy.permissions import BROADCASTS, partition_of
+from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue, predefined_queue
+from celery_sqs_visibility.policy.queue_names import sqs_name
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.exchanges import is_celerys_own
+from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
+
+#: Stands for an account that is not known: IAM takes it, and so does a reader.
+ANY: Final = "*"
+
+#: SQS's own key, which takes no right in the queue's account.
+AMAZONS_KEY: Final = "alias/aws/sqs"
+
+ATTRIBUTES: Final = ("RedrivePolicy", "KmsMasterKeyId")
+
+
+class AppResources:
+    """Collects the ARNs of an app, by `policy.permissions.Permission.kind`.
+
+    Attributes:
+        arns: by kind.
+        aliases: of KMS keys whose ARN is not known.
+        notes: a sentence for each thing that is not known, and for rights that are not these credentials'.
+    """
+
+    def __init__(self, app: Celery, broker: BrokerContext, *, create: bool) -> None:
+        self.arns: dict[str, list[str]] = defaultdict(list)
+        self.aliases: list[str] = []
+        self.notes: list[str] = []
+        self._app, self._broker, self._create = app, broker, create
+        self._options = broker.options
+        self._region = self._account = ""
+
+    def add(self, names: Iterable[str]) -> None:
+        """Look at the queues of these names, and at what the options name. Makes requests.
+
+        Raises:
+            SQSError: the settings are no good.
+        """
+        self._region = min(broker_regions(self._broker))
+        self._account = self._options.queue_owner or ""
+        for name in names:
+            if is_of_a_broadcast(name) and self._is_fanout(name):
+                self.arns["broadcasts"].append(self._arn("sqs", self._broker.queues.prefix + BROADCASTS))
+            else:
+                self._add_queue(name)
+        self._add_from_options()
+
+    def _add_queue(self, name: str) -> None:
+        options = self._options
+        predefined = predefined_queue(options.predefined_queues, name, options.queue_name_prefix)
+        arn, attributes = self._look_at(name, predefined)
+        self.arns["queues"].append(arn)
+        if self._is_fanout(name):
+            self.arns["broadcasts"].append(arn)
+        if options.queue_owner or (predefined and predefined.owner and not predefined.url):
+            self.arns["queues_of_others"].append(arn)
+        elif predefined is None:
+            self.arns["queues_without_url"].append(arn)
+        if predefined is None and not options.queue_owner:
+            self._add_created(arn)
+        if redrive := parse_redrive_policy(attributes):
+            self.arns["dead_letters"].append(redrive.dead_letter_arn)
+        elif letters := options.for_queue(name).dead_letter_queue:
+            arn_of_letters, _ = self._look_at(letters, None)
+            self.arns["plain_dead_letters"].append(arn_of_letters)
+            self._add_created(arn_of_letters)
+        self._add_key(arn, attributes.get("KmsMasterKeyId", ""))
+        if predefined and predefined.sts_role_arn:
+            self._add_role(predefined.sts_role_arn, f"on queue {name!r}")
+
+    def _look_at(self, name: str, predefined: PredefinedQueue | None) -> tuple[str, dict[str, str]]:
+        """A queue's ARN and attributes, as far as SQS lets us see them."""
+        queues = self._broker.queues
+        try:
+            queue = queues.find(name)
+        except SQSError as error:
+            if not isinstance(error, QueueDoesNotExistError):
+                self.notes.append(f"the account of queue {name!r} is not known: {error}")
+            owner = predefined.owner if predefined else None
+            region = (predefined and predefined.region) or self._region
+            return self._arn("sqs", queues.canonical_name(name), account=owner, region=region), {}
+        region = (predefined and predefined.region) or queue.sqs.location().region
+        arn = self._arn("sqs", queue.sqs_name, account=queue.account, region=region)
+        self._account = self._account or queue.account or ""
+        return arn, self._attributes(queue)
+
+    def _attributes(self, queue: Queue) -> dict[str, str]:
+        try:
+            return queue.sqs.queue_attributes(queue.url, ATTRIBUTES)
+        except SQSError as error:
+            self.notes.append(
+                f"the dead-letter queue and the KMS key of queue {queue.name!r}, if it has them, are not in "
+                f"this policy: {error}"
+            )
+            return {}
+
+    def _add_created(self, arn: str) -> None:
+        if self._create:
+            self.arns["created"].append(arn)
+            if self._options.queue_tags:
+                self.arns["tagged"].append(arn)
+
+    def _add_key(self, queue_arn: str, key: str) -> None:
+        """The key of an encrypted queue: SQS knows its ARN, its id or an alias."""
+        if not key or key.endswith(AMAZONS_KEY):
+            return
+        region, account = queue_arn.split(":")[3:5]
+        if ":key/" not in key and "alias/" in key:
+            self.aliases.append(key[key.index("alias/") :])
+            key = "*"
+        is_arn = key.startswith("arn:")
+        self.arns["keys"].append(
+            key if is_arn else self._arn("kms", f"key/{key}", account=account, region=region)
+        )
+
+    def _add_role(self, arn: str, where: str) -> None:
+        self.arns["roles"].append(arn)
+        self.notes.append(
+            f"the statement AssumeRole is for the process's own credentials; role {arn} takes "
+            f"the rights {where}, and a trust policy that lets the process assume it"
+        )
+
+    def _add_from_options(self) -> None:
+        options = self._options
+        if options.sts_role_arn:
+            self._add_role(options.sts_role_arn, "of all other statements")
+        partition = partition_of(self._region)
+        if options.payload_bucket:
+            bucket = f"arn:{partition}:s3:::{options.payload_bucket}"
+            self.arns["buckets"].append(bucket)
+            self.arns["payloads"].append(f"{bucket}/{options.payload_prefix}*")
+        store = options.exclusive_store
+        if store and not store.is_redis:
+            region = store.region or self._region
+            self.arns["key_tables"].append(self._arn("dynamodb", f"table/{store.table}", region=region))
+        if options.supports_fanout:
+            self._add_topics()
+        if options.remote_control:
+            self.arns["control_queues"].append(self._arn("sqs", f"{options.whole_control_prefix}*"))
+            self.arns["lists"].append(ANY)  # SQS knows no prefix there
+
+    def _add_topics(self) -> None:
+        predefined = self._options.predefined_exchanges
+        if predefined:
+            self.arns["predefined_topics"] += [str(topic["arn"]) for topic in predefined.values()]
+        else:
+            named = {sqs_name(name, self._options.queue_name_prefix) for name in self._fanouts()}
+            self.arns["topics"] += [self._arn("sns", name) for name in sorted(named)]
+        self.arns["subscriptions"].append(ANY)
+
+    def _fanouts(self) -> list[str]:
+        queues = self._app.amqp.queues.values()
+        exchanges = {each.name: each.type for q in queues for each in (q.exchange, *_bound(q))}
+        return [name for name, kind in exchanges.items() if kind == "fanout" and not is_celerys_own(name)]
+
+    def _is_fanout(self, name: str) -> bool:
+        queue = self._app.amqp.queues.get(name)
+        return queue is not None and any(each.type == "fanout" for each in (queue.exchange, *_bound(queue)))
+
+    def _arn(self, service: str, name: str, *, account: str | None = None, region: str = "") -> str:
+        region = region or self._region
+        return f"arn:{partition_of(region)}:{service}:{region}:{account or self._account or ANY}:{name}"
+
+
+def _bound(queue: Any) -> list[Any]:
+    return [binding.exchange for binding in getattr(queue, "bindings", ())]
+
+
+def broker_regions(broker: BrokerContext) -> set[str]:
+    """The regions that requests go to. None is made."""
+    return {location.region for location in broker.queues.locations()}
+
+
+def names_of(app: Celery, broker: BrokerContext, chosen: Iterable[str]) -> list[str]:
+    """Celery's names of the chosen queues; of all where none is."""
+    return list(dict.fromkeys(chosen)) or queue_names(app, broker.options)

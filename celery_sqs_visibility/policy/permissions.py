@@ -1,0 +1,183 @@
+"""The rights that credentials need, in one table: `celery sqs policy`, `doctor` and docs/permissions.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+Role = Literal["worker", "producer"]
+
+WORKER: Final = frozenset({"worker"})
+PRODUCER: Final = frozenset({"producer"})
+BOTH: Final = WORKER | PRODUCER
+
+#: Of whoever asks for it by hand: no process needs it.
+BY_HAND: Final[frozenset[str]] = frozenset()
+
+#: A worker's own queue for broadcasts: its name is made up at each start.
+BROADCASTS: Final = "bcast-*"
+
+
+class Permission(NamedTuple):
+    """Rights that go together.
+
+    Attributes:
+        sid: of the statement in a policy document.
+        actions: the rights.
+        on: the thing that they are for, as docs/permissions.md names it.
+        kind: the things of an app, in `Resources`; none of that kind, no statement.
+        roles: the processes that need them.
+    """
+
+    sid: str
+    actions: tuple[str, ...]
+    on: str
+    kind: str
+    roles: frozenset[str]
+
+
+PERMISSIONS: Final = (
+    Permission(
+        "Consume",
+        ("sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:ChangeMessageVisibility", "sqs:GetQueueAttributes"),
+        "the queue",
+        "queues",
+        WORKER,
+    ),
+    Permission("Publish", ("sqs:SendMessage",), "the queue", "queues", PRODUCER),
+    Permission("SendOn", ("sqs:SendMessage",), "the worker's own queue", "queues", WORKER),
+    Permission("FindQueues", ("sqs:GetQueueUrl",), "the queue", "queues_without_url", BOTH),
+    Permission(
+        "FindQueuesOfOthers",
+        ("sqs:GetQueueUrl",),
+        "a queue of `QueueOwnerAWSAccountId`, by the policy of that queue",
+        "queues_of_others",
+        BOTH,
+    ),
+    Permission("DeadLetters", ("sqs:SendMessage",), "the dead-letter queue", "dead_letters", WORKER),
+    Permission(
+        "PlainDeadLetters",
+        ("sqs:SendMessage", "sqs:GetQueueUrl"),
+        "the queue of the option `dead_letter_queue`",
+        "plain_dead_letters",
+        WORKER,
+    ),
+    Permission("CreateQueues", ("sqs:CreateQueue",), "the queue", "created", BOTH),
+    Permission("TagQueues", ("sqs:TagQueue",), "the queue", "tagged", BOTH),
+    Permission("Decrypt", ("kms:Decrypt",), "the KMS key of an encrypted queue", "keys", BOTH),
+    Permission("Encrypt", ("kms:GenerateDataKey",), "the KMS key of an encrypted queue", "keys", BOTH),
+    Permission(
+        "AssumeRole",
+        ("sts:AssumeRole",),
+        "the role of `sts_role_arn`, of the connection or of a predefined queue",
+        "roles",
+        BOTH,
+    ),
+    Permission(
+        "ExclusiveKeys", ("dynamodb:UpdateItem",), "the table of `exclusive_store`", "key_tables", WORKER
+    ),
+    Permission(
+        "PutPayloads", ("s3:PutObject",), "the bucket of the option `payload_bucket`", "payloads", BOTH
+    ),
+    Permission(
+        "TakePayloads",
+        ("s3:GetObject", "s3:DeleteObject"),
+        "the bucket of the option `payload_bucket`",
+        "payloads",
+        WORKER,
+    ),
+    Permission(
+        "FindPayloads", ("s3:ListBucket",), "the bucket of the option `payload_bucket`", "buckets", WORKER
+    ),
+    Permission("Topics", ("sns:CreateTopic", "sns:TagResource"), "the topic", "topics", BOTH),
+    Permission("PublishToTopics", ("sns:Publish",), "the topic", "topics", BOTH),
+    Permission("PublishToPredefined", ("sns:Publish",), "the topic", "predefined_topics", BOTH),
+    Permission("Subscribe", ("sns:Subscribe",), "the topic", "topics", WORKER),
+    Permission("SubscribeToPredefined", ("sns:Subscribe",), "the topic", "predefined_topics", WORKER),
+    Permission(
+        "OpenQueues",
+        ("sqs:GetQueueAttributes", "sqs:SetQueueAttributes"),
+        "the worker's `Broadcast` queue",
+        "broadcasts",
+        WORKER,
+    ),
+    Permission(
+        "OwnQueues",
+        ("sqs:CreateQueue", "sqs:DeleteQueue"),
+        "`bcast-*`, subscriptions",
+        "broadcasts",
+        WORKER,
+    ),
+    Permission("EndSubscriptions", ("sns:Unsubscribe",), "`bcast-*`, subscriptions", "subscriptions", WORKER),
+    Permission("Sweep", ("sns:ListSubscriptionsByTopic",), "the topic, `bcast-*`", "topics", WORKER),
+    Permission("SweepQueues", ("sqs:GetQueueUrl",), "the topic, `bcast-*`", "broadcasts", WORKER),
+    Permission(
+        "ConsumeBroadcasts",
+        ("sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:ChangeMessageVisibility", "sqs:SendMessage"),
+        "the worker's `Broadcast` queue",
+        "broadcasts",
+        WORKER,
+    ),
+    Permission(
+        "ControlQueues",
+        (
+            "sqs:CreateQueue",
+            "sqs:TagQueue",
+            "sqs:DeleteQueue",
+            "sqs:SendMessage",
+            "sqs:ReceiveMessage",
+        ),
+        "`celery-control-*`",
+        "control_queues",
+        WORKER,
+    ),
+    Permission("SweepControl", ("sqs:ListQueueTags",), "`celery-control-*`", "control_queues", WORKER),
+    Permission("ListControl", ("sqs:ListQueues",), "`*`", "lists", WORKER),
+    Permission(
+        "OfAFunction",
+        ("sqs:ChangeMessageVisibility",),
+        "the queue of a [Lambda function](lambda.md#rights)",
+        "",
+        BY_HAND,
+    ),
+    Permission("Purge", ("sqs:PurgeQueue", "sqs:GetQueueAttributes"), "the queue", "", BY_HAND),
+    Permission("Delete", ("sqs:DeleteQueue",), "the queue", "", BY_HAND),
+)
+
+#: ARNs by `Permission.kind`.
+Resources = Mapping[str, Iterable[str]]
+
+#: What the ARN of a key ends with that is named by an alias: no policy of IAM knows aliases as resources.
+_ANY_KEY: Final = ":key/*"
+
+
+def policy_document(role: Role, resources: Resources, aliases: Iterable[str] = ()) -> dict[str, Any]:
+    """The least rights of a worker or a producer, as IAM reads them.
+
+    `aliases` are the names of the keys whose ARN is not known: statements on any key are for these alone.
+    """
+    statements: list[dict[str, Any]] = []
+    for permission in PERMISSIONS:
+        arns = list(dict.fromkeys(resources.get(permission.kind, ())))
+        if role in permission.roles and arns:
+            statements.append(_statement(permission, arns))
+            if any(arn.endswith(_ANY_KEY) for arn in arns):
+                named = {"kms:ResourceAliases": sorted(aliases)}
+                statements[-1]["Condition"] = {"ForAnyValue:StringEquals": named}
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _statement(permission: Permission, arns: list[str]) -> dict[str, Any]:
+    return {
+        "Sid": permission.sid,
+        "Effect": "Allow",
+        "Action": list(permission.actions),
+        "Resource": arns if len(arns) > 1 else arns[0],
+    }
+
+
+def partition_of(region: str) -> str:
+    """The first part of ARNs in a region."""
+    named = {"cn": "aws-cn", "us-gov": "aws-us-gov", "us-iso": "aws-iso", "us-isob": "aws-iso-b"}
+    beginnings = sorted(named, key=len, reverse=True)
+    return next((named[each] for each in beginnings if region.startswith(f"{each}-")), "aws")

@@ -1,0 +1,316 @@
+"""Each check finds what it is for, and nothing where all is well."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.operate.doctor import queue_checks, run_checks, setting_checks
+from celery_sqs_visibility.operate.doctor.checks import CHECKS, findings_of
+from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, Right, TaskFacts
+from celery_sqs_visibility.operate.doctor.findings import Severity, spoken
+from celery_sqs_visibility.policy.options import Options
+
+DAY = 86_400
+ARN = "arn:aws:sqs:eu-west-1:123456789012:"
+URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/"
+ERROR, WARNING, NOTE = Severity
+
+
+def letters(name="proj-dead", days=14, **attributes):
+    attributes = {"MessageRetentionPeriod": str(int(days * DAY)), **attributes}
+    return QueueFacts(name=name, url=URL + name, attributes=attributes)
+
+
+def queue(receives=7, days=4, options=None, name="proj", dead="proj-dead", **changes):
+    """A queue with nothing wrong; no `receives`: without a redrive policy."""
+    policy = {"deadLetterTargetArn": ARN + dead, "maxReceiveCount": receives}
+    redrive = {"RedrivePolicy": json.dumps(policy)} if receives else {}
+    attributes = {"QueueArn": ARN + name, "MessageRetentionPeriod": str(int(days * DAY)), **redrive}
+    known = {
+        "name": name,
+        "url": URL + name,
+        "attributes": attributes,
+        "options": Options.parse(options or {}).for_queue(name),
+        "letters": letters(dead) if receives else None,
+    }
+    return QueueFacts(**{**known, **changes})
+
+
+def facts(one=None, options=None, task=None, **changes):
+    known = {
+        "options": Options.parse(options or {}),
+        "queues": (one or queue(options=options),),
+        "tasks": (TaskFacts(**{"name": "proj.add", "queue": "proj", **(task or {})}),),
+        "machine": Machine(clock_offset=0.2),
+    }
+    return Facts(**{**known, **changes})
+
+
+def with_delay_seconds(seconds):
+    known = queue()
+    return dataclasses.replace(known, attributes={**known.attributes, "DelaySeconds": seconds})
+
+
+FOUND = [
+    # queues
+    (queue_checks.check_existence, WARNING, facts(queue(attributes=None, exists=False)), "sqs queues create"),
+    (
+        queue_checks.check_existence,
+        ERROR,
+        facts(queue(attributes=None, exists=False, may_be_created=False)),
+        "correct its name or URL",
+    ),
+    (
+        queue_checks.check_existence,
+        WARNING,
+        facts(queue(attributes=None, exists=None, problem="AccessDenied", denied=True)),
+        "allow sqs:GetQueueUrl and sqs:GetQueueAttributes",
+    ),
+    (
+        queue_checks.check_existence,
+        ERROR,
+        facts(queue(attributes=None, exists=None, problem="no AWS credentials were found; set AWS_PROFILE")),
+        "do as the sentence says",
+    ),
+    (queue_checks.check_dead_letters, ERROR, facts(queue(0)), "aws sqs create-queue --queue-name proj-dead"),
+    (
+        queue_checks.check_dead_letters,
+        WARNING,
+        facts(queue(0, options={"on_exhausted": "keep"})),
+        "comes back every hour",
+    ),
+    (
+        queue_checks.check_dead_letters,
+        ERROR,
+        facts(queue(0, name="a.fifo"), task={"queue": "a.fifo"}),
+        "a-dead.fifo --attributes MessageRetentionPeriod=1209600,FifoQueue=true",
+    ),
+    (queue_checks.check_receives, ERROR, facts(task={"max_retries": 10}), "4 of its 11 attempts never run"),
+    (queue_checks.check_receives, WARNING, facts(queue(4)), "takes an attempt away."),
+    (queue_checks.check_receives, WARNING, facts(queue(6)), "takes an attempt away after 2."),
+    (
+        queue_checks.check_retention,
+        ERROR,
+        facts(task={"delays": (43_200.0,) * 10, "max_retries": 10}),
+        "10 failures come to 5 d, and queue 'proj' keeps a message for 4 d",
+    ),
+    (
+        queue_checks.check_retention,
+        WARNING,
+        facts(task={"delays": (43_200.0,) * 5}),
+        '\'{"MessageRetentionPeriod": "432000"}\'',
+    ),
+    (
+        queue_checks.check_retention,
+        ERROR,
+        facts(task={"delays": (43_200.0,) * 30}),
+        "lower max_retries or error_visibility_timeout",
+    ),
+    (queue_checks.check_dead_letter_queues, ERROR, facts(queue(letters=letters(days=1))), "for 1 d"),
+    (queue_checks.check_dead_letter_queues, WARNING, facts(queue(letters=letters(days=4))), "first sending"),
+    (
+        queue_checks.check_dead_letter_queues,
+        ERROR,
+        facts(queue(letters=QueueFacts(name="proj-dead", exists=False))),
+        "does not exist",
+    ),
+    (
+        queue_checks.check_dead_letter_queues,
+        WARNING,
+        facts(
+            queue(
+                letters=dataclasses.replace(
+                    queue(name="proj-dead"),
+                    attributes={**queue().attributes, "MessageRetentionPeriod": "1209600"},
+                )
+            )
+        ),
+        "a redrive policy of its own",
+    ),
+    (
+        queue_checks.check_dead_letter_queues,
+        WARNING,
+        facts(queues=(queue(), letters())),
+        "one of the app's own queues",
+    ),
+    (
+        queue_checks.check_dead_letter_queues,
+        NOTE,
+        facts(queue(0, name="a.fifo", letters=letters())),
+        "'dead_letter_queue': 'proj-dead.fifo'",
+    ),
+    (
+        queue_checks.check_endless_retries,
+        WARNING,
+        facts(queue(0), task={"max_retries": None}),
+        "until the message's retention ends (4 d)",
+    ),
+    (queue_checks.check_queue_delays, NOTE, facts(with_delay_seconds("60")), "DelaySeconds is 60"),
+    # runs
+    (
+        run_checks.check_heartbeat,
+        ERROR,
+        facts(options={"heartbeat_interval": 0}),
+        "visibility_timeout is 2 min, and task 'proj.add' may run longer",
+    ),
+    (run_checks.check_heartbeat, WARNING, facts(options={"visibility_timeout": 20}), "they run twice"),
+    (run_checks.check_heartbeat, WARNING, facts(options={"heartbeat_interval": 2}), "too late"),
+    (
+        run_checks.check_heartbeat,
+        WARNING,
+        facts(options={"queues": {"p*": {"visibility_timeout": 14_400}}}),
+        "{'queues': {'p*': {'visibility_timeout': 120}}}",
+    ),
+    (run_checks.check_horizon, ERROR, facts(task={"time_limit": 50_000}), "longer than 12 h"),
+    (run_checks.check_long_delays, WARNING, facts(task={"delays": (86_400.0,)}), "hides a message for 12 h"),
+    (run_checks.check_early_acks, WARNING, facts(task={"acks_late": False}), "acks_late=False"),
+    (
+        run_checks.check_shutdown,
+        WARNING,
+        facts(machine=Machine(grace=10, grace_reason="Docker kills 10 s after SIGTERM")),
+        "it is 25 s, but Docker kills 10 s after SIGTERM",
+    ),
+    (run_checks.check_shutdown, NOTE, facts(options={"shutdown_timeout": 100}), "of 102 or more"),
+    (
+        run_checks.check_shutdown,
+        WARNING,
+        facts(options={"shutdown_timeout": 100}, machine=Machine(kubernetes=True)),
+        "Kubernetes kills 30 s after SIGTERM",
+    ),
+    (run_checks.check_shutdown, WARNING, facts(machine=Machine(remapped=True)), "cut off at once"),
+    (
+        run_checks.check_shutdown,
+        WARNING,
+        facts(machine=Machine(remapped=True, grace=30), settings={"worker_soft_shutdown_timeout": 60}),
+        "worker_soft_shutdown_timeout is 1 min",
+    ),
+    (run_checks.check_clock, WARNING, facts(machine=Machine(clock_offset=-30.0)), "30 s behind SQS's"),
+    (run_checks.check_clock, ERROR, facts(machine=Machine(clock_offset=600.0)), "10 min ahead of SQS's"),
+    # settings
+    (
+        setting_checks.check_rights,
+        ERROR,
+        facts(queue(rights={"sqs:DeleteMessage": Right.DENIED})),
+        "sqs:DeleteMessage is not allowed",
+    ),
+    (
+        setting_checks.check_rights,
+        WARNING,
+        facts(queue(rights={"sqs:SendMessage": Right.DENIED})),
+        "Producers cannot publish",
+    ),
+    (
+        setting_checks.check_rights_on_dead_letters,
+        WARNING,
+        facts(queue(letters=dataclasses.replace(letters(), rights={"sqs:SendMessage": Right.DENIED}))),
+        "come without a reason",
+    ),
+    (
+        setting_checks.check_unknown_rights,
+        NOTE,
+        facts(queue(rights={"sqs:ReceiveMessage": Right.NOT_KNOWN})),
+        "not known whether these are allowed: sqs:ReceiveMessage",
+    ),
+    (
+        setting_checks.check_routes,
+        ERROR,
+        facts(unbound={"proj.add": "Queue 'x' missing from task_queues"}),
+        "raises QueueNotFound",
+    ),
+    (setting_checks.check_priorities, WARNING, facts(task={"priority": 9}), "SQS has no priorities"),
+    (setting_checks.check_polls, WARNING, facts(options={"wait_time_seconds": 0}), "86,400 requests a day"),
+    (setting_checks.check_polls, NOTE, facts(options={"wait_time_seconds": 5}), "17,280 requests a day"),
+    (setting_checks.check_polls, NOTE, facts(options={"polling_interval_max": 60}), "sleep up to 1 min"),
+    (
+        setting_checks.check_settings,
+        WARNING,
+        facts(settings={"result_backend": "rpc://u:secret@host"}),
+        "it is 'rpc://'",
+    ),
+    (
+        setting_checks.check_remote_control,
+        NOTE,
+        facts(settings={"worker_enable_remote_control": True}),
+        "broker_transport_options = {'remote_control': True}",
+    ),
+    (setting_checks.check_settings, NOTE, facts(settings={"broker_heartbeat": 10}), "it is 10"),
+]
+
+
+@pytest.mark.parametrize(("check", "severity", "known", "words"), FOUND)
+def test_what_is_wrong_is_found_with_a_remedy(check, severity, known, words):
+    (finding,) = check(known)
+    parts = (finding.thing, finding.problem, finding.consequence, finding.remedy)
+    assert finding.severity is severity
+    assert words in " | ".join(parts)
+    assert all(parts)
+    assert finding.consequence.endswith(".")
+    assert not finding.problem.endswith(".")
+    assert finding in findings_of(known)
+
+
+def test_where_all_is_well_nothing_is_found():
+    assert findings_of(facts()) == []
+    assert {check for check, *_ in FOUND} == set(CHECKS)
+
+
+WELL = [
+    # SQS has no longer retention than that of the dead-letter queue, and a FIFO queue's ages begin anew.
+    facts(queue(days=14), task={"delays": (43_200.0,) * 3}),
+    facts(queue(name="a.fifo", letters=letters("a-dead.fifo", days=1)), task={"queue": "a.fifo"}),
+    facts(queue(0, options={"dead_letter_queue": "d"}, letters=letters("d", days=1))),
+    facts(queue(attributes=None, exists=None)),  # and nothing is known of it
+    facts(options={"heartbeat_interval": 0}, task={"time_limit": 100}),
+    facts(queue(), task={"comes_back": False, "max_retries": 30}),
+    facts(queue(1), tasks=()),
+    facts(machine=Machine(remapped=True, grace=60), settings={"worker_soft_shutdown_timeout": 30}),
+    facts(options={"shutdown_timeout": 100}, machine=Machine(grace=120)),
+    facts(settings={"worker_prefetch_multiplier": 1, "broker_use_ssl": None, "result_backend": "redis://"}),
+    facts(queue(rights={"sqs:DeleteMessage": Right.ALLOWED})),
+    facts(options={"remote_control": True}, settings={"worker_enable_remote_control": True}),
+]
+
+
+@pytest.mark.parametrize("known", WELL)
+def test_what_only_looks_wrong_is_let_through(known):
+    assert findings_of(known) == []
+
+
+def test_the_worst_comes_first():
+    found = findings_of(facts(queue(0), settings={"broker_heartbeat": 1}, machine=Machine(clock_offset=9)))
+    assert [finding.severity for finding in found] == [ERROR, WARNING, NOTE]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 s"), (25.5, "25.5 s"), (120, "2 min"), (90, "90 s"), (345_600, "4 d"), (100_000, "27.8 h")],
+)
+def test_durations_have_the_unit_that_reads_best(seconds, words):
+    assert spoken(seconds) == words
+
+
+@given(st.integers(1, 1000), st.integers(0, 900))
+def test_who_pastes_the_remedy_has_enough_receives(receives, max_retries):
+    task = {"max_retries": max_retries}
+    for finding in queue_checks.check_receives(facts(queue(receives), task=task)):
+        attributes = json.loads(shlex.split(finding.remedy)[-1])
+        pasted = int(json.loads(attributes["RedrivePolicy"])["maxReceiveCount"])
+        assert pasted > receives
+        assert not list(queue_checks.check_receives(facts(queue(pasted), task=task)))
+
+
+@given(st.lists(st.floats(0, 43_200), max_size=60), st.floats(0.01, 14))
+def test_who_pastes_the_remedy_has_a_retention_that_outlasts_the_delays(delays, days):
+    task = {"delays": tuple(delays)}
+    for finding in queue_checks.check_retention(facts(queue(days=days), task=task)):
+        if finding.remedy.startswith("aws"):
+            seconds = int(json.loads(shlex.split(finding.remedy)[-1])["MessageRetentionPeriod"])
+            assert seconds > sum(delays)
+            again = facts(queue(days=seconds / DAY), task=task)
+            assert not [f for f in queue_checks.check_retention(again) if f.severity is ERROR]

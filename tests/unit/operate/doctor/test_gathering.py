@@ -1,0 +1,141 @@
+"""The facts of an app and its queues."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from celery import Celery, Task
+from kombu import Queue
+from support.clock import FakeClock
+
+from celery_sqs_visibility import VisibilityTask
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.operate.doctor.facts import Right
+from celery_sqs_visibility.operate.doctor.gathering import gather, settings_of
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.broker_url import BrokerURL
+
+ARN = "arn:aws:sqs:us-east-1:000000000000:"
+
+
+def redrive(name, receives=5):
+    return {"RedrivePolicy": json.dumps({"deadLetterTargetArn": ARN + name, "maxReceiveCount": receives})}
+
+
+def nothing():
+    pass
+
+
+@pytest.fixture
+def app():
+    app = Celery(task_cls=VisibilityTask, set_as_current=False)
+    app.conf.update(
+        broker_transport="celery_sqs_visibility",
+        task_queues=[Queue("proj")],
+        task_default_queue="proj",
+        task_time_limit=600,
+    )
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def sqs():
+    return FakeSQS(FakeClock())
+
+
+def facts_of(app, sqs, chosen=(), **options):
+    app.conf.broker_transport_options = options
+    broker = BrokerContext(BrokerURL(), Options.parse(options))
+    broker.queues = Queues(sqs, prefix=broker.options.queue_name_prefix)
+    return gather(app, broker, chosen)
+
+
+def test_tasks_have_their_queues_limits_and_delays(app, sqs):
+    app.conf.task_routes = [{"t.routed": {"queue": "other"}, "t.stock": "mine"}]
+    app.task(name="t.plain", shared=False)(nothing)
+    app.task(name="t.routed", error_visibility_timeout=[10, 60], max_retries=4, time_limit=30, shared=False)(
+        nothing
+    )
+    app.task(
+        name="t.odd", error_visibility_timeout=lambda retries, exc: exc.args[0], max_retries=1, shared=False
+    )(nothing)
+    app.task(name="t.stock", base=Task, shared=False)(nothing)
+    found = {task.name: task for task in facts_of(app, sqs).tasks}
+    assert not [name for name in found if name.startswith("celery.")]
+    assert found["t.plain"].delays == (120, 120, 120)
+    assert found["t.plain"].queue == "proj"
+    routed = found["t.routed"]
+    assert (routed.queue, routed.delays, routed.time_limit) == ("other", (10, 60, 60, 60), 30)
+    assert found["t.odd"].delays == (120,)  # the rule failed with a plain Exception, and the next decides
+    stock = found["t.stock"]
+    assert (stock.comes_back, stock.acks_late, stock.queue, stock.priority) == (False, False, "mine", None)
+    assert stock.time_limit == 600
+
+
+def test_a_task_that_cannot_be_routed_is_told_apart(app, sqs):
+    app.conf.task_create_missing_queues = False
+    app.conf.task_routes = {"t.lost": "nowhere"}
+    app.task(name="t.lost", shared=False)(nothing)
+    facts = facts_of(app, sqs, ["proj"])
+    assert "nowhere" in facts.unbound["t.lost"]
+    assert "t.lost" not in {task.name for task in facts.tasks}
+
+
+def test_a_router_that_wants_the_arguments_is_let_be(app, sqs):
+    app.conf.task_routes = [lambda name, args, *_, **__: {"queue": args[0]}]
+    app.task(name="t.plain", shared=False)(nothing)
+    assert {task.queue for task in facts_of(app, sqs, ["proj"]).tasks} == {"proj"}
+
+
+def test_queues_have_attributes_rights_and_dead_letters(app, sqs):
+    sqs.create_queue("dead", {"MessageRetentionPeriod": "60"}, {})
+    sqs.create_queue("proj", redrive("dead"), {})
+    (queue,) = facts_of(app, sqs).queues
+    assert (queue.redrive.name, queue.letters.retention, queue.retention) == ("dead", 60, 345_600)
+    assert queue.rights["sqs:DeleteMessage"] is Right.ALLOWED
+    assert queue.letters.rights == {"sqs:SendMessage": Right.NOT_KNOWN}
+
+
+def test_what_is_missing_is_not_created(app, sqs):
+    sqs.create_queue("proj", {}, {})
+    calls = len(sqs.calls)
+    facts = facts_of(app, sqs, ["proj", "absent"], dead_letter_queue="dead")
+    proj, absent = facts.queues
+    assert (absent.exists, absent.may_be_created, absent.rights) == (False, True, {})
+    assert proj.letters.exists is False
+    assert "CreateQueue" not in {action for action, _ in sqs.calls[calls:]}
+
+
+def test_a_queue_that_may_not_be_looked_at_is_not_known(app, sqs):
+    sqs.create_queue("proj", redrive("dead"), {})
+    sqs.fail_next("GetQueueAttributes", AccessDeniedError("GetQueueAttributes was answered AccessDenied"))
+    (queue,) = facts_of(app, sqs).queues
+    assert (queue.exists, queue.attributes, queue.letters) == (None, None, None)
+    assert queue.denied
+
+
+def test_the_machine_says_how_it_ends(app, sqs, monkeypatch):
+    for name, value in {
+        "TERMINATION_GRACE_PERIOD_SECONDS": "90",
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+        "REMAP_SIGTERM": "SIGQUIT",
+    }.items():
+        monkeypatch.setenv(name, value)
+    machine = facts_of(app, sqs, ["proj"]).machine
+    assert (machine.grace, machine.kubernetes, machine.remapped, machine.clock_offset) == (
+        90,
+        True,
+        True,
+        None,
+    )
+
+
+def test_settings_are_those_that_the_user_gave(app):
+    given = settings_of(app)
+    assert given["task_time_limit"] == 600
+    assert "worker_prefetch_multiplier" not in given

@@ -1,0 +1,66 @@
+"""What an app is told that leaves kombu's transport."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sqs_visibility.operate.doctor.facts import Facts, TaskFacts
+from celery_sqs_visibility.operate.doctor.kombu_changes import findings_of_switch, settings_to_paste
+from celery_sqs_visibility.operate.doctor.kombus_app import facts_of_switch, taken_options
+
+SECRET = {"port": 3, "predefined_queues": {"q": {"url": "https://sqs.test/q", "secret_access_key": "s3cret"}}}
+
+
+def told(given, *tasks):
+    """By thing; that which everybody is told left out."""
+    taken, refused = taken_options(given)
+    assert {**taken, **dict.fromkeys(refused)}.keys() == given.keys()
+    facts = facts_of_switch(Facts(tasks=tasks))
+    found = findings_of_switch(facts, given, refused)
+    return {f.thing: f for f in found if f.thing not in {"countdown and eta", "fleet"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "thing", "words"),
+    [
+        ({"port": 3}, "option port", "put the port into broker_url"),
+        ({"wait_times": 3}, "option wait_times", "did you mean 'wait_time_seconds'?"),
+        ({"external_id": "x"}, "option external_id", "expected sts_role_arn"),
+        ({"visibility_timeout": 14_400}, "option visibility_timeout", "it is 4 h"),
+        ({}, "option visibility_timeout", "kombu's default is 1800, here it is 120"),
+        ({}, "option wait_time_seconds", "kombu's default is 10, here it is 20"),
+        ({}, "option polling_interval", "kombu's default is 1, here it is 0"),
+        ({"region": "eu-west-1", "port": 3}, "options", "region is taken as before"),
+    ],
+)
+def test_of_each_option_it_is_told_what_becomes_of_it(given, thing, words):
+    assert words in told(given)[thing].problem
+
+
+def test_what_is_the_same_is_not_told():
+    same = {"visibility_timeout": 300, "wait_time_seconds": 20, "polling_interval": 0}
+    assert told(same).keys() == {"options"}
+
+
+def test_an_option_may_come_before_another_that_it_needs():
+    given = {"external_id": "x", "sts_role_arn": "arn:aws:iam::1:role/r"}
+    assert taken_options(given) == (given, {})
+
+
+def test_tasks_are_looked_at_as_they_will_be():
+    early = TaskFacts(name="a", queue="q", acks_late=False, comes_back=False)
+    once = TaskFacts(name="b", queue="q", max_retries=0, comes_back=False)
+    found = told({}, early, once)
+    assert "acks_late is False" in found["task 'a'"].problem or "every exception" in found["task 'a'"].problem
+    assert "task 'b'" not in found
+    assert all(task.comes_back for task in facts_of_switch(Facts(tasks=(early, once))).tasks)
+
+
+def test_the_lines_to_paste_are_python_and_show_no_secret():
+    _, refused = taken_options(SECRET)
+    lines = settings_to_paste({**SECRET, "visibility_timeout": 14_400}, refused)
+    compile(lines, "settings", "exec")
+    assert "['port', " in lines
+    assert "'visibility_timeout'" in lines
+    found = findings_of_switch(Facts(), SECRET, refused)
+    assert "s3cret" not in lines + "".join(f.problem + f.remedy for f in found)

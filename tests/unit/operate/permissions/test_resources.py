@@ -1,0 +1,158 @@
+"""The ARNs of an app, from what SQS tells and what the options name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from celery import Celery
+from kombu import Queue
+from kombu.common import Broadcast
+from support.clock import FakeClock
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.operate.permissions.resources import AppResources, names_of
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.broker_url import BrokerURL
+
+ACCOUNT = "123456789012"
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/worker"
+OWN_URL = f"https://sqs.eu-west-1.amazonaws.com/{ACCOUNT}/proj"
+
+
+class AccountSQS(FakeSQS):
+    """A fake whose queues have URLs as Amazon's."""
+
+    def queue_url(self, name, owner=None):
+        super().queue_url(name, owner)
+        return f"https://sqs.us-east-1.amazonaws.com/{ACCOUNT}/{name}"
+
+    def queue_attributes(self, queue_url, names):
+        return super().queue_attributes(
+            f"memory://us-east-1/000000000000/{queue_url.rpartition('/')[2]}", names
+        )
+
+
+def resources(queues=("proj",), *, create=False, fail=None, task_queues=None, **options):
+    """Of an app with these queues; each has the attributes that it is given with."""
+    app = Celery(set_as_current=False)
+    app.conf.task_queues = task_queues or [Queue(name) for name in queues]
+    parsed = Options.parse(options)
+    broker = BrokerContext(BrokerURL(), parsed)
+    sqs = AccountSQS(FakeClock())
+    for name, attributes in dict(queues).items() if isinstance(queues, dict) else ():
+        sqs.create_queue(name, attributes, {})
+    if fail:
+        sqs.fail_next(fail, AccessDeniedError(f"{fail} was answered AccessDenied"))
+    broker.queues = Queues(
+        sqs, prefix=parsed.queue_name_prefix, predefined=parsed.predefined_queues, owner=parsed.queue_owner
+    )
+    found = AppResources(app, broker, create=create)
+    found.add(names_of(app, broker, []))
+    app.close()
+    return found
+
+
+def arn(name, service="sqs", account=ACCOUNT, region="us-east-1"):
+    return f"arn:aws:{service}:{region}:{account}:{name}"
+
+
+def test_a_queue_with_dead_letters_and_a_key():
+    policy = json.dumps({"deadLetterTargetArn": arn("dead"), "maxReceiveCount": 5})
+    found = resources({"proj": {"RedrivePolicy": policy, "KmsMasterKeyId": "1234-abcd"}})
+    assert found.arns == {
+        "queues": [arn("proj")],
+        "queues_without_url": [arn("proj")],
+        "dead_letters": [arn("dead")],
+        "keys": [arn("key/1234-abcd", "kms")],
+    }
+    assert found.notes == []
+
+
+@pytest.mark.parametrize(
+    ("key", "in_policy", "aliases"),
+    [
+        ("alias/aws/sqs", None, []),
+        (arn("key/1", "kms"), arn("key/1", "kms"), []),
+        ("alias/mine", arn("key/*", "kms"), ["alias/mine"]),
+        (arn("alias/mine", "kms"), arn("key/*", "kms"), ["alias/mine"]),
+    ],
+)
+def test_keys_have_arns_ids_or_aliases(key, in_policy, aliases):
+    found = resources({"proj": {"KmsMasterKeyId": key}})
+    assert found.arns.get("keys") == ([in_policy] if in_policy else None)
+    assert found.aliases == aliases
+
+
+def test_what_is_not_known_is_said_and_has_an_asterisk():
+    absent = resources(["proj"], queue_name_prefix="p-")
+    assert absent.arns["queues"] == [arn("p-proj", account="*")]
+    denied = resources({"proj": {}}, fail="GetQueueUrl")
+    assert denied.arns["queues"] == [arn("proj", account="*")]
+    assert "the account of queue 'proj' is not known" in denied.notes[0]
+    unread = resources({"proj": {}}, fail="GetQueueAttributes")
+    assert "the dead-letter queue and the KMS key of queue 'proj'" in unread.notes[0]
+
+
+def test_predefined_queues_need_no_look_up_with_a_url():
+    own = resources(
+        predefined_queues={"proj": {"url": OWN_URL, "sts_role_arn": ROLE}}, fail="GetQueueAttributes"
+    )
+    assert own.arns == {"queues": [arn("proj", region="eu-west-1")], "roles": [ROLE]}
+    assert "on queue 'proj'" in own.notes[1]
+    others = resources(predefined_queues={"proj": {"QueueOwnerAWSAccountId": "210987654321"}})
+    assert others.arns["queues_of_others"] == [arn("proj", account="210987654321")]
+    assert "queues_without_url" not in others.arns
+
+
+def test_options_name_things():
+    found = resources(
+        {"proj": {}, "dead": {}},
+        task_queues=[Queue("proj")],
+        create=True,
+        queue_tags={"team": "a"},
+        dead_letter_queue="dead",
+        payload_bucket="payloads",
+        payload_prefix="celery/",
+        exclusive_store="dynamodb://keys?region=eu-west-1",
+        sts_role_arn=ROLE,
+    )
+    assert found.arns == {
+        "queues": [arn("proj")],
+        "queues_without_url": [arn("proj")],
+        "plain_dead_letters": [arn("dead")],
+        "created": [arn("proj"), arn("dead")],
+        "tagged": [arn("proj"), arn("dead")],
+        "buckets": ["arn:aws:s3:::payloads"],
+        "payloads": ["arn:aws:s3:::payloads/celery/*"],
+        "key_tables": [arn("table/keys", "dynamodb", region="eu-west-1")],
+        "roles": [ROLE],
+    }
+
+
+def test_remote_control_takes_queues_of_a_prefix():
+    found = resources(
+        {"p-proj": {}}, task_queues=[Queue("proj")], remote_control=True, queue_name_prefix="p-"
+    )
+    assert found.arns["control_queues"] == [arn("p-celery-control-*")]
+    assert found.arns["lists"] == ["*"]
+
+
+def test_fanout_takes_topics_and_queues_whose_names_are_made_up():
+    queues = [Queue("proj"), Broadcast("news")]
+    found = resources({"proj": {}}, task_queues=queues, supports_fanout=True, queue_name_prefix="")
+    assert found.arns["broadcasts"] == [arn("bcast-*")]
+    assert found.arns["topics"] == [arn("news", "sns")]
+    assert found.arns["subscriptions"] == ["*"]
+    topic = arn("news", "sns", region="eu-west-1")
+    predefined = resources(
+        {"proj": {}},
+        task_queues=queues,
+        supports_fanout=True,
+        predefined_exchanges={"news": {"arn": topic}},
+    )
+    assert predefined.arns["predefined_topics"] == [topic]
+    assert "topics" not in predefined.arns

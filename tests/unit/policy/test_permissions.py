@@ -1,0 +1,75 @@
+"""The table of rights, its policy documents, and docs/permissions.md, which has it for people."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from celery_sqs_visibility.policy.permissions import PERMISSIONS, partition_of, policy_document
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs/permissions.md").read_text()
+QUEUE = "arn:aws:sqs:eu-west-1:123456789012:proj"
+RIGHT = r"`(\w+:\w+)`"
+
+
+def test_the_page_and_the_table_have_the_same_rights():
+    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| `\w+:", line)]
+    statements = json.loads(re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)[1])["Statement"]
+    # Those of commands are their callers', and in no policy of a worker or a producer.
+    rows = [row for row in rows if "`celery sqs" not in row[2]]
+    of_the_page = {(right, on) for rights, on, *_ in rows for right in re.findall(RIGHT, rights)}
+    of_the_page |= {(right, "the queue") for each in statements for right in each["Action"]}
+    of_the_table = {(right, each.on) for each in PERMISSIONS for right in each.actions}
+    assert of_the_page == of_the_table
+
+
+@pytest.mark.parametrize(
+    ("role", "rights"),
+    [
+        (
+            "worker",
+            "ChangeMessageVisibility DeleteMessage GetQueueAttributes GetQueueUrl ReceiveMessage SendMessage",
+        ),
+        ("producer", "GetQueueUrl SendMessage"),
+    ],
+)
+def test_a_plain_queue_takes_these_rights_and_no_others(role, rights):
+    document = policy_document(role, {"queues": [QUEUE], "queues_without_url": [QUEUE]})
+    actions = {action for each in document["Statement"] for action in each["Action"]}
+    assert actions == {f"sqs:{right}" for right in rights.split()}
+    assert {each["Resource"] for each in document["Statement"]} == {QUEUE}
+
+
+def test_statements_are_for_things_that_there_are():
+    assert policy_document("worker", {"topics": []}) == {"Version": "2012-10-17", "Statement": []}
+    several = policy_document("producer", {"queues": [QUEUE, QUEUE, f"{QUEUE}2"]})["Statement"]
+    assert [each["Resource"] for each in several] == [[QUEUE, f"{QUEUE}2"]]
+
+
+def test_a_key_known_by_its_alias_is_named_in_a_condition():
+    key = "arn:aws:kms:eu-west-1:123456789012:key/*"
+    decrypt, _ = policy_document("producer", {"keys": [key]}, ["alias/mine"])["Statement"]
+    assert decrypt["Condition"] == {"ForAnyValue:StringEquals": {"kms:ResourceAliases": ["alias/mine"]}}
+
+
+def test_statements_have_names_of_their_own_that_iam_takes():
+    names = [each.sid for each in PERMISSIONS]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch("[A-Za-z0-9]+", name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("region", "partition"),
+    [
+        ("eu-west-1", "aws"),
+        ("cn-north-1", "aws-cn"),
+        ("us-gov-east-1", "aws-us-gov"),
+        ("us-isob-east-1", "aws-iso-b"),
+        ("us-iso-east-1", "aws-iso"),
+    ],
+)
+def test_arns_begin_with_the_partition_of_the_region(region, partition):
+    assert partition_of(region) == partition
