@@ -54,6 +54,7 @@ __all__ = [
     "Received",
     "RefusedError",
     "Released",
+    "RemoteControlError",
     "Renewed",
     "RequestRefusedError",
     "S3Object",
