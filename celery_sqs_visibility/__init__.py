@@ -31,6 +31,7 @@ __all__ = [
     "DeliveryEvent",
     "ETATooFarError",
     "Event",
+    "EventsDropped",
     "ExclusiveKeyError",
     "ExponentialBackoff",
     "Extended",

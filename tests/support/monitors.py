@@ -50,6 +50,7 @@ class Flower(Monitor):
     def __init__(self, log: Path, config: Mapping[str, object], *args: str) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         super().__init__(log, config, *args, "flower", "--address=127.0.0.1", f"--port={port}")
+        self._options["env"]["FLOWER_UNAUTHENTICATED_API"] = "true"  # or its buttons want a password
 
     def start(self) -> Self:
         return super().start().wait_for_log("Visit me at")
@@ -88,7 +89,7 @@ class Browser:
         assert chromium and driver, MISSING_BROWSER  # noqa: PT018 - one sentence for both
         options = webdriver.ChromeOptions()
         options.binary_location = chromium
-        for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1100,560"):
+        for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1280,660"):
             options.add_argument(f"--{argument}")
         self.driver = webdriver.Chrome(options=options, service=Service(driver))
 

@@ -9,4 +9,5 @@ class Camera(Polaroid):
     """Says what it sees, once a second."""
 
     def on_shutter(self, state):
-        print("snapshot:", sorted(f"{task.name} {task.state}" for task in state.tasks.values()), flush=True)
+        tasks = sorted(f"{task.name} {task.state}" for task in state.tasks.values())
+        print("snapshot:", tasks, flush=True)  # noqa: T201 - the test reads it
