@@ -3,8 +3,8 @@
 A monitor names its queue in every command that it broadcasts, and Celery's receivers broadcast `heartbeat` as
 soon as they listen (celery/events/receiver.py: `wakeup_workers`). So a worker hears of a monitor within a
 second, whatever ListQueues says, which lags by up to a minute. It asks SQS itself for the monitors that were
-there first: at its start, and once more when that lag is over. While somebody listens, it sweeps the queues of
-those that are gone.
+there first: at its start, and once more when that lag is over. While somebody listens, it sweeps the queues
+of those that are gone.
 """
 
 from __future__ import annotations
