@@ -1,18 +1,14 @@
-"""Celery's monitors as processes: `celery events`, Flower, celery-exporter; and a browser."""
+"""Celery's monitors as processes: `celery events`, Flower, celery-exporter."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
 from support.app import CONFIG_VARIABLE, encode_config
 from support.processes import GuardedProcess, free_port
 from support.worker import IMPORT_PATHS
@@ -27,8 +23,7 @@ ROOT = IMPORT_PATHS[0]
 #: It needs other versions of some libraries than the tests have, so that it has an environment of its own.
 EXPORTER = ROOT / ".venvs/exporter/bin/python"
 
-MISSING_EXPORTER = "celery-exporter is missing: make .venvs/exporter/.installed"
-MISSING_BROWSER = "Chromium or its driver is missing: apt-get install chromium chromium-driver"
+MISSING = "celery-exporter is missing: make .venvs/exporter/.installed"
 
 
 class Monitor(GuardedProcess):
@@ -60,7 +55,7 @@ class Exporter(Monitor):
     """celery-exporter, which is given a URL and nothing else."""
 
     def __init__(self, log: Path, broker_url: str) -> None:
-        assert EXPORTER.exists(), MISSING_EXPORTER
+        assert EXPORTER.exists(), MISSING
         self.port = free_port()
         program = "import runpy, sys; from src.cli import cli; cli()"
         args = [f"--broker-url={broker_url}", "--host=127.0.0.1", f"--port={self.port}"]
@@ -79,34 +74,3 @@ class Screen(Monitor):
         program = "import os, pty, sys; os.environ.update(LINES='40', COLUMNS='120'); pty.spawn(sys.argv[1:])"
         command = [sys.executable, "-m", "celery", *args]
         super().__init__(log, config, "-c", program, *command, python=Path(sys.executable))
-
-
-class Browser:
-    """Debian's Chromium without a window. A context manager."""
-
-    def __init__(self) -> None:
-        chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-        assert chromium and driver, MISSING_BROWSER  # noqa: PT018 - one sentence for both
-        options = webdriver.ChromeOptions()
-        options.binary_location = chromium
-        for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1280,660"):
-            options.add_argument(f"--{argument}")
-        self.driver = webdriver.Chrome(options=options, service=Service(driver))
-
-    def text(self, url: str) -> str:
-        """What a page shows."""
-        self.driver.get(url)
-        return self.shown
-
-    @property
-    def shown(self) -> str:
-        return self.driver.find_element(By.TAG_NAME, "body").text
-
-    def click(self, element_id: str) -> None:
-        self.driver.find_element(By.ID, element_id).click()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.driver.quit()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from support.monitors import Browser, Flower
+from support.browser import Browser
+from support.monitors import Flower
 from support.processes import SOON, wait_until
 
 
