@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from celery_sqs_visibility.policy.queue_names import LONGEST_NAME_CHARACTERS, sqs_name
+from celery_sqs_visibility.policy.queue_names import LONGEST_NAME_CHARACTERS
 
 EXCHANGE_DIGEST_CHARACTERS: Final = 6
 NODE_DIGEST_CHARACTERS: Final = 8
@@ -26,13 +26,14 @@ _FEWEST_READABLE: Final = 8
 
 LONGEST_PREFIX_CHARACTERS: Final = LONGEST_NAME_CHARACTERS - _TAIL_CHARACTERS - _FEWEST_READABLE
 
+_ILLEGAL: Final = re.compile("[^A-Za-z0-9_-]")
 _ADDRESS: Final = re.compile(rf"[0-9a-f]{{{NODE_DIGEST_CHARACTERS}}}-[0-9a-f]{{{UNIQUE_CHARACTERS}}}")
 
 
 def exchange_prefix(prefix: str, exchange: str) -> str:
     """What the names of all queues of an exchange begin with, and those of no other exchange."""
     room = LONGEST_NAME_CHARACTERS - _TAIL_CHARACTERS - len(prefix)
-    return f"{prefix}{sqs_name(exchange)[:room]}-{_digest(exchange, EXCHANGE_DIGEST_CHARACTERS)}-"
+    return f"{prefix}{_ILLEGAL.sub('-', exchange)[:room]}-{_digest(exchange, EXCHANGE_DIGEST_CHARACTERS)}-"
 
 
 def address(node: str, unique: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from celery_sqs_visibility.policy.queue_names import sqs_name
 
 def control_prefix(name: str, value: Any) -> str:
     """What the names of control queues begin with: only characters that SQS takes."""
-    if not text(name, value) or sqs_name(value) != value or "." in value:
+    if not re.fullmatch("[A-Za-z0-9_-]+", text(name, value)):
         raise OptionError(f"expected {name} to have letters, digits, hyphens and underscores, got {value!r}")
     return str(value)
 

@@ -313,3 +313,19 @@ def test_a_location_is_where_queues_are(sqs, url):
     location = sqs.location()
     assert location.region == "us-east-1"
     assert url.startswith(location.endpoint)
+
+
+def test_queues_are_listed_by_prefix_over_all_pages(sqs, monkeypatch):
+    monkeypatch.setattr("celery_sqs_visibility.aws.boto.LISTED_QUEUES", 2)
+    prefix = unique("-")
+    made = [sqs.create_queue(f"{prefix}{number}", {}, {}) for number in range(5)]
+    assert sorted(sqs.list_queues(prefix)) == sorted(made)
+    assert sqs.list_queues(unique()) == []
+
+
+def test_tags_are_added_and_replaced(sqs):
+    url = sqs.create_queue(unique(), {}, {"a": "1", "b": "2"})
+    sqs.tag_queue(url, {"b": "3", "c": "4"})
+    assert sqs.queue_tags(url) == {"a": "1", "b": "3", "c": "4"}
+    with pytest.raises(QueueDoesNotExistError):
+        sqs.tag_queue(url + "-missing", {"a": "1"})

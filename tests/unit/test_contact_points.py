@@ -194,6 +194,25 @@ MENTIONED = [
     ),
     ("kombu.transport.virtual:Channel.queue_bind", "if self.supports_fanout: ... self._queue_bind("),
     ("kombu.transport.virtual:Channel.basic_publish", "self.typeof(exchange).deliver("),
+    # Remote control: which queues there are, when they are declared, where a shutdown goes.
+    ("celery.worker.consumer.control:Control.include_if", "c.conninfo.supports_exchange_type('fanout')"),
+    ("kombu.connection:Connection.supports_exchange_type", "self.transport.implements.exchange_type"),
+    ("kombu.pidbox:Mailbox.get_queue", "f'{hostname}.{self.namespace}.pidbox'"),
+    ("kombu.pidbox:Mailbox.get_reply_queue", "f'{oid}.{self.reply_exchange.name}'", "routing_key=oid"),
+    (
+        "kombu.pidbox:Mailbox._publish",
+        "maybe_declare(self.reply_queue(chan)) ... reply_to={'exchange': ... 'routing_key': self.oid}",
+        "'expires': time() + timeout if timeout else 0",
+    ),
+    (
+        "kombu.pidbox:Mailbox._collect",
+        "self.connection.drain_events(timeout=timeout)",
+        "chan.after_reply_message_received(queue.name)",
+    ),
+    ("kombu.pidbox:Node.dispatch", "except SystemExit: ... raise"),
+    ("celery.worker.control:shutdown", "raise WorkerShutdown(EX_OK)"),
+    ("celery.worker.state:maybe_shutdown", "raise WorkerShutdown(should_stop)"),
+    ("celery.worker.pidbox:Pidbox.start", "c.connection.channel() ... self.node.listen("),
     # A Broadcast has a queue of its own, which Celery declares nowhere but where it consumes.
     ("kombu.common:Broadcast.__init__", "'{}.{}'.format(queue or 'bcast', uuid()) ... f'bcast.{uuid()}'"),
     ("celery.app.amqp:AMQP._create_task_sender", "not isinstance(queue, Broadcast)"),
@@ -329,7 +348,10 @@ def test_celerys_names_and_its_default_retry_delay_are_what_we_say():
     assert Task.default_retry_delay == CELERY_RETRY_DELAY_SECONDS == 180
     assert kombu.pidbox.Mailbox.exchange_fmt.endswith(exchanges.CONTROL_SUFFIX)
     assert kombu.pidbox.Mailbox.reply_exchange_fmt.endswith(exchanges.CONTROL_SUFFIX)
+    assert kombu.pidbox.Mailbox.reply_exchange_fmt.startswith(exchanges.REPLY_PREFIX)
     assert celery.events.event.EVENT_EXCHANGE_NAME == exchanges.EVENT_EXCHANGE
+    with Celery("names", set_as_current=False) as app:
+        assert app.conf.event_queue_prefix == exchanges.EVENT_QUEUE_PREFIX
     assert Consumer.on_decode_error.__module__ == channel.CELERYS_CONSUMER
 
 

@@ -158,10 +158,10 @@ def test_the_face_imports_nothing_but_itself():
     assert added in ([], ["celery_sqs_visibility"])  # kombu's entry point may have imported it
 
 
-def test_nothing_of_fanout_is_imported_before_it_is_used():
+def test_nothing_of_fanout_or_remote_control_is_imported_before_it_is_used():
     added = python("import celery_sqs_visibility.transport.transport, sys; print(*sys.modules)")
     ours = [name for name in added if name.startswith("celery_sqs_visibility")]
-    parts = ("topics", "subscriptions", "queue_policy", "transport.fanout")
+    parts = ("topics", "subscriptions", "queue_policy", "transport.fanout", "control.remote")
     assert [name for name in ours if name.endswith(parts)] == []
 
 

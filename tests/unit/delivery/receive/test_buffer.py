@@ -103,3 +103,28 @@ def test_a_reader_that_waits_hears_of_an_arrival_after_messages_of_a_queue_were_
         buffer.put([buffered(1)])
         assert seen.result(SOON) is True
         assert len(buffer) == 1
+
+
+def test_an_errand_goes_first_one_at_a_time_and_wakes_the_reader(buffer):
+    done = []
+    buffer.fileno()
+    buffer.put([buffered(1)])
+    for number in range(2):
+        buffer.put_errand(lambda number=number: done.append(number))
+    assert readable(buffer)
+    assert buffer.run_errand()
+    assert done == [0]
+    assert buffer.run_errand()
+    assert not buffer.run_errand()
+    assert done == [0, 1]
+    assert buffer.get() is not None
+
+
+def test_an_errand_that_raises_leaves_the_rest(buffer):
+    buffer.put_errand(lambda: 1 / 0)
+    buffer.put_errand(lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        buffer.run_errand()
+    assert buffer.wait(0)
+    assert buffer.run_errand()
+    assert not buffer.wait(0)

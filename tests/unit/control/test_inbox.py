@@ -1,0 +1,122 @@
+"""One queue and its thread: made, polled, renewed, made anew, given up."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from support.clock import FakeClock
+from support.factories import requests
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.control import inbox as inboxes
+from celery_sqs_visibility.control.inbox import NEW_SECONDS, SWEEP_SECONDS, Inbox
+from celery_sqs_visibility.control.queues import ControlQueues
+from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.control_life import SIGN_OF_LIFE_SECONDS
+
+EXCHANGE = "celery.pidbox"
+
+
+class World:
+    """An inbox on an SQS of its own."""
+
+    def __init__(self, clock=SYSTEM_CLOCK, **options):
+        self.sqs = FakeSQS(clock)
+        self.queues = ControlQueues(self.sqs, "p-", {}, clock)
+        self.messages = []
+        self.inbox = Inbox(self.queues, EXCHANGE, "a@host", self.messages.append, clock, **options)
+
+    def turn(self):
+        """What the thread does once."""
+        self.inbox._turn(self.inbox._queue or self.inbox._create())
+
+    def urls(self):
+        return self.sqs.list_queues("p-")
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    world.inbox.stop()
+    wait_until(lambda: not inboxes_threads(), SOON, "its threads to end")
+
+
+def inboxes_threads():
+    return [each for each in threading.enumerate() if each.name.startswith("sqs-control")]
+
+
+def test_messages_are_received_once_and_the_queue_ends_with_it(world):
+    world.inbox.start()
+    (url,) = (world.queues.url_of(EXCHANGE, world.inbox.address()),)
+    world.sqs.send(url, OutgoingMessage("hello"))
+    wait_until(lambda: world.messages, SOON, "the message")
+    assert world.messages[0]["Body"] == "hello"
+    assert requests(world.sqs, "DeleteMessageBatch") == []
+    world.inbox.stop()
+    world.inbox.stop()
+    world.inbox.join(SOON)
+    assert world.urls() == []
+    assert not world.inbox.use()
+
+
+def test_the_address_is_waited_for_and_an_error_told(world, monkeypatch, caplog):
+    monkeypatch.setattr(inboxes, "PAUSE_SECONDS", 0.01)
+    world.sqs.fail_next("CreateQueue", AccessDeniedError("allow sqs:CreateQueue"))
+    world.inbox._failed(AccessDeniedError("allow sqs:CreateQueue"))
+    with pytest.raises(AccessDeniedError, match="sqs:CreateQueue"):
+        world.inbox.address()
+    world.inbox.start()
+    wait_until(world.urls, SOON, "another attempt")
+    assert "cannot use its control queue" in caplog.text
+
+
+def test_a_queue_that_was_swept_is_made_anew(monkeypatch, world):
+    monkeypatch.setattr(inboxes, "NEW_SECONDS", 0)
+    world.inbox.start()
+    first = world.inbox.address()
+    world.sqs.delete_queue(world.queues.url_of(EXCHANGE, first))
+    wait_until(lambda: world.urls() and world.inbox.address() != first, SOON, "another queue")
+
+
+def test_a_new_queue_may_not_be_there_yet():
+    clock = FakeClock()
+    world = World(clock)
+    world.turn()
+    queue = world.inbox._queue
+    world.inbox._stopped = threading.Event()
+    world.inbox._stopped.wait = lambda _: None
+    gone = inboxes.QueueDoesNotExistError("not yet")
+    world.inbox._failed(gone)
+    assert world.inbox._queue is queue
+    clock.advance(NEW_SECONDS)
+    world.inbox._failed(gone)
+    assert world.inbox._queue is None
+
+
+def test_it_gives_signs_of_life_and_sweeps_now_and_then():
+    clock = FakeClock()
+    world = World(clock, sweeps=[EXCHANGE])
+    for _ in range(3):
+        world.turn()
+        clock.advance(SIGN_OF_LIFE_SECONDS / 2)
+    assert len(requests(world.sqs, "TagQueue")) == 1
+    wait_until(lambda: len(requests(world.sqs, "ListQueues")) == 1, SOON, "a sweep")
+    clock.advance(1.5 * SWEEP_SECONDS)
+    world.turn()
+    wait_until(lambda: len(requests(world.sqs, "ListQueues")) == 2, SOON, "another sweep")
+
+
+@pytest.mark.parametrize(("wanted", "left"), [(True, 1), (False, 0)])
+def test_a_queue_that_nobody_wants_is_given_up(wanted, left):
+    clock = FakeClock()
+    world = World(clock, wanted=lambda: wanted, idle_seconds=60.0)
+    world.turn()
+    clock.advance(60)
+    world.turn()
+    world.inbox.join(SOON)
+    assert len(world.urls()) == left

@@ -1,0 +1,134 @@
+"""The list of queues is what processes share: cached, paged by the port, and swept."""
+
+from __future__ import annotations
+
+import pytest
+from support.clock import FakeClock
+from support.factories import requests
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.control.queues import LIST_SECONDS, SWEPT_QUEUES, ControlQueues
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, ThrottledError
+from celery_sqs_visibility.policy.control_life import ALIVE_TAG, NODE_TAG, STALE_SECONDS
+
+EXCHANGE = "celery.pidbox"
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def sqs(clock):
+    return FakeSQS(clock)
+
+
+@pytest.fixture
+def queues(sqs, clock):
+    return ControlQueues(sqs, "p-", {"team": "a"}, clock)
+
+
+def names(sqs):
+    return {url.rpartition("/")[2] for url in sqs.list_queues("")}
+
+
+def test_a_queue_is_tagged_and_forgets_by_itself(sqs, queues):
+    queue = queues.create(EXCHANGE, "a@host")
+    (created,) = requests(sqs, "CreateQueue")
+    assert created["attributes"] == {"MessageRetentionPeriod": "60", "VisibilityTimeout": "600"}
+    assert sqs.queue_tags(queue.url)[NODE_TAG] == "a@host"
+    assert sqs.queue_tags(queue.url)["team"] == "a"
+    assert queues.url_of(EXCHANGE, queue.address) == queue.url
+    assert queues.create(EXCHANGE, "a@host").url != queue.url
+
+
+def test_only_queues_of_the_exchange_and_prefix_are_found(sqs, clock, queues):
+    mine = queues.create(EXCHANGE, "a@host")
+    queues.create("other.pidbox", "a@host")
+    queues.create(f"reply.{EXCHANGE}", "a@host")
+    ControlQueues(sqs, "q-", {}, clock).create(EXCHANGE, "a@host")
+    sqs.create_queue(mine.url.rpartition("/")[2][:-13], {}, {})
+    assert queues.find(EXCHANGE) == [mine.url]
+
+
+def test_the_list_is_cached_but_not_for_a_node_that_it_lacks(sqs, clock, queues):
+    first = queues.create(EXCHANGE, "a@host")
+    assert queues.find(EXCHANGE) == queues.find(EXCHANGE) == [first.url]
+    assert len(requests(sqs, "ListQueues")) == 1
+    second = queues.create(EXCHANGE, "b@host")
+    assert queues.find(EXCHANGE) == [first.url]
+    assert queues.find(EXCHANGE, ["b@host"]) == [second.url]
+    clock.advance(LIST_SECONDS)
+    queues.find(EXCHANGE)
+    assert len(requests(sqs, "ListQueues")) == 3
+
+
+def test_a_queue_that_is_gone_is_forgotten(sqs, queues):
+    first, second = (queues.create(EXCHANGE, node) for node in ("a", "b"))
+    urls = queues.find(EXCHANGE)
+    queues.delete(first)
+    queues.delete(first)
+    assert queues.send(EXCHANGE, urls, "body") == 1
+    assert queues.find(EXCHANGE) == [second.url]
+
+
+def test_a_message_that_reached_nobody_is_an_error(sqs, queues):
+    urls = [queues.create(EXCHANGE, node).url for node in ("a", "b")]
+    for _ in urls:
+        sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    with pytest.raises(AccessDeniedError):
+        queues.send(EXCHANGE, urls, "body")
+    assert queues.send(EXCHANGE, [], "body") == 0
+
+
+def test_a_message_that_did_not_reach_all_is_told_and_one_more_attempt_made(sqs, queues, caplog):
+    urls = [queues.create(EXCHANGE, node).url for node in ("a", "b")]
+    sqs.fail_next("SendMessage", ThrottledError("slow down"))
+    assert queues.send(EXCHANGE, urls, "body") == 2
+    sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    assert queues.send(EXCHANGE, urls, "body") == 1
+    assert "did not reach 1 of 2 queues" in caplog.text
+
+
+def test_a_thousand_workers_take_a_page_of_the_list_and_a_request_each(sqs, queues):
+    for number in range(1000):
+        queues.create(EXCHANGE, f"worker{number}@host")
+    assert queues.send(EXCHANGE, queues.find(EXCHANGE), "body") == 1000
+    assert len(requests(sqs, "SendMessage")) == 1000
+    assert len(requests(sqs, "ListQueues")) == 1
+
+
+def test_a_sweep_goes_on_while_it_finds_stale_queues(sqs, clock, queues):
+    for number in range(3 * SWEPT_QUEUES):
+        queues.create(EXCHANGE, f"killed{number}")
+    foreign = sqs.create_queue(queues.create(EXCHANGE, "x").url.rpartition("/")[2][:-1] + "0", {}, {})
+    clock.advance(STALE_SECONDS + 1)
+    queues.sweep("other.pidbox")
+    assert len(names(sqs)) == 3 * SWEPT_QUEUES + 2
+    queues.sweep(EXCHANGE)
+    queues.sweep(EXCHANGE)
+    assert foreign.rpartition("/")[2] in names(sqs)
+    assert len(names(sqs)) == 1
+
+
+def test_a_sweep_of_living_queues_looks_at_a_few_and_deletes_none(sqs, clock, queues):
+    living = [queues.create(EXCHANGE, f"worker{number}") for number in range(50)]
+    clock.advance(STALE_SECONDS + 1)
+    for queue in living:
+        queues.renew(queue)
+    queues.sweep(EXCHANGE)
+    assert len(requests(sqs, "ListQueueTags")) == SWEPT_QUEUES
+    assert requests(sqs, "DeleteQueue") == []
+    assert sqs.queue_tags(living[0].url)[ALIVE_TAG] == str(int(clock.wall()))
+
+
+def test_two_sweepers_do_not_harm_each_other(sqs, clock, queues, caplog):
+    queues.create(EXCHANGE, "killed")
+    clock.advance(STALE_SECONDS + 1)
+    sqs.fail_next("DeleteQueue", QueueDoesNotExistError("gone"))
+    queues.sweep(EXCHANGE)
+    assert not caplog.records
+    sqs.fail_next("ListQueues", AccessDeniedError("no"))
+    queues.sweep(EXCHANGE)
+    assert "cannot sweep control queues" in caplog.text

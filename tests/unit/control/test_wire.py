@@ -1,0 +1,66 @@
+"""JSON, and nothing else, is read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.serialization import dumps as dump_content
+
+from celery_sqs_visibility.control import wire
+from celery_sqs_visibility.errors import TooLargeError, UnreadableError
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+
+TIMES = {"ApproximateFirstReceiveTimestamp": "5000", "SentTimestamp": "2000"}
+
+
+def message(body, serializer="json", **headers):
+    kind, encoding, text = dump_content(body, serializer)
+    return {"body": text, "content-type": kind, "content-encoding": encoding, "headers": headers}
+
+
+def received(text):
+    return {"Body": text, "MessageId": "m", "Attributes": TIMES}
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
+def test_whatever_the_serializer_json_goes_out(serializer):
+    pytest.importorskip("yaml")
+    sent = message({"method": "ping", "arguments": {"n": [1, None]}}, serializer, clock=3, compression="zlib")
+    decoded = wire.decode(received(wire.encode(sent, wire.body_of(sent), "x.pidbox", "key", 10.0)))
+    assert json.loads(decoded.payload["body"]) == {"method": "ping", "arguments": {"n": [1, None]}}
+    assert decoded.payload["headers"] == {"clock": 3}
+    assert (decoded.routing_key, decoded.expires_in) == ("key", 7.0)
+
+
+@given(
+    st.recursive(st.none() | st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
+)
+def test_what_is_no_message_of_ours_is_refused(sent):
+    with pytest.raises(UnreadableError):
+        wire.decode(received(json.dumps(sent)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content-type": "application/x-python-serialize"},
+        {"body": "not JSON"},
+        {"body": "1"},
+        {"headers": None},
+        {"properties": {}},
+        {"properties": {"delivery_info": {"routing_key": ""}, "expires_in": "soon"}},
+    ],
+)
+def test_a_message_of_another_form_is_refused(change):
+    sent = message({"method": "ping"})
+    text = json.dumps({**json.loads(wire.encode(sent, {}, "x.pidbox", "")), **change})
+    with pytest.raises(UnreadableError):
+        wire.decode(received(text))
+
+
+def test_what_sqs_does_not_take_is_not_sent():
+    with pytest.raises(TooLargeError, match="a message at SQS has"):
+        wire.encode(message({}), {"a": "x" * MESSAGE_BYTES}, "x.pidbox", "")

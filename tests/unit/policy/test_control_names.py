@@ -1,0 +1,65 @@
+"""A control queue's name says whose it is, and SQS takes it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.policy.control_names import (
+    LONGEST_PREFIX_CHARACTERS,
+    UNIQUE_CHARACTERS,
+    address,
+    belongs_to,
+    exchange_prefix,
+    is_address,
+)
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.queue_names import why_illegal
+
+UNIQUE = "0" * UNIQUE_CHARACTERS
+PREFIXES = st.from_regex(rf"[A-Za-z0-9_-]{{1,{LONGEST_PREFIX_CHARACTERS}}}", fullmatch=True)
+
+
+@given(PREFIXES, st.text(min_size=1), st.text(min_size=1))
+def test_sqs_takes_every_name(prefix, exchange, node):
+    own = address(node, UNIQUE)
+    assert why_illegal(exchange_prefix(prefix, exchange) + own) is None
+    assert is_address(own)
+    assert belongs_to(own, [node])
+
+
+@given(PREFIXES, st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
+def test_no_queue_is_listed_for_another_exchange(prefix, exchange, other, node):
+    name = exchange_prefix(prefix, exchange) + address(node, UNIQUE)
+    beginning = exchange_prefix(prefix, other)
+    listed = name.startswith(beginning) and is_address(name[len(beginning) :])
+    assert listed == (exchange == other)
+
+
+def test_a_queue_of_another_node_is_not_chosen():
+    assert not belongs_to(address("a@host", UNIQUE), ["b@host", "c@host"])
+
+
+@pytest.mark.parametrize("text", ["", "x", "../q", address("a", UNIQUE) + "0", f"{'0' * 8}-{'g' * 12}"])
+def test_what_is_no_address_is_not_taken_for_one(text):
+    assert not is_address(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"control_prefix": "a.b"}, "expected control_prefix to have letters"),
+        ({"control_prefix": 1}, "expected control_prefix to be text"),
+        ({"remote_control": True, "queue_name_prefix": "x" * 40}, "in all, since remote_control is set"),
+    ],
+)
+def test_prefixes_that_sqs_does_not_take_are_refused(options, sentence):
+    with pytest.raises(OptionError, match=sentence):
+        Options.parse(options)
+
+
+def test_the_whole_prefix_is_as_sqs_has_it():
+    options = Options.parse({"remote_control": True, "queue_name_prefix": "my.app-"})
+    assert options.whole_control_prefix == "my-app-celery-control-"

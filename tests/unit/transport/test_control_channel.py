@@ -1,0 +1,156 @@
+"""kombu's mailboxes on our channel: a node that answers, a caller, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+
+import pytest
+from kombu.pidbox import Mailbox
+from support.factories import requests
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.errors import AccessDeniedError, RemoteControlError, SQSError
+from celery_sqs_visibility.transport.control_channel import ControlChannel
+
+ON = {"remote_control": True}
+
+
+class Nodes:
+    """Nodes of a mailbox, each answered for in a thread of its own."""
+
+    def __init__(self, site):
+        self.site = site
+        self.heard = []
+        self._ended = threading.Event()
+        self._threads = []
+
+    def start(self, *names, shutdown=None):
+        for name in names:
+            connection = self.site.connect(**ON)
+            connection.transport.context.on_remote_shutdown = shutdown
+            node = Mailbox("celery", type="fanout")(connection).Node(name, handlers=self.handlers(name))
+            node.channel = connection.channel()
+            node.listen()
+            self._threads.append(threading.Thread(target=self._drain, args=[connection]))
+            self._threads[-1].start()
+        wait_until(lambda: len(self.queues()) == len(names), SOON, "the nodes' queues")
+
+    def handlers(self, name):
+        def note(_state, **arguments):
+            self.heard.append((name, arguments))
+            return arguments
+
+        def end(_state):
+            raise SystemExit
+
+        return {"note": note, "end": end, "large": lambda _state: "x" * 2**20}
+
+    def queues(self):
+        return self.site.sqs.list_queues("celery-control-celery-pidbox")
+
+    def _drain(self, connection):
+        while not self._ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                connection.drain_events(timeout=0.05)
+
+    def end(self):
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture
+def nodes(site):
+    nodes = Nodes(site)
+    yield nodes
+    nodes.end()
+
+
+@pytest.fixture
+def mailbox(site):
+    return Mailbox("celery", type="fanout")(site.connect(**ON))
+
+
+def test_every_node_answers_and_a_caller_has_one_queue(site, nodes, mailbox):
+    nodes.start("a@host", "b@host")
+    wait_until(lambda: len(requests(site.sqs, "ListQueues")) >= 5, SOON, "sweeps")
+    before = len(requests(site.sqs, "ListQueues"))
+    for _ in range(3):
+        replies = mailbox.multi_call("note", {"x": 1}, limit=2, timeout=SOON)
+        assert sorted(replies, key=str) == [{"a@host": {"x": 1}}, {"b@host": {"x": 1}}]
+    assert len(requests(site.sqs, "CreateQueue")) == 3
+    assert len(requests(site.sqs, "ListQueues")) <= before + 1
+
+
+def test_a_command_for_a_node_goes_to_its_queue_alone(site, nodes, mailbox):
+    nodes.start("a@host", "b@host")
+    assert mailbox.call(["b@host"], "note", {"x": 2}, timeout=SOON) == [{"b@host": {"x": 2}}]
+    assert len(requests(site.sqs, "SendMessage")) == 2
+    mailbox.cast(["a@host"], "note", {"x": 3})
+    wait_until(lambda: ("a@host", {"x": 3}) in nodes.heard, SOON, "the cast")
+
+
+def test_a_reply_that_sqs_does_not_take_is_an_error_in_its_place(nodes, mailbox):
+    nodes.start("a@host")
+    ((reply,),) = (each.values() for each in mailbox.multi_call("large", limit=1, timeout=SOON))
+    assert "the reply cannot be sent" in reply["error"]
+
+
+def test_a_shutdown_ends_the_worker_in_its_own_way(nodes, mailbox):
+    asked = threading.Event()
+    nodes.start("a@host", shutdown=asked.set)
+    mailbox.cast(["a@host"], "end")
+    assert asked.wait(SOON)
+
+
+def test_a_command_whose_caller_has_gone_is_dropped_but_not_one_without_a_reply(site, nodes, caplog):
+    caplog.set_level(logging.INFO)
+    nodes.start("a@host")
+    late = Mailbox("celery", type="fanout")(site.connect(**ON))
+    assert late.multi_call("note", {"x": 1}, timeout=-1) == []
+    wait_until(lambda: "no longer waits for the reply" in caplog.text, SOON, "the line")
+    late._broadcast("note", {"x": 2}, timeout=-1)
+    wait_until(lambda: nodes.heard == [("a@host", {"x": 2})], SOON, "the second")
+
+
+def test_what_is_not_json_is_dropped_unread_and_told_once(site, nodes, mailbox, caplog):
+    nodes.start("a@host")
+    for body in ("gASVBQAAAAAAAABLAS4=", "{}"):
+        site.sqs.send(nodes.queues()[0], OutgoingMessage(body))
+    assert mailbox.multi_call("note", {}, limit=1, timeout=SOON)
+    assert caplog.text.count("dropped a message in a control queue unread") == 1
+
+
+def test_off_a_caller_is_told_what_to_set_and_nothing_is_made(site, caplog, monkeypatch):
+    monkeypatch.setattr(ControlChannel, "_has_warned", False)
+    mailbox = Mailbox("celery", type="fanout")(site.connect())
+    with pytest.raises(RemoteControlError, match="set broker_transport_options"):
+        mailbox.multi_call("ping")
+    for _ in range(2):
+        mailbox.cast(["a@host"], "revoke")
+    assert caplog.text.count("dropped a command to workers") == 1
+    assert site.actions() == []
+
+
+@pytest.mark.parametrize("action", ["CreateQueue", "ListQueues"])
+def test_a_right_that_is_missing_is_the_callers_error(site, mailbox, action):
+    for _ in range(2):
+        site.sqs.fail_next(action, AccessDeniedError(f"allow sqs:{action}"))
+    with pytest.raises(SQSError, match=f"allow sqs:{action}"):
+        mailbox.multi_call("ping")
+
+
+def test_a_queue_of_events_has_an_inbox_too(site):
+    connection = site.connect(**ON)
+    channel = connection.channel()
+    got = []
+    channel.exchange_declare("celeryev", "topic")
+    channel.queue_declare("celeryev.1", auto_delete=True)
+    channel.queue_bind("celeryev.1", "celeryev", "#")
+    channel.basic_consume("celeryev.1", True, got.append, "tag")
+    wait_until(lambda: site.sqs.list_queues("celery-control-celeryev-"), SOON, "its queue")
+    channel.close()
+    wait_until(lambda: not site.sqs.list_queues("celery-control-celeryev-"), SOON, "its end")

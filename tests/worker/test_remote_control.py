@@ -1,0 +1,169 @@
+"""`celery inspect`, `celery control` and `app.control` over SQS alone, on real workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+
+import pytest
+from support.commands import run_celery
+from support.faults import latency
+from support.processes import wait_until
+
+from celery_sqs_visibility.errors import RemoteControlError
+from celery_sqs_visibility.policy.control_life import ALIVE_TAG, STALE_SECONDS
+
+
+@dataclasses.dataclass
+class ControlRoom:
+    """A site whose workers take commands."""
+
+    site: object
+    prefix: str
+
+    @property
+    def control(self):
+        return self.site.app.control
+
+    def start(self, *names, **options):
+        """Workers of these names, that answer."""
+        workers = [self.site.start(name=name, ready=False, **options) for name in names]
+        for worker in workers:
+            worker.wait_ready()
+        wait_until(lambda: len(self.control.ping()) == len(names), 20, "the workers to answer")
+        return workers
+
+    def only(self, replies):
+        """The answer of the only worker."""
+        (reply,) = replies if isinstance(replies, list) else [replies]
+        (answer,) = reply.values()
+        return answer
+
+    def ask(self, command, *args):
+        """What the only worker says to `inspect`."""
+        return self.only(getattr(self.control.inspect(limit=1), command)(*args))
+
+    def tell(self, command, *args, **kwargs):
+        """What the only worker says to a command."""
+        return self.only(getattr(self.control, command)(*args, reply=True, limit=1, **kwargs))
+
+    def ids(self, command):
+        return [each["id"] for each in self.ask(command)]
+
+    def queues(self):
+        """The URLs of the control queues."""
+        return self.site.sqs.list_queues(QueueNamePrefix=self.prefix).get("QueueUrls", [])
+
+    def send_slow(self, key, seconds=30):
+        task_id = str(uuid.uuid4())
+        self.site.send("stock_slow", key, seconds, task_id=task_id)
+        return task_id
+
+
+@pytest.fixture
+def room(make_site):
+    prefix = f"c-{uuid.uuid4().hex[:8]}-"
+    room = ControlRoom(make_site(remote_control=True, control_prefix=prefix, shutdown_timeout=2), prefix)
+    yield room
+    with room.site.app.connection_for_write() as connection:
+        connection.transport.context.end_control()
+
+
+def test_a_saturated_worker_answers(room):
+    room.start("busy", concurrency=1, prefetch_multiplier=2)
+    running, waiting = room.send_slow("a"), room.send_slow("b")
+    room.site.diary.wait_for("started", key="a")
+    room.site.app.send_task("work.quick", ["c"], countdown=600, task_id="later")
+    assert room.ids("active") == [running]
+    assert waiting not in room.ids("active")
+    assert room.ask("scheduled") == []  # it waits at SQS
+    assert isinstance(room.ids("reserved"), list)
+    assert room.ask("revoked") == []
+    assert room.ask("ping") == {"ok": "pong"}
+    assert "work.quick" in room.ask("registered")
+    assert room.ask("stats")["pool"]["max-concurrency"] == 1
+    assert room.ask("conf")["task_default_queue"] == room.site.queue
+    assert [queue["name"] for queue in room.ask("active_queues")] == [room.site.queue]
+
+
+def test_a_worker_does_as_it_is_told(room):
+    (worker,) = room.start("told", concurrency=1)
+    assert "set successfully" in room.tell("rate_limit", "work.quick", "1/m")["ok"]
+    assert "set successfully" in room.tell("time_limit", "work.slow", soft=5, hard=10)["ok"]
+    assert room.tell("pool_grow", 1) == {"ok": "pool will grow"}
+    assert room.tell("enable_events") == {"ok": "task events enabled"}
+    assert "add consumer" in room.tell("add_consumer", f"{room.site.queue}-more")["ok"]
+    assert len(room.ask("active_queues")) == 2
+    assert "no longer consuming" in room.tell("cancel_consumer", f"{room.site.queue}-more")["ok"]
+    wait_until(lambda: len(room.ask("stats")["pool"]["processes"]) == 2, 15, "the pool to grow")
+    running = room.send_slow("a")
+    room.site.diary.wait_for("started", key="a")
+    room.control.revoke(running, terminate=True)
+    wait_until(lambda: room.ids("active") == [], 10, "the task to be ended")
+    room.control.revoke("waiting")
+    wait_until(lambda: "waiting" in room.ask("revoked"), 10, "the revoke to arrive")
+    room.site.send("quick", "b", task_id="waiting")
+    worker.wait_for_log("Discarding revoked task")
+    room.control.shutdown()
+    assert worker.wait_exit() == 0
+    assert "shutdown: no more polls; running tasks have 2 s" in worker.log
+    assert not [url for url in room.queues() if "reply" not in url]
+
+
+def test_commands_are_for_some_of_the_workers(room):
+    first, second = (f"{worker_name(worker)}" for worker in room.start("first", "second", concurrency=1))
+    room.site.proxy.clear()
+    assert room.only(room.control.ping(destination=[first])) == {"ok": "pong"}
+    assert room.site.proxy.count("SendMessage") == 2, "one command, and one reply"
+    assert list(room.control.inspect(pattern="sec*", matcher="glob").ping()) == [second]
+    assert len(room.control.ping(limit=1)) == 1
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+def test_in_every_pool(room, pool):
+    (worker,) = room.start("node", pool=pool, concurrency=1)
+    room.control.revoke("waiting")
+    wait_until(lambda: "waiting" in room.ask("revoked"), 10, "the revoke to arrive")
+    room.site.send("quick", "a", task_id="waiting")
+    worker.wait_for_log("Discarding revoked task")
+    room.control.shutdown()
+    assert worker.wait_exit() == 0
+    assert not [url for url in room.queues() if "reply" not in url]
+
+
+def test_the_command_line_answers_in_time_and_leaves_nothing_behind(room):
+    room.start("node", concurrency=1)
+    with room.site.proxy.inject(latency(0.05)):
+        done = run_celery(room.site.config, "status")
+    assert (done.returncode, "1 node online" in done.stdout) == (0, True), done.stderr
+    mine = [call.queue for call in room.site.proxy.calls("CreateQueue") if "reply" in call.queue][-1]
+    assert room.site.proxy.calls("DeleteQueue", mine)
+
+
+def test_off_a_sentence_says_what_to_set(make_site, caplog):
+    site = make_site()
+    done = run_celery(site.config, "inspect", "ping")
+    assert done.returncode == 69
+    assert done.stderr.count("\n") <= 2
+    assert "set broker_transport_options = {'remote_control': True}" in done.stderr
+    with pytest.raises(RemoteControlError):
+        site.app.control.ping()
+    for _ in range(2):
+        site.app.control.revoke("a")
+    assert caplog.text.count("remote control is off here") == 1
+    assert not site.proxy.calls()
+
+
+def test_a_killed_workers_queue_is_swept(room):
+    (worker,) = room.start("killed", concurrency=1)
+    worker.kill()
+    (left,) = [url for url in room.queues() if "reply" not in url]
+    alive = room.site.sqs.list_queue_tags(QueueUrl=left)["Tags"][ALIVE_TAG]
+    room.site.sqs.tag_queue(QueueUrl=left, Tags={ALIVE_TAG: str(int(alive) - 2 * STALE_SECONDS)})
+    room.start("next", concurrency=1)
+    wait_until(lambda: left not in room.queues(), 10, "the sweep")
+
+
+def worker_name(worker):
+    """Celery's node name."""
+    return next(line.split()[-2] for line in worker.log.splitlines() if line.endswith(" ready."))
