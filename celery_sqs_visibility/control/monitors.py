@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -52,7 +52,6 @@ class Monitors:
         queues: the directory of the monitors' queues.
         in_worker: events are sent by threads. A client has none: it sends before `publish` returns.
         clock: the monotonic clock.
-        pause: waits for so many seconds.
     """
 
     def __init__(
@@ -62,13 +61,13 @@ class Monitors:
         clock: Clock,
         *,
         in_worker: bool,
-        pause: Callable[[float], object] = lambda seconds: threading.Event().wait(seconds),
     ) -> None:
         self._exchange = exchange
         self._queues = queues
         self._clock = clock
         self._in_worker = in_worker
-        self._pause = pause
+        self._closed = threading.Event()
+        self._pause = self._closed.wait
         self._lock = threading.Lock()  # guards everything below
         self._feeds: dict[str, EventFeed] = {}  # by URL; replaced whole: readers need no lock
         self._watched = False
@@ -119,13 +118,19 @@ class Monitors:
         until = self._clock.monotonic() + timeout
         return all(feed.flush(max(0.0, until - self._clock.monotonic())) for feed in self._feeds.values())
 
+    def close(self) -> None:
+        """End the threads, whatever waits."""
+        self._closed.set()
+        for feed in self._feeds.values():
+            feed.batch_threads.stop()
+
     def _watch(self) -> None:
         """The thread that looks; it deletes the queues of monitors that were killed, too."""
         self.look()
-        self._pause(SECOND_LOOK_SECONDS)
+        if self._pause(SECOND_LOOK_SECONDS):
+            return
         self.look()
-        while not self._is_over():
-            self._pause(LOOK_SECONDS)
+        while not self._is_over() and not self._pause(LOOK_SECONDS):
             self._queues.sweep(self._exchange)
             self.look()
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.port import SQS, OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.control import wire
+from celery_sqs_visibility.control.event_exchanges import EventExchanges
 from celery_sqs_visibility.control.inbox import Inbox
-from celery_sqs_visibility.control.monitors import Monitors
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.errors import (
     PASSING_ERRORS,
@@ -33,9 +33,6 @@ logger = logging.getLogger(__name__)
 #: What the names of exchanges for replies begin with (kombu/pidbox.py: `Mailbox.reply_exchange_fmt`).
 REPLY: Final = "reply."
 
-#: What the names of exchanges for commands end with (kombu/pidbox.py: `Mailbox.exchange_fmt`).
-COMMANDS: Final = ".pidbox"
-
 #: A process keeps the queue of its replies for this long after its last command, and then makes another.
 IDLE_SECONDS: Final = 60.0
 
@@ -47,6 +44,9 @@ REPLY_THREADS: Final = 4
 
 #: A process that ends waits this long for the deletion of its queues.
 END_SECONDS: Final = 1.5
+
+#: And so long for its last events: a worker says that it goes.
+LAST_EVENTS_SECONDS: Final = 0.5
 
 #: Gives a message to its consumer's thread, with whether it may still be handled: asked there.
 Put = Callable[[dict[str, Any], Callable[[], bool]], None]
@@ -72,6 +72,7 @@ class RemoteControl:
 
     Attributes:
         queues: the directory.
+        events: Celery's events.
     """
 
     def __init__(
@@ -84,13 +85,11 @@ class RemoteControl:
     ) -> None:
         self.queues = ControlQueues(sqs, options.whole_control_prefix, options.queue_tags, clock)
         self._clock = clock
-        self._in_worker = in_worker
+        self.events = EventExchanges(self.queues, clock, in_worker)
         self._pid = os.getpid()
         self._lock = ProcessLock()  # guards everything below
         self._inboxes: dict[str, Inbox] = {}  # of workers and receivers of events, by Celery's queue name
         self._reply_inboxes: dict[str, Inbox] = {}  # by exchange
-        self._listening: dict[str, str] = {}  # queues of events that are consumed here, with their exchanges
-        self._monitors: dict[str, Monitors] = {}  # by exchange
         self._collectors: dict[str, Collector] = {}  # by routing key
         self._ended: list[Inbox] = []  # whose queues may not be deleted yet
         self._senders: ThreadPoolExecutor | None = None
@@ -107,8 +106,7 @@ class RemoteControl:
         inbox = Inbox(self.queues, exchange, node, partial(self._deliver, put), self._clock, sweeps=sweeps)
         with self._lock:
             self._inboxes[queue] = inbox
-            if not exchange.endswith(COMMANDS):
-                self._listening[queue] = exchange
+        self.events.consume(queue, exchange, inbox)
         inbox.start()
 
     def cancel(self, queue: str, exchange: str) -> None:
@@ -118,7 +116,7 @@ class RemoteControl:
                 self._collectors.pop(queue.removesuffix(f".{exchange}"), None)
                 return
             inbox = self._inboxes.pop(queue, None)
-            self._listening.pop(queue, None)
+        self.events.cancel(queue)
         if inbox is not None:
             self._end(inbox)
 
@@ -132,7 +130,7 @@ class RemoteControl:
         Raises:
             SQSError: it could not be sent.
         """
-        message = self._with_monitors(message)
+        message = self.events.announced(message)
         command = wire.body_of(message)
         urls = self.queues.find(exchange, command.get("destination") or ())
         expires_in = None
@@ -160,25 +158,12 @@ class RemoteControl:
                 self._senders = ThreadPoolExecutor(REPLY_THREADS, "sqs-control-reply")
             self._senders.submit(self._send_reply, url, text)
 
-    def monitors(self, exchange: str) -> Monitors:
-        """Those that listen to the events of that exchange. No request."""
-        with self._lock:
-            if (monitors := self._monitors.get(exchange)) is None:
-                in_worker = self._in_worker()
-                monitors = Monitors(exchange, self.queues, self._clock, in_worker=in_worker)
-                self._monitors[exchange] = monitors
-                if in_worker:
-                    monitors.watch()
-            return monitors
-
     def close(self, timeout: float = END_SECONDS) -> None:
         """End everything, and wait for the deletion of the queues. Again, it does nothing; nor in a fork."""
         if self._pid != os.getpid():
             return
         atexit.unregister(self.close)
-        until = self._clock.monotonic() + timeout
-        for monitors in list(self._monitors.values()):
-            monitors.flush(timeout)  # the last event of a worker says that it goes
+        self.events.close(LAST_EVENTS_SECONDS)
         with self._lock:
             inboxes = [*self._inboxes.values(), *self._reply_inboxes.values()]
             self._inboxes, self._reply_inboxes, self._collectors = {}, {}, {}
@@ -187,23 +172,9 @@ class RemoteControl:
             self._end(inbox)
         if senders is not None:
             senders.shutdown(wait=False)
+        until = self._clock.monotonic() + timeout
         for inbox in self._ended:
             inbox.join(max(0.0, until - self._clock.monotonic()))
-
-    def _with_monitors(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The command, which names the queues of events that this process consumes: so workers hear of them.
-
-        Raises:
-            SQSError: such a queue cannot be made.
-        """
-        with self._lock:
-            listening = [(exchange, self._inboxes[queue]) for queue, exchange in self._listening.items()]
-        if not listening:
-            return message
-        addresses: dict[str, list[str]] = {}
-        for exchange, inbox in listening:
-            addresses.setdefault(exchange, []).append(inbox.address())
-        return {**message, "headers": {**(message.get("headers") or {}), wire.MONITORS: addresses}}
 
     def _end(self, inbox: Inbox) -> None:
         inbox.stop()
@@ -251,8 +222,7 @@ class RemoteControl:
         """A command, or an event. The inbox's thread."""
         message = self._decoded(received)
         if message is not None:
-            for exchange, addresses in message.monitors.items():
-                self.monitors(exchange).told(addresses)
+            self.events.heard(message.monitors)
             until = None if message.expires_in is None else self._clock.monotonic() + message.expires_in
             put(message.payload, partial(self._is_in_time, until))
 

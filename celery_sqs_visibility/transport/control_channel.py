@@ -59,7 +59,7 @@ class ControlChannel(FanoutChannel):
         An event goes to the monitors that listen.
         """
         if exchange and self._has_control and is_for_events(exchange):
-            self.context.control.monitors(exchange).publish(message)
+            self.context.control.events.publish(exchange, message)
             return None
         if not is_for_control(exchange):
             return super().basic_publish(message, exchange, routing_key, **kwargs)

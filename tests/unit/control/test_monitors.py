@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from support import factories
@@ -29,10 +30,7 @@ class World:
         self.clock = FakeClock()
         self.sqs = FakeSQS(self.clock)
         self.queues = ControlQueues(self.sqs, "control-", {}, self.clock)
-        self.pauses = []
-        self.monitors = Monitors(
-            "celeryev", self.queues, self.clock, in_worker=in_worker, pause=self.pauses.append
-        )
+        self.monitors = Monitors("celeryev", self.queues, self.clock, in_worker=in_worker)
 
     def open(self):
         """A monitor starts."""
@@ -53,10 +51,10 @@ class World:
 
 @pytest.fixture
 def worker():
-    world = World(in_worker=True)
+    before, world = set(threading.enumerate()), World(in_worker=True)
     yield world
-    for feed in world.monitors._feeds.values():
-        feed.batch_threads.stop()
+    world.monitors.close()
+    wait_until(lambda: not set(threading.enumerate()) - before, SOON, "its threads to end")
 
 
 @pytest.fixture
@@ -81,8 +79,10 @@ def test_a_worker_sends_to_all_that_it_is_told_of_and_that_it_finds(worker):
 
 
 def test_a_worker_looks_until_nobody_listens_and_sweeps_monitors_that_were_killed(worker):
+    pauses = []
+
     def pause(seconds):
-        worker.pauses.append(seconds)
+        pauses.append(seconds)
         if seconds == LOOK_SECONDS:
             worker.clock.advance(STALE_SECONDS + 1)
         worker.publish()  # finds out that the queue is gone
@@ -92,7 +92,7 @@ def test_a_worker_looks_until_nobody_listens_and_sweeps_monitors_that_were_kille
     killed = worker.open()
     worker.monitors.watch()
     wait_until(lambda: not worker.monitors._watched, SOON, "the watch to end")
-    assert worker.pauses == [SECOND_LOOK_SECONDS, LOOK_SECONDS, LOOK_SECONDS]
+    assert pauses == [SECOND_LOOK_SECONDS, LOOK_SECONDS, LOOK_SECONDS]
     assert [call["queue_url"] for call in factories.requests(worker.sqs, "DeleteQueue")] == [killed.url]
     assert not worker.monitors._feeds
 
