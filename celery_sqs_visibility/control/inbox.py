@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 #: No visibility timeout: the queue's own is longer than its messages last.
 RECEIVE: Final = ReceiveOptions(system_attributes=("ApproximateFirstReceiveTimestamp", "SentTimestamp"))
 
+#: Threads that poll beside the inbox's while batches come back full, and how long such a poll waits.
+HELPERS: Final = 7
+HELPERS_WAIT_SECONDS: Final = 2
+
 #: From one sweep to the next; the first one is at the start.
 SWEEP_SECONDS: Final = 3600
 
@@ -73,6 +77,7 @@ class Inbox:
         self._idle_seconds = idle_seconds
         self._outage = Outage(logger, "use its control queue", node, clock, kind="node")
         self._stopped = threading.Event()
+        self._helpers = threading.BoundedSemaphore(HELPERS)
         self._changed = threading.Condition()  # guards everything below
         self._queue: ControlQueue | None = None
         self._error: SQSError | None = None
@@ -138,12 +143,29 @@ class Inbox:
 
     def _turn(self, queue: ControlQueue) -> None:
         self._keep(queue, self._clock.monotonic())
-        for message in self._queues.sqs.receive(queue.url, BATCH_ENTRIES, WAIT_TIME_SECONDS, RECEIVE):
-            self._deliver(message)
+        if self._receive(queue, WAIT_TIME_SECONDS) and self._helpers.acquire(blocking=False):
+            start_thread(self._help, "sqs-control-inbox", queue)
         if self._wanted():
             self.use()
         elif self._clock.monotonic() - self._used_at >= self._idle_seconds:
             self.stop()
+
+    def _receive(self, queue: ControlQueue, wait: int) -> bool:
+        """Receive and deliver; whether there may be more."""
+        messages = self._queues.sqs.receive(queue.url, BATCH_ENTRIES, wait, RECEIVE)
+        for message in messages:
+            self._deliver(message)
+        return len(messages) == BATCH_ENTRIES
+
+    def _help(self, queue: ControlQueue) -> None:
+        """A thread beside the inbox's, while batches come back full: many workers answer at once."""
+        try:
+            while not self._stopped.is_set() and self._receive(queue, HELPERS_WAIT_SECONDS):
+                pass
+        except SQSError as error:
+            logger.debug("a second poll of a control queue failed: %s", error)
+        finally:
+            self._helpers.release()
 
     def _keep(self, queue: ControlQueue, now: float) -> None:
         """Give a sign of life, and sweep, where that is due."""

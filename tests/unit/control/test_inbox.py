@@ -120,3 +120,20 @@ def test_a_queue_that_nobody_wants_is_given_up(wanted, left):
     world.turn()
     world.inbox.join(SOON)
     assert len(world.urls()) == left
+
+
+def test_many_messages_are_received_by_several_threads_and_each_once(world):
+    world.inbox.start()
+    url = world.queues.url_of(EXCHANGE, world.inbox.address())
+    for number in range(300):
+        world.sqs.send(url, OutgoingMessage(str(number)))
+    wait_until(lambda: len(world.messages) >= 300, SOON, "all messages")
+    assert sorted(int(each["Body"]) for each in world.messages) == list(range(300))
+
+
+def test_a_helper_ends_with_its_error(world):
+    world.turn()
+    for _ in range(2 * inboxes.HELPERS):
+        world.sqs.fail_next("ReceiveMessage", AccessDeniedError("no"))
+        world.inbox._helpers.acquire()
+        world.inbox._help(world.inbox._queue)
