@@ -28,7 +28,7 @@ LINGER_SECONDS: Final = 0.5
 MOST_BYTES: Final = 4 * 1024 * 1024
 
 #: A queue that was seen so recently may be unknown to a part of SQS.
-NEW_SECONDS: Final = 10.0
+NEW_SECONDS: Final = 5.0
 
 DROPS: Final = (
     "dropped events of Celery for a monitor, which will miss them: they come faster than SQS takes them, or "

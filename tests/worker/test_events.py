@@ -95,7 +95,7 @@ def test_snapshots_the_terminal_and_the_exporter_show_a_task(site, monitor, prox
 
 def test_a_producer_tells_a_monitor_what_it_sent(site, monitor):
     dump = monitor("events", "--dump")
-    wait_until(lambda: site.proxy.calls("ReceiveMessage"), SOON, "the monitor to listen")
+    wait_until(lambda: site.proxy.in_flight("ReceiveMessage"), SOON, "the monitor to listen")
     site.app.conf.task_send_sent_event = True
     site.send("quick", "a")
     dump.wait_for_log("task sent: work.quick")
