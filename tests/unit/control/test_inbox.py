@@ -132,8 +132,8 @@ def test_many_messages_are_received_by_several_threads_and_each_once(world):
 
 
 def test_a_helper_ends_with_its_error(world):
-    world.turn()
+    queue = world.inbox._create()
     for _ in range(2 * inboxes.HELPERS):
         world.sqs.fail_next("ReceiveMessage", AccessDeniedError("no"))
         world.inbox._helpers.acquire()
-        world.inbox._help(world.inbox._queue)
+        world.inbox._help(queue)

@@ -102,7 +102,8 @@ def test_a_thousand_workers_take_a_page_of_the_list_and_a_request_each(sqs, queu
 def test_a_sweep_goes_on_while_it_finds_stale_queues(sqs, clock, queues):
     for number in range(3 * SWEPT_QUEUES):
         queues.create(EXCHANGE, f"killed{number}")
-    foreign = sqs.create_queue(queues.create(EXCHANGE, "x").url.rpartition("/")[2][:-1] + "0", {}, {})
+    name = queues.create(EXCHANGE, "x").url.rpartition("/")[2]
+    foreign = sqs.create_queue(f"{name[:-1]}{'1' if name.endswith('0') else '0'}", {}, {})
     clock.advance(STALE_SECONDS + 1)
     queues.sweep("other.pidbox")
     assert len(names(sqs)) == 3 * SWEPT_QUEUES + 2

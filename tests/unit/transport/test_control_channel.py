@@ -143,6 +143,14 @@ def test_a_right_that_is_missing_is_the_callers_error(site, mailbox, action):
         mailbox.multi_call("ping")
 
 
+def test_predefined_queues_do_not_name_control_queues(site):
+    predefined = {"q": {"url": "https://sqs.eu-west-1.amazonaws.com/123456789012/q"}}
+    connection = site.connect(**ON, predefined_queues=predefined)
+    mailbox = Mailbox("celery", type="fanout")(connection)
+    assert mailbox.multi_call("ping", timeout=0) == []
+    assert site.sqs.list_queues("celery-control-reply-")
+
+
 def test_a_queue_of_events_has_an_inbox_too(site):
     connection = site.connect(**ON)
     channel = connection.channel()
