@@ -32,6 +32,7 @@ __all__ = [
     "DeliveryEvent",
     "ETATooFarError",
     "Event",
+    "EventsDropped",
     "ExclusiveKeyError",
     "ExponentialBackoff",
     "Extended",

@@ -15,6 +15,7 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.port import SQS, OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.control import wire
+from celery_sqs_visibility.control.event_exchanges import EventExchanges
 from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.errors import (
@@ -44,6 +45,9 @@ REPLY_THREADS: Final = 4
 #: A process that ends waits this long for the deletion of its queues.
 END_SECONDS: Final = 1.5
 
+#: And so long for its last events: a worker says that it goes.
+LAST_EVENTS_SECONDS: Final = 0.5
+
 #: Gives a message to its consumer's thread, with whether it may still be handled: asked there.
 Put = Callable[[dict[str, Any], Callable[[], bool]], None]
 
@@ -64,14 +68,24 @@ class RemoteControl:
         sqs: access to the control queues.
         options: the transport options.
         clock: the clock.
+        in_worker: whether this is the main process of a worker.
 
     Attributes:
         queues: the directory.
+        events: Celery's events.
     """
 
-    def __init__(self, sqs: SQS, options: Options, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        sqs: SQS,
+        options: Options,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        in_worker: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.queues = ControlQueues(sqs, options.whole_control_prefix, options.queue_tags, clock)
         self._clock = clock
+        self.events = EventExchanges(self.queues, clock, in_worker)
         self._pid = os.getpid()
         self._lock = ProcessLock()  # guards everything below
         self._inboxes: dict[str, Inbox] = {}  # of workers and receivers of events, by Celery's queue name
@@ -92,6 +106,7 @@ class RemoteControl:
         inbox = Inbox(self.queues, exchange, node, partial(self._deliver, put), self._clock, sweeps=sweeps)
         with self._lock:
             self._inboxes[queue] = inbox
+        self.events.consume(queue, exchange, inbox)
         inbox.start()
 
     def cancel(self, queue: str, exchange: str) -> None:
@@ -101,6 +116,7 @@ class RemoteControl:
                 self._collectors.pop(queue.removesuffix(f".{exchange}"), None)
                 return
             inbox = self._inboxes.pop(queue, None)
+        self.events.cancel(queue)
         if inbox is not None:
             self._end(inbox)
 
@@ -114,6 +130,7 @@ class RemoteControl:
         Raises:
             SQSError: it could not be sent.
         """
+        message = self.events.announced(message)
         command = wire.body_of(message)
         urls = self.queues.find(exchange, command.get("destination") or ())
         expires_in = None
@@ -146,6 +163,7 @@ class RemoteControl:
         if self._pid != os.getpid():
             return
         atexit.unregister(self.close)
+        self.events.close(LAST_EVENTS_SECONDS)
         with self._lock:
             inboxes = [*self._inboxes.values(), *self._reply_inboxes.values()]
             self._inboxes, self._reply_inboxes, self._collectors = {}, {}, {}
@@ -204,6 +222,7 @@ class RemoteControl:
         """A command, or an event. The inbox's thread."""
         message = self._decoded(received)
         if message is not None:
+            self.events.heard(message.monitors)
             until = None if message.expires_in is None else self._clock.monotonic() + message.expires_in
             put(message.payload, partial(self._is_in_time, until))
 

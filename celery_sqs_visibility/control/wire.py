@@ -19,6 +19,9 @@ JSON: Final = "application/json"
 #: The header with the time until which the caller waits, by its clock (kombu/pidbox.py: `Mailbox._publish`).
 EXPIRES: Final = "expires"
 
+#: The header with the addresses of the monitors in the caller's process, by the exchange of their events.
+MONITORS: Final = "monitors"
+
 #: The property with the seconds until then: two machines' clocks differ.
 EXPIRES_IN: Final = "expires_in"
 
@@ -30,18 +33,26 @@ class ControlMessage:
     Attributes:
         payload: as kombu's virtual transports have it.
         routing_key: the one it was published with.
+        monitors: those in its sender's process, see `MONITORS`.
         expires_in: seconds from the receive until nobody waits for its effect; `None`: there is no end.
     """
 
     payload: dict[str, Any]
     routing_key: str
     expires_in: float | None
+    monitors: dict[str, list[str]]
 
 
 def body_of(message: Mapping[str, Any]) -> Any:
     """The content of a message that this process publishes, whatever its serializer is."""
     kind = message["content-type"]
     return load_content(message["body"], kind, message["content-encoding"], accept={kind})
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Its content as JSON."""
+    body = message["body"]
+    return body if message["content-type"] == JSON and isinstance(body, str) else str(dumps(body_of(message)))
 
 
 def encode(
@@ -52,13 +63,20 @@ def encode(
     Raises:
         TooLargeError: SQS takes no message of that size.
     """
-    info = {"exchange": exchange, "routing_key": routing_key}
-    properties = {"delivery_info": info, EXPIRES_IN: expires_in}
-    headers = dict(message.get("headers") or {})
-    text = dumps({"body": dumps(body), "content-type": JSON, "headers": headers, "properties": properties})
+    text = envelope(dumps(body), message.get("headers") or {}, exchange, routing_key, expires_in)
     if len(text) > MESSAGE_BYTES:
         raise TooLargeError(f"it has {len(text)} bytes, and a message at SQS has {MESSAGE_BYTES} at most")
     return text
+
+
+def envelope(
+    body: str, headers: Mapping[str, Any], exchange: str, routing_key: str, expires_in: float | None = None
+) -> str:
+    """The body of a message at SQS, with that content, which is JSON."""
+    info = {"exchange": exchange, "routing_key": routing_key}
+    properties = {"delivery_info": info, EXPIRES_IN: expires_in}
+    content = {"body": body, "content-type": JSON, "headers": dict(headers), "properties": properties}
+    return str(dumps(content))
 
 
 def decode(received: ReceivedMessage) -> ControlMessage:
@@ -79,11 +97,16 @@ def decode(received: ReceivedMessage) -> ControlMessage:
         properties = {**properties, "delivery_tag": received["MessageId"]}
         content = {"body": str(body), "content-type": JSON, "content-encoding": "utf-8"}
         payload = {**content, "headers": _plain(headers), "properties": properties}
-        return ControlMessage(payload, str(routing_key), expires_in)
+        return ControlMessage(payload, str(routing_key), expires_in, _monitors(headers))
     except UnreadableError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever kombu's decoders of typed values raise
         raise UnreadableError(f"it is not a message of remote control: {error!r}") from None
+
+
+def _monitors(headers: Mapping[str, Any]) -> dict[str, list[str]]:
+    named = headers.get(MONITORS) or {}
+    return {str(exchange): [str(each) for each in addresses] for exchange, addresses in named.items()}
 
 
 def _plain(headers: Mapping[str, Any]) -> dict[str, Any]:

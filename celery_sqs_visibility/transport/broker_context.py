@@ -152,7 +152,7 @@ class BrokerContext:
         """Remote control. Imported when first needed: it is off by default."""
         from celery_sqs_visibility.control.remote import RemoteControl  # noqa: PLC0415
 
-        return RemoteControl(self.queues.sqs, self.options)
+        return RemoteControl(self.queues.sqs, self.options, in_worker=lambda: bool(self.worker_name))
 
     def end_control(self) -> None:
         """The process is about to be ended: delete its control queues."""

@@ -13,6 +13,7 @@ from celery_sqs_visibility.transport.exchanges import (
     is_celerys_own,
     is_celerys_queue,
     is_for_control,
+    is_for_events,
     is_reply,
     reply_exchange,
 )
@@ -53,7 +54,13 @@ class ControlChannel(FanoutChannel):
             super().queue_bind(queue, exchange, routing_key, arguments, **kwargs)
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
-        """Publish the message: a command at once, in a block of `publish_batch` too, a reply by a thread."""
+        """Publish the message: a command at once, in a block of `publish_batch` too, a reply by a thread.
+
+        An event goes to the monitors that listen.
+        """
+        if exchange and self._has_control and is_for_events(exchange):
+            self.context.control.events.publish(exchange, message)
+            return None
         if not is_for_control(exchange):
             return super().basic_publish(message, exchange, routing_key, **kwargs)
         if not self._has_control:

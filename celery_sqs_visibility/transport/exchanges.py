@@ -71,6 +71,11 @@ def reply_exchange(queue: str) -> str | None:
     return exchange if is_reply(exchange) else None
 
 
+def is_for_events(exchange: str) -> bool:
+    """Whether the exchange is for the events of an app of this process."""
+    return not is_for_control(exchange) and is_celerys_own(exchange)
+
+
 def is_celerys_queue(queue: str) -> bool:
     """Whether Celery makes up the name: for a worker's commands, for their replies, or for its events."""
     prefixes = {EVENT_QUEUE_PREFIX, *(str(app.conf.event_queue_prefix) for app in _configured_apps())}

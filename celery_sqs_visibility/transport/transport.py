@@ -60,8 +60,9 @@ class Transport(virtual.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         try:
-            self.options = Options.parse(client.transport_options)
             self.broker = BrokerURL.of(client)
+            client.transport_options = {**client.transport_options, **dict(self.broker.options)}
+            self.options = Options.parse(client.transport_options)
         except OptionError as error:
             raise shown_in_one_line(error) from None
         # kombu left the URL as it is, and shows a connection's host in many places.

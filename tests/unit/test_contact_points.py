@@ -436,3 +436,16 @@ def test_kombus_buckets_and_counts_are_read_as_we_read_them():
     assert (bucket.fill_rate, len(bucket.contents), bucket.expected_time(1)) == (2, 0, 0)
     qos = kombu.common.QoS(print, 2)
     assert (qos.increment_eventually(), qos.value) == (3, 3)
+
+
+def test_a_receiver_of_events_takes_lists_of_them_and_wakes_workers_by_a_command(monkeypatch):
+    with Celery("events", set_as_current=False, broker="memory://") as app, app.connection() as connection:
+        heard, commands = [], []
+        receiver = app.events.Receiver(connection, handlers={"*": heard.append})
+        receiver._receive(
+            [{"type": "worker-heartbeat", "clock": 1}, {"type": "task-started", "clock": 2}], None
+        )
+        assert [event["type"] for event in heard] == ["worker-heartbeat", "task-started"]
+        monkeypatch.setattr(app.control, "broadcast", lambda command, **_: commands.append(command))
+        receiver.on_consume_ready(connection, receiver.channel, [])
+        assert commands == ["heartbeat"]

@@ -1,0 +1,66 @@
+"""A monitor's command tells workers where to send their events, and they come."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.control import wire
+from celery_sqs_visibility.control.remote import RemoteControl
+from celery_sqs_visibility.policy.options import Options
+
+COMMANDS, EVENTS = "celery.pidbox", "celeryev"
+
+
+def message(body):
+    return {"body": json.dumps(body), "content-type": "application/json", "content-encoding": "utf-8"}
+
+
+@pytest.fixture
+def remote():
+    """Make a process's remote control, on the same SQS."""
+    before, sqs, made = set(threading.enumerate()), FakeSQS(), []
+
+    def make(**options):
+        made.append(RemoteControl(sqs, Options.parse({"remote_control": True}), **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    wait_until(lambda: not set(threading.enumerate()) - before, SOON, "their threads to end")
+
+
+def test_a_worker_sends_its_events_to_the_monitor_whose_command_it_received(remote):
+    worker, monitor = remote(in_worker=lambda: True), remote()
+    commands, events = [], []
+    worker.consume("w.celery.pidbox", COMMANDS, lambda payload, _: commands.append(payload))
+    wait_until(lambda: monitor.queues.sqs.list_queues("celery-control-celery-pidbox"), SOON, "the worker")
+    worker.events.publish(EVENTS, message({"type": "unheard"}))
+    monitor.consume("celeryev.1", EVENTS, lambda payload, _: events.append(payload))
+    monitor.broadcast(COMMANDS, message({"method": "heartbeat", "destination": None}))
+    wait_until(lambda: commands, SOON, "the command")
+    worker.events.publish(EVENTS, message({"type": "worker-heartbeat"}))
+    wait_until(lambda: events, SOON, "the event")
+    assert json.loads(events[0]["body"]) == {"type": "worker-heartbeat"}
+
+
+def test_a_process_that_listens_no_more_names_no_queue(remote):
+    monitor, command = remote(), message({"method": "heartbeat"})
+    assert monitor.events.announced(command) is command
+    monitor.consume("celeryev.1", EVENTS, lambda *_: None)
+    (address,) = monitor.events.announced(command)["headers"][wire.MONITORS][EVENTS]
+    assert monitor.queues.url_of(EVENTS, address) is not None
+    monitor.cancel("celeryev.1", EVENTS)
+    assert monitor.events.announced(command) is command
+
+
+@pytest.mark.parametrize("named", ["celeryev", {"celeryev": 5}, ["celeryev"]])
+def test_monitors_that_cannot_be_read_make_a_message_unreadable(named):
+    text = wire.envelope('{"method": "ping"}', {wire.MONITORS: named}, COMMANDS, "")
+    with pytest.raises(wire.UnreadableError):
+        wire.decode({"Body": text, "MessageId": "m", "Attributes": {}})
