@@ -65,7 +65,7 @@ class BatchThreads(Generic[Batch]):
 
     def __init__(self, name: str, does: str, most: int, work: Work[Batch], clock: Clock) -> None:
         self._name = name
-        self._does = does
+        self.does = does
         self._most = most
         self._work = work
         self._clock = clock
@@ -125,6 +125,14 @@ class BatchThreads(Generic[Batch]):
             if (mine := self._in_progress.get(threading.current_thread())) is not None:
                 mine.seen = self._clock.monotonic()
 
+    def late(self, now: float) -> float:
+        """For how many seconds work has been due while no thread gets on; 0 while one does. Any thread."""
+        with self.lock:
+            due = self._work.due(now)
+            self.wake()  # the work may have taken this for a thread, which waits until then
+            moving = any(now - batch.seen < HUNG_AFTER_SECONDS for batch in self._in_progress.values())
+            return 0.0 if due is None or moving or not self._started else max(0.0, now - due)
+
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`. A batch that a stuck thread sends fails, and is tried again."""
         with self.lock:
@@ -135,7 +143,7 @@ class BatchThreads(Generic[Batch]):
                 self._start_thread()
         for thread in stuck:
             state = "hangs" if thread.is_alive() else "died"
-            log_safely(logger.error, "a thread that %s %s; another takes its place", self._does, state)
+            log_safely(logger.error, "a thread that %s %s; another takes its place", self.does, state)
         for batch in abandoned:
             self._conclude(batch, _all_of(batch.batch, UnavailableError("no answer")))
         self.wake()  # all threads may be busy for longer than what is due can wait
@@ -151,7 +159,7 @@ class BatchThreads(Generic[Batch]):
             self._threads.add(thread)
         else:
             log_safely(
-                logger.error, "cannot start a thread that %s; it is tried again in a moment", self._does
+                logger.error, "cannot start a thread that %s; it is tried again in a moment", self.does
             )
 
     def _run(self) -> None:
@@ -159,7 +167,7 @@ class BatchThreads(Generic[Batch]):
             try:
                 self.send_next()
             except Exception:  # noqa: BLE001 - it is logged
-                log_safely(logger.exception, UNEXPECTED, self._does)
+                log_safely(logger.exception, UNEXPECTED, self.does)
                 with self.lock:
                     self._woken.wait(PAUSE_AFTER_BUG_SECONDS)
 
@@ -192,14 +200,14 @@ class BatchThreads(Generic[Batch]):
         except SQSError as error:
             return _all_of(batch.batch, error)
         except Exception as bug:  # noqa: BLE001 - it is logged
-            log_safely(logger.exception, UNEXPECTED, self._does)
+            log_safely(logger.exception, UNEXPECTED, self.does)
             return _all_of(batch.batch, UnavailableError(repr(bug)))
 
     def _conclude(self, batch: InProgressBatch[Batch], failed: Mapping[int, SQSError]) -> None:
         try:
             self._work.conclude(batch.batch, batch.since, failed)
         except Exception:  # noqa: BLE001 - it is logged
-            log_safely(logger.exception, UNEXPECTED, self._does)
+            log_safely(logger.exception, UNEXPECTED, self.does)
 
 
 def _all_of(batch: Sized, error: SQSError) -> dict[int, SQSError]:

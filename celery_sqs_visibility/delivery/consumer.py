@@ -28,6 +28,7 @@ from celery_sqs_visibility.delivery.settlements import Lapse, Release, Renew
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.health import DutyFacts, PollingFacts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.polling import PollSchedule
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -132,6 +133,15 @@ class QueueConsumer(DeliveryHolder):
     def wait_for_polls(self, until: float) -> bool:
         """After `stop_polling`: wait for polls in flight until that instant; whether all have ended."""
         return self._receivers.wait_for_polls(until)
+
+    def polling_facts(self, now: float) -> tuple[PollingFacts, ...]:
+        """How the polling of each queue gets on that is consumed. Any thread."""
+        return tuple(each.facts(now) for each in self._receivers.all() if not each.stopping)
+
+    def duty_facts(self, now: float) -> tuple[DutyFacts, ...]:
+        """How the other threads get on. Any thread."""
+        batches = [DutyFacts(each.does, each.late(now)) for each in self._batch_threads]
+        return DutyFacts("replaces threads that hang", self._supervisor.late(now)), *batches
 
     def end_by(self, until: float, polls_until: float) -> None:
         """The worker ends at `until`, and waits for polls until `polls_until`, both monotonic instants."""

@@ -35,6 +35,7 @@ class Supervisor:
         self._supervised = supervised
         self._clock = clock
         self._stopped: threading.Event | None = None  # the running thread's own
+        self._checked = clock.monotonic()  # the instant of the latest check
 
     def start(self) -> None:
         """Start the thread; harmless if it runs. Not thread-safe: the consumer locks.
@@ -44,6 +45,7 @@ class Supervisor:
         """
         if self._stopped is None:
             stopped = threading.Event()
+            self._checked = self._clock.monotonic()
             if start_thread(self._run, "sqs-supervisor", stopped) is None:
                 raise RuntimeError("cannot start the thread that supervises the others")
             self._stopped = stopped
@@ -53,6 +55,10 @@ class Supervisor:
         if self._stopped is not None:
             self._stopped.set()
             self._stopped = None
+
+    def late(self, now: float) -> float:
+        """For how many seconds a check has been due; 0 where there is no thread. Any thread."""
+        return 0.0 if self._stopped is None else max(0.0, now - self._checked - CHECK_INTERVAL_SECONDS)
 
     def check(self, now: float) -> None:
         """Check everything once."""
@@ -66,6 +72,7 @@ class Supervisor:
         checked = self._clock.monotonic()
         while not stopped.wait(CHECK_INTERVAL_SECONDS):
             before, checked = checked, self._clock.monotonic()
+            self._checked = checked
             # After a SIGSTOP or a sleep of the machine all requests look old; their answers are read first.
             if checked - before < 4 * CHECK_INTERVAL_SECONDS:
                 self.check(checked)

@@ -12,7 +12,9 @@ from typing import Final
 import click
 
 #: A command's name to the module below this package that has it, as a function with underscores for dashes.
-MODULES: Final[dict[str, str]] = {}
+MODULES: Final[dict[str, str]] = {
+    "health": "health.command",
+}
 
 
 class LazyGroup(click.Group):

@@ -19,6 +19,7 @@ from celery_sqs_visibility.policy.exclusive import (
     store_address,
 )
 from celery_sqs_visibility.policy.kombu_options import KombuOptions
+from celery_sqs_visibility.policy.operate_options import OperateOptions
 from celery_sqs_visibility.policy.option_fields import option, option_name
 from celery_sqs_visibility.policy.option_parsers import OneOf, Seconds, dotted_path, on_lost
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
@@ -38,7 +39,7 @@ __all__ = ["OptionError", "Options", "option_name", "reference_table"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(PayloadOptions, SharedOptions, KombuOptions):
+class Options(OperateOptions, PayloadOptions, SharedOptions, KombuOptions):
     """`broker_transport_options`, checked. Durations are seconds.
 
     A name with a dash in kombu (`client-config`) has an underscore here.
@@ -185,8 +186,8 @@ that sentence and exit status 1. `None` and empty text mean the default.
 def reference_table() -> str:
     """The options as a Markdown table."""
     rows = ["| option | default | bounds | meaning |", "|---|---|---|---|"]
-    payloads, kombus = ({f.name for f in fields(kind)} for kind in (PayloadOptions, KombuOptions))
-    for f in sorted(fields(Options), key=lambda f: (f.name in kombus, f.name in payloads)):
+    last = [{f.name for f in fields(kind)} for kind in (KombuOptions, OperateOptions, PayloadOptions)]
+    for f in sorted(fields(Options), key=lambda f: [f.name in kind for kind in last]):
         row = f.metadata
         rows.append(f"| `{option_name(f.name)}` | `{row['default']}` | {row['bounds']} | {row['doc']} |")
     return "\n".join(rows) + "\n"

@@ -27,6 +27,7 @@ class Transport(virtual.Transport):
 
     Attributes:
         options: the transport options, checked.
+        turned_at: the monotonic instant at which the loop that consumes last came round.
         broker: the parts of the broker URL.
 
     Raises:
@@ -66,6 +67,7 @@ class Transport(virtual.Transport):
         super().__init__(client, **kwargs)
         self._loop: Any = None
         self._context: BrokerContext | None = None
+        self.turned_at = SYSTEM_CLOCK.monotonic()
         self.buffer = Buffer()
 
     def driver_version(self) -> str:
@@ -108,6 +110,7 @@ class Transport(virtual.Transport):
         """Have the event loop deliver what arrives (Celery's `Consumer.connect`)."""
         self._loop = loop
         loop.add_reader(self.buffer.fileno(), self._on_arrival)
+        loop.on_tick.add(self._turn)
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:  # noqa: ARG002 - kombu's
         """Deliver what arrives within `timeout` seconds, where there is no event loop.
@@ -117,6 +120,7 @@ class Transport(virtual.Transport):
         Raises:
             TimeoutError: nothing arrived (Celery expects it under its old name, `socket.timeout`).
         """
+        self._turn()
         self._raise_prefetch_counts()
         if not self.buffer.wait(timeout):
             raise TimeoutError("no message arrived")
@@ -125,12 +129,16 @@ class Transport(virtual.Transport):
     def close_connection(self, connection: Any) -> None:
         """Close the channels; the event loop no longer watches for messages."""
         if self._loop is not None:
+            self._loop.on_tick.discard(self._turn)
             descriptor = self.buffer.fileno()
             if descriptor in self._loop.readers:
                 self._loop.remove(descriptor)
             self._loop = None
         super().close_connection(connection)
         self.buffer.close()
+
+    def _turn(self) -> None:
+        self.turned_at = SYSTEM_CLOCK.monotonic()
 
     def _on_arrival(self) -> None:
         self.buffer.woken()

@@ -38,7 +38,9 @@ COLD_HANDLER: Final = "worker_Cold"
 STDIN: Final = 0
 
 
-class _SQSStep(bootsteps.StartStopStep):
+class SQSStep(bootsteps.StartStopStep):
+    """A step of consumers on our transport."""
+
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def include_if(self, parent: Any) -> bool:
@@ -46,7 +48,7 @@ class _SQSStep(bootsteps.StartStopStep):
         return isinstance(parent.conninfo.transport, Transport)
 
 
-class Deliveries(_SQSStep):
+class Deliveries(SQSStep):
     """Has requests settle their deliveries, and stands before what Celery would do with bad messages."""
 
     def create(self, parent: Any) -> None:
@@ -85,7 +87,7 @@ class Deliveries(_SQSStep):
             parent.hub.add_reader(leases.fileno(), leases.on_readable)
 
 
-class Endings(_SQSStep):
+class Endings(SQSStep):
     """Begins the drain of a worker that ends, with a signal or without.
 
     A warm shutdown goes on as Celery's. A cold one (SIGQUIT, SIGTERM under REMAP_SIGTERM=SIGQUIT, a second

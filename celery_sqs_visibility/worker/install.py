@@ -1,4 +1,4 @@
-"""Gives Celery workers on this transport their two bootsteps. Imported with the transport.
+"""Gives Celery workers on this transport their bootsteps. Imported with the transport.
 
 kombu's alias leads here (`celery_sqs_visibility.Transport`). Producers import this module too, so it imports
 nothing that only workers need.
@@ -21,10 +21,11 @@ from celery_sqs_visibility.transport.transport import Transport
 __all__ = ["Transport"]
 
 #: Names, which Celery imports when it builds a consumer's blueprint. They include themselves on our transport
-#: only (`bootsteps.Step.include_if`).
+#: only (`bootsteps.SQSStep.include_if`).
 BOOTSTEPS: Final = (
     "celery_sqs_visibility.worker.bootsteps:Deliveries",
     "celery_sqs_visibility.worker.bootsteps:Endings",
+    "celery_sqs_visibility.operate.worker_step:Operations",
 )
 
 

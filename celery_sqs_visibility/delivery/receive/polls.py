@@ -91,6 +91,7 @@ class Polls:
         self.changed = threading.Condition()
         self.in_flight: list[Poll] = []
         self.failures = 0  # in a row
+        self.answered = False  # whether a poll has ever succeeded
         self.stopping = False
 
     def poll(self, reservation: Reservation, *, wait: int, helper: bool = False) -> int:
@@ -124,6 +125,11 @@ class Polls:
             return self.changed.wait_for(
                 lambda: not self.in_flight, max(0.0, until - self._clock.monotonic())
             )
+
+    @property
+    def error(self) -> SQSError | None:
+        """The latest of an outage; `None` when there is none."""
+        return self._outage.error
 
     def give_up_overdue(self, now: float) -> int:
         """Give back the capacity of polls without an answer in time; how many they are."""
@@ -178,6 +184,7 @@ class Polls:
         with self.changed:
             probe = self.failures > 0 and poll.wait < self._wait
             self.failures = 0
+            self.answered = True
             if poll.helper and self._queue.fifo:  # it may find nothing because groups wait for what runs here
                 self._schedule.arrived(message_ids)
             elif message_ids or not probe:  # a long poll follows the probe, and does not miss messages

@@ -22,6 +22,7 @@ from celery_sqs_visibility.delivery.receive.reservations import Reservation
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.health import PollingFacts
 from celery_sqs_visibility.policy.polling import PollSchedule
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
@@ -80,6 +81,7 @@ class Receiver:
         self._threads: set[threading.Thread] = set()
         self._poller: threading.Thread | None = None  # the other threads help, or hang
         self._no_helper_before = -math.inf
+        self._moves_by = math.inf  # the instant by which the poller goes on, unless it waits for capacity
 
     @property
     def stopping(self) -> bool:
@@ -121,6 +123,12 @@ class Receiver:
             if self._schedule.next_poll() < before:
                 self._changed.notify_all()
 
+    def facts(self, now: float) -> PollingFacts:
+        """How the polling gets on. Any thread."""
+        polls = self._polls
+        error = "" if polls.error is None else str(polls.error)
+        return PollingFacts(self.queue.name, max(0.0, now - self._moves_by), polls.answered, error)
+
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`. A replaced thread's messages are taken all the same."""
         self._expect_what_is_due(now)
@@ -145,6 +153,8 @@ class Receiver:
 
     def _start_poller(self) -> None:
         self._poller = self._start_thread(self._poll_until_stopped)
+        if self._poller is None:
+            self._moves_by = min(self._moves_by, self._clock.monotonic())
 
     def _add_helper(self) -> None:
         with self._changed:
@@ -185,12 +195,14 @@ class Receiver:
         if self._sleep():
             return
         self._expect_what_is_due(self._clock.monotonic())
+        self._moves_by = math.inf
         reservation = self._reserve(None)
         if reservation is None:
             return
         asked = self._clock.monotonic()
         # After a failure: is there an answer again?
         wait = 0 if self._polls.failures else min(self._wait, reservation.wait)
+        self._moves_by = asked + wait
         messages = self._polls.poll(reservation, wait=wait)
         if self._polls.failures:
             self._rest(pause(self._polls.failures))
@@ -228,7 +240,7 @@ class Receiver:
     def _sleep(self) -> bool:
         """Sleep until the next poll is due, or a stop; whether there was reason to."""
         with self._changed:
-            until = self._schedule.next_poll()
+            self._moves_by = until = self._schedule.next_poll()
             seconds = until - self._clock.monotonic()
             if seconds <= 0:
                 return False
@@ -238,4 +250,5 @@ class Receiver:
     def _rest(self, seconds: float) -> None:
         """Send SQS nothing for a while; a stop ends it."""
         with self._changed:
+            self._moves_by = self._clock.monotonic() + seconds
             self._changed.wait_for(lambda: self.stopping, seconds)

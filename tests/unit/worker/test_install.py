@@ -58,7 +58,10 @@ NAMED = {
     ),
 }
 
-OURS = {f"celery_sqs_visibility.worker.bootsteps.{step}" for step in ("Deliveries", "Endings")}
+OURS = {
+    f"celery_sqs_visibility.{step}"
+    for step in ("worker.bootsteps.Deliveries", "worker.bootsteps.Endings", "operate.worker_step.Operations")
+}
 
 
 def steps(first="", settings=THE_ONE, *, eventloop=False):

@@ -1,0 +1,87 @@
+"""What a worker knows of its own health, told when somebody asks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from http import HTTPStatus
+from typing import Any
+
+from celery.bootsteps import CLOSE, RUN, TERMINATE  # type: ignore[attr-defined] # in no stub
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.worker import state
+
+from celery_sqs_visibility.operate.http_server import Response
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.health import Phase, Verdict, WorkerFacts, liveness, readiness
+
+
+class WorkerHealth:
+    """The health of one worker. Any thread; it takes locks that hang where the worker's threads do.
+
+    Args:
+        consumer: the worker's `celery.worker.consumer.Consumer`.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+
+    def live(self) -> Response:
+        """Answer `GET /healthz`."""
+        return self._response(liveness)
+
+    def ready(self) -> Response:
+        """Answer `GET /readyz`."""
+        return self._response(readiness)
+
+    def facts(self) -> WorkerFacts:
+        """The worker just now."""
+        consumer = self._consumer
+        if _is_stopping(consumer):
+            return WorkerFacts(Phase.STOPPING)
+        connection = consumer.connection
+        if connection is None or consumer.blueprint.state != RUN:
+            return WorkerFacts(Phase.STARTING)
+        transport, now = connection.transport, SYSTEM_CLOCK.monotonic()
+        queue_consumers = list(transport.context.worker_queue_consumers)
+        if not queue_consumers:
+            return WorkerFacts(Phase.STARTING)
+        runs_tasks = isinstance(consumer.pool, SoloPool) and state.active_requests
+        return WorkerFacts(
+            Phase.RUNNING,
+            0.0 if runs_tasks else max(0.0, now - transport.turned_at),
+            _processes(consumer.pool),
+            tuple(facts for each in queue_consumers for facts in each.polling_facts(now)),
+            tuple(facts for each in queue_consumers for facts in each.duty_facts(now)),
+        )
+
+    def _response(self, judge: Callable[[WorkerFacts], Verdict]) -> Response:
+        facts = self.facts()
+        verdict = judge(facts)
+        answer = {"node": self._consumer.hostname, "pid": os.getpid(), **asdict(verdict), **asdict(facts)}
+        status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
+        return Response(json.dumps(answer | {"phase": facts.phase.value}), status)
+
+
+def _is_stopping(consumer: Any) -> bool:
+    told = (each is not None and each is not False for each in (state.should_stop, state.should_terminate))
+    return any(told) or consumer.blueprint.state in {CLOSE, TERMINATE}
+
+
+def _processes(pool: Any) -> int | None:
+    """How many processes of a prefork pool live; `None` of another, and of one that has not started."""
+    children = getattr(getattr(pool, "_pool", None), "_pool", None)
+    return sum(_lives(child.pid) for child in list(children)) if isinstance(children, list) else None
+
+
+def _lives(pid: int) -> bool:
+    """Whether a child runs. It is not reaped here, which is the pool's business."""
+    try:
+        if not hasattr(os, "waitid"):  # macOS, until Python 3.13
+            os.kill(pid, 0)
+            return True
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except (ChildProcessError, ProcessLookupError):
+        return False
