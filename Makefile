@@ -6,6 +6,8 @@ BIN := $(CURDIR)/$(VENV)/bin
 # An emulator fast enough not to be the limit, apart from the others since it pins botocore.
 EMULATOR_VENV := benchmarks/.venv
 EMULATOR := $(EMULATOR_VENV)/.installed
+# A monitor that needs other versions of what the tests have.
+EXPORTER := .venvs/exporter/.installed
 # One for each version of Celery and kombu that we claim.
 MATRIX := .venvs
 VERSIONS := 5.5 5.6 5.7
@@ -23,15 +25,15 @@ demo: $(INSTALLED) ## Watch a worker, an SQS of its own and eleven tasks, for ha
 	@cd examples && $(BIN)/python -m demo
 
 # Most of the time the tests wait for real workers: four at once are no burden to two cores.
-test: $(INSTALLED) ## Run every test
+test: $(INSTALLED) $(EXPORTER) ## Run every test
 	@$(BIN)/python -m pytest -n 4 --dist worksteal
 
-test-pools: $(INSTALLED) ## Run the worker tests on the pools without processes too
+test-pools: $(INSTALLED) $(EXPORTER) ## Run the worker tests on the pools without processes too
 	@for pool in threads gevent eventlet; do \
 		$(BIN)/python -m pytest -n 4 --dist worksteal tests/worker --pool $$pool || exit 1; \
 	done
 
-matrix: $(VERSIONS:%=$(MATRIX)/celery-%/.installed) ## Run unit and worker tests on the newest Celery 5.5, 5.6 and 5.7
+matrix: $(VERSIONS:%=$(MATRIX)/celery-%/.installed) $(EXPORTER) ## Run unit and worker tests on the newest Celery 5.5, 5.6 and 5.7
 	@failed=; for version in $(VERSIONS); do \
 		$(MATRIX)/celery-$$version/bin/python -c 'import celery, kombu; print("Celery", celery.__version__, "kombu", kombu.__version__)'; \
 		$(MATRIX)/celery-$$version/bin/python -m pytest -n 4 --dist worksteal $(TESTS) || failed="$$failed $$version"; \
@@ -100,3 +102,8 @@ $(MATRIX)/sdist/.installed:
 
 $(EMULATOR): Makefile
 	$(call install,$(EMULATOR_VENV),ministack==1.5.33)
+
+$(EXPORTER): pyproject.toml constraints.txt
+	@mkdir -p $(MATRIX)
+	@grep -vE '^(prometheus_client|redis)==' constraints.txt >$(MATRIX)/constraints-exporter.txt
+	$(call install,$(@D),-c $(MATRIX)/constraints-exporter.txt -e . prometheus-exporter-celery==0.11.2)

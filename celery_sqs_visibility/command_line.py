@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 E = TypeVar("E", bound=Exception)
 
 
-def shown_in_one_line(error: E) -> E:
+def shown_in_one_line(error: E, exit_status: int = 1) -> E:
     """Return `error`, or in a `celery` command one of its class that click prints as a line. Any thread."""
     # Not imported: a command has both, and a producer needs none.
     click: Any = sys.modules.get("click")
@@ -23,6 +23,10 @@ def shown_in_one_line(error: E) -> E:
     if celerys is None or context is None or context.find_object(celerys.CLIContext) is None:
         return error
     cls = type(error)
-    body = {"__module__": cls.__module__, "__reduce__": lambda self: (cls, (str(self),))}
+    body = {
+        "__module__": cls.__module__,
+        "__reduce__": lambda self: (cls, (str(self),)),
+        "exit_code": exit_status,
+    }
     one_line: E = type(cls.__name__, (click.ClickException, cls), body)(str(error))
     return one_line

@@ -66,6 +66,10 @@ class UnroutableError(SQSVisibilityError, KombuError):
     """The exchange is of a type that SQS cannot have, or no queue is bound to it."""
 
 
+class RemoteControlError(SQSVisibilityError):
+    """Workers cannot be asked, since remote control is off here; the message says what to set."""
+
+
 class UnreadableError(SQSVisibilityError):
     """No task can be made of a message; the text says why."""
 

@@ -9,7 +9,7 @@ In the order of a message's life:
 - `Failed` and `Hidden`; at last `DeadLettered`.
 - `Released`, when it is given back without having run.
 
-`SQSRequest` is about a request and no message.
+`SQSRequest` is about a request and no message; `EventsDropped` is about Celery's own events.
 """
 
 from __future__ import annotations
@@ -179,6 +179,17 @@ class SQSRequest(Event):
     action: str
     seconds: float
     outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventsDropped(Event):
+    """Events of Celery, `count` of them, will not reach a monitor: too many wait, or SQS refuses them.
+
+    `queue` is the monitor's.
+    """
+
+    queue: str
+    count: int
 
 
 E = TypeVar("E", bound=Event)

@@ -49,6 +49,7 @@ def pytest_addoption(parser):
         metavar="FILE",
         help="run the tests that tell what a fault did; write it into its table",
     )
+    parser.addoption("--screenshot", metavar="FILE", help="write what the browser saw of Flower's tasks")
 
 
 def pytest_configure(config):

@@ -19,6 +19,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.events import SQSRequest, emit, has_listener
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.quotas import LISTED_QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -135,6 +136,24 @@ class BotoSQS(SQS):
 
     def delete_queue(self, queue_url: str) -> None:
         self._call("DeleteQueue", {"QueueUrl": queue_url}, bool)
+
+    def list_queues(self, prefix: str) -> list[str]:
+        params: dict[str, Any] = {"QueueNamePrefix": prefix, "MaxResults": LISTED_QUEUES}
+        urls: list[str] = []
+        while True:
+            answer = self._call("ListQueues", params, dict)
+            urls += answer.get("QueueUrls", [])
+            if not (token := answer.get("NextToken")):
+                return urls
+            params["NextToken"] = token
+
+    def queue_tags(self, queue_url: str) -> dict[str, str]:
+        return self._call(
+            "ListQueueTags", {"QueueUrl": queue_url}, lambda answer: dict(answer.get("Tags", {}))
+        )
+
+    def tag_queue(self, queue_url: str, tags: Mapping[str, str]) -> None:
+        self._call("TagQueue", {"QueueUrl": queue_url, "Tags": dict(tags)}, bool)
 
     def close(self) -> None:
         """Close this process's connections, in any thread; the next call opens new ones. Idempotent."""

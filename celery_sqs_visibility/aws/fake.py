@@ -53,7 +53,7 @@ class FakeSQS(SQS):
     It keeps Amazon's rules where emulators differ: an old handle deletes nothing and extends nothing, and 12
     hours count from the receive. A handle whose time has run out still extends, as long as nobody has
     received the message since. It does not know: retention, in-flight limits, PurgeQueue's and DeleteQueue's
-    60 seconds, permissions, encryption, tags.
+    60 seconds, permissions, encryption.
 
     Args:
         clock: where time comes from. A long poll waits with a `SystemClock`; with any other clock it returns
@@ -163,7 +163,8 @@ class FakeSQS(SQS):
             if why_illegal(name) or name.endswith(".fifo") != ("FifoQueue" in attributes):
                 raise refused(action, f"{name!r} with {dict(attributes)} cannot be a queue's name.")
             arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
-            return self._queues.setdefault(_url(name), FakeQueue(_url(name), arn, dict(attributes))).url
+            queue = FakeQueue(_url(name), arn, dict(attributes), tags=dict(tags))
+            return self._queues.setdefault(_url(name), queue).url
 
     def queue_attributes(self, queue_url: str, names: Sequence[str]) -> dict[str, str]:
         with self._call("GetQueueAttributes", queue_url=queue_url, names=list(names)):
@@ -184,6 +185,18 @@ class FakeSQS(SQS):
         """DeleteQueue. A long poll that waits there fails."""
         with self._call("DeleteQueue", queue_url=queue_url):
             del self._queues[self._queue("DeleteQueue", queue_url).url]
+
+    def list_queues(self, prefix: str) -> list[str]:
+        with self._call("ListQueues", prefix=prefix):
+            return [url for url in self._queues if url.rpartition("/")[2].startswith(prefix)]
+
+    def queue_tags(self, queue_url: str) -> dict[str, str]:
+        with self._call("ListQueueTags", queue_url=queue_url):
+            return dict(self._queue("ListQueueTags", queue_url).tags)
+
+    def tag_queue(self, queue_url: str, tags: Mapping[str, str]) -> None:
+        with self._call("TagQueue", queue_url=queue_url, tags=dict(tags)):
+            self._queue("TagQueue", queue_url).tags.update(tags)
 
     @contextmanager
     def _call(self, action: str, **arguments: Any) -> Iterator[dict[int, SQSError]]:

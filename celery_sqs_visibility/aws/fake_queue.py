@@ -75,6 +75,7 @@ class FakeQueue:
     url: str
     arn: str
     attributes: dict[str, str]
+    tags: dict[str, str] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     _handles: dict[str, Message] = field(default_factory=dict)
     _recently_sent: dict[str, tuple[float, str]] = field(default_factory=dict)

@@ -162,3 +162,18 @@ class SQS(Protocol):
     def delete_queue(self, queue_url: str) -> None:
         """DeleteQueue."""
         ...
+
+    def list_queues(self, prefix: str) -> list[str]:
+        """ListQueues, all pages: the URLs of this account's queues whose names begin with the prefix.
+
+        The answer may be a minute old.
+        """
+        ...
+
+    def queue_tags(self, queue_url: str) -> dict[str, str]:
+        """ListQueueTags."""
+        ...
+
+    def tag_queue(self, queue_url: str, tags: Mapping[str, str]) -> None:
+        """TagQueue: adds tags, and replaces those of the same keys."""
+        ...

@@ -92,6 +92,11 @@ class Queues:
         self._found: dict[str, Queue] = {}
 
     @property
+    def sqs(self) -> SQS:
+        """Access to every queue that is not predefined."""
+        return self._sqs
+
+    @property
     def prefix(self) -> str:
         """The prefix of all queues' names, as SQS has it."""
         return sqs_name("", self._prefix)

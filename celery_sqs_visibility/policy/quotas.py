@@ -38,3 +38,6 @@ MESSAGE_ATTRIBUTES: Final = 10
 
 #: Longest MessageDeduplicationId.
 DEDUPLICATION_ID_CHARACTERS: Final = 128
+
+#: Most queues on one page of ListQueues.
+LISTED_QUEUES: Final = 1000

@@ -31,6 +31,7 @@ from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
 if TYPE_CHECKING:
+    from celery_sqs_visibility.control.remote import RemoteControl
     from celery_sqs_visibility.stores.port import ExclusiveStore
     from celery_sqs_visibility.transport.fanout import Fanout
 
@@ -57,6 +58,7 @@ class BrokerContext:
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
         attribute_names: the message attributes that tasks see.
         release_keys: releases the keys of exclusive tasks that run; a bootstep sets it where there are any.
+        on_remote_shutdown: ends the worker, for the command `shutdown`; a bootstep sets it.
         client_settings: the settings of SQS's clients.
         decode_message: see `codec.decode_message`.
         decode_for_worker: likewise; a bootstep sets it where tasks take messages that are not Celery's.
@@ -86,6 +88,7 @@ class BrokerContext:
         self.slots: Callable[[], Slots] | None = None
         self.worker_name = ""
         self.release_keys: Callable[[], None] | None = None
+        self.on_remote_shutdown: Callable[[], None] | None = None
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
 
@@ -136,6 +139,18 @@ class BrokerContext:
         from celery_sqs_visibility.transport.sns_topics import topics  # noqa: PLC0415
 
         return Fanout(topics(self.client_settings, self.options), self.queues)
+
+    @cached_property
+    def control(self) -> RemoteControl:
+        """Remote control. Imported when first needed: it is off by default."""
+        from celery_sqs_visibility.control.remote import RemoteControl  # noqa: PLC0415
+
+        return RemoteControl(self.queues.sqs, self.options, in_worker=lambda: bool(self.worker_name))
+
+    def end_control(self) -> None:
+        """The process is about to be ended: delete its control queues."""
+        if self.options.remote_control:
+            self.control.close()
 
     def is_broadcast(self, queue: str, exchange: str | None) -> bool:
         """Whether a message of that queue came by a fanout exchange. No request."""

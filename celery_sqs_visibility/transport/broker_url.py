@@ -1,4 +1,6 @@
-"""The setting `broker_url`: where SQS is, and the credentials, if it says so.
+"""The setting `broker_url`: where SQS is, the credentials and transport options, if it says so.
+
+A monitor that is given the URL alone reads options there: `celery-sqs-visibility://?remote_control=true`.
 
 It is read here and not by kombu, whose errors show a part of a secret that has a "/", and whose URLs need one
 quoted (kombu/utils/url.py: `url_to_parts`).
@@ -9,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from celery_sqs_visibility.errors import OptionError
 
@@ -30,12 +32,17 @@ FORM: Final = "its form is sqs://, sqs://KEY:SECRET@ or sqs://KEY:SECRET@host:po
 
 @dataclass(frozen=True)
 class BrokerURL:
-    """The parts of the URL; `None` for those that it has not."""
+    """The parts of the URL; `None` for those that it has not.
+
+    Attributes:
+        options: names and values of transport options, which win over `broker_transport_options`.
+    """
 
     host: str | None = None
     port: int | None = None
     userid: str | None = None
     password: str | None = field(default=None, repr=False)
+    options: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, client: Any) -> BrokerURL:
@@ -68,16 +75,15 @@ class BrokerURL:
         userid, _, password = map(unquote, credentials.partition(":"))
         location, _, query = location.partition("?")
         host, port = _host_and_port(location.partition("/")[0])
-        if query:
-            raise OptionError("broker_url has a query, which is not read: use broker_transport_options")
-        return cls(host or None, port, userid or None, password or None)
+        return cls(host or None, port, userid or None, password or None, _options(query))
 
     def with_secret(self) -> str:
         """A URL to connect by, without another setting."""
         credentials, port = "", f":{self.port}" if self.port else ""
         if self.userid:
             credentials = f"{quote(self.userid, safe='')}:{quote(self.password or '', safe='')}@"
-        return f"celery-sqs-visibility://{credentials}{self.host or ''}{port}//"
+        query = f"?{urlencode(self.options)}" if self.options else ""
+        return f"celery-sqs-visibility://{credentials}{self.host or ''}{port}//{query}"
 
 
 def _check_scheme(scheme: str) -> None:
@@ -100,3 +106,14 @@ def _host_and_port(location: str) -> tuple[str, int | None]:
     raise OptionError(
         f"broker_url has a port that is no number from 1 to {LAST_PORT}, or no '@' after the secret: {FORM}"
     )
+
+
+def _options(query: str) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple(parse_qsl(query, strict_parsing=True)) if query else ()
+    except ValueError:
+        # Not shown: without an "@" it may be a part of a secret.
+        raise OptionError(
+            "broker_url has a query that is no list of transport options: its form is ?region=eu-west-1, and "
+            "several have & between them"
+        ) from None

@@ -23,8 +23,8 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport import publish_retries, publish_scope
 from celery_sqs_visibility.transport.basic_get import FetchedMessages
 from celery_sqs_visibility.transport.codec import encode_message
+from celery_sqs_visibility.transport.control_channel import ControlChannel
 from celery_sqs_visibility.transport.exchanges import refuse_unbound
-from celery_sqs_visibility.transport.fanout_channel import FanoutChannel
 from celery_sqs_visibility.transport.message import Message, QoS
 from celery_sqs_visibility.transport.temporary_queues import is_reply
 
@@ -40,7 +40,7 @@ LOSES_MESSAGES: Final = (
 )
 
 
-class Channel(FanoutChannel):
+class Channel(ControlChannel):
     """A channel. Methods whose docstring names no thread belong to Celery's main thread."""
 
     Message = Message
@@ -94,6 +94,8 @@ class Channel(FanoutChannel):
             raise RuntimeError(LOSES_MESSAGES)
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         deliver = self._transport._callbacks[queue]  # noqa: SLF001 - virtual.Transport's table of consumers
+        if self._consume_control(queue, deliver):
+            return
 
         def acknowledge_and_deliver(payload: dict[str, Any]) -> object:
             self.basic_ack(payload["properties"]["delivery_tag"])
@@ -107,7 +109,7 @@ class Channel(FanoutChannel):
         """Receive no more for that consumer, which keeps the messages that it has."""
         queue = self._tag_to_queue.get(consumer_tag)
         super().basic_cancel(consumer_tag)
-        if queue is not None and queue not in self._active_queues:
+        if queue is not None and queue not in self._active_queues and not self._cancel_control(queue):
             self.queue_consumer.cancel(queue)
             if not self._transport.for_worker and self.context.temporary_queues.created(queue):
                 self.queue_consumer.abandon(queue)

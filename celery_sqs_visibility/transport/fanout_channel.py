@@ -16,7 +16,7 @@ class FanoutChannel(AdministrativeChannel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        # The option. With it kombu calls `_queue_bind` and `_put_fanout`.
+        # With it kombu calls `_queue_bind` and `_put_fanout`.
         self.supports_fanout = connection.options.supports_fanout
 
     def typeof(self, exchange: str, default: str = "direct") -> Any:

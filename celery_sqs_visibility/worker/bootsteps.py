@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from celery import bootsteps, signals
-from celery.platforms import EX_FAILURE
+from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import in_sighandler
 from celery.worker import state
 
@@ -120,6 +120,7 @@ class Endings(SQSStep):
         if self._drain is None:
             self._drain = Drain(parent)
             self._drain.start()
+            parent.connection.transport.context.on_remote_shutdown = self._on_remote_shutdown
         self._replace_cold_handlers()
 
     def shutdown(self, parent: Any) -> None:  # noqa: ARG002 - Celery's signature
@@ -145,6 +146,13 @@ class Endings(SQSStep):
             drain.begin(0 if self._cold else self._soft_timeout, cold=True)
             self._cold = True
         self._replace_cold_handlers()  # Celery has a new one now for a second SIGINT
+
+    def _on_remote_shutdown(self) -> None:
+        """Celery's command `shutdown` was received: as at SIGTERM. The thread of Celery's mailbox."""
+        cast("Any", state).should_stop = EX_OK
+        signals.worker_shutting_down.send(
+            sender=self._hostname, sig="remote control", how="Warm", exitcode=EX_OK
+        )
 
     def _on_close(self) -> None:
         """The worker stops, perhaps without a signal of Celery's: at SIGHUP, for one. Main thread.

@@ -201,6 +201,7 @@ class Drain:
                 os.kill(pid, signal.SIGKILL)
         if self._controller.pidlock:
             self._controller.pidlock.release()
+        self._context.end_control()
         if self._context.options.supports_fanout:
             deleting = start_thread(self._context.end_broadcasts, "sqs-end-broadcasts")
             if deleting is not None:

@@ -10,6 +10,7 @@ from support.fake_topics import FakeSNS
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.topics import Topics
+from celery_sqs_visibility.control.remote import RemoteControl
 from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.transport.fanout import Fanout
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
@@ -35,6 +36,7 @@ class KombuSite:
         if context not in self._contexts:
             self._contexts.append(context)
             context.queues = Queues(self.sqs)
+            context.control = RemoteControl(self.sqs, context.options)
             context.temporary_queues = TemporaryQueues(context.queues)
             topics = Topics(self.sns, context.queues.canonical_name, {}, lambda _: self.sns)
             context.fanout = Fanout(topics, context.queues)
@@ -44,6 +46,8 @@ class KombuSite:
     def close(self):
         for connection in self._connections:
             connection.close()
+        for context in self._contexts:
+            context.control.close()
 
     def actions(self):
         """The requests so far."""

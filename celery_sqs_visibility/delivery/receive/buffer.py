@@ -82,6 +82,7 @@ class Buffer:
     def __init__(self) -> None:
         self._arrived = threading.Condition()  # guards everything below
         self._line: Line = ArrivalLine()
+        self._errands: deque[Callable[[], None]] = deque()
         self._pipe: tuple[int, int] | None = None
         self._woken = False
 
@@ -100,15 +101,34 @@ class Buffer:
                 self._arrived.notify_all()
                 self.wake()
 
+    def put_errand(self, errand: Callable[[], None]) -> None:
+        """Have the reader call it, whatever else waits, and wake the reader. Any thread."""
+        with self._arrived:
+            self._errands.append(errand)
+            self._arrived.notify_all()
+            self.wake()
+
+    def run_errand(self) -> bool:
+        """Call the oldest errand; whether there was one. The reader's thread."""
+        with self._arrived:
+            errand = self._errands.popleft() if self._errands else None
+            if errand is None:
+                return False
+        try:
+            errand()
+        finally:
+            self.wake_if_ready()
+        return True
+
     def get(self) -> BufferedMessage | None:
         """Take the next message; `None` if none may go now. The reader's thread."""
         with self._arrived:
             return self._line.next()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for a message; whether there is one. The reader's thread, where there is no event loop."""
+        """Wait for a message or an errand; whether there is one. The reader, without an event loop."""
         with self._arrived:
-            return self._arrived.wait_for(self._line.ready, timeout)
+            return self._arrived.wait_for(self._is_ready, timeout)
 
     def dispatch(self, clock: Clock, *, raising: bool = False) -> int:
         """Dispatch messages, in order, for `DISPATCH_SECONDS`; how many. The reader's thread.
@@ -126,11 +146,14 @@ class Buffer:
         return dispatched
 
     def wake_if_ready(self) -> None:
-        """Wake the reader if a message may go now. Any thread, and a signal handler."""
+        """Wake the reader if a message or an errand may go now. Any thread, and a signal handler."""
         with self._arrived:
-            if self._line.ready():
+            if self._is_ready():
                 self._arrived.notify_all()
                 self.wake()
+
+    def _is_ready(self) -> bool:
+        return bool(self._errands) or self._line.ready()
 
     def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
         """Take out the wanted messages, to be given back. Any thread."""
@@ -144,7 +167,7 @@ class Buffer:
                 self._pipe = os.pipe()
                 for end in self._pipe:
                     os.set_blocking(end, False)
-                if self._line.ready():
+                if self._is_ready():
                     self.wake()
             return self._pipe[0]
 

@@ -10,6 +10,7 @@ from celery_sqs_visibility.transport.broker_url import BrokerURL
 
 SECRET = "ab/c+d#e?f@g:h%"
 QUOTED = "ab%2Fc%2Bd%23e%3Ff%40g%3Ah%25"
+WAIT = ("wait_time_seconds", "5")
 KEYS = {"userid": "AKIA", "password": SECRET}
 
 
@@ -31,6 +32,7 @@ def broker(url=None, **settings):
         (f"sqs://AKIA:{QUOTED}@", KEYS),
         ("sqs://AKIA:ab/c+d#e?f@g:h%25@", KEYS),
         (f"sqs://AKIA:{QUOTED}@SQS.example:99//", {**KEYS, "host": "sqs.example", "port": 99}),
+        ("sqs://?region=eu-west-1&wait_time_seconds=5", {"options": (("region", "eu-west-1"), WAIT)}),
     ],
 )
 def test_the_parts_of_a_url(url, parts):
@@ -53,6 +55,15 @@ def test_a_connection_is_cloned_with_all_parts():
     assert connection.clone().transport.broker == before == BrokerURL("127.0.0.1", 99, "AKIA", "a/b")
 
 
+def test_options_of_the_url_win():
+    url = "celery-sqs-visibility://?region=eu-west-1&wait_time_seconds=5"
+    connection = Connection(url, transport_options={"region": "us-east-1", "prefetch_seconds": 2})
+    usable = Connection(connection.as_uri(include_password=True))
+    for transport in (connection.transport, connection.clone().transport, usable.transport):
+        assert (transport.options.region, transport.options.wait_time_seconds) == ("eu-west-1", 5)
+    assert connection.transport.options.prefetch_seconds == 2
+
+
 def test_a_url_is_shown_without_its_secret():
     connection = Connection("sqs://AKIA:a/b@127.0.0.1:99//", transport="celery_sqs_visibility")
     assert connection.as_uri().rstrip("/") == "sqs://AKIA:**@127.0.0.1:99"
@@ -68,7 +79,7 @@ def test_a_url_is_shown_without_its_secret():
     [
         ("redis://:hush@cache", "begins with 'redis://' and not with sqs://"),
         ("AKIA:hush@sqs://host", "begins with no scheme and not with sqs://"),
-        ("sqs://AKIA:hush@host:1?x=y", "has a query"),
+        ("sqs://AKIA:1?hush", "a query that is no list of transport options"),
         ("sqs://AKIA:hush/hush", "no '@' after the secret"),
         ("sqs://AKIA:a@host:hush//", "a port that is no number from 1 to 65535"),
         ("sqs://AKIA:hush@host:65536//", "a port that is no number from 1 to 65535"),

@@ -53,6 +53,7 @@ def run(monkeypatch):
         broker = SimpleNamespace(
             options=SimpleNamespace(shutdown_timeout=shutdown_timeout, longest_poll=20, supports_fanout=True),
             end_broadcasts=lambda: consumer.calls.append("end_broadcasts"),
+            end_control=lambda: consumer.calls.append("end_control"),
             worker_queue_consumers=[consumer],
             release_keys=None,
             queue_consumers=[consumer, *([tasks_consumer] if tasks_consumer else [])],
@@ -85,7 +86,7 @@ def test_a_worker_without_runs_is_left_to_celery(run, then_cold):
 def test_what_runs_when_the_time_is_up_is_handed_back_and_the_process_ends(run, cold, status):
     consumer, of_a_task = Consumer(orphans=[ORPHAN]), Consumer()
     assert run(consumer, cold=cold, tasks_consumer=of_a_task) == [status]
-    assert consumer.calls == [*ALL, "end_broadcasts"]
+    assert consumer.calls == [*ALL, "end_control", "end_broadcasts"]
     assert of_a_task.calls == ["stop_polling", "hand_back"], "a consumer inside a task goes on until then"
 
 

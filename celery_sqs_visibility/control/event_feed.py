@@ -1,0 +1,162 @@
+"""Celery's events on their way to one monitor: in batches, by a thread, dropped where there are too many."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.batch_threads import BatchThreads
+from celery_sqs_visibility.delivery.event_log import Fields
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.events import EventsDropped, emit, log_safely
+from celery_sqs_visibility.policy.backoff import pause
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.event_batches import BATCH_BYTES, EventMessage, bytes_of, take_batch
+
+logger = logging.getLogger(__name__)
+
+#: An event waits this long for others. A monitor is that late.
+LINGER_SECONDS: Final = 0.5
+
+#: Events that wait for one monitor, their bodies; what exceeds them is dropped.
+MOST_BYTES: Final = 4 * 1024 * 1024
+
+#: A queue that was seen so recently may be unknown to a part of SQS.
+NEW_SECONDS: Final = 10.0
+
+DROPS: Final = (
+    "dropped events of Celery for a monitor, which will miss them: they come faster than SQS takes them, or "
+    "SQS refuses them (%s). (Said once.)"
+)
+
+
+class EventFeed:
+    """Sends events to the queue of one monitor. `submit` may be called from any thread and does not block.
+
+    Args:
+        queue: the monitor's.
+        encode: makes SQS's message.
+        gone: called from the thread that sends, once the queue is gone, and the monitor with it.
+        clock: the monotonic clock.
+        lingers: whether events wait for others.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        encode: Callable[[EventMessage], OutgoingMessage],
+        gone: Callable[[EventFeed], None],
+        clock: Clock,
+        *,
+        lingers: bool = True,
+    ) -> None:
+        self.queue = queue
+        self._encode = encode
+        self._gone = gone
+        self._clock = clock
+        self._linger = LINGER_SECONDS if lingers else 0.0
+        self._outage = Outage(logger, "send events", queue.name, clock)
+        self._seen = clock.monotonic()  # when it was last known to listen
+        self.batch_threads: BatchThreads[list[EventMessage]] = BatchThreads(
+            "sqs-events", "sends events to a monitor", 1, self, clock
+        )
+        self._lock = self.batch_threads.lock  # guards everything below
+        self._done = threading.Condition(self._lock)
+        self._waiting: deque[EventMessage] = deque()
+        self._bytes = 0  # of those that wait
+        self._sending = False
+        self._since = 0.0  # when the first of those that wait came
+        self._not_before = 0.0
+        self._failures = 0
+        self._flushing = False
+        self._said = False
+
+    def seen(self) -> None:
+        """The monitor listens, or did just now."""
+        self._seen = self._clock.monotonic()
+
+    def submit(self, message: EventMessage) -> None:
+        """Send it soon; drop it if too much waits."""
+        with self._lock:
+            if fits := self._bytes + len(message.body) <= MOST_BYTES:
+                if not self._waiting:
+                    self._since = self._clock.monotonic()
+                self._waiting.append(message)
+                self._bytes += len(message.body)
+                if len(self._waiting) == 1 or self._bytes >= BATCH_BYTES:
+                    self.batch_threads.wake()
+        if not fits:
+            self._drop(message.events, "too many wait")
+
+    def flush(self, timeout: float) -> bool:
+        """Send everything without lingering; whether all was sent within `timeout` seconds."""
+        with self._lock:
+            self._flushing = True
+            self.batch_threads.wake()
+            try:
+                return self._done.wait_for(lambda: not (self._waiting or self._sending), timeout)
+            finally:
+                self._flushing = False
+
+    def due(self, now: float) -> float | None:
+        """See `batch_threads.Work`."""
+        if not self._waiting:
+            return None
+        full = self._flushing or self._bytes >= BATCH_BYTES
+        return max(self._not_before, now if full else self._since + self._linger)
+
+    def ready(self) -> int:
+        """See `batch_threads.Work`: one at a time, so that events come in order."""
+        return 1
+
+    def take(self, now: float) -> list[EventMessage] | None:
+        """See `batch_threads.Work`."""
+        due = self.due(now)
+        if due is None or due > now:
+            return None
+        batch = take_batch(self._waiting)
+        self._bytes, self._since, self._sending = bytes_of(self._waiting), now, True
+        return batch
+
+    def send(self, batch: list[EventMessage], _since: float) -> BatchResult:
+        """See `batch_threads.Work`."""
+        return self.queue.sqs.send_batch(self.queue.url, [self._encode(each) for each in batch])
+
+    def conclude(self, batch: list[EventMessage], since: float, failed: Mapping[int, SQSError]) -> None:
+        """See `batch_threads.Work`: what failed for a while is tried again, the rest is done with."""
+        again = [i for i, error in sorted(failed.items()) if self._passes(error, since)]
+        with self._lock:
+            self._failures = self._failures + 1 if failed else 0
+            self._not_before = self._clock.monotonic() + pause(self._failures) if failed else 0.0
+            self._waiting.extendleft(batch[i] for i in reversed(again))
+            self._bytes, self._sending = bytes_of(self._waiting), False
+            self._done.notify_all()
+            self.batch_threads.wake()
+        refused = {i: error for i, error in failed.items() if i not in again}
+        if any(isinstance(error, QueueDoesNotExistError) for error in refused.values()):
+            self._gone(self)
+        elif refused:
+            self._drop(sum(batch[i].events for i in refused), str(next(iter(refused.values()))))
+        elif failed:
+            self._outage.failure(next(iter(failed.values())))
+        else:
+            self._outage.success(since)
+
+    def _passes(self, error: SQSError, since: float) -> bool:
+        """Whether it is worth another try. SQS does not know a queue in the first moments of its life."""
+        new = since - self._seen < NEW_SECONDS
+        return isinstance(error, (*PASSING_ERRORS, QueueDoesNotExistError) if new else PASSING_ERRORS)
+
+    def _drop(self, events: int, reason: str) -> None:
+        emit(EventsDropped(self.queue.name, events))
+        with self._lock:
+            said, self._said = self._said, True
+        if not said:
+            facts = Fields(queue=self.queue.name, events=events, reason=reason)
+            log_safely(logger.warning, DROPS, facts, extra={"sqs": facts})

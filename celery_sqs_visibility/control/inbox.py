@@ -1,0 +1,186 @@
+"""The control queue of one consumer, and the thread that makes it, polls it, and says that it is in use."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
+from celery_sqs_visibility.control.queues import ControlQueue, ControlQueues
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.threads import start_thread
+from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, UnavailableError
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.control_life import SIGN_OF_LIFE_SECONDS
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
+
+logger = logging.getLogger(__name__)
+
+#: No visibility timeout: the queue's own is longer than its messages last.
+RECEIVE: Final = ReceiveOptions(system_attributes=("ApproximateFirstReceiveTimestamp", "SentTimestamp"))
+
+#: From one sweep to the next; the first one is at the start.
+SWEEP_SECONDS: Final = 3600
+
+#: After an error, before the next attempt.
+PAUSE_SECONDS: Final = 5.0
+
+#: A queue that is younger may not be there yet, and is tried again this often.
+NEW_SECONDS: Final = 10.0
+NEW_PAUSE_SECONDS: Final = 0.2
+
+#: A new queue is waited for, by a caller that needs its address.
+CREATION_SECONDS: Final = 10.0
+
+
+class Inbox:
+    """Polls one control queue, which it makes and deletes. No method but `address` waits for SQS.
+
+    Args:
+        queues: the directory.
+        exchange: the exchange that the queue is bound to.
+        node: whose queue it is.
+        deliver: takes each received message. In the thread.
+        clock: the clock.
+        sweeps: the exchanges whose stale queues it deletes.
+        wanted: whether anybody waits for messages now.
+        idle_seconds: the queue is given up when it was not wanted for so long.
+    """
+
+    def __init__(
+        self,
+        queues: ControlQueues,
+        exchange: str,
+        node: str,
+        deliver: Callable[[ReceivedMessage], None],
+        clock: Clock,
+        *,
+        sweeps: Sequence[str] = (),
+        wanted: Callable[[], bool] = lambda: True,
+        idle_seconds: float = math.inf,
+    ) -> None:
+        self._queues = queues
+        self._exchange = exchange
+        self._node = node
+        self._deliver = deliver
+        self._clock = clock
+        self._sweeps = sweeps
+        self._wanted = wanted
+        self._idle_seconds = idle_seconds
+        self._outage = Outage(logger, "use its control queue", node, clock, kind="node")
+        self._stopped = threading.Event()
+        self._changed = threading.Condition()  # guards everything below
+        self._queue: ControlQueue | None = None
+        self._error: SQSError | None = None
+        self._deleting: threading.Thread | None = None
+        self._used_at = clock.monotonic()
+        self._made_at = self._renew_at = self._sweep_at = -math.inf  # the thread's alone
+
+    def start(self) -> None:
+        """Start the thread, which makes the queue. Once."""
+        if start_thread(self._run, "sqs-control-inbox") is None:
+            raise RuntimeError("cannot start the thread that polls a control queue")
+
+    def use(self) -> bool:
+        """Have it stay for a while longer; `False` if it has ended."""
+        with self._changed:
+            self._used_at = self._clock.monotonic()
+            return not self._stopped.is_set()
+
+    def address(self) -> str:
+        """The queue's address. Waits until the queue is made.
+
+        Raises:
+            SQSError: it cannot be made.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._error, CREATION_SECONDS)
+            if self._queue is not None:
+                return self._queue.address
+            raise self._error or UnavailableError("SQS does not answer: no queue for the replies was made")
+
+    def stop(self) -> None:
+        """End the thread, and have another delete the queue: the thread may wait for its poll."""
+        with self._changed:
+            self._stopped.set()
+            queue, self._queue = self._queue, None
+            if queue is not None:
+                self._deleting = start_thread(self._queues.delete, "sqs-control-delete", queue)
+        if queue is not None and self._deleting is None:  # the interpreter is ending
+            self._queues.delete(queue)
+
+    @property
+    def is_deleting(self) -> bool:
+        """Whether the queue is about to be deleted."""
+        return self._deleting is not None and self._deleting.is_alive()
+
+    def join(self, timeout: float) -> None:
+        """Wait until the queue is deleted, for so many seconds at the most. After `stop`."""
+        if self._deleting is not None:
+            self._deleting.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            began = self._clock.monotonic()
+            try:
+                self._turn(self._queue or self._create())
+            except SQSError as error:
+                self._failed(error)
+            except Exception:
+                logger.exception("unexpected error in a thread that polls a control queue; continuing")
+                self._stopped.wait(PAUSE_SECONDS)
+            else:
+                self._outage.success(began)
+
+    def _turn(self, queue: ControlQueue) -> None:
+        self._keep(queue, self._clock.monotonic())
+        for message in self._queues.sqs.receive(queue.url, BATCH_ENTRIES, WAIT_TIME_SECONDS, RECEIVE):
+            self._deliver(message)
+        if self._wanted():
+            self.use()
+        elif self._clock.monotonic() - self._used_at >= self._idle_seconds:
+            self.stop()
+
+    def _keep(self, queue: ControlQueue, now: float) -> None:
+        """Give a sign of life, and sweep, where that is due."""
+        if now >= self._renew_at:
+            self._renew_at = now + SIGN_OF_LIFE_SECONDS
+            self._queues.renew(queue)
+        if now >= self._sweep_at:
+            # Not all workers of a fleet at the same time.
+            self._sweep_at = now + SWEEP_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
+            for exchange in self._sweeps:
+                start_thread(self._queues.sweep, "sqs-control-sweep", exchange)
+
+    def _create(self) -> ControlQueue:
+        queue = self._queues.create(self._exchange, self._node)
+        self._made_at = self._clock.monotonic()
+        self._renew_at = self._made_at + SIGN_OF_LIFE_SECONDS
+        with self._changed:
+            if not self._stopped.is_set():
+                self._queue, self._error = queue, None
+                self._changed.notify_all()
+                return queue
+        self._queues.delete(queue)
+        raise QueueDoesNotExistError("stopped while it was made")
+
+    def _failed(self, error: SQSError) -> None:
+        if self._stopped.is_set():
+            return  # it polled a queue that was deleted
+        missing = isinstance(error, QueueDoesNotExistError)
+        if missing and self._clock.monotonic() - self._made_at < NEW_SECONDS:
+            self._stopped.wait(NEW_PAUSE_SECONDS)
+            return
+        with self._changed:
+            if missing:
+                self._queue = None  # swept, since this process was suspended for long: make another
+            elif self._queue is None:
+                self._error = error
+                self._changed.notify_all()
+        if not missing:
+            self._outage.failure(error)
+            self._stopped.wait(PAUSE_SECONDS)

@@ -1,0 +1,173 @@
+"""Who listens to Celery's events. Where nobody does, an event costs nothing.
+
+A monitor names its queue in every command that it broadcasts, and Celery's receivers broadcast `heartbeat` as
+soon as they listen (celery/events/receiver.py: `wakeup_workers`). So a worker hears of a monitor within a
+second, whatever ListQueues says, which lags by up to a minute. It asks SQS itself for the monitors that were
+there first: at its start, and once more when that lag is over. While somebody listens, it sweeps the queues of
+those that are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.control import wire
+from celery_sqs_visibility.control.event_feed import EventFeed
+from celery_sqs_visibility.control.queues import ControlQueues
+from celery_sqs_visibility.delivery.threads import start_thread
+from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.event_batches import EventMessage
+
+logger = logging.getLogger(__name__)
+
+#: A worker looks for monitors again after its start: what ListQueues did not show then, it shows now.
+SECOND_LOOK_SECONDS: Final = 90.0
+
+#: And then from time to time, while somebody listens.
+LOOK_SECONDS: Final = 600.0
+
+#: How long a client goes by what it knows: it takes no commands, so that no monitor can tell it.
+CLIENT_LOOK_SECONDS: Final = 300.0
+
+CANNOT_LIST: Final = (
+    "cannot list the queues of monitors: those that listen already get no events from here, those that start "
+    "from now on do: %s. (Said once.)"
+)
+
+
+class Monitors:
+    """The monitors of one exchange that this process knows of, and their events. Any thread.
+
+    Args:
+        exchange: to which Celery publishes events.
+        queues: the directory of the monitors' queues.
+        in_worker: events are sent by threads. A client has none: it sends before `publish` returns.
+        clock: the monotonic clock.
+        pause: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        exchange: str,
+        queues: ControlQueues,
+        clock: Clock,
+        *,
+        in_worker: bool,
+        pause: Callable[[float], object] = lambda seconds: threading.Event().wait(seconds),
+    ) -> None:
+        self._exchange = exchange
+        self._queues = queues
+        self._clock = clock
+        self._in_worker = in_worker
+        self._pause = pause
+        self._lock = threading.Lock()  # guards everything below
+        self._feeds: dict[str, EventFeed] = {}  # by URL; replaced whole: readers need no lock
+        self._watched = False
+        self._looked = -math.inf
+        self._refused = False
+
+    def publish(self, message: dict[str, Any]) -> None:
+        """Send kombu's message to all monitors. Never raises: what cannot be sent is dropped, and counted.
+
+        In a worker it costs nothing but a place in a buffer. In a client it is a request for each monitor,
+        and a list of queues now and then.
+        """
+        if not self._in_worker:
+            self._look_now_and_then()
+        feeds = self._feeds.values()
+        if not feeds:
+            return
+        events = EventMessage(wire.text_of(message), message.get("headers") or {})
+        for feed in feeds:
+            feed.submit(events)
+            if not self._in_worker:
+                feed.batch_threads.send_next()
+
+    def told(self, addresses: Iterable[str]) -> None:
+        """Monitors of these addresses listen, as they say themselves. No request."""
+        urls = [self._queues.url_of(self._exchange, address) for address in addresses]
+        self._listen(url for url in urls if url is not None)
+
+    def look(self) -> None:
+        """Ask SQS which monitors there are."""
+        try:
+            self._listen(self._queues.find(self._exchange))
+        except SQSError as error:
+            with self._lock:
+                said, self._refused = self._refused, True
+            if not said:
+                log_safely(logger.warning, CANNOT_LIST, error)
+
+    def watch(self) -> None:
+        """Look for monitors, in a thread, until none listens. Harmless if that goes on already."""
+        with self._lock:
+            watched, self._watched = self._watched, True
+        if not watched and start_thread(self._watch, "sqs-monitors") is None:
+            self._watched = False
+
+    def flush(self, timeout: float) -> bool:
+        """Send what waits; whether that took no longer than `timeout` seconds."""
+        until = self._clock.monotonic() + timeout
+        return all(feed.flush(max(0.0, until - self._clock.monotonic())) for feed in self._feeds.values())
+
+    def _watch(self) -> None:
+        """The thread that looks; it deletes the queues of monitors that were killed, too."""
+        self.look()
+        self._pause(SECOND_LOOK_SECONDS)
+        self.look()
+        while not self._is_over():
+            self._pause(LOOK_SECONDS)
+            self._queues.sweep(self._exchange)
+            self.look()
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            self._watched = bool(self._feeds)
+            return not self._watched
+
+    def _look_now_and_then(self) -> None:
+        with self._lock:
+            now = self._clock.monotonic()
+            due = now - self._looked >= CLIENT_LOOK_SECONDS
+            if due:
+                self._looked = now  # other threads go by what is known meanwhile
+        if due:
+            self.look()
+
+    def _listen(self, urls: Iterable[str]) -> None:
+        for url in urls:
+            if url in self._feeds:
+                self._feeds[url].seen()
+            else:
+                self._add(Queue(url.rpartition("/")[2], url, self._queues.sqs))
+
+    def _add(self, queue: Queue) -> None:
+        encode = partial(_encode, self._exchange)
+        feed = EventFeed(queue, encode, self._forget, self._clock, lingers=self._in_worker)
+        with self._lock:
+            if queue.url in self._feeds:
+                return
+            self._feeds = {**self._feeds, queue.url: feed}
+        logger.info("a monitor listens to Celery's events (queue=%s)", queue.name)
+        if self._in_worker:
+            feed.batch_threads.start()
+            self.watch()
+
+    def _forget(self, gone: EventFeed) -> None:
+        with self._lock:
+            self._feeds = {url: feed for url, feed in self._feeds.items() if feed is not gone}
+        gone.batch_threads.stop()
+        logger.info("a monitor listens no more (queue=%s)", gone.queue.name)
+
+
+def _encode(exchange: str, message: EventMessage) -> OutgoingMessage:
+    return OutgoingMessage(wire.envelope(message.body, message.headers, exchange, ""))

@@ -1,0 +1,201 @@
+"""The directory of control queues. A queue's name is its binding to an exchange: see `control_names`."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from celery_sqs_visibility.aws.port import SQS, OutgoingMessage
+from celery_sqs_visibility.aws.process_lock import ProcessLock
+from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.control_life import is_stale, sign_of_life, tags_of
+from celery_sqs_visibility.policy.control_names import (
+    UNIQUE_CHARACTERS,
+    address,
+    belongs_to,
+    exchange_prefix,
+    is_address,
+)
+from celery_sqs_visibility.policy.quotas import SHORTEST_RETENTION_SECONDS
+
+logger = logging.getLogger(__name__)
+
+#: A message is received once, and expires before its visibility timeout does: nobody needs to delete it.
+ATTRIBUTES: Final = {
+    "MessageRetentionPeriod": str(SHORTEST_RETENTION_SECONDS),
+    "VisibilityTimeout": str(10 * SHORTEST_RETENTION_SECONDS),
+}
+
+#: How long the list of an exchange's queues is good for. SQS's own may be a minute old.
+LIST_SECONDS: Final = 10
+
+#: Most requests at once of one broadcast.
+MOST_THREADS: Final = 32
+
+#: Attempts at one message, if SQS does not answer the first.
+ATTEMPTS: Final = 2
+
+#: Queues whose tags one round of a sweep looks at. A round that finds a stale one is followed by another.
+SWEPT_QUEUES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ControlQueue:
+    """A control queue that this process has made.
+
+    Attributes:
+        url: SQS's.
+        address: by which others send to it: see `ControlQueues.url_of`.
+    """
+
+    url: str
+    address: str
+
+
+class ControlQueues:
+    """The control queues of all processes, by exchange. Any thread; every method but `url_of` makes requests.
+
+    Args:
+        sqs: access to them.
+        prefix: what their names begin with.
+        tags: those that the user wants on every queue.
+        clock: the clock.
+    """
+
+    def __init__(self, sqs: SQS, prefix: str, tags: Mapping[str, str], clock: Clock) -> None:
+        self.sqs = sqs
+        self._prefix = prefix
+        self._tags = dict(tags)
+        self._clock = clock
+        self._lock = ProcessLock()  # guards what follows
+        self._listed: dict[str, tuple[float, dict[str, str]]] = {}  # exchange: when, address to URL
+        self._base: str | None = None  # what stands before the name in a URL
+
+    def create(self, exchange: str, node: str) -> ControlQueue:
+        """Make a queue with a name that nobody has had. It may take a second until it can be used."""
+        own = address(node, secrets.token_hex(UNIQUE_CHARACTERS // 2))
+        tags = {**self._tags, **tags_of(exchange, node, self._clock.wall())}
+        url = self.sqs.create_queue(exchange_prefix(self._prefix, exchange) + own, ATTRIBUTES, tags)
+        with self._lock:
+            self._base = url.rpartition("/")[0]
+        return ControlQueue(url, own)
+
+    def delete(self, queue: ControlQueue) -> None:
+        """Delete a queue; one that is gone is no error."""
+        try:
+            self.sqs.delete_queue(queue.url)
+        except QueueDoesNotExistError:
+            pass
+        except SQSError as error:
+            logger.warning("cannot delete a control queue, which others sweep: %s (%s)", error, queue.url)
+
+    def renew(self, queue: ControlQueue) -> None:
+        """Say that this process still has the queue."""
+        self.sqs.tag_queue(queue.url, sign_of_life(self._clock.wall()))
+
+    def url_of(self, exchange: str, address: str) -> str | None:
+        """The URL of another process's queue; `None` for what is no address. No request."""
+        if self._base is None or not is_address(address):
+            return None
+        return f"{self._base}/{exchange_prefix(self._prefix, exchange)}{address}"
+
+    def find(self, exchange: str, nodes: Collection[str] = ()) -> list[str]:
+        """The URLs of the exchange's queues; with `nodes` those of these nodes alone.
+
+        The list is cached, but not for a node that is missing in it.
+        """
+        listed, fresh = self._cached(exchange)
+        found = _of_nodes(listed, nodes)
+        if fresh or (found and len(found) >= len(nodes)):
+            return found
+        return _of_nodes(self._list(exchange), nodes)
+
+    def send(self, exchange: str, urls: Collection[str], body: str) -> int:
+        """Send a message to each queue, many at once; how many have it. The calling thread waits.
+
+        Raises:
+            SQSError: of none that exists it is known that it has the message.
+        """
+        if not urls:
+            return 0
+        with ThreadPoolExecutor(min(len(urls), MOST_THREADS), "sqs-control-send") as threads:
+            errors = list(threads.map(partial(self._try, exchange, body), urls))
+        failures = [error for error in errors if error is not None]
+        failed = [error for error in failures if not isinstance(error, QueueDoesNotExistError)]
+        if failed and len(failures) == len(urls):
+            raise failed[0]
+        if failed:
+            logger.warning("a command did not reach %d of %d queues: %s", len(failed), len(urls), failed[0])
+        return len(urls) - len(failures)
+
+    def sweep(self, exchange: str) -> None:
+        """Delete queues that nobody has any more: a killed process leaves its own. Logs errors."""
+        try:
+            urls = [*self._list(exchange).values()]
+            random.shuffle(urls)
+            found = True
+            while urls and found:
+                found = sum(self._swept(exchange, url) for url in urls[:SWEPT_QUEUES]) > 0
+                del urls[:SWEPT_QUEUES]
+        except SQSError as error:
+            logger.warning("cannot sweep control queues of processes that are gone, which stay: %s", error)
+
+    def _swept(self, exchange: str, url: str) -> bool:
+        """Whether the queue was stale, or is gone."""
+        try:
+            if not is_stale(self.sqs.queue_tags(url), exchange, self._clock.wall()):
+                return False
+            self.sqs.delete_queue(url)
+            logger.info("deleted a control queue whose process has gone (%s)", url)
+        except QueueDoesNotExistError:
+            pass  # another process was first
+        return True
+
+    def _cached(self, exchange: str) -> tuple[dict[str, str], bool]:
+        """The list, and whether it was made just now."""
+        with self._lock:
+            when, listed = self._listed.get(exchange, (float("-inf"), {}))
+        if self._clock.monotonic() - when < LIST_SECONDS:
+            return listed, False
+        return self._list(exchange), True
+
+    def _list(self, exchange: str) -> dict[str, str]:
+        prefix = exchange_prefix(self._prefix, exchange)
+        now = self._clock.monotonic()
+        named = {url.rpartition("/")[2][len(prefix) :]: url for url in self.sqs.list_queues(prefix)}
+        listed = {address: url for address, url in named.items() if is_address(address)}
+        with self._lock:
+            self._listed[exchange] = now, listed
+        return listed
+
+    def _try(self, exchange: str, body: str, url: str) -> SQSError | None:
+        error: SQSError | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                self.sqs.send(url, OutgoingMessage(body))
+            except PASSING_ERRORS as passing:
+                error = passing
+            except QueueDoesNotExistError as gone:
+                self._forget(exchange, url)
+                return gone
+            except SQSError as refused:
+                return refused
+            else:
+                return None
+        return error
+
+    def _forget(self, exchange: str, url: str) -> None:
+        with self._lock:
+            when, listed = self._listed.get(exchange, (float("-inf"), {}))
+            self._listed[exchange] = when, {key: each for key, each in listed.items() if each != url}
+
+
+def _of_nodes(listed: Mapping[str, str], nodes: Collection[str]) -> list[str]:
+    return [url for address, url in listed.items() if not nodes or belongs_to(address, nodes)]

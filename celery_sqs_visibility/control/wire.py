@@ -1,0 +1,121 @@
+"""Messages of remote control at SQS: kombu's, with the body as JSON. Nothing else is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kombu.serialization import loads as load_content
+from kombu.utils.json import dumps, loads
+
+from celery_sqs_visibility.aws.port import ReceivedMessage
+from celery_sqs_visibility.errors import TooLargeError, UnreadableError
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+
+JSON: Final = "application/json"
+
+#: The header with the time until which the caller waits, by its clock (kombu/pidbox.py: `Mailbox._publish`).
+EXPIRES: Final = "expires"
+
+#: The header with the addresses of the monitors in the caller's process, by the exchange of their events.
+MONITORS: Final = "monitors"
+
+#: The property with the seconds until then: two machines' clocks differ.
+EXPIRES_IN: Final = "expires_in"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlMessage:
+    """A received message.
+
+    Attributes:
+        payload: as kombu's virtual transports have it.
+        routing_key: the one it was published with.
+        monitors: those in its sender's process, see `MONITORS`.
+        expires_in: seconds from the receive until nobody waits for its effect; `None`: there is no end.
+    """
+
+    payload: dict[str, Any]
+    routing_key: str
+    expires_in: float | None
+    monitors: dict[str, list[str]]
+
+
+def body_of(message: Mapping[str, Any]) -> Any:
+    """The content of a message that this process publishes, whatever its serializer is."""
+    kind = message["content-type"]
+    return load_content(message["body"], kind, message["content-encoding"], accept={kind})
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Its content as JSON."""
+    body = message["body"]
+    return body if message["content-type"] == JSON and isinstance(body, str) else str(dumps(body_of(message)))
+
+
+def encode(
+    message: Mapping[str, Any], body: Any, exchange: str, routing_key: str, expires_in: float | None = None
+) -> str:
+    """The message with that content, as the body of a message at SQS.
+
+    Raises:
+        TooLargeError: SQS takes no message of that size.
+    """
+    text = envelope(dumps(body), message.get("headers") or {}, exchange, routing_key, expires_in)
+    if len(text) > MESSAGE_BYTES:
+        raise TooLargeError(f"it has {len(text)} bytes, and a message at SQS has {MESSAGE_BYTES} at most")
+    return text
+
+
+def envelope(
+    body: str, headers: Mapping[str, Any], exchange: str, routing_key: str, expires_in: float | None = None
+) -> str:
+    """The body of a message at SQS, with that content, which is JSON."""
+    info = {"exchange": exchange, "routing_key": routing_key}
+    properties = {"delivery_info": info, EXPIRES_IN: expires_in}
+    content = {"body": body, "content-type": JSON, "headers": dict(headers), "properties": properties}
+    return str(dumps(content))
+
+
+def decode(received: ReceivedMessage) -> ControlMessage:
+    """Read a message.
+
+    Raises:
+        UnreadableError: it is not JSON, or not of this form.
+    """
+    try:
+        sent = json.loads(received["Body"])
+        properties, headers, body = sent["properties"], sent["headers"], sent["body"]
+        routing_key = properties["delivery_info"]["routing_key"]
+        if sent["content-type"] != JSON or not isinstance(loads(body), dict | list):
+            raise UnreadableError("its content is not JSON")  # noqa: TRY301
+        expires_in = properties.get(EXPIRES_IN)
+        if expires_in is not None:
+            expires_in = float(expires_in) - _seconds_in_queue(received)
+        properties = {**properties, "delivery_tag": received["MessageId"]}
+        content = {"body": str(body), "content-type": JSON, "content-encoding": "utf-8"}
+        payload = {**content, "headers": _plain(headers), "properties": properties}
+        return ControlMessage(payload, str(routing_key), expires_in, _monitors(headers))
+    except UnreadableError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever kombu's decoders of typed values raise
+        raise UnreadableError(f"it is not a message of remote control: {error!r}") from None
+
+
+def _monitors(headers: Mapping[str, Any]) -> dict[str, list[str]]:
+    named = headers.get(MONITORS) or {}
+    return {str(exchange): [str(each) for each in addresses] for exchange, addresses in named.items()}
+
+
+def _plain(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The headers but for kombu's `compression`, which the body has none of."""
+    return {name: value for name, value in headers.items() if name != "compression"}
+
+
+def _seconds_in_queue(received: ReceivedMessage) -> float:
+    """By SQS's clock alone."""
+    attributes = received["Attributes"]
+    milliseconds = int(attributes["ApproximateFirstReceiveTimestamp"]) - int(attributes["SentTimestamp"])
+    return max(0.0, milliseconds / 1000)

@@ -1,0 +1,54 @@
+"""The names of control queues. A name is the queue's binding: all processes see the list of queues.
+
+A name is `<prefix><exchange>-<digest of exchange>-<digest of node>-<unique>`. The digests tell apart what the
+characters that SQS takes do not, and let a caller choose the queues of some nodes without a request. The
+unique part is new for each start: SQS does not give a deleted queue's name away for a minute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from celery_sqs_visibility.policy.queue_names import LONGEST_NAME_CHARACTERS, sqs_name
+
+EXCHANGE_DIGEST_CHARACTERS: Final = 6
+NODE_DIGEST_CHARACTERS: Final = 8
+UNIQUE_CHARACTERS: Final = 12
+
+#: What follows the exchange in a name, hyphens included.
+_TAIL_CHARACTERS: Final = EXCHANGE_DIGEST_CHARACTERS + NODE_DIGEST_CHARACTERS + UNIQUE_CHARACTERS + 3
+
+#: Characters of the exchange's name that fit in any case.
+_FEWEST_READABLE: Final = 8
+
+LONGEST_PREFIX_CHARACTERS: Final = LONGEST_NAME_CHARACTERS - _TAIL_CHARACTERS - _FEWEST_READABLE
+
+_ADDRESS: Final = re.compile(rf"[0-9a-f]{{{NODE_DIGEST_CHARACTERS}}}-[0-9a-f]{{{UNIQUE_CHARACTERS}}}")
+
+
+def exchange_prefix(prefix: str, exchange: str) -> str:
+    """What the names of all queues of an exchange begin with, and those of no other exchange."""
+    room = LONGEST_NAME_CHARACTERS - _TAIL_CHARACTERS - len(prefix)
+    return f"{prefix}{sqs_name(exchange)[:room]}-{_digest(exchange, EXCHANGE_DIGEST_CHARACTERS)}-"
+
+
+def address(node: str, unique: str) -> str:
+    """What follows the exchange's prefix in the name of the node's queue."""
+    return f"{_digest(node, NODE_DIGEST_CHARACTERS)}-{unique}"
+
+
+def is_address(text: str) -> bool:
+    """Whether `address` can have returned that."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def belongs_to(address: str, nodes: Iterable[str]) -> bool:
+    """Whether the address is one of these nodes, or of one whose digest is the same."""
+    return address[:NODE_DIGEST_CHARACTERS] in {_digest(node, NODE_DIGEST_CHARACTERS) for node in nodes}
+
+
+def _digest(name: str, characters: int) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:characters]

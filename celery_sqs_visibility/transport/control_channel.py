@@ -1,0 +1,159 @@
+"""The part of kombu's Channel that carries remote control: see `celery_sqs_visibility.control`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.errors import AccessDeniedError, RemoteControlError, SQSError
+from celery_sqs_visibility.transport.exchanges import (
+    is_celerys_own,
+    is_celerys_queue,
+    is_for_control,
+    is_for_events,
+    is_reply,
+    reply_exchange,
+)
+from celery_sqs_visibility.transport.fanout_channel import FanoutChannel
+
+logger = logging.getLogger(__name__)
+
+REMEDY: Final = (
+    "set broker_transport_options = {'remote_control': True} for the workers and for whoever asks them; each "
+    "worker then has a queue of its own, which costs about USD 0.05 a month"
+)
+
+DROPPED: Final = "dropped a command to workers, since remote control is off here: %s. (Said once.)"
+
+#: Exit statuses of `celery inspect`, from sysexits.h: nobody answers, and a right is missing.
+EX_UNAVAILABLE: Final = 69
+EX_NOPERM: Final = 77
+
+
+class ControlChannel(FanoutChannel):
+    """Methods belong to the thread that has the channel. Without the option there are no control queues."""
+
+    _has_warned = False  # of the class: once in a process
+
+    def queue_bind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Bind the queue. One of Celery's own, whose names change, has no place in the exchange's table."""
+        if exchange and is_celerys_own(exchange):
+            state: Any = self.state
+            state.binding_declare(queue, exchange, routing_key, arguments)
+        else:
+            super().queue_bind(queue, exchange, routing_key, arguments, **kwargs)
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
+        """Publish the message: a command at once, in a block of `publish_batch` too, a reply by a thread.
+
+        An event goes to the monitors that listen.
+        """
+        if exchange and self._has_control and is_for_events(exchange):
+            self.context.control.monitors(exchange).publish(message)
+            return None
+        if not is_for_control(exchange):
+            return super().basic_publish(message, exchange, routing_key, **kwargs)
+        if not self._has_control:
+            self._warn()
+        elif is_reply(exchange):
+            self.context.control.reply(exchange, routing_key, message)
+        else:
+            self._broadcast(exchange, message)
+        return None
+
+    def after_reply_message_received(self, queue: str) -> None:
+        """Forget the binding. The queue itself serves this process's next command."""
+        state: Any = self.state
+        state.queue_bindings_delete(queue)
+
+    def _broadcast(self, exchange: str, message: dict[str, Any]) -> None:
+        try:
+            self.context.control.broadcast(exchange, message)
+        except AccessDeniedError as error:
+            raise shown_in_one_line(error, EX_NOPERM) from error
+        except SQSError as error:
+            raise shown_in_one_line(error, EX_UNAVAILABLE) from error
+
+    @property
+    def _has_control(self) -> bool:
+        return bool(self.context.options.remote_control)
+
+    def _new_queue(self, queue: str, **kwargs: Any) -> None:
+        """Make the queue; one of Celery's own only when it is consumed, or replies are about to come."""
+        if not is_celerys_queue(queue):
+            super()._new_queue(queue, **kwargs)
+        elif not self._has_control:
+            error = RemoteControlError(f"remote control is off here: {REMEDY}")
+            raise shown_in_one_line(error, EX_UNAVAILABLE)
+        elif (exchange := reply_exchange(queue)) is not None:
+            self.context.control.expect_replies(exchange)
+
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        """Delete the queue; Celery's own are deleted where they are no longer consumed."""
+        if not is_celerys_queue(queue):
+            super()._delete(queue, *args, **kwargs)
+
+    def _consume_control(self, queue: str, deliver: Callable[[dict[str, Any]], object]) -> bool:
+        """Have a queue of Celery's own consumed; whether it is one."""
+        exchange = self._exchange_of(queue)
+        if exchange is None:
+            return False
+        handle = self._handle_command if is_for_control(exchange) and not is_reply(exchange) else self._handle
+        buffer = self._transport.buffer
+
+        def put(payload: dict[str, Any], is_in_time: Callable[[], bool]) -> None:
+            buffer.put_errand(partial(handle, queue, deliver, payload, is_in_time))
+
+        self.context.control.consume(queue, exchange, put)
+        return True
+
+    def _cancel_control(self, queue: str) -> bool:
+        """Have it consumed no longer; whether it is one of Celery's own."""
+        exchange = self._exchange_of(queue)
+        if exchange is None:
+            return False
+        self.context.control.cancel(queue, exchange)
+        return True
+
+    def _exchange_of(self, queue: str) -> str | None:
+        """The exchange of Celery's own that the queue is bound to, where remote control is on."""
+        if not is_celerys_queue(queue) or not self._has_control:
+            return None
+        bound = (each.exchange for each in self.state.queue_bindings(queue))
+        return next((exchange for exchange in bound if is_celerys_own(exchange)), None)
+
+    def _handle(
+        self,
+        queue: str,
+        deliver: Callable[[dict[str, Any]], object],
+        payload: dict[str, Any],
+        is_in_time: Callable[[], bool],
+    ) -> None:
+        if queue in self._active_queues and is_in_time():
+            deliver(payload)
+
+    def _handle_command(self, *args: Any) -> None:
+        """Nothing that a command raises ends the event loop, but a shutdown."""
+        try:
+            self._handle(*args)
+        except SystemExit:
+            if self.context.on_remote_shutdown is None:
+                raise
+            self.context.on_remote_shutdown()
+        except Exception:
+            logger.exception("a command of remote control failed; continuing")
+
+    def _warn(self) -> None:
+        if not ControlChannel._has_warned:
+            ControlChannel._has_warned = True
+            logger.warning(DROPPED, REMEDY)

@@ -1,0 +1,13 @@
+"""A camera for `celery events --camera`."""
+
+from __future__ import annotations
+
+from celery.events.snapshot import Polaroid
+
+
+class Camera(Polaroid):
+    """Says what it sees, once a second."""
+
+    def on_shutter(self, state):
+        tasks = sorted(f"{task.name} {task.state}" for task in state.tasks.values())
+        print("snapshot:", tasks, flush=True)  # noqa: T201 - the test reads it

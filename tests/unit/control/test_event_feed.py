@@ -1,0 +1,114 @@
+"""Events go to a monitor in batches; what cannot be sent is dropped and counted, and nothing grows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support import factories
+from support.batch_threads import work_off
+from support.clock import FakeClock
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.control import event_feed
+from celery_sqs_visibility.control.event_feed import LINGER_SECONDS, NEW_SECONDS, EventFeed
+from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
+from celery_sqs_visibility.events import EventsDropped, subscribe
+from celery_sqs_visibility.policy.event_batches import EventMessage
+
+SENDS = "SendMessageBatch"
+
+
+def encode(message):
+    return OutgoingMessage(message.body)
+
+
+class World:
+    def __init__(self):
+        self.clock = FakeClock()
+        self.sqs = FakeSQS(self.clock)
+        self.queue = factories.queue(self.sqs, "celeryev")
+        self.gone, self.dropped = [], []
+        self.feed = EventFeed(self.queue, encode, self.gone.append, self.clock)
+        self.unsubscribe = subscribe(self.dropped.append, EventsDropped)
+
+    def submit(self, *numbers):
+        for number in numbers:
+            self.feed.submit(EventMessage(json.dumps({"n": number}), {}))
+
+    def later(self, seconds=LINGER_SECONDS):
+        self.clock.advance(seconds)
+        return work_off(self.feed.batch_threads)
+
+    @property
+    def sent(self):
+        return [[each.body for each in call["messages"]] for call in factories.requests(self.sqs, SENDS)]
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    world.unsubscribe()
+
+
+def test_events_of_half_a_second_share_a_message(world):
+    world.submit(1, 2, 3)
+    assert work_off(world.feed.batch_threads) == 0
+    assert world.later() == 1
+    assert world.sent == [['[{"n": 1},{"n": 2},{"n": 3}]']]
+    assert world.later() == 0
+
+
+def test_a_full_batch_does_not_wait(world, monkeypatch):
+    monkeypatch.setattr(event_feed, "BATCH_BYTES", 20)
+    world.submit(1, 2, 3)
+    assert work_off(world.feed.batch_threads) == 1
+
+
+def test_a_flush_waits_for_nothing_else(world):
+    world.submit(1)
+    world.feed.batch_threads.start()
+    assert world.feed.flush(5)
+    assert world.sent == [['{"n": 1}']]
+    world.feed.batch_threads.stop()
+
+
+def test_what_exceeds_the_bound_is_dropped_counted_and_said_once(world, monkeypatch, caplog):
+    monkeypatch.setattr(event_feed, "MOST_BYTES", 20)
+    world.submit(1, 2, 3, 4)
+    assert [event.count for event in world.dropped] == [1, 1]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "dropped events of Celery for a monitor, which will miss them" in caplog.text
+    world.later()
+    assert world.sent == [['[{"n": 1},{"n": 2}]']]
+
+
+def test_what_fails_for_a_while_is_sent_again_in_order(world, caplog):
+    world.sqs.fail_next(SENDS, UnavailableError("no answer"))
+    world.submit(1)
+    world.later()
+    world.submit(2)
+    world.later(3)
+    assert world.sent[-1] == ['[{"n": 1},{"n": 2}]']
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert not world.dropped
+
+
+def test_what_sqs_refuses_is_dropped(world):
+    world.sqs.fail_next(SENDS, AccessDeniedError("not allowed"))
+    world.submit(1, 2)
+    assert world.later() == 1
+    assert world.dropped == [EventsDropped("celeryev", 2)]
+    assert world.feed.flush(0)
+
+
+def test_a_monitor_whose_queue_is_gone_is_gone_but_not_while_its_queue_is_new(world):
+    world.sqs.delete_queue(world.queue.url)
+    world.submit(1)
+    world.later()
+    assert not world.gone
+    world.later(NEW_SECONDS)
+    assert world.gone == [world.feed]
+    assert not world.dropped

@@ -1,0 +1,143 @@
+"""A worker is told who listens; a client asks seldom; nobody's events cost nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support import factories
+from support.clock import FakeClock
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.control.monitors import (
+    CLIENT_LOOK_SECONDS,
+    LOOK_SECONDS,
+    SECOND_LOOK_SECONDS,
+    Monitors,
+)
+from celery_sqs_visibility.control.queues import ControlQueues
+from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
+from celery_sqs_visibility.policy.control_life import STALE_SECONDS
+
+LISTS, SENDS = "ListQueues", "SendMessageBatch"
+
+
+class World:
+    def __init__(self, *, in_worker):
+        self.clock = FakeClock()
+        self.sqs = FakeSQS(self.clock)
+        self.queues = ControlQueues(self.sqs, "control-", {}, self.clock)
+        self.pauses = []
+        self.monitors = Monitors(
+            "celeryev", self.queues, self.clock, in_worker=in_worker, pause=self.pauses.append
+        )
+
+    def open(self):
+        """A monitor starts."""
+        return self.queues.create("celeryev", "monitor")
+
+    def publish(self, number=1):
+        body = json.dumps({"n": number})
+        self.monitors.publish(
+            {"body": body, "content-type": "application/json", "headers": {"hostname": "w"}}
+        )
+
+    def left(self, queue):
+        return factories.left(Queue("celeryev", queue.url, self.sqs))
+
+    def requests(self, action):
+        return len(factories.requests(self.sqs, action))
+
+
+@pytest.fixture
+def worker():
+    world = World(in_worker=True)
+    yield world
+    for feed in world.monitors._feeds.values():
+        feed.batch_threads.stop()
+
+
+@pytest.fixture
+def client():
+    return World(in_worker=False)
+
+
+def test_where_nobody_listens_a_worker_makes_no_request(worker):
+    for _ in range(100):
+        worker.publish()
+    assert not worker.sqs.calls
+    assert worker.monitors.flush(0)
+
+
+def test_a_worker_sends_to_all_that_it_is_told_of_and_that_it_finds(worker):
+    early, new = worker.open(), worker.open()
+    worker.monitors.told([new.address, new.address, "no-address"])
+    worker.monitors.look()
+    worker.publish()
+    assert worker.monitors.flush(SOON)
+    assert [worker.left(queue) for queue in (early, new)] == [1, 1]
+
+
+def test_a_worker_looks_until_nobody_listens_and_sweeps_monitors_that_were_killed(worker):
+    def pause(seconds):
+        worker.pauses.append(seconds)
+        if seconds == LOOK_SECONDS:
+            worker.clock.advance(STALE_SECONDS + 1)
+        worker.publish()  # finds out that the queue is gone
+        worker.monitors.flush(SOON)
+
+    worker.monitors._pause = pause
+    killed = worker.open()
+    worker.monitors.watch()
+    wait_until(lambda: not worker.monitors._watched, SOON, "the watch to end")
+    assert worker.pauses == [SECOND_LOOK_SECONDS, LOOK_SECONDS, LOOK_SECONDS]
+    assert [call["queue_url"] for call in factories.requests(worker.sqs, "DeleteQueue")] == [killed.url]
+    assert not worker.monitors._feeds
+
+
+def test_what_may_not_be_listed_is_said_once_and_the_told_ones_get_their_events(worker, caplog):
+    for _ in range(2):
+        worker.sqs.fail_next(LISTS, AccessDeniedError("not allowed"))
+        worker.monitors.look()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    new = worker.open()
+    worker.monitors.told([new.address])
+    worker.publish()
+    assert worker.monitors.flush(SOON)
+    assert worker.left(new) == 1
+
+
+def test_a_monitor_that_is_gone_costs_nothing_any_more(worker):
+    new = worker.open()
+    worker.monitors.told([new.address])
+    worker.sqs.delete_queue(new.url)
+    worker.clock.advance(60)
+    worker.publish()
+    worker.monitors.flush(SOON)
+    wait_until(lambda: not worker.monitors._feeds, SOON, "the monitor to be forgotten")
+    worker.publish()
+    assert worker.requests(SENDS) == 1
+
+
+def test_a_client_asks_now_and_then_and_sends_at_once(client):
+    client.publish()
+    new = client.open()
+    client.publish()
+    assert (client.requests(LISTS), client.left(new)) == (1, 0)
+    client.clock.advance(CLIENT_LOOK_SECONDS)
+    client.publish()
+    client.publish()
+    assert (client.requests(LISTS), client.left(new)) == (2, 2)
+
+
+def test_a_client_is_not_kept_waiting_by_an_outage(client):
+    new = client.open()
+    client.sqs.fail_next(SENDS, UnavailableError("no answer"))
+    for number in range(3):
+        client.publish(number)
+    assert client.requests(SENDS) == 1
+    client.clock.advance(3)
+    client.publish()
+    assert client.left(new) == 1  # with the four events

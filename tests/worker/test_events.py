@@ -1,0 +1,101 @@
+"""Celery's monitors see what workers do; where nobody listens, events cost nothing."""
+
+from __future__ import annotations
+
+import signal
+import time
+import uuid
+
+import pytest
+from support.commands import run_celery
+from support.monitors import Exporter, Monitor, Screen
+from support.processes import SOON, wait_until
+
+EVENTS = "-celeryev-"  # in the names of monitors' queues
+
+
+@pytest.fixture
+def site(make_site):
+    return make_site(remote_control=True, control_prefix=f"{uuid.uuid4().hex[:8]}-", wait_time_seconds=2)
+
+
+@pytest.fixture
+def monitor(site, proxy, tmp_path, monkeypatch):
+    """Start `celery -A work *args`, behind the proxy."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", proxy.url)
+    started = []
+
+    def start(*args, kind=Monitor):
+        started.append(kind(tmp_path / f"monitor{len(started)}.log", site.config, "-A", "work", *args))
+        return started[-1].start()
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+def sends(site):
+    """How many requests have carried events."""
+    return len([call for call in site.proxy.calls("SendMessageBatch") if EVENTS in call.queue])
+
+
+@pytest.mark.own_pool
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_monitor_sees_tasks_and_workers_come_and_go(site, monitor, pool):
+    dump = monitor("events", "--dump")
+    dump.wait_for_log("starting capture")
+    worker = site.start(pool=pool, extra_args=["-E"])
+    dump.wait_for_log("heartbeat:")
+    site.send("quick", "a")
+    for seen in ("task received: work.quick", "task started: work.quick", "task succeeded: work.quick"):
+        dump.wait_for_log(seen)
+    worker.terminate()
+    assert worker.wait_exit() == 0
+    dump.wait_for_log("shutdown:")
+
+
+def test_workers_hear_at_once_of_a_monitor_and_forget_it_when_it_ends(site, monitor):
+    worker = site.start()
+    time.sleep(3)  # a heartbeat and more
+    assert sends(site) == 0
+    dump = monitor("events", "--dump")
+    dump.wait_for_log("heartbeat:")
+    site.send("quick", "unseen")  # without -E
+    site.diary.wait_for("started", key="unseen")
+    assert run_celery(site.config, "control", "enable_events").returncode == 0
+    site.send("quick", "seen")
+    dump.wait_for_log("task succeeded: work.quick")
+    assert dump.log.count("task received") == 1
+    dump.signal_main(signal.SIGINT)
+    assert dump.wait_exit() == 0
+    worker.wait_for_log("a monitor listens no more")
+    before = sends(site)
+    time.sleep(3)
+    assert sends(site) == before
+
+
+def test_snapshots_the_terminal_and_the_exporter_show_a_task(site, monitor, proxy, tmp_path):
+    options = (
+        f"remote_control=true&control_prefix={site.config['broker_transport_options']['control_prefix']}"
+    )
+    url = f"celery-sqs-visibility://{proxy.url.removeprefix('http://')}//?{options}&region=us-east-1"
+    camera = monitor("events", "--camera", "snapshots.Camera", "--freq", "1")
+    terminal = monitor("events", kind=Screen)
+    with Exporter(tmp_path / "exporter.log", url) as exporter:
+        site.start(extra_args=["-E"])
+        wait_until(lambda: "celery_worker_up{" in exporter.metrics(), SOON, lambda: exporter.log)
+        terminal.wait_for_log("worker1@")
+        camera.wait_for_log("snapshot:")
+        site.send("quick", "a")
+        camera.wait_for_log("snapshot: ['work.quick SUCCESS']")
+        terminal.wait_for_log("work.quick")
+        succeeded = "celery_task_succeeded_total{hostname="
+        wait_until(lambda: succeeded in exporter.metrics(), SOON, lambda: exporter.log)
+
+
+def test_a_producer_tells_a_monitor_what_it_sent(site, monitor):
+    dump = monitor("events", "--dump")
+    wait_until(lambda: site.proxy.calls("ReceiveMessage"), SOON, "the monitor to listen")
+    site.app.conf.task_send_sent_event = True
+    site.send("quick", "a")
+    dump.wait_for_log("task sent: work.quick")
