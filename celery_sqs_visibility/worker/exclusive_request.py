@@ -117,6 +117,7 @@ class ExclusiveRequest(DeliveryRequest):
             case Processed():
                 logger.info("Task %s[%s] skipped: its key %r was processed before", self.name, self.id, key)
                 self._warn_of_canvas()
+                self.note_outcome("skipped")
                 self.settle(Delete())
             case Processing(left, owner):
                 seconds = seconds_to_wait(left)

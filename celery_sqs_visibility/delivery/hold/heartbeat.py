@@ -10,13 +10,14 @@ from typing import Final
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
-from celery_sqs_visibility.delivery.hold.extensions import ExtensionOutcome
+from celery_sqs_visibility.delivery.hold.extensions import ExtensionOutcome, lateness
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.settlements import Settlement
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
-from celery_sqs_visibility.events import Event, Extended, Lost, emit, log_safely
+from celery_sqs_visibility.events import Event, Extended, Lost, emit, has_listener, log_safely
+from celery_sqs_visibility.measurements import ExtensionEnded
 from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -122,11 +123,18 @@ class Heartbeat:
 
     def _note(self, delivery: Delivery, seconds: int, since: float, error: SQSError | None) -> Concluded:
         if error is None:
+            if has_listener(ExtensionEnded):
+                self._measure(delivery)
             outcome = self._ledger.extended(delivery, since + seconds)
             return delivery, outcome, Extended(delivery.facts, seconds)
         if isinstance(error, ReceiptHandleInvalidError):
             return self._lose(delivery, str(error))
         return delivery, self._ledger.not_extended(delivery, self._clock.monotonic()), None
+
+    def _measure(self, delivery: Delivery) -> None:
+        options = delivery.holder.options.for_queue(delivery.queue.name)
+        late = lateness(delivery, options, self._clock.monotonic())
+        emit(ExtensionEnded(delivery.queue.name, late))
 
     def _lose(self, delivery: Delivery, reason: str) -> Concluded:
         return delivery, self._ledger.refused(delivery), Lost(delivery.facts, reason)

@@ -151,4 +151,5 @@ def _facts(queue: Queue, message: ReceivedMessage, content: Content, received: f
         task_id=content.task_id if isinstance(content, DecodedMessage) else None,
         group=attributes.get("MessageGroupId"),
         received=received,
+        sent=int(attributes.get("SentTimestamp", 0)) / 1000,
     )
