@@ -40,7 +40,7 @@ def extension_seconds(delivery: Delivery, options: QueueOptions, now: float) -> 
 
 
 def lateness(delivery: Delivery, options: QueueOptions, now: float) -> float:
-    """Seconds since the instant by which it should have been extended."""
+    """Seconds since the instant by which it should have been extended; 0 before."""
     return max(0.0, now - (delivery.deadline - options.heartbeat_interval))
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
-from celery_sqs_visibility.delivery.hold.extensions import ExtensionOutcome, lateness
+from celery_sqs_visibility.delivery.hold.extensions import ExtensionOutcome
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
@@ -132,8 +132,7 @@ class Heartbeat:
         return delivery, self._ledger.not_extended(delivery, self._clock.monotonic()), None
 
     def _measure(self, delivery: Delivery) -> None:
-        options = delivery.holder.options.for_queue(delivery.queue.name)
-        late = lateness(delivery, options, self._clock.monotonic())
+        late = self._ledger.lateness(delivery, self._clock.monotonic())
         emit(ExtensionEnded(delivery.queue.name, late))
 
     def _lose(self, delivery: Delivery, reason: str) -> Concluded:
