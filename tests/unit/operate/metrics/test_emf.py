@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
+from pathlib import Path
 
 import jsonschema
 import pytest
 
-from celery_sqs_visibility.operate.metrics.emf import LOGGER, NAMESPACE, EMFLog, prepare_logger
+from celery_sqs_visibility.operate.metrics.emf import LOGGER, NAMESPACE, UNITS, EMFLog, prepare_logger
 from celery_sqs_visibility.operate.metrics.worker_state import WorkerState
 from celery_sqs_visibility.operate.queue_depths import QueueDepth
 
@@ -117,3 +119,13 @@ def test_lines_go_to_the_handler_that_the_app_has_given_and_else_to_standard_out
     (handler,) = LOGGER.handlers
     record = logging.makeLogRecord({"msg": "{}"})
     assert (handler.format(record), LOGGER.propagate) == ("{}", False)
+
+
+def test_the_pages_line_and_its_policy_for_autoscaling_are_ours():
+    page = Path(__file__).resolve().parents[4] / "docs/metrics.md"
+    line, policy = map(json.loads, re.findall(r"```json\n(.*?)```", page.read_text(), flags=re.DOTALL))
+    jsonschema.validate(line, SCHEMA)
+    metrics = policy["CustomizedMetricSpecification"]["Metrics"]
+    stats = [each["MetricStat"]["Metric"] for each in metrics if "MetricStat" in each]
+    assert {each["Namespace"] for each in stats} == {NAMESPACE}
+    assert {each["MetricName"] for each in stats} == {"Backlog", "Workers"} <= set(UNITS)
