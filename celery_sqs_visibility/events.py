@@ -9,7 +9,8 @@ In the order of a message's life:
 - `Failed` and `Hidden`; at last `DeadLettered`.
 - `Released`, when it is given back without having run.
 
-`SQSRequest` is about a request and no message; `EventsDropped` is about Celery's own events.
+`SQSRequest` is about a request and no message; `EventsDropped` is about Celery's own events. What metrics are
+made of beyond these events is in `celery_sqs_visibility/measurements.py`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Facts:
         group: the FIFO message group, if any.
         received: when this delivery arrived, in seconds since the epoch; 0 if unknown.
         attempt: the number of the run that it is for, 1 for the first; `None` if unknown, as before an ETA.
+        sent: when the message was sent, in seconds since the epoch; 0 if unknown.
     """
 
     queue: str
@@ -49,6 +51,7 @@ class Facts:
     group: str | None = None
     received: float = 0
     attempt: int | None = None
+    sent: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +179,13 @@ class SQSRequest(Event):
         action: of SQS's API, for example "ReceiveMessage".
         seconds: how long it took.
         outcome: "ok", or the error's code.
+        queue: SQS's name of the queue that it was about; empty if none.
     """
 
     action: str
     seconds: float
     outcome: str
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +203,23 @@ E = TypeVar("E", bound=Event)
 Listener = Callable[[Any], None]
 
 
-_lock = threading.Lock()  # guards changes of _subscriptions, which is replaced whole: readers need no lock
-_subscriptions: tuple[tuple[Listener, type[Event]], ...] = ()
+class _Audience:
+    """Who listens: subscriptions, and the listeners of each class of events that has occurred."""
+
+    def __init__(self, subscriptions: tuple[tuple[Listener, type[Event]], ...] = ()) -> None:
+        self.subscriptions = subscriptions
+        self._listeners: dict[type[Event], tuple[Listener, ...]] = {}
+
+    def of(self, kind: type[Event]) -> tuple[Listener, ...]:
+        """The listeners of a class of events, in the order of their subscriptions."""
+        if (listeners := self._listeners.get(kind)) is None:
+            listeners = tuple(listener for listener, wanted in self.subscriptions if issubclass(kind, wanted))
+            self._listeners[kind] = listeners
+        return listeners
+
+
+_lock = threading.Lock()  # guards changes of _audience, which is replaced whole: readers need no lock
+_audience = _Audience()
 
 
 @overload
@@ -216,34 +236,32 @@ def subscribe(listener: Listener, kind: type[Event] = DeliveryEvent) -> Callable
     Returns:
         A function that ends the subscription; calling it twice is harmless.
     """
-    global _subscriptions  # noqa: PLW0603 - one process, one stream of events
+    global _audience  # noqa: PLW0603 - one process, one stream of events
     subscription = (listener, kind)  # told from another of the same listener by its identity
     with _lock:
-        _subscriptions = (*_subscriptions, subscription)
+        _audience = _Audience((*_audience.subscriptions, subscription))
 
     def unsubscribe() -> None:
-        global _subscriptions  # noqa: PLW0603
+        global _audience  # noqa: PLW0603
         with _lock:
-            _subscriptions = tuple(other for other in _subscriptions if other is not subscription)
+            _audience = _Audience(tuple(one for one in _audience.subscriptions if one is not subscription))
 
     return unsubscribe
 
 
 def subscribed(listener: Listener) -> bool:
     """Whether that listener hears of events."""
-    return any(known is listener for known, _ in _subscriptions)
+    return any(known is listener for known, _ in _audience.subscriptions)
 
 
 def has_listener(kind: type[Event]) -> bool:
     """Whether anybody hears of events of that class; if not, they need not be made."""
-    return any(issubclass(kind, wanted) for _, wanted in _subscriptions)
+    return bool(_audience.of(kind))
 
 
 def emit(event: Event) -> None:
     """Tell every listener of the event's kind. Never raises."""
-    for listener, kind in _subscriptions:
-        if not isinstance(event, kind):
-            continue
+    for listener in _audience.of(type(event)):
         try:
             listener(event)
         except Exception:  # noqa: BLE001 - logged, if that works

@@ -198,7 +198,8 @@ class BotoSQS(SQS):
             raise error from error.__cause__
         finally:
             if has_listener(SQSRequest):
-                emit(SQSRequest(action, SYSTEM_CLOCK.monotonic() - started, outcome))
+                seconds = SYSTEM_CLOCK.monotonic() - started
+                emit(SQSRequest(action, seconds, outcome, _queue_of(params)))
         return result
 
     def _react(self, error: SQSError, caller: Caller | None) -> SQSError:
@@ -243,6 +244,11 @@ def _entry(message: OutgoingMessage) -> dict[str, Any]:
 def _set(**params: Any) -> dict[str, Any]:
     """Return the parameters that are not `None`."""
     return {name: value for name, value in params.items() if value is not None}
+
+
+def _queue_of(params: Mapping[str, Any]) -> str:
+    """SQS's name of the queue that a request is about, or nothing."""
+    return str(params.get("QueueName") or params.get("QueueUrl", "").rpartition("/")[2])
 
 
 def _queue_url(answer: Mapping[str, Any]) -> str:

@@ -42,16 +42,16 @@ _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
     events.HorizonNear: (logging.WARNING, NEAR_HORIZON),
 }
 
-#: Seconds since the epoch, in a plain log a date. That of `received` is left out there: it is the line's own.
+#: Seconds since the epoch, in a plain log a date. The others are left out there: the line has a time.
 EPOCH_FIELD: Final = "first_received"
-UNTOLD_FIELD: Final = "received"
+UNTOLD_FIELDS: Final = {"received", "sent"}
 
 
 class Fields(dict[str, object]):
     """Facts that print as `key=value` for a plain log, for people, and are a mapping for a structured one."""
 
     def __str__(self) -> str:
-        texts = {key: _text(key, value) for key, value in self.items() if key != UNTOLD_FIELD}
+        texts = {key: _text(key, value) for key, value in self.items() if key not in UNTOLD_FIELDS}
         return " ".join(f"{key}={text}" for key, text in texts.items() if text is not None)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
@@ -169,6 +170,7 @@ class DeliveryHolder:
         if held:
             self._redeliveries.remove(delivery)
             self.set_aside.remove(delivery)
+            measure_end(delivery, settlement, self._clock.monotonic())
         if now:
             self._carry_out(delivery, settlement)
         if held:  # not before: nothing that this wakes may keep the settlement from being sent
@@ -234,6 +236,7 @@ class DeliveryHolder:
         if visible_at is not None:
             self._expect(delivery.queue, facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(event)
+        measure_settlement(delivery, now)
 
     def _remove_payload(self, delivery: Delivery) -> None:
         """SQS has deleted the message; but one that was lost may be there still, under a newer handle."""

@@ -123,6 +123,10 @@ class Delivery(_WeaklyReferenced):
     dispatched: bool = field(default=False, init=False)
     #: Whether it is settled when its run begins, and not when that ends.
     acknowledged_early: bool = field(default=False, init=False)
+    #: What its request knows of a run whose message is deleted: "failed", "retried" or "skipped".
+    outcome: str | None = field(default=None, init=False)
+    #: When it was settled, if anybody measures how long that takes.
+    settled_at: float | None = field(default=None, init=False)
     #: Whether the deadline passed or the handle was refused.
     lost: bool = field(default=False, init=False)
     #: Whether a request that extends it is in flight, and the settlement that waits for that.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import signals
 from celery.utils.log import get_logger
@@ -14,6 +14,9 @@ from celery_sqs_visibility.operate.health.worker_health import WorkerHealth
 from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, Response
 from celery_sqs_visibility.policy.operate_options import OperateOptions
 from celery_sqs_visibility.worker.bootsteps import SQSStep
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.operate.metrics.worker_metrics import WorkerMetrics
 
 logger = get_logger(__name__)
 
@@ -28,12 +31,16 @@ class Operations(SQSStep):
         super().__init__(parent, **kwargs)
         self._server: HTTPServer | None = None
         self._probed: ProbedSocket | None = None
+        self._metrics: WorkerMetrics | None = None
         health = WorkerHealth(parent)
         #: What is answered to whom. Others of this room add to it.
         self.routes: dict[str, Callable[[], Response]] = {"/healthz": health.live, "/readyz": health.ready}
 
     def create(self, parent: Any) -> None:
         """Be started when the worker connects: its pool has forked by then."""
+        self._metrics = metrics_of(parent)
+        if self._metrics is not None:
+            self.routes |= self._metrics.routes
         connect = parent.connect
 
         def start_and_connect() -> Any:
@@ -53,12 +60,26 @@ class Operations(SQSStep):
         bound = [self._probed and self._probed.socket, tcp_socket(parent.conninfo.transport.options)]
         self._server = HTTPServer([Listener(each, self.routes) for each in bound if each])
         self._server.start()
+        if self._metrics is not None:
+            self._metrics.start()
 
     def _stop(self, **_: Any) -> None:
         if self._server is not None:
             self._server.stop()
         if self._probed is not None:
             self._probed.remove()
+        if self._metrics is not None:
+            self._metrics.stop()
+
+
+def metrics_of(parent: Any) -> WorkerMetrics | None:
+    """The metrics of a consumer's worker; nothing is imported where nobody gets any."""
+    context = parent.conninfo.transport.context
+    if not (context.options.metrics or (context.options.metrics is None and context.options.http_port)):
+        return None
+    from celery_sqs_visibility.operate.metrics.worker_metrics import open_metrics  # noqa: PLC0415 - few need it
+
+    return open_metrics(parent.app, context)
 
 
 def probed_socket(node: str) -> ProbedSocket | None:

@@ -20,6 +20,7 @@ from celery_sqs_visibility.policy.exclusive import (
     store_address,
 )
 from celery_sqs_visibility.policy.kombu_options import KombuOptions
+from celery_sqs_visibility.policy.metrics_options import MetricsOptions
 from celery_sqs_visibility.policy.operate_options import OperateOptions
 from celery_sqs_visibility.policy.option_fields import option, option_name
 from celery_sqs_visibility.policy.option_parsers import OneOf, Seconds, dotted_path, on_lost
@@ -40,7 +41,7 @@ __all__ = ["OptionError", "Options", "option_name", "reference_table"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ControlOptions, OperateOptions, PayloadOptions, SharedOptions, KombuOptions):
+class Options(MetricsOptions, OperateOptions, ControlOptions, PayloadOptions, SharedOptions, KombuOptions):
     """`broker_transport_options`, checked. Durations are seconds.
 
     A name with a dash in kombu (`client-config`) has an underscore here.

@@ -119,6 +119,7 @@ class ExclusiveRequest(DeliveryRequest):
                 extra = self.log_extra(key=key, outcome="skipped")
                 logger.info(skipped, self.name, self.id, key, extra=extra)
                 self._warn_of_canvas()
+                self.note_outcome("skipped")
                 self.settle(Delete())
             case Processing(left, owner):
                 seconds = seconds_to_wait(left)

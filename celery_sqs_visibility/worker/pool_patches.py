@@ -116,7 +116,10 @@ def _reporting_end(request: DeliveryRequest, callback: Callable[..., Any] | None
     @wraps(callback or request.ended)
     def report(*args: Any, **kwargs: Any) -> Any:
         request.ended()
-        return callback(*args, **kwargs) if callback is not None else None
+        try:
+            return callback(*args, **kwargs) if callback is not None else None
+        finally:
+            request.measure_run()
 
     return report
 

@@ -15,15 +15,17 @@ from typing import Any, ClassVar
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionInfo
-from celery.exceptions import Reject, TaskRevokedError, Terminated
+from celery.exceptions import Ignore, Reject, TaskRevokedError, Terminated
 from celery.utils.log import get_logger
 from celery.worker import state
 
+from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Lapse, Release
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.exceptions import PROCESS_GONE, could_not_publish_retry, exception_of
@@ -95,6 +97,11 @@ class DeliveryRequest(SettlingRequest):
         if self.delivery is not None and self.delivery.acknowledged_early:
             self.delivery.ran()
 
+    def measure_run(self) -> None:
+        """The run is over, and how it ended is known; of one that was acknowledged when it began."""
+        if self.delivery is not None:
+            measure_run(self.delivery.current, SYSTEM_CLOCK.monotonic())
+
     def dispatch(self) -> bool:
         """Called right before a process takes it, which will run it; `False`: it was given back, or lost."""
         if self.delivery is None or self.delivery.dispatch():
@@ -125,11 +132,14 @@ class DeliveryRequest(SettlingRequest):
             self.come_back_later()
             return None
         self._rejected_by_task = isinstance(exc, Reject)
+        if not isinstance(exc, Ignore):
+            self.note_outcome("failed")
         with self._settled_if_it_raises():
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
-        """It ended with a `Retry`."""
+        """It ended with a `Retry`; one of Celery's own is another message."""
+        self.note_outcome("retried")
         with self._settled_if_it_raises():
             super().on_retry(exc_info)
 

@@ -63,6 +63,11 @@ class SettlingRequest(Request):
         if self.delivery is not None:
             self.delivery.settle(settlement)
 
+    def note_outcome(self, outcome: str) -> None:
+        """How the run ended, should its message be deleted: what metrics count."""
+        if self.delivery is not None:
+            self.delivery.current.outcome = outcome
+
     def come_back_later(self) -> None:
         """Hide the message as after an error about which the task says nothing, unless it is settled."""
         if self.delivery is not None and not self.acknowledged:

@@ -250,6 +250,9 @@ MENTIONED = [
     ("kombu.connection:Connection._connection_factory", "self._establish_connection()"),
     ("kombu.messaging:Producer.publish", "self.connection.transport_options.update(retry_policy)"),
     ("kombu.connection:Connection._do_close_transport", "self._transport = None"),
+    # A worker's metrics are of the queues that it consumes; a stock task's retry deletes its message.
+    ("celery.app.amqp:Queues", "def consume_from(self): ... return self._consume_from"),
+    ("celery.worker.request:Request.on_retry", "if self.task.acks_late: ... self.acknowledge()"),
     # Celery publishes its events where its settings say.
     ("celery.events.dispatcher:EventDispatcher", "name=self.app.conf.event_exchange"),
     # A worker's consumer is told to turn bad messages away by itself.

@@ -165,6 +165,12 @@ def test_nothing_of_fanout_or_remote_control_is_imported_before_it_is_used():
     assert [name for name in ours if name.endswith(parts)] == []
 
 
+def test_nothing_of_metrics_is_imported_where_nobody_gets_any():
+    imported = python("import celery_sqs_visibility.operate.worker_step, sys; print(*sys.modules)")
+    parts = ("operate.metrics", "prometheus_client", "opentelemetry")
+    assert [name for name in imported if any(part in name for part in parts)] == []
+
+
 def test_a_message_in_the_inbox_weighs_less_than_a_kilobyte_and_a_half(world):
     messages = world.received(MESSAGES)
     with weighed() as ours:

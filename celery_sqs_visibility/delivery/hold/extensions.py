@@ -39,6 +39,11 @@ def extension_seconds(delivery: Delivery, options: QueueOptions, now: float) -> 
     return seconds if now + seconds > delivery.deadline else 0
 
 
+def lateness(delivery: Delivery, options: QueueOptions, now: float) -> float:
+    """Seconds since the instant by which it should have been extended; 0 before."""
+    return max(0.0, now - (delivery.deadline - options.heartbeat_interval))
+
+
 def next_try(delivery: Delivery, now: float) -> float:
     """The monotonic instant at which an extension that failed just now is tried again."""
     pause = max((delivery.deadline - now) / RETRY_FRACTION, RETRY_FLOOR_SECONDS)

@@ -16,7 +16,8 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.settlements import Settlement
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
-from celery_sqs_visibility.events import Event, Extended, Lost, emit, log_safely
+from celery_sqs_visibility.events import Event, Extended, Lost, emit, has_listener, log_safely
+from celery_sqs_visibility.measurements import ExtensionEnded
 from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -122,11 +123,17 @@ class Heartbeat:
 
     def _note(self, delivery: Delivery, seconds: int, since: float, error: SQSError | None) -> Concluded:
         if error is None:
+            if has_listener(ExtensionEnded):
+                self._measure(delivery)
             outcome = self._ledger.extended(delivery, since + seconds)
             return delivery, outcome, Extended(delivery.facts, seconds)
         if isinstance(error, ReceiptHandleInvalidError):
             return self._lose(delivery, str(error))
         return delivery, self._ledger.not_extended(delivery, self._clock.monotonic()), None
+
+    def _measure(self, delivery: Delivery) -> None:
+        late = self._ledger.lateness(delivery, self._clock.monotonic())
+        emit(ExtensionEnded(delivery.queue.name, late))
 
     def _lose(self, delivery: Delivery, reason: str) -> Concluded:
         return delivery, self._ledger.refused(delivery), Lost(delivery.facts, reason)

@@ -11,6 +11,7 @@ from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSche
 from celery_sqs_visibility.delivery.hold.extensions import (
     ExtensionOutcome,
     extension_seconds,
+    lateness,
     next_try,
     seconds_apart,
 )
@@ -202,6 +203,10 @@ class Ledger:
     def extension(self, delivery: Delivery, now: float) -> int:
         """Seconds by which it is to be extended now; 0 if it is not to be."""
         return extension_seconds(delivery, self._options_of(delivery.queue.name), now)
+
+    def lateness(self, delivery: Delivery, now: float) -> float:
+        """Seconds since the instant by which it should have been extended."""
+        return lateness(delivery, self._options_of(delivery.queue.name), now)
 
     def extended(self, delivery: Delivery, deadline: float) -> ExtensionOutcome:
         """SQS extended it until that instant."""

@@ -77,6 +77,11 @@ class ReceiveCapacity:
         return self._held.messages
 
     @property
+    def runs(self) -> int:
+        """How many runs there are whose messages were settled when they began."""
+        return len(self._held.runs)
+
+    @property
     def overdrawn(self) -> bool:
         """Whether more messages are held than may be, those that wait for their ETA left out."""
         with self._lock:

@@ -154,6 +154,7 @@ def _facts(queue: Queue, message: ReceivedMessage, content: Content, received: f
         group=attributes.get("MessageGroupId"),
         received=received,
         attempt=_attempt(content, receives),
+        sent=int(attributes.get("SentTimestamp", 0)) / 1000,
     )
 
 

@@ -24,6 +24,8 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
     UnrecognizedResponseError,
 )
+from celery_sqs_visibility.events import emit, has_listener
+from celery_sqs_visibility.measurements import ReceiveEnded
 from celery_sqs_visibility.policy.backoff import reply_grace
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.polling import PollSchedule
@@ -213,3 +215,5 @@ class Polls:
                 took = now - poll.started if poll.wait or not self._wait else math.inf
                 self._schedule.polled(now, message_ids, took=took)
         self._outage.success(poll.started)
+        if has_listener(ReceiveEnded):
+            emit(ReceiveEnded(self._queue.name, poll.reservation.messages, len(message_ids)))

@@ -179,6 +179,9 @@ class Asked(DeliveryRequest):
     def ended(self):
         self.told.append("ended")
 
+    def measure_run(self):
+        self.told.append("measured")
+
     def on_accepted(self, *_):
         self.told.append("accepted")
         if self._given_back:
@@ -206,7 +209,8 @@ def test_the_end_of_a_run_that_was_acknowledged_before_is_told(processes, fails,
 
     ended_with = exc_info(ZeroDivisionError()) if fails else "result"
     told = Asked(acks_late=acks_late).apply(apply_async, processes=processes)
-    assert told == ["accepted", *([] if acks_late else ["ended"]), "failure" if fails else "success"]
+    end = "failure" if fails else "success"
+    assert told == ["accepted", *([end] if acks_late else ["ended", end, "measured"])]
 
 
 def test_what_was_given_back_is_not_run_and_nothing_is_raised_where_a_green_pool_would_print_it():

@@ -25,6 +25,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
 )
 from celery_sqs_visibility.events import Extended, Lost, subscribe
+from celery_sqs_visibility.measurements import ExtensionEnded
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 INTERVAL = 40.0
@@ -335,3 +336,14 @@ def test_a_logging_filter_that_raises_leaves_nothing_as_being_extended(world, qu
         world.beat_after(TIMEOUT - INTERVAL)
     end()
     assert not any(one.extending for one in deliveries)
+
+
+@pytest.mark.parametrize(("pause", "late"), [(0.0, 1.0), (TIMEOUT - INTERVAL + 7, 8.0)])
+def test_how_late_an_extension_was_is_measured_from_when_it_was_due_to_its_answer(pause, late):
+    world, heard = World(), []
+    world.hold(world.queue())
+    world.calls_take(1)
+    end = subscribe(heard.append, ExtensionEnded)
+    world.beat_when_due(pause)
+    end()
+    assert heard == [ExtensionEnded("q", late)]

@@ -120,3 +120,8 @@ def test_the_deadline_counts_from_before_the_answer_but_not_from_before_the_call
 def test_the_deadline_of_an_answer_older_than_a_poll_may_last_counts_from_then(world):
     ((delivery, _, _),) = world.decode(message(), called=1000, returned=1000 + 3600)
     assert delivery.deadline == 1000 + LONGEST_POLL_SECONDS + TIMEOUT
+
+
+def test_a_delivery_knows_when_its_message_was_sent(world):
+    assert world.delivery(SentTimestamp="1700000000250").facts.sent == 1_700_000_000.25
+    assert world.delivery().facts.sent == 0

@@ -18,6 +18,8 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
     UnrecognizedResponseError,
 )
+from celery_sqs_visibility.events import subscribe
+from celery_sqs_visibility.measurements import ReceiveEnded
 from celery_sqs_visibility.policy.polling import PollSchedule
 
 
@@ -259,3 +261,14 @@ def test_of_a_fifo_queue_no_more_is_held_than_can_start():
     assert world.reserve() is None
     world.capacity.release(began=0.0, fifo=True)
     assert world.reserve().messages == 1
+
+
+def test_how_full_a_receive_was_is_told_to_who_listens_and_nothing_of_one_that_failed(world):
+    send(world.queue, "a", "b")
+    heard = []
+    end = subscribe(heard.append, ReceiveEnded)
+    world.poll()
+    world.sqs.fail_next("ReceiveMessage", UnavailableError("network"))
+    world.poll()
+    end()
+    assert heard == [ReceiveEnded("q", 10, 2)]

@@ -1,0 +1,71 @@
+"""How deliveries end, as metrics count them. Measured only if somebody subscribes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settlements import (
+    DeadLetter,
+    Delete,
+    Hide,
+    Lapse,
+    Park,
+    Release,
+    Renew,
+    Settlement,
+    Split,
+)
+from celery_sqs_visibility.events import emit, has_listener
+from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+
+#: What becomes of a message, by its settlement; of a deleted one the request knows more.
+OUTCOMES: Final[Mapping[type[Settlement], str]] = {
+    Hide: "retried",
+    Lapse: "retried",
+    DeadLetter: "failed",
+    Release: "released",
+    Park: "delayed",
+    Renew: "delayed",
+    Split: "discarded",  # its records are messages of their own
+}
+
+
+def outcome_of(delivery: Delivery, settlement: Settlement, now: float) -> str:
+    """The outcome of a delivery that is settled so at that monotonic instant.
+
+    A message that is deleted without having run was revoked, has expired, or had been finished before.
+    """
+    if delivery.lost or delivery.deadline <= now:
+        return "lost"
+    if isinstance(settlement, Delete):
+        return delivery.outcome or ("succeeded" if delivery.started else "discarded")
+    return OUTCOMES[type(settlement)]
+
+
+def measure_end(delivery: Delivery, settlement: Settlement, now: float) -> None:
+    """It is settled, at that monotonic instant. Any thread."""
+    if has_listener(DeliveryEnded):
+        delivery.settled_at = now
+        if not (delivery.acknowledged_early and delivery.started):  # else its run has only begun
+            _tell(delivery, outcome_of(delivery, settlement, now), now)
+
+
+def measure_run(delivery: Delivery, now: float) -> None:
+    """Its run has ended, which was settled when it began. Any thread."""
+    if has_listener(DeliveryEnded):
+        _tell(delivery, delivery.outcome or "succeeded", now)
+
+
+def _tell(delivery: Delivery, outcome: str, now: float) -> None:
+    received = delivery.horizon - VISIBILITY_HORIZON_SECONDS
+    ran = None if delivery.began is None else now - delivery.began
+    emit(DeliveryEnded(delivery.facts, outcome, now - received, ran))
+
+
+def measure_settlement(delivery: Delivery, now: float) -> None:
+    """SQS was told how it ended, at that monotonic instant. A settler's thread."""
+    if delivery.settled_at is not None and has_listener(SettlementEnded):
+        emit(SettlementEnded(delivery.facts, max(0.0, now - delivery.settled_at)))

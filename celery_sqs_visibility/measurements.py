@@ -1,0 +1,51 @@
+"""What metrics are made of, where no other event has the fact: made only if somebody subscribes.
+
+Apart from `events.DeliveryEvent`, so that the log, and who listens to deliveries, does not hear of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celery_sqs_visibility.events import Event, Facts
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveEnded(Event):
+    """SQS answered a receive from a queue: `asked` messages were asked for, and so many came."""
+
+    queue: str
+    asked: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionEnded(Event):
+    """A message of a queue was extended, `late` seconds after that was due."""
+
+    queue: str
+    late: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryEnded(Event):
+    """What becomes of a message is decided: see `delivery.endings`. Once a delivery.
+
+    Attributes:
+        outcome: "succeeded", "retried", "failed", "lost", "released", "skipped", "delayed" or "discarded".
+        held: seconds since the receive.
+        ran: seconds since its run began; `None` if it did not run.
+    """
+
+    delivery: Facts
+    outcome: str
+    held: float
+    ran: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementEnded(Event):
+    """SQS was told what becomes of a message, `seconds` after that was decided."""
+
+    delivery: Facts
+    seconds: float

@@ -1,0 +1,1 @@
+"""What a worker counts, and how Prometheus, OpenTelemetry and CloudWatch get it."""

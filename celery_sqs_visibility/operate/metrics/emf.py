@@ -1,0 +1,98 @@
+"""Lines of CloudWatch's embedded metric format, from which CloudWatch Logs makes metrics without a request.
+
+See Amazon's CloudWatch User Guide, "Specification: Embedded metric format".
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from celery_sqs_visibility.operate.metrics.worker_state import WorkerState
+from celery_sqs_visibility.operate.queue_depths import QueueDepth
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+
+#: From one line of a queue to the next.
+INTERVAL_SECONDS: Final = 60.0
+
+NAMESPACE: Final = "CelerySQS"
+DIMENSION: Final = "Queue"
+
+#: CloudWatch's metrics and their units.
+UNITS: Final = {
+    "Workers": "Count",
+    "Slots": "Count",
+    "SlotsBusy": "Count",
+    "Backlog": "Count",
+    "InFlight": "Count",
+    "Delayed": "Count",
+    "DeadLetters": "Count",
+    "OldestAge": "Seconds",
+}
+
+#: Its lines are JSON and nothing else, so they do not go the way of the others.
+LOGGER: Final = logging.getLogger("celery_sqs_visibility.emf")
+
+
+def document(queue: str, values: Mapping[str, float], at: float) -> dict[str, Any]:
+    """One queue's metrics at an instant, in seconds since the epoch."""
+    metrics = [{"Name": name, "Unit": UNITS[name]} for name in values]
+    directive = {"Namespace": NAMESPACE, "Dimensions": [[DIMENSION]], "Metrics": metrics}
+    return {
+        "_aws": {"Timestamp": int(at * 1000), "CloudWatchMetrics": [directive]},
+        DIMENSION: queue,
+        **values,
+    }
+
+
+def values_of(state: WorkerState, depth: QueueDepth | None) -> dict[str, float]:
+    """What one worker knows of a queue; `Workers` is 1, so that its sum is their number."""
+    values: dict[str, float | None] = {"Workers": 1, "Slots": state.slots, "SlotsBusy": state.busy}
+    if depth is not None:
+        values |= {
+            "Backlog": depth.visible,
+            "InFlight": depth.in_flight,
+            "Delayed": depth.delayed,
+            "DeadLetters": depth.dead_letters,
+            "OldestAge": depth.oldest_age_seconds,
+        }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class EMFLog:
+    """Writes a line for each queue. One thread."""
+
+    def __init__(
+        self,
+        queues: Callable[[], Iterable[str]],
+        state: Callable[[], WorkerState],
+        depths: Callable[[], list[QueueDepth]],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._queues = queues
+        self._state = state
+        self._depths = depths
+        self._clock = clock
+        prepare_logger()
+
+    def write(self) -> None:
+        """Write what is known now."""
+        state, now = self._state(), self._clock.wall()
+        depths = {depth.queue: depth for depth in self._depths()}
+        for queue in self._queues():
+            values = values_of(state, depths.get(queue))
+            LOGGER.info(json.dumps(document(queue, values, now), separators=(",", ":")))
+
+
+def prepare_logger() -> None:
+    """Have lines go to standard output as they are, unless the app has given the logger a handler."""
+    LOGGER.propagate = False
+    if LOGGER.level == logging.NOTSET:
+        LOGGER.setLevel(logging.INFO)
+    if not LOGGER.handlers:
+        handler = logging.StreamHandler(sys.__stdout__)  # not Celery's, which makes log lines of what it gets
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        LOGGER.addHandler(handler)

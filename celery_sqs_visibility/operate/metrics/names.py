@@ -1,0 +1,181 @@
+"""All metrics, in one table: names, units, labels, buckets. docs/metrics.md is generated from here."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+
+class Kind(enum.Enum):
+    """What may be done with a metric: only raised, set anew, or told in buckets."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+#: Upper bounds in seconds. Those of requests are the ones that OpenTelemetry's conventions recommend.
+REQUEST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20)
+TASK_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14400, 43200)
+LAG_SECONDS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """A metric.
+
+    Attributes:
+        name: in Prometheus, where a counter has `_total` behind it.
+        otel: in OpenTelemetry.
+        unit: in OpenTelemetry, of UCUM.
+        labels: names, in order; never more than task, queue, outcome, action and state.
+        buckets: upper bounds of a histogram, without infinity.
+        operation: in OpenTelemetry, the name of the messaging operation where no label tells it.
+    """
+
+    kind: Kind
+    name: str
+    otel: str
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+    buckets: tuple[float, ...] = ()
+    operation: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_conventional(self) -> bool:
+        """Whether OpenTelemetry's semantic conventions have it."""
+        return self.otel.startswith("messaging.")
+
+    @property
+    def exposed(self) -> str:
+        """Its name in a query of Prometheus; of a histogram, what the series' names begin with."""
+        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+
+
+def _counter(name: str, unit: str, labels: str, text: str, otel: str = "", operation: str = "") -> Metric:
+    return _metric(Kind.COUNTER, name, unit, labels, text, otel, operation)
+
+
+def _gauge(name: str, unit: str, labels: str, text: str) -> Metric:
+    return _metric(Kind.GAUGE, name, unit, labels, text)
+
+
+def _histogram(
+    name: str, labels: str, text: str, buckets: tuple[float, ...], otel: str = "", operation: str = ""
+) -> Metric:
+    return _metric(Kind.HISTOGRAM, name, "s", labels, text, otel, operation, buckets)
+
+
+def _metric(
+    kind: Kind,
+    name: str,
+    unit: str,
+    labels: str,
+    text: str,
+    otel: str = "",
+    operation: str = "",
+    buckets: tuple[float, ...] = (),
+) -> Metric:
+    words = {"messaging.operation.name": operation, "messaging.operation.type": operation}
+    otel = otel or f"celery_sqs.{name.removesuffix('_seconds')}"
+    told = words if operation else {}
+    return Metric(kind, f"celery_sqs_{name}", otel, unit, tuple(labels.split()), text, buckets, told)
+
+
+TASKS: Final = _counter("tasks", "{task}", "task queue outcome", "Messages of tasks, by what became of them.")
+ATTEMPTS: Final = _counter("attempts", "{attempt}", "task queue", "Runs that began.")
+RECEIVED: Final = _counter(
+    "messages_received",
+    "{message}",
+    "queue",
+    "Messages that SQS handed to the worker.",
+    "messaging.client.consumed.messages",
+    "receive",
+)
+DEAD_LETTERED: Final = _counter(
+    "dead_lettered", "{message}", "task queue", "Messages that the worker moved to a dead-letter queue."
+)
+EXTENSIONS: Final = _counter("extensions", "{message}", "queue", "Visibility timeouts that were set anew.")
+LOST: Final = _counter("messages_lost", "{message}", "queue", "Held messages that another worker may have.")
+RECEIVES: Final = _counter(
+    "receives", "{request}", "queue outcome", "Answered receives: full, partial or empty."
+)
+EVENTS_DROPPED: Final = _counter(
+    "monitor_events_dropped", "{event}", "", "Events of Celery that a monitor will miss."
+)
+COST: Final = _counter("cost_usd", "USD", "queue", "What the requests cost, at the price of one each.")
+REQUESTS: Final = _histogram(
+    "request_seconds",
+    "action queue outcome",
+    "How long requests took: ok, or the code of the error.",
+    REQUEST_SECONDS,
+    "messaging.client.operation.duration",
+)
+RUNS: Final = _histogram(
+    "run_seconds",
+    "task queue outcome",
+    "How long runs took.",
+    TASK_SECONDS,
+    "messaging.process.duration",
+    "process",
+)
+QUEUE_TIME: Final = _histogram(
+    "queue_time_seconds",
+    "queue",
+    "From the sending of a message to the beginning of its first run, a delay included.",
+    TASK_SECONDS,
+)
+HELD_TIME: Final = _histogram(
+    "in_flight_seconds",
+    "queue",
+    "From the receive of a message to the decision what becomes of it.",
+    TASK_SECONDS,
+)
+SETTLE_TIME: Final = _histogram(
+    "settle_seconds", "queue", "From that decision to SQS's answer to it.", LAG_SECONDS
+)
+HEARTBEAT_LAG: Final = _histogram(
+    "heartbeat_lag_seconds", "queue", "By how much extensions were late.", LAG_SECONDS
+)
+RETRIES_WAITING: Final = _gauge(
+    "retries_waiting", "{message}", "queue", "Messages that the worker has hidden for a retry, not yet back."
+)
+SLOTS: Final = _gauge("slots", "{task}", "", "Tasks that the worker runs at once at the most.")
+SLOTS_BUSY: Final = _gauge("slots_busy", "{task}", "", "Tasks that the worker runs.")
+HELD: Final = _gauge("messages_held", "{message}", "", "Messages that the worker hides from others.")
+LAST_RECEIVE: Final = _gauge(
+    "last_receive_timestamp_seconds",
+    "s",
+    "queue",
+    "When SQS last answered a receive, in seconds since the epoch.",
+)
+QUEUE_MESSAGES: Final = _gauge(
+    "queue_messages",
+    "{message}",
+    "queue state",
+    "Messages in the queue: visible, in_flight or delayed. Sampled.",
+)
+OLDEST_AGE: Final = _gauge(
+    "queue_oldest_age_seconds", "s", "queue", "Since the oldest message was sent. Sampled, from CloudWatch."
+)
+DEAD_LETTERS: Final = _gauge(
+    "queue_dead_letters", "{message}", "queue", "Messages in the queue's dead-letter queue. Sampled."
+)
+
+METRICS: Final = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
+
+
+def table() -> str:
+    """The metrics as a table of Markdown."""
+    rows = ["| in Prometheus | in OpenTelemetry | labels | |", "|---|---|---|---|"]
+    for one in METRICS:
+        labels = ", ".join(one.labels) or "-"
+        rows.append(f"| `{one.exposed}` | `{one.otel}` | {labels} | {one.help} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")  # noqa: T201 - a command's output

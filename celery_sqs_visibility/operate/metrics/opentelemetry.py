@@ -1,0 +1,124 @@
+"""The series for OpenTelemetry's metrics API, an optional dependency, under its conventions' names.
+
+Counters and gauges are read when a reader of the SDK asks. The API has no histogram that is read, and to
+record a value takes longer than all that we do for an event. So only the histograms that the conventions
+demand are recorded; the others are counters of their buckets and sums, as in Prometheus.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from itertools import accumulate
+from typing import Any, Final
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
+
+from celery_sqs_visibility.operate.metrics.names import METRICS, Kind, Metric
+from celery_sqs_visibility.operate.metrics.series import Histogram, Labels, ReadGauge, Series
+
+SYSTEM: Final = {"messaging.system": "aws_sqs"}
+
+#: The label of a bucket, its upper bound.
+BOUND: Final = "bound"
+
+#: Labels that the conventions have an attribute for, and ours.
+ATTRIBUTES: Final = {
+    "queue": "messaging.destination.name",
+    "task": "celery.task_name",
+    "action": "messaging.operation.name",
+    "outcome": "celery_sqs.outcome",
+    "state": "celery_sqs.state",
+    BOUND: "le",
+}
+
+#: Outcomes that are no errors.
+FINE: Final = frozenset(
+    {"ok", "succeeded", "released", "skipped", "delayed", "discarded", "full", "partial", "empty"}
+)
+
+#: The type of an operation, by what the name of SQS's action begins with.
+OPERATION_TYPES: Final = {"Receive": "receive", "Delete": "settle", "Change": "settle", "Send": "send"}
+
+
+@cache
+def attributes(metric: Metric, labels: Labels, more_labels: tuple[str, ...] = ()) -> dict[str, str]:
+    """The attributes of a point."""
+    found = {**SYSTEM, **metric.operation}
+    for name, value in zip((*metric.labels, *more_labels), labels, strict=True):
+        found[ATTRIBUTES[name]] = value
+        if name == "outcome" and value not in FINE:
+            found["error.type"] = value
+        if name == "action" and (kind := _operation_type(value)):
+            found["messaging.operation.type"] = kind
+    return found
+
+
+def _operation_type(action: str) -> str | None:
+    if not action.endswith(("Message", "MessageBatch", "VisibilityBatch")):
+        return None
+    return next((kind for verb, kind in OPERATION_TYPES.items() if action.startswith(verb)), None)
+
+
+def export(series: Series, meter: Meter | None = None) -> None:
+    """Make the instruments, in this process: a forked child's reader gets nothing from its copy."""
+    meter = meter or get_meter("celery_sqs_visibility")
+    for metric, counter in series.counters.items():
+        _observable(meter.create_observable_counter, metric, partial(_items, counter.read))
+    for metric, histogram in series.histograms.items():
+        if metric.is_conventional:
+            histogram.record = _recorder(metric, meter)
+        else:
+            create = meter.create_observable_counter
+            _observable(create, metric, partial(_buckets, histogram), ".bucket", BOUND)
+            _observable(create, metric, partial(_sums, histogram), ".sum")
+    for metric in METRICS:
+        if metric.kind is Kind.GAUGE:
+            _observable(meter.create_observable_gauge, metric, partial(series.read_gauge, metric))
+
+
+def stop(series: Series) -> None:
+    """Record no more values; the API has no way to take instruments back."""
+    for histogram in series.histograms.values():
+        histogram.record = None
+
+
+def _items(read: Callable[[], dict[Labels, float]]) -> Iterable[tuple[Labels, float]]:
+    return read().items()
+
+
+def _buckets(histogram: Histogram) -> Iterator[tuple[Labels, float]]:
+    for labels, (counts, _) in histogram.read().items():
+        for bound, count in zip((*histogram.bounds, math.inf), accumulate(counts), strict=True):
+            yield (*labels, f"{bound:g}"), count
+
+
+def _sums(histogram: Histogram) -> list[tuple[Labels, float]]:
+    return [(labels, total) for labels, (_, total) in histogram.read().items()]
+
+
+def _recorder(metric: Metric, meter: Meter) -> Callable[[Labels, float], None]:
+    histogram = meter.create_histogram(
+        metric.otel, metric.unit, metric.help, explicit_bucket_boundaries_advisory=metric.buckets
+    )
+
+    def record(labels: Labels, value: float) -> None:
+        histogram.record(value, attributes(metric, labels))
+
+    return record
+
+
+def _observable(
+    create: Callable[..., Any], metric: Metric, read: ReadGauge, suffix: str = "", *more_labels: str
+) -> None:
+    pid = os.getpid()
+
+    def observe(_: CallbackOptions) -> Iterator[Observation]:
+        if os.getpid() == pid:
+            for labels, value in read():
+                yield Observation(value, attributes(metric, labels, more_labels))
+
+    unit = "1" if more_labels else metric.unit
+    create(metric.otel + suffix, callbacks=[observe], unit=unit, description=metric.help)

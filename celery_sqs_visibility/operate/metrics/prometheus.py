@@ -1,0 +1,66 @@
+"""The series for `prometheus_client`, an optional dependency: collected when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from celery_sqs_visibility.operate.metrics import names
+from celery_sqs_visibility.operate.metrics.series import Series
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+
+
+class SeriesCollector(Collector):
+    """Makes families of the series. Any thread."""
+
+    def __init__(self, series: Series) -> None:
+        self._series = series
+
+    def describe(self) -> list[Metric]:
+        """Nothing, which has the registry not collect to find out."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics that have values."""
+        for metric, counter in self._series.counters.items():
+            counters = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for labels, value in counter.read().items():
+                counters.add_metric(labels, value)
+            yield counters
+        for metric, histogram in self._series.histograms.items():
+            histograms = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+            bounds = [*map(str, map(float, metric.buckets)), "+Inf"]
+            for labels, (counts, total) in histogram.read().items():
+                buckets = list(zip(bounds, map(float, accumulate(counts)), strict=True))
+                histograms.add_metric(labels, buckets, total)
+            yield histograms
+        for metric in names.METRICS:
+            if metric.kind is names.Kind.GAUGE:
+                gauges = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+                for labels, value in self._series.read_gauge(metric):
+                    gauges.add_metric(labels, value)
+                yield gauges
+
+
+class Prometheus:
+    """The series, in the registry that also has the app's own metrics of this process."""
+
+    def __init__(self, series: Series, registry: CollectorRegistry = REGISTRY) -> None:
+        self._registry = registry
+        self._collector = SeriesCollector(series)
+        registry.register(self._collector)
+
+    def exposition(self) -> str:
+        """All of the registry, in the text format. Any thread."""
+        return generate_latest(self._registry).decode()
+
+    def close(self) -> None:
+        """Take the series out of the registry."""
+        self._registry.unregister(self._collector)

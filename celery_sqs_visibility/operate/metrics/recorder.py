@@ -1,0 +1,134 @@
+"""Counts what happens: a listener of events, in whatever thread they occur."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Container, Mapping
+from typing import Any, Final
+
+from celery_sqs_visibility import events, measurements
+from celery_sqs_visibility.events import Event, Facts, subscribe
+from celery_sqs_visibility.operate.metrics import names
+from celery_sqs_visibility.operate.metrics.series import Labels, Series
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.prices import usd_of
+
+#: The label of tasks that the worker does not have: anybody may send any name.
+UNKNOWN_TASK: Final = "unknown"
+
+#: The label of queues that the worker does not consume; remote control makes some for each caller.
+OTHER_QUEUE: Final = "other"
+
+
+class Recorder:
+    """Counts the events of this process from `start` to `stop`.
+
+    Args:
+        series: where to.
+        tasks: the names that become labels.
+        queues: those that the worker consumes: Celery's names by SQS's.
+        clock: for waits, and for retries that are not back.
+    """
+
+    def __init__(
+        self, series: Series, tasks: Container[str], queues: Mapping[str, str], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._tasks = tasks
+        self._clock = clock
+        self._queues = queues
+        self._last_receive = dict.fromkeys(queues.values(), clock.wall())
+        self._lock = threading.RLock()  # guards _hidden; reentrant as that of `Series`
+        self._hidden: defaultdict[str, list[float]] = defaultdict(list)  # heaps of instants, monotonic
+        self._ends: list[Callable[[], None]] = []
+        self._count = {metric: counter.add for metric, counter in series.counters.items()}
+        self._observe = {metric: histogram.observe for metric, histogram in series.histograms.items()}
+        series.gauges[names.RETRIES_WAITING] = self._retries_waiting
+        series.gauges[names.LAST_RECEIVE] = lambda: [((q,), at) for q, at in list(self._last_receive.items())]
+
+    def start(self) -> None:
+        """Listen; harmless if it does."""
+        if self._ends:
+            return
+        heard: dict[type[Event], Callable[[Any], None]] = {
+            events.Received: self._received,
+            events.Started: self._started,
+            events.Extended: lambda event: self._count[names.EXTENSIONS]((event.delivery.queue,)),
+            events.Lost: lambda event: self._count[names.LOST]((event.delivery.queue,)),
+            events.Hidden: self._hide,
+            events.DeadLettered: self._dead_lettered,
+            events.EventsDropped: lambda event: self._count[names.EVENTS_DROPPED]((), event.count),
+            events.SQSRequest: self._requested,
+            measurements.ReceiveEnded: self._receive_ended,
+            measurements.ExtensionEnded: self._extension_ended,
+            measurements.DeliveryEnded: self._delivery_ended,
+            measurements.SettlementEnded: self._settlement_ended,
+        }
+        self._ends = [subscribe(listener, kind) for kind, listener in heard.items()]
+
+    def stop(self) -> None:
+        """Listen no more; harmless if it does not."""
+        while self._ends:
+            self._ends.pop()()
+
+    def _task(self, facts: Facts) -> str:
+        return facts.task if facts.task is not None and facts.task in self._tasks else UNKNOWN_TASK
+
+    def _received(self, event: events.Received) -> None:
+        self._count[names.RECEIVED]((event.delivery.queue,))
+
+    def _started(self, event: events.Started) -> None:
+        facts = event.delivery
+        self._count[names.ATTEMPTS]((self._task(facts), facts.queue))
+        if facts.receive_count == 1 and facts.sent:
+            self._observe[names.QUEUE_TIME]((facts.queue,), max(0.0, self._clock.wall() - facts.sent))
+
+    def _dead_lettered(self, event: events.DeadLettered) -> None:
+        facts = event.delivery
+        self._count[names.DEAD_LETTERED]((self._task(facts), facts.queue))
+
+    def _requested(self, event: events.SQSRequest) -> None:
+        queue = self._queues.get(event.queue, OTHER_QUEUE)
+        self._observe[names.REQUESTS]((event.action, queue, event.outcome), event.seconds)
+        if event.queue:  # else it was S3's
+            self._count[names.COST]((queue,), usd_of(1, event.queue))
+
+    def _receive_ended(self, event: measurements.ReceiveEnded) -> None:
+        self._last_receive[event.queue] = self._clock.wall()
+        full = event.messages >= event.asked
+        outcome = "empty" if not event.messages else "full" if full else "partial"
+        self._count[names.RECEIVES]((event.queue, outcome))
+
+    def _extension_ended(self, event: measurements.ExtensionEnded) -> None:
+        self._observe[names.HEARTBEAT_LAG]((event.queue,), event.late)
+
+    def _delivery_ended(self, event: measurements.DeliveryEnded) -> None:
+        facts = event.delivery
+        labels = self._task(facts), facts.queue, event.outcome
+        self._count[names.TASKS](labels)
+        self._observe[names.HELD_TIME]((facts.queue,), event.held)
+        if event.ran is not None:
+            self._observe[names.RUNS](labels, event.ran)
+
+    def _settlement_ended(self, event: measurements.SettlementEnded) -> None:
+        self._observe[names.SETTLE_TIME]((event.delivery.queue,), event.seconds)
+
+    def _hide(self, event: events.Hidden) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            waiting = self._hidden[event.delivery.queue]
+            heapq.heappush(waiting, now + event.seconds)
+            _drop_past(waiting, now)
+
+    def _retries_waiting(self) -> list[tuple[Labels, float]]:
+        now = self._clock.monotonic()
+        with self._lock:
+            for waiting in self._hidden.values():
+                _drop_past(waiting, now)
+            return [((queue,), len(waiting)) for queue, waiting in self._hidden.items()]
+
+
+def _drop_past(instants: list[float], now: float) -> None:
+    while instants and instants[0] <= now:
+        heapq.heappop(instants)

@@ -1,0 +1,84 @@
+"""Numbers in memory, which exporters read when they are asked: an addition is all that an event costs."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from celery_sqs_visibility.operate.metrics.names import METRICS, Kind, Metric
+
+#: Values of a metric's labels, in their order.
+Labels = tuple[str, ...]
+
+#: A gauge's values, read when they are asked for.
+ReadGauge = Callable[[], Iterable[tuple[Labels, float]]]
+
+
+class Counter:
+    """Only goes up. Any thread."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._values: defaultdict[Labels, float] = defaultdict(float)
+
+    def add(self, labels: Labels, amount: float = 1) -> None:
+        """Count that much more."""
+        with self._lock:
+            self._values[labels] += amount
+
+    def read(self) -> dict[Labels, float]:
+        """The sums so far."""
+        with self._lock:
+            return dict(self._values)
+
+
+class Histogram:
+    """Values in buckets, the last of which has no bound. Any thread.
+
+    Attributes:
+        bounds: of all buckets but the last.
+        record: is told each value, too: OpenTelemetry has no instrument that reads buckets.
+    """
+
+    def __init__(self, bounds: tuple[float, ...], lock: threading.RLock) -> None:
+        self.bounds = bounds
+        self._lock = lock
+        self._buckets: defaultdict[Labels, list[int]] = defaultdict(lambda: [0] * (len(bounds) + 1))
+        self._sums: defaultdict[Labels, float] = defaultdict(float)
+        self.record: Callable[[Labels, float], None] | None = None
+
+    def observe(self, labels: Labels, value: float) -> None:
+        """Count a value."""
+        with self._lock:
+            self._buckets[labels][bisect_left(self.bounds, value)] += 1
+            self._sums[labels] += value
+        if self.record is not None:
+            self.record(labels, value)
+
+    def read(self) -> dict[Labels, tuple[list[int], float]]:
+        """How many values each bucket has, and the sum of all."""
+        with self._lock:
+            return {labels: (list(counts), self._sums[labels]) for labels, counts in self._buckets.items()}
+
+
+class Series:
+    """The series of all metrics of a worker.
+
+    Attributes:
+        counters, histograms, gauges: by metric; who knows a gauge's values puts a function there.
+    """
+
+    def __init__(self) -> None:
+        # Guards all numbers. Reentrant: Celery's cold shutdown settles in a signal handler, on a thread that
+        # may be counting just now.
+        lock = threading.RLock()
+        self.counters = {one: Counter(lock) for one in METRICS if one.kind is Kind.COUNTER}
+        self.histograms = {one: Histogram(one.buckets, lock) for one in METRICS if one.kind is Kind.HISTOGRAM}
+        self.gauges: dict[Metric, ReadGauge] = {}
+
+    def read_gauge(self, metric: Metric) -> list[tuple[Labels, float]]:
+        """The gauge's values now; none if nobody knows them."""
+        read = self.gauges.get(metric)
+        return [] if read is None else list(read())

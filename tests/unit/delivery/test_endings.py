@@ -1,0 +1,87 @@
+"""Every delivery has one outcome, and what is measured costs nothing where nobody listens."""
+
+from __future__ import annotations
+
+import pytest
+from support.factories import delivery, sqs_queue
+
+from celery_sqs_visibility.delivery.endings import (
+    OUTCOMES,
+    measure_end,
+    measure_run,
+    measure_settlement,
+    outcome_of,
+)
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Park, Release, Settlement
+from celery_sqs_visibility.events import subscribe
+from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
+
+NOW = 1010.0
+
+
+@pytest.fixture
+def held():
+    return delivery(sqs_queue(), now=1000.0, timeout=120)
+
+
+@pytest.fixture
+def heard():
+    heard = []
+    ends = [subscribe(heard.append, kind) for kind in (DeliveryEnded, SettlementEnded)]
+    yield heard
+    for end in ends:
+        end()
+
+
+def test_every_settlement_has_an_outcome():
+    assert {*OUTCOMES, Delete} == {*Settlement.__args__}
+
+
+@pytest.mark.parametrize(
+    ("settlement", "began", "told", "outcome"),
+    [
+        (Delete(), NOW, None, "succeeded"),
+        (Delete(), NOW, "failed", "failed"),
+        (Delete(), NOW, "skipped", "skipped"),
+        (Delete(), None, None, "discarded"),
+        (Hide(5), NOW, "failed", "retried"),
+        (Lapse(), NOW, None, "retried"),
+        (Release(), None, None, "released"),
+        (Park(5), None, None, "delayed"),
+    ],
+)
+def test_the_outcome_is_the_settlements_and_of_a_deletion_the_requests(
+    held, settlement, began, told, outcome
+):
+    held.began, held.outcome = began, told
+    assert outcome_of(held, settlement, NOW) == outcome
+
+
+def test_what_was_lost_has_no_other_outcome(held):
+    held.began = NOW
+    assert outcome_of(held, Delete(), held.deadline) == "lost"
+    held.lost = True
+    assert outcome_of(held, Delete(), NOW) == "lost"
+
+
+def test_durations_are_from_the_receive_the_start_and_the_settlement(held, heard):
+    held.began = 1004.0
+    measure_end(held, Delete(), NOW)
+    measure_settlement(held, NOW + 0.5)
+    assert heard == [DeliveryEnded(held.facts, "succeeded", 10.0, 6.0), SettlementEnded(held.facts, 0.5)]
+
+
+def test_a_run_that_was_acknowledged_when_it_began_is_told_at_its_end(held, heard):
+    held.began, held.acknowledged_early = 1004.0, True
+    measure_end(held, Delete(), 1004.0)
+    assert heard == []
+    held.outcome = "failed"
+    measure_run(held, 1500.0)  # long after its deadline, which is of no interest any more
+    assert heard == [DeliveryEnded(held.facts, "failed", 500.0, 496.0)]
+
+
+def test_where_nobody_listens_nothing_is_noted(held):
+    measure_end(held, Delete(), NOW)
+    measure_settlement(held, NOW)
+    measure_run(held, NOW)
+    assert held.settled_at is None

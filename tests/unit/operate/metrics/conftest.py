@@ -1,0 +1,27 @@
+"""Series that a recorder fills, on a clock that stands still."""
+
+from __future__ import annotations
+
+import pytest
+from support.clock import FakeClock
+
+from celery_sqs_visibility.operate.metrics.recorder import Recorder
+from celery_sqs_visibility.operate.metrics.series import Series
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def series():
+    return Series()
+
+
+@pytest.fixture
+def recorder(series, clock):
+    recorder = Recorder(series, {"tasks.add"}, {"sqs-q": "q", "sqs-q.fifo": "q.fifo"}, clock)
+    recorder.start()
+    yield recorder
+    recorder.stop()

@@ -1,0 +1,131 @@
+"""Lines for CloudWatch follow its specification."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from celery_sqs_visibility.operate.metrics.emf import LOGGER, NAMESPACE, UNITS, EMFLog, prepare_logger
+from celery_sqs_visibility.operate.metrics.worker_state import WorkerState
+from celery_sqs_visibility.operate.queue_depths import QueueDepth
+
+TEXT = {"type": "string", "minLength": 1}
+
+#: The bounds of Amazon's "Specification: Embedded metric format", in the words of its own schema.
+SCHEMA = {
+    "type": "object",
+    "required": ["_aws"],
+    "properties": {
+        "_aws": {
+            "type": "object",
+            "required": ["Timestamp", "CloudWatchMetrics"],
+            "properties": {
+                "Timestamp": {"type": "integer"},
+                "CloudWatchMetrics": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["Namespace", "Dimensions", "Metrics"],
+                        "properties": {
+                            "Namespace": {**TEXT, "maxLength": 1024},
+                            "Dimensions": {
+                                "type": "array",
+                                "minItems": 1,
+                                "items": {
+                                    "type": "array",
+                                    "maxItems": 30,
+                                    "items": {**TEXT, "maxLength": 250},
+                                },
+                            },
+                            "Metrics": {
+                                "type": "array",
+                                "maxItems": 100,
+                                "items": {
+                                    "type": "object",
+                                    "required": ["Name"],
+                                    "additionalProperties": False,
+                                    "properties": {
+                                        "Name": {**TEXT, "maxLength": 1024},
+                                        "Unit": {"enum": ["Count", "Seconds"]},
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        }
+    },
+}
+
+
+@pytest.fixture
+def lines(clock):
+    """Write for queues with these depths, and read what was written."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    LOGGER.addHandler(handler)
+
+    def write(queues, *depths):
+        EMFLog(lambda: queues, lambda: WorkerState(8, 3, 5), lambda: list(depths), clock).write()
+        return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+    yield write
+    LOGGER.handlers.clear()
+
+
+def test_a_line_is_what_the_specification_asks_for_and_has_a_value_for_each_name(lines, clock):
+    depth = QueueDepth("q", visible=40, in_flight=3, delayed=1, oldest_age_seconds=7.5, dead_letters=2)
+    (line,) = lines(["q"], depth)
+    jsonschema.validate(line, SCHEMA)
+    assert line["_aws"]["Timestamp"] == int(clock.wall() * 1000)
+    (directive,) = line["_aws"]["CloudWatchMetrics"]
+    assert directive["Namespace"] == NAMESPACE
+    targets = {name for names in directive["Dimensions"] for name in names}
+    targets |= {metric["Name"] for metric in directive["Metrics"]}
+    assert {key: line[key] for key in targets} == {
+        "Queue": "q",
+        "Workers": 1,
+        "Slots": 8,
+        "SlotsBusy": 3,
+        "Backlog": 40,
+        "InFlight": 3,
+        "Delayed": 1,
+        "DeadLetters": 2,
+        "OldestAge": 7.5,
+    }
+    assert set(line) == targets | {"_aws"}
+
+
+def test_what_is_unknown_is_left_out_and_every_queue_has_its_line(lines):
+    first, second = lines(["a", "b"], QueueDepth("b", visible=4, in_flight=0, delayed=0))
+    jsonschema.validate(first, SCHEMA)
+    assert ("Backlog" in first, first["Queue"], first["Workers"]) == (False, "a", 1)
+    assert (second["Backlog"], "OldestAge" in second) == (4, False)
+
+
+def test_lines_go_to_the_handler_that_the_app_has_given_and_else_to_standard_output(lines):
+    before = list(LOGGER.handlers)
+    prepare_logger()
+    assert before == LOGGER.handlers
+    LOGGER.handlers.clear()
+    prepare_logger()
+    (handler,) = LOGGER.handlers
+    record = logging.makeLogRecord({"msg": "{}"})
+    assert (handler.format(record), LOGGER.propagate) == ("{}", False)
+
+
+def test_the_pages_line_and_its_policy_for_autoscaling_are_ours():
+    page = Path(__file__).resolve().parents[4] / "docs/metrics.md"
+    line, policy = map(json.loads, re.findall(r"```json\n(.*?)```", page.read_text(), flags=re.DOTALL))
+    jsonschema.validate(line, SCHEMA)
+    metrics = policy["CustomizedMetricSpecification"]["Metrics"]
+    stats = [each["MetricStat"]["Metric"] for each in metrics if "MetricStat" in each]
+    assert {each["Namespace"] for each in stats} == {NAMESPACE}
+    assert {each["MetricName"] for each in stats} == {"Backlog", "Workers"} <= set(UNITS)

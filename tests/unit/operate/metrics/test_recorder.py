@@ -1,0 +1,102 @@
+"""Every event is counted once, under labels that are few."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sqs_visibility import events, measurements
+from celery_sqs_visibility.events import Facts, emit, has_listener
+from celery_sqs_visibility.operate.metrics import names
+
+FACTS = Facts("q", "m", 1, 0.0, "tasks.add", "t")
+
+
+def counted(series, metric):
+    return series.counters[metric].read()
+
+
+def observed(series, metric):
+    return {labels: sum(counts) for labels, (counts, _) in series.histograms[metric].read().items()}
+
+
+@pytest.mark.parametrize(
+    ("event", "metric", "expected"),
+    [
+        (events.Received(FACTS), names.RECEIVED, {("q",): 1}),
+        (events.Started(FACTS), names.ATTEMPTS, {("tasks.add", "q"): 1}),
+        (events.Extended(FACTS, 60), names.EXTENSIONS, {("q",): 1}),
+        (events.Lost(FACTS, "late"), names.LOST, {("q",): 1}),
+        (events.DeadLettered(FACTS, "bad"), names.DEAD_LETTERED, {("tasks.add", "q"): 1}),
+        (measurements.ReceiveEnded("q", 10, 10), names.RECEIVES, {("q", "full"): 1}),
+        (measurements.ReceiveEnded("q", 10, 3), names.RECEIVES, {("q", "partial"): 1}),
+        (measurements.ReceiveEnded("q", 1, 0), names.RECEIVES, {("q", "empty"): 1}),
+        (events.SQSRequest("SendMessage", 0.1, "ok", "sqs-q"), names.COST, {("q",): 0.4e-6}),
+        (events.SQSRequest("SendMessage", 0.1, "ok", "sqs-q.fifo"), names.COST, {("q.fifo",): 0.5e-6}),
+        (events.SQSRequest("SendMessage", 0.1, "ok", "a-monitor"), names.COST, {("other",): 0.4e-6}),
+        (events.SQSRequest("PutObject", 0.1, "ok"), names.COST, {}),
+        (events.EventsDropped("a-monitor", 7), names.EVENTS_DROPPED, {(): 7}),
+        (
+            measurements.DeliveryEnded(FACTS, "failed", 2.0, 1.0),
+            names.TASKS,
+            {("tasks.add", "q", "failed"): 1},
+        ),
+    ],
+)
+def test_an_event_is_counted(series, recorder, event, metric, expected):
+    emit(event)
+    assert counted(series, metric) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("event", "metric", "expected"),
+    [
+        (measurements.DeliveryEnded(FACTS, "failed", 2.0, 1.0), names.HELD_TIME, {("q",): 1}),
+        (
+            measurements.DeliveryEnded(FACTS, "failed", 2.0, 1.0),
+            names.RUNS,
+            {("tasks.add", "q", "failed"): 1},
+        ),
+        (measurements.DeliveryEnded(FACTS, "released", 2.0, None), names.RUNS, {}),
+        (measurements.SettlementEnded(FACTS, 0.1), names.SETTLE_TIME, {("q",): 1}),
+        (measurements.ExtensionEnded("q", 0.1), names.HEARTBEAT_LAG, {("q",): 1}),
+        (events.SQSRequest("PutObject", 0.1, "ok"), names.REQUESTS, {("PutObject", "other", "ok"): 1}),
+        (events.Started(FACTS), names.QUEUE_TIME, {}),
+        (events.Started(Facts("q", "m", 2, 0.0, sent=1.0)), names.QUEUE_TIME, {}),
+        (events.Started(Facts("q", "m", 1, 0.0, sent=1.0)), names.QUEUE_TIME, {("q",): 1}),
+    ],
+)
+def test_a_duration_is_observed(series, recorder, event, metric, expected):
+    emit(event)
+    assert observed(series, metric) == expected
+
+
+def test_a_name_that_the_worker_does_not_have_is_no_label(series, recorder):
+    for name in ("evil-1", "evil-2", None):
+        emit(events.Started(Facts("q", "m", 1, 0.0, name)))
+    assert counted(series, names.ATTEMPTS) == {("unknown", "q"): 3}
+
+
+def test_retries_are_waited_for_until_they_are_back(series, recorder, clock):
+    for seconds in (30, 10, 20):
+        emit(events.Hidden(FACTS, seconds))
+    waiting = []
+    for _ in range(3):
+        waiting += series.read_gauge(names.RETRIES_WAITING)
+        clock.advance(15)
+    assert waiting == [(("q",), 3), (("q",), 2), (("q",), 0)]
+
+
+def test_the_last_answer_to_a_receive_is_known_and_at_first_the_workers_start(series, recorder, clock):
+    start = clock.wall()
+    clock.advance(5)
+    assert series.read_gauge(names.LAST_RECEIVE) == [(("q",), start), (("q.fifo",), start)]
+    emit(measurements.ReceiveEnded("q", 1, 0))
+    assert series.read_gauge(names.LAST_RECEIVE)[0] == (("q",), start + 5)
+
+
+def test_who_has_stopped_costs_nothing_and_may_start_and_stop_twice(recorder):
+    recorder.start()
+    assert has_listener(measurements.DeliveryEnded)
+    recorder.stop()
+    recorder.stop()
+    assert not has_listener(measurements.DeliveryEnded)

@@ -1,0 +1,119 @@
+"""One worker counts the queues, at times of its own, and what it does not know is not told."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.clock import FakeClock
+
+from celery_sqs_visibility.errors import StoreError, UnavailableError
+from celery_sqs_visibility.operate.metrics import names
+from celery_sqs_visibility.operate.metrics.periodic import Periodic, next_time
+from celery_sqs_visibility.operate.metrics.sampler import Sampler
+from celery_sqs_visibility.operate.metrics.turn import Turn
+from celery_sqs_visibility.operate.queue_depths import QueueDepth
+from celery_sqs_visibility.stores.memory import MemoryStore
+
+INTERVAL = 60.0
+
+
+def turns(clock, store, *owners):
+    return [Turn(store, "key", owner, INTERVAL, clock, lambda low, _high: low) for owner in owners]
+
+
+def minutes(clock, turns, count):
+    """Whose turn it was, minute by minute."""
+    had = []
+    for _ in range(count):
+        had.append([turn.is_mine() for turn in turns].index(True))
+        clock.advance(INTERVAL)
+    return had
+
+
+def test_one_of_several_workers_has_the_turn_and_keeps_it(clock):
+    assert minutes(clock, turns(clock, MemoryStore(clock), "a", "b"), 9) == [0] * 9
+
+
+def test_a_worker_that_dies_is_followed_soon_and_one_that_ends_at_once(clock):
+    first, second, third = turns(clock, MemoryStore(clock), "a", "b", "c")
+    assert [first.is_mine(), second.is_mine()] == [True, False]  # the first one dies
+    found = []
+    for _ in range(4):
+        clock.advance(INTERVAL)
+        found.append(second.is_mine())
+    assert found == [False, False, True, True]
+    second.end()
+    assert third.is_mine()
+
+
+def test_where_workers_cannot_agree_nobody_counts_and_one_line_says_so(clock, caplog):
+    class Broken(MemoryStore):
+        def acquire(self, key, owner, seconds):
+            raise StoreError("no answer")
+
+    (turn,) = turns(clock, Broken(clock), "a")
+    for _ in range(9):
+        assert not turn.is_mine()
+        clock.advance(INTERVAL)
+    assert caplog.text.count("workers cannot agree on one that counts the queues") == 1
+
+
+@pytest.fixture
+def sampler(series, clock):
+    depths = [
+        QueueDepth("a", 3, 2, 1, 9.5, 4),
+        QueueDepth("b", error=UnavailableError("no answer")),
+    ]
+    sampler = Sampler(lambda: depths, Turn(None, "", "", INTERVAL, clock), INTERVAL, clock)
+    sampler.show(series)
+    return sampler
+
+
+def test_a_sample_is_told_until_it_is_old(series, sampler, clock, caplog):
+    assert series.read_gauge(names.QUEUE_MESSAGES) == []
+    sampler.sample()
+    sampler.sample()
+    assert caplog.text.count("metrics of queues lack figures, and go on without: no answer") == 1
+    states = {("a", "visible"): 3, ("a", "in_flight"): 2, ("a", "delayed"): 1}
+    assert dict(series.read_gauge(names.QUEUE_MESSAGES)) == states
+    assert series.read_gauge(names.OLDEST_AGE) == [(("a",), 9.5)]
+    assert series.read_gauge(names.DEAD_LETTERS) == [(("a",), 4)]
+    clock.advance(3 * INTERVAL)
+    assert series.read_gauge(names.DEAD_LETTERS) == []
+
+
+@given(
+    now=st.floats(0, 1e10),
+    interval=st.sampled_from([10.0, 60.0, 3600.0]),
+    phase=st.floats(0, 1, exclude_max=True),
+)
+def test_each_interval_of_the_clock_has_its_time(now, interval, phase):
+    at = next_time(now, interval, phase)
+    slack = 1e-5
+    assert now - slack <= at <= now + interval + slack
+    assert next_time(at + slack, interval, phase) == pytest.approx(at + interval, abs=slack)
+
+
+def test_a_job_that_raises_is_done_again_and_the_end_is_called_when_it_stops(caplog):
+    class Hurried(FakeClock):
+        def wall(self):
+            self.advance(5)
+            return super().wall()
+
+    done, ended, calls = threading.Event(), threading.Event(), []
+
+    def job():
+        calls.append(1)
+        if len(calls) == 2:
+            done.set()
+        raise ZeroDivisionError
+
+    periodic = Periodic([(job, 10.0)], ended.set, Hurried())
+    periodic.start()
+    assert done.wait(10)
+    periodic.stop()
+    assert ended.wait(10)
+    assert "unexpected error with metrics; continuing" in caplog.text

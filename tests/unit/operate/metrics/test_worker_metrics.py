@@ -1,0 +1,102 @@
+"""What the options ask for is what a worker has, and no more."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+from prometheus_client import REGISTRY
+from support.clock import FakeClock
+from support.factories import queue_consumer
+
+from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.events import has_listener
+from celery_sqs_visibility.measurements import DeliveryEnded
+from celery_sqs_visibility.operate.metrics import names, worker_metrics
+from celery_sqs_visibility.operate.metrics.worker_metrics import WorkerMetrics, exporters_of
+from celery_sqs_visibility.operate.metrics.worker_state import WorkerState, worker_state
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.prefetch import Slots
+
+
+@pytest.mark.parametrize(
+    ("options", "exporters"),
+    [
+        ({}, ()),
+        ({"http_port": 9540}, ("prometheus",)),
+        ({"http_port": 9540, "metrics": []}, ()),
+        ({"metrics": "emf, prometheus"}, ("prometheus", "emf")),
+        ({"metrics": ["opentelemetry"]}, ("opentelemetry",)),
+    ],
+)
+def test_who_gets_metrics(options, exporters):
+    assert exporters_of(Options.parse(options)) == exporters
+
+
+def test_a_package_that_is_missing_is_named_where_it_is_asked_for(monkeypatch):
+    monkeypatch.setitem(worker_metrics.PACKAGES, "prometheus", "not_there.at_all")
+    with pytest.raises(ImproperlyConfigured, match=r"pip install 'celery_sqs_visibility\[prometheus\]'"):
+        exporters_of(Options.parse({"metrics": ["prometheus"]}))
+    assert exporters_of(Options.parse({"http_port": 9540})) == ()
+
+
+@pytest.mark.parametrize("wrong", ["statsd", ["prometheus", "statsd"], 7, {"emf": True, "x": 1}])
+def test_other_exporters_are_refused(wrong):
+    with pytest.raises(OptionError, match="expected metrics to be some of prometheus, opentelemetry, emf"):
+        Options.parse({"metrics": wrong})
+
+
+@pytest.fixture
+def app():
+    app = Celery("measured", set_as_current=False, broker="memory://")
+    app.amqp.queues.select(["celery"])
+    yield app
+    app.close()
+
+
+def context(**options):
+    return SimpleNamespace(
+        options=Options.parse(options),
+        worker_queue_consumers=[],
+        slots=None,
+        worker_name="w@h",
+        exclusive_store=None,
+    )
+
+
+def test_metrics_begin_and_end_with_the_worker(app):
+    metrics = WorkerMetrics(app, context(), ("prometheus",))
+    metrics.start()
+    assert has_listener(DeliveryEnded)
+    answer = metrics.routes["/metrics"]()
+    assert "celery_sqs_slots 0.0" in answer.body
+    assert answer.content_type.startswith("text/plain")
+    metrics.stop()
+    metrics.stop()
+    assert not has_listener(DeliveryEnded)
+    assert not any(family.name == names.SLOTS.name for family in REGISTRY.collect())
+
+
+def test_a_forked_child_counts_nothing(app):
+    metrics = WorkerMetrics(app, context(), ("prometheus",))
+    metrics.start()
+    worker_metrics._forget_in_child()
+    assert not has_listener(DeliveryEnded)
+    metrics.stop()
+
+
+def test_a_worker_is_as_busy_as_it_runs_messages():
+    here = context()
+    consumer = queue_consumer(FakeClock())
+    here.worker_queue_consumers = [consumer]
+    here.slots = lambda: Slots(4, 16)
+    assert worker_state(here) == WorkerState(slots=4, busy=0, held=0)
+    run = SimpleNamespace()
+    run_of_an_early_acknowledged = type("Run", (), {})()
+    consumer.capacity.hold(1)
+    consumer.capacity.start_run(run_of_an_early_acknowledged)
+    assert worker_state(here).busy == 1
+    del run
+    consumer.close()

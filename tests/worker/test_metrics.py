@@ -1,0 +1,97 @@
+"""A worker's metrics, as Prometheus, OpenTelemetry and CloudWatch get them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.processes import wait_until
+
+LABELS = ("task", "queue", "outcome", "state")
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def scraped(port):
+    """Values by the series' name and its labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {
+            (sample.name, *(sample.labels[label] for label in LABELS if label in sample.labels)): sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name.startswith("celery_sqs_")
+        }
+
+
+def test_every_end_of_a_task_is_counted_for_everybody_who_asks(make_site, port, tmp_path):
+    exports = tmp_path / "metrics.jsonl"
+    site = make_site(
+        http_port=port, metrics=["prometheus", "opentelemetry", "emf"], sample_queues=10, wait_time_seconds=1
+    )
+    site.create_queue_with_dead_letters(9)
+    for task in ("quick", "quick", "number", "hopeless", "stock", "stock_retrying"):
+        site.send(task, task)
+    worker = site.start(module="measured", env={"METRICS_FILE": str(exports)})
+    queue, slots = site.queue, 1 if worker.pool == "solo" else 2
+    expected = {
+        ("celery_sqs_tasks_total", "work.quick", queue, "succeeded"): 2,
+        ("celery_sqs_tasks_total", "work.number", queue, "retried"): 1,
+        ("celery_sqs_tasks_total", "work.number", queue, "succeeded"): 1,
+        ("celery_sqs_tasks_total", "work.hopeless", queue, "retried"): 2,
+        ("celery_sqs_tasks_total", "work.hopeless", queue, "failed"): 1,
+        ("celery_sqs_tasks_total", "work.stock", queue, "succeeded"): 1,
+        ("celery_sqs_tasks_total", "work.stock_retrying", queue, "retried"): 1,
+        ("celery_sqs_tasks_total", "work.stock_retrying", queue, "succeeded"): 1,
+        ("celery_sqs_dead_lettered_total", "work.hopeless", queue): 1,
+        ("celery_sqs_attempts_total", "work.hopeless", queue): 3,
+        ("celery_sqs_messages_received_total", queue): 10,
+        ("celery_sqs_run_seconds_count", "work.quick", queue, "succeeded"): 2,
+        ("celery_sqs_queue_time_seconds_count", queue): 7,
+        ("celery_sqs_settle_seconds_count", queue): 10,
+        ("celery_sqs_retries_waiting", queue): 0,
+        ("celery_sqs_slots",): slots,
+        ("celery_sqs_slots_busy",): 0,
+        ("celery_sqs_messages_held",): 0,
+        ("celery_sqs_queue_messages", queue, "visible"): 0,
+        ("celery_sqs_queue_dead_letters", queue): 1,
+    }
+    wait_until(lambda: not missing(expected, port), 40, lambda: missing(expected, port))
+    assert scraped(port)["celery_sqs_cost_usd_total", queue] > 0
+    worker.wait_for_log('"Backlog":0,')
+    worker.terminate()
+    assert worker.wait_exit() == 0
+    line = json.loads(next(line for line in worker.log.splitlines() if '"Backlog":0,' in line))
+    assert (line["Queue"], line["Workers"], line["Slots"], line["SlotsBusy"]) == (queue, 1, slots, 0)
+    found = points(exports, worker.pid)
+    assert found["messaging.client.consumed.messages"] == 10
+    assert found["messaging.process.duration"] == 10
+
+
+def missing(expected, port):
+    """What is not as expected."""
+    found = scraped(port)
+    wrong = [key for key, value in expected.items() if found.get(key) != value]
+    return ", ".join(f"{key}: {found.get(key)}, not {expected[key]}" for key in wrong)
+
+
+def points(exports, pid):
+    """The sums and counts of the last export, in which children have no part."""
+    found = {}
+    for line in exports.read_text().splitlines():
+        export = json.loads(line)
+        for resource in export["resource_metrics"]:
+            for scope in resource["scope_metrics"]:
+                if scope["scope"]["name"] == "celery_sqs_visibility":
+                    assert export["pid"] == pid
+                    for metric in scope["metrics"]:
+                        values = [p.get("count", p.get("value")) for p in metric["data"]["data_points"]]
+                        found[metric["name"]] = sum(values)
+    return found
