@@ -250,6 +250,8 @@ def test_the_error_visibility_timeout_takes_every_shape(value, monkeypatch):
 
 
 DERIVED = {
+    "`['prometheus'] where `http_port` is set and prometheus_client is installed`",
+    "`60 with `exclusive_store`, else 0`",
     "`visibility_timeout / 3`",
     "`polling_interval`",
     "`'fair', or 'weighted' if a queue has a weight`",
