@@ -16,7 +16,7 @@ from typing import Any
 from celery.signals import worker_ready
 from proj.celery import app
 
-from celery_sqs_visibility import Event, subscribe
+from celery_sqs_visibility import SQSRequest, subscribe
 
 # Short polls with long sleeps between them, so that one sees: a sleep never delays a retry. The default, one
 # long poll after the other, costs less; but moto's long poll looks for returning messages once a second only.
@@ -39,7 +39,8 @@ def on_event(event: Any) -> None:
     tell(type(event).__name__, **asdict(event))
 
 
-subscribe(on_event, Event)
+subscribe(on_event)
+subscribe(on_event, SQSRequest)
 
 
 @worker_ready.connect
