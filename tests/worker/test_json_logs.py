@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.redis_server import RedisServer
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/logs-and-events.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/json-logs.md"
 #: Commands, functions and operators of CloudWatch Logs Insights.
 INSIGHTS = {
     *("filter", "stats", "fields", "display", "by", "as", "and", "not", "in"),
