@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from celery_sqs_visibility.aws.redrive import Redrive
 from celery_sqs_visibility.operate.doctor.facts import Facts, QueueFacts, TaskFacts
-from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, set_attributes, spoken
+from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, set_attributes
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
+from celery_sqs_visibility.policy.durations import spoken
 from celery_sqs_visibility.policy.provisioning import dead_letter_name, least_max_receive_count
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS
