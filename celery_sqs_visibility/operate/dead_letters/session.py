@@ -52,16 +52,20 @@ class Session:
         bucket = self.place.context.options.payload_bucket
         with self._progress() as advance:
             for messages in self.held.batches():
-                now = SYSTEM_CLOCK.wall()
-                letters = [read_letter(self.place.letters, message, bucket) for message in messages]
-                self.others += sum(not self.selection.is_of_source(letter) for letter in letters)
-                meant = [letter for letter in letters if self.selection.takes(letter, now)][:left]
+                meant = self._meant([read_letter(self.place.letters, each, bucket) for each in messages])[
+                    :left
+                ]
                 if meant:
                     yield meant
                 advance(len(messages))
                 left -= len(meant)
                 if left <= 0 or self._has_all(meant):
                     return
+
+    def _meant(self, letters: Sequence[Letter]) -> list[Letter]:
+        now = SYSTEM_CLOCK.wall()
+        self.others += sum(not self.selection.is_of_source(letter) for letter in letters)
+        return [letter for letter in letters if self.selection.takes(letter, now)]
 
     def _has_all(self, meant: Sequence[Letter]) -> bool:
         """Whether a single letter was asked for by its whole id, and is there."""

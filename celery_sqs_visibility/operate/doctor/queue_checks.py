@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from celery_sqs_visibility.aws.redrive import Redrive
 from celery_sqs_visibility.operate.doctor.facts import Facts, QueueFacts, TaskFacts
@@ -79,10 +79,14 @@ def check_dead_letters(facts: Facts) -> Iterator[Finding]:
 def _new_dead_letter_queue(queue: QueueFacts, facts: Facts) -> str:
     name = dead_letter_name(queue.url.rpartition("/")[2])
     arn = beside((queue.attributes or {}).get(ARN, ""), name)
-    limits = [task.max_retries for task in facts.tasks_of(queue.name) if task.comes_back]
-    policy = redrive_policy(arn, str(least_max_receive_count(limits)))
-    redrive = set_attributes(queue.url, RedrivePolicy=policy)
-    return f"{_create_dead_letter_queue(name)} && {redrive}"
+    tasks = [task for task in facts.tasks_of(queue.name) if task.comes_back]
+    return f"{_create_dead_letter_queue(name)} && {_redrive(queue, arn, tasks)}"
+
+
+def _redrive(queue: QueueFacts, dead_letter_arn: str, tasks: Sequence[TaskFacts]) -> str:
+    """The command that has SQS move messages after the attempts of these tasks."""
+    receives = least_max_receive_count(task.max_retries for task in tasks)
+    return set_attributes(queue.url, RedrivePolicy=redrive_policy(dead_letter_arn, str(receives)))
 
 
 def _create_dead_letter_queue(name: str) -> str:
@@ -111,13 +115,12 @@ def _too_few_receives(queue: QueueFacts, redrive: Redrive, task: TaskFacts) -> F
         else "Each deploy during a run, each crash, and a wait for an ETA is a receive, too, and takes an "
         f"attempt away{f' after {spare}' if spare else ''}."
     )
-    policy = redrive_policy(redrive.dead_letter_arn, str(least_max_receive_count([task.max_retries])))
     return Finding(
         Severity.ERROR if spare < 0 else Severity.WARNING,
         f"queue {queue.name!r}",
         f"maxReceiveCount is {most}, and task {task.name!r} has max_retries={task.max_retries}",
         consequence,
-        set_attributes(queue.url, RedrivePolicy=policy),
+        _redrive(queue, redrive.dead_letter_arn, [task]),
     )
 
 
