@@ -18,11 +18,11 @@ from celery_sqs_visibility.operate.dead_letters.places import Place, find_place
 from celery_sqs_visibility.operate.dead_letters.selection import SHORT_ID_CHARACTERS, Selection
 from celery_sqs_visibility.operate.dead_letters.session import Session, session_of
 from celery_sqs_visibility.operate.dead_letters.showing import show_letters, show_whole, whole
-from celery_sqs_visibility.operate.durations import duration
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
     app_of,
     broker_of,
+    duration,
     json_option,
     show_json,
 )
@@ -250,14 +250,18 @@ def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> It
         if as_json:
             show_json({"done": outcome.done, "failed": outcome.failed, "interrupted": session.stop.is_set()})
         else:
-            is_none = not outcome.done and not outcome.failed
-            click.echo((_NONE if is_none else _SOME).format(len(outcome.done), done))
-            for letter_id, reason in outcome.failed.items():
-                click.echo(f"{letter_id} was not: {reason}", err=True)
+            _show_outcome(done, outcome)
     if session.stop.is_set():
         raise CommandError("interrupted: the others are dead letters still")
     if outcome.failed:
         raise CommandError(f"{len(outcome.failed)} dead letters were left")
+
+
+def _show_outcome(done: str, outcome: Outcome) -> None:
+    is_none = not outcome.done and not outcome.failed
+    click.echo((_NONE if is_none else _SOME).format(len(outcome.done), done))
+    for letter_id, reason in outcome.failed.items():
+        click.echo(f"{letter_id} was not: {reason}", err=True)
 
 
 _NONE: Final = "No dead letters match: none were {1}."
