@@ -119,7 +119,7 @@ def test_commands_are_for_some_of_the_workers(room):
     assert len(room.control.ping(limit=1)) == 1
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", "eventlet"])
 def test_in_every_pool(room, pool):
     (worker,) = room.start("node", pool=pool, concurrency=1)
     room.control.revoke("waiting")
