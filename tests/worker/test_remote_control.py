@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 from support.commands import run_celery
-from support.faults import latency
+from support.faults import error, latency
 from support.processes import wait_until
 
 from celery_sqs_visibility.errors import RemoteControlError
@@ -152,6 +152,19 @@ def test_off_a_sentence_says_what_to_set(make_site, caplog):
         site.app.control.revoke("a")
     assert caplog.text.count("remote control is off here") == 1
     assert not site.proxy.calls()
+
+
+def test_a_missing_right_is_named_and_tasks_run_all_the_same(room):
+    room.site.create_queue()
+    room.site.proxy.inject(error("AccessDenied", 403), "CreateQueue")
+    worker = room.site.start(name="without", concurrency=1)
+    room.site.begin("a")
+    worker.wait_for_log("cannot use its control queue")
+    for right in ("CreateQueue", "ListQueues"):
+        with room.site.proxy.inject(error("AccessDenied", 403), right):
+            done = run_celery(room.site.config, "inspect", "ping")
+        assert (done.returncode, f"sqs:{right}" in done.stderr) == (77, True), done.stderr
+    assert worker.log.count("cannot use its control queue") == 1
 
 
 def test_a_killed_workers_queue_is_swept(room):
