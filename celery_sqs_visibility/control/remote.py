@@ -98,14 +98,20 @@ class RemoteControl:
         self._unreadable = False  # whether one has been logged
         atexit.register(self.close)
 
-    def consume(self, queue: str, exchange: str, put: Put) -> None:
-        """Have `put` take what is published to the exchange for Celery's queue of that name. No request."""
+    def consume(
+        self, queue: str, exchange: str, put: Put, is_full: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Have `put` take what is published to the exchange for Celery's queue of that name. No request.
+
+        While `is_full`, what is no reply stays at SQS.
+        """
         if exchange.startswith(REPLY):
             self._collect(queue.removesuffix(f".{exchange}"), put)
             return
         node = queue.removesuffix(f".{exchange}")
         sweeps = (exchange, f"{REPLY}{exchange}")
-        inbox = Inbox(self.queues, exchange, node, partial(self._deliver, put), self._clock, sweeps=sweeps)
+        deliver = partial(self._deliver, put)
+        inbox = Inbox(self.queues, exchange, node, deliver, self._clock, sweeps=sweeps, is_full=is_full)
         with self._lock:
             self._inboxes[queue] = inbox
         self.events.consume(queue, exchange, inbox)
