@@ -174,10 +174,3 @@ def _statement(permission: Permission, arns: list[str]) -> dict[str, Any]:
         "Action": list(permission.actions),
         "Resource": arns if len(arns) > 1 else arns[0],
     }
-
-
-def partition_of(region: str) -> str:
-    """The first part of ARNs in a region."""
-    named = {"cn": "aws-cn", "us-gov": "aws-us-gov", "us-iso": "aws-iso", "us-isob": "aws-iso-b"}
-    beginnings = sorted(named, key=len, reverse=True)
-    return next((named[each] for each in beginnings if region.startswith(f"{each}-")), "aws")

@@ -18,11 +18,11 @@ from celery_sqs_visibility.operate.dead_letters.places import Place, find_place
 from celery_sqs_visibility.operate.dead_letters.selection import SHORT_ID_CHARACTERS, Selection
 from celery_sqs_visibility.operate.dead_letters.session import Session, session_of
 from celery_sqs_visibility.operate.dead_letters.showing import show_letters, show_whole, whole
-from celery_sqs_visibility.operate.durations import duration
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
     app_of,
     broker_of,
+    duration,
     json_option,
     show_json,
 )

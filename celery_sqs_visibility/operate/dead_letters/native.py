@@ -33,8 +33,8 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
             f"{place.source.name!r} does not name {place.letters.name!r}: leave out --native"
         )
     pace = None if per_second is None else max(1, min(int(per_second), MOST_PER_SECOND))
-    source = _arn(place.letters)
-    place.letters.sqs.start_move_task(source, _arn(place.source), pace)
+    source = place.letters.arn()
+    place.letters.sqs.start_move_task(source, place.source.arn(), pace)
     try:
         task = _watched(place.letters, source)
     except KeyboardInterrupt:
@@ -45,10 +45,6 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
             "The others are dead letters still"
         )
     return {"moved": task.moved, "to": place.source.name}
-
-
-def _arn(queue: Queue) -> str:
-    return queue.sqs.queue_attributes(queue.url, ["QueueArn"])["QueueArn"]
 
 
 def _watched(queue: Queue, source_arn: str) -> MoveTask:

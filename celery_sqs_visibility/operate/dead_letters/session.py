@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, Final
 
 import click
@@ -19,9 +17,8 @@ from celery_sqs_visibility.operate.dead_letters.held import HOLD_SECONDS, HeldMe
 from celery_sqs_visibility.operate.dead_letters.letter import Letter, read_letter
 from celery_sqs_visibility.operate.dead_letters.places import Place
 from celery_sqs_visibility.operate.dead_letters.selection import Selection
+from celery_sqs_visibility.operate.stopping import stop_on_signals
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 MOVES_ON: Final = (
     "Warning: dead-letter queue {!r} has a redrive policy of its own, and each look at a message counts as a "
@@ -93,7 +90,7 @@ def session_of(place: Place, selection: Selection, limit: int | None) -> Iterato
     """Look at dead letters; at the end all that were neither deleted nor sent back are visible again."""
     if place.moves_on:
         click.echo(MOVES_ON.format(place.letters.name), err=True)
-    with _stop_on_signals() as stop:
+    with stop_on_signals(second_raises=True) as stop:
         held = HeldMessages(place.letters, SYSTEM_CLOCK, stop)
         session = Session(place, selection, limit, held, stop)
         try:
@@ -110,21 +107,3 @@ def session_of(place: Place, selection: Selection, limit: int | None) -> Iterato
             f"{session.others} dead letters of other queues were left out; --any-source takes them, too.",
             err=True,
         )
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets, so that a batch is finished; the second one raises."""
-    stop = threading.Event()
-
-    def note(_number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    previous = {number: signal.signal(number, note) for number in SIGNALS}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

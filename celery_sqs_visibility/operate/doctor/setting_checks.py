@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from celery_sqs_visibility.operate.doctor.facts import Facts, Right
-from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more, spoken
+from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
 from celery_sqs_visibility.policy.celery_settings import rules_that_apply
+from celery_sqs_visibility.policy.durations import spoken
+from celery_sqs_visibility.policy.prices import usd_of
+from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
 #: Polls of an empty queue at `wait_time_seconds=0` are a second apart, or `polling_interval`.
 SECONDS_A_DAY = 86_400
 SECONDS_A_MONTH = 30 * SECONDS_A_DAY
-
-#: Of Amazon's price list for standard queues, us-east-1.
-USD_A_MILLION_REQUESTS = 0.40
 
 #: From here on a poll without a message is not worth a word.
 LONG_POLL_SECONDS = 10
@@ -116,13 +116,13 @@ def check_polls(facts: Facts) -> Iterator[Finding]:
     for entry, own, names in facts.options_of_queues():
         if own.wait_time_seconds < LONG_POLL_SECONDS:
             pace = max(1.0, own.wait_time_seconds + own.polling_interval)
-            usd = SECONDS_A_MONTH / pace * USD_A_MILLION_REQUESTS / 1e6
+            usd, least = (usd_of(SECONDS_A_MONTH / each, names[0]) for each in (pace, WAIT_TIME_SECONDS))
             yield Finding(
                 Severity.NOTE if own.wait_time_seconds else Severity.WARNING,
                 and_more(names, "queue"),
                 f"wait_time_seconds is {own.wait_time_seconds}",
                 f"For each queue an idle worker makes {SECONDS_A_DAY / pace:,.0f} requests a day, "
-                f"USD {usd:.2f} a month; at 20 s they are 4,320, USD 0.05.",
+                f"USD {usd:.2f} a month; at 20 s they are 4,320, USD {least:.2f}.",
                 option("wait_time_seconds", 20, entry),
             )
         if own.polling_interval_max > LONG_SLEEP_SECONDS:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_sqs_visibility.policy.permissions import PERMISSIONS, partition_of, policy_document
+from celery_sqs_visibility.policy.permissions import PERMISSIONS, policy_document
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/permissions.md").read_text()
 QUEUE = "arn:aws:sqs:eu-west-1:123456789012:proj"
@@ -59,17 +59,3 @@ def test_statements_have_names_of_their_own_that_iam_takes():
     names = [each.sid for each in PERMISSIONS]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch("[A-Za-z0-9]+", name) for name in names)
-
-
-@pytest.mark.parametrize(
-    ("region", "partition"),
-    [
-        ("eu-west-1", "aws"),
-        ("cn-north-1", "aws-cn"),
-        ("us-gov-east-1", "aws-us-gov"),
-        ("us-isob-east-1", "aws-iso-b"),
-        ("us-iso-east-1", "aws-iso"),
-    ],
-)
-def test_arns_begin_with_the_partition_of_the_region(region, partition):
-    assert partition_of(region) == partition
