@@ -14,6 +14,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.health import PollingFacts
 
 
 def pause(world, queue, seconds=math.inf):
@@ -92,6 +93,8 @@ def test_no_poll_begins_until_the_queue_is_resumed(polling):
     wait_for_counts(queue, 1, 0)
     assert not arrived(world, 1)
     assert world.consumer.capacity._queues == 0
+    (facts,) = world.consumer.polling_facts(SYSTEM_CLOCK.monotonic() + 3600)
+    assert facts == PollingFacts(queue.name, paused=True), "and is not late"
     resume(world, queue)
     wait_until(lambda: arrived(world, 1), SOON, "the message")
     assert world.consumer.capacity._queues == 1
