@@ -21,8 +21,7 @@ from celery_sqs_visibility.operate.metrics.series import Series
 from celery_sqs_visibility.operate.metrics.worker_state import show_state, worker_state
 from celery_sqs_visibility.policy.metrics_options import EMF, OPENTELEMETRY, PROMETHEUS
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined_queues import predefined_queue
-from celery_sqs_visibility.policy.queue_names import sqs_name
+from celery_sqs_visibility.policy.predefined_queues import name_at_sqs
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.operate.metrics.sampler import Sampler
@@ -74,13 +73,8 @@ def open_metrics(app: Any, context: BrokerContext) -> WorkerMetrics | None:
 
 def sqs_names(options: Options, queues: Iterable[str]) -> dict[str, str]:
     """Celery's names of queues by SQS's. No request."""
-    names = {}
-    for queue in queues:
-        predefined = predefined_queue(options.predefined_queues, queue, options.queue_name_prefix)
-        url = predefined.url if predefined is not None else None
-        name = url.rpartition("/")[2] if url else sqs_name(queue, options.queue_name_prefix)
-        names[name] = queue
-    return names
+    given, prefix = options.predefined_queues, options.queue_name_prefix
+    return {name_at_sqs(given, queue, prefix): queue for queue in queues}
 
 
 def url_or_name(context: BrokerContext, queue: str) -> str:
