@@ -123,6 +123,8 @@ class Recorder:
         self._observe[names.SETTLE_TIME]((event.delivery.queue,), event.seconds)
 
     def _hide(self, event: events.Hidden) -> None:
+        if event.kept:
+            return
         now = self._clock.monotonic()
         with self._lock:
             waiting = self._hidden[event.delivery.queue]
