@@ -40,10 +40,8 @@ def dead_letter_queue(broker: BrokerContext, queue: Queue) -> Queue | None:
     """
     if broker.redrive.get(queue, SYSTEM_CLOCK.monotonic()) is not None:
         return broker.redrive.dead_letter_queue(queue)
-    # Not the book's, which would create the queue.
-    if name := broker.options.for_queue(queue.name).dead_letter_queue:
-        letters = broker.queues.find(name)
-        return None if letters.url == queue.url else letters
-    if (error := broker.redrive.why_unknown(queue)) is not None:
+    name = broker.options.for_queue(queue.name).dead_letter_queue
+    if name is None and (error := broker.redrive.why_unknown(queue)) is not None:
         raise error
-    return None
+    letters = broker.queues.find(name) if name else None  # not the book's, which would create it
+    return None if letters is None or letters.url == queue.url else letters

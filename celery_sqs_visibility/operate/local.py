@@ -47,15 +47,17 @@ def local(port: int, as_json: bool) -> None:  # noqa: FBT001 - click's
     in memory, and has S3, SNS and DynamoDB, too.
     """
     with _listening(port) as listener, _serving(listener) as url, stop_on_signals() as stop:
-        environment = {"AWS_ENDPOINT_URL": url, **ENVIRONMENT}
-        if as_json:
-            click.echo(json.dumps({"endpoint": url, "environment": environment}))
-        else:
-            click.echo(
-                f"SQS listens at {url} until Ctrl-C, and forgets everything then. In other terminals:\n"
-            )
-            click.echo("export " + " ".join(f"{name}={value}" for name, value in environment.items()))
+        _show(url, as_json=as_json)
         stop.wait()
+
+
+def _show(url: str, *, as_json: bool) -> None:
+    environment = {"AWS_ENDPOINT_URL": url, **ENVIRONMENT}
+    if as_json:
+        click.echo(json.dumps({"endpoint": url, "environment": environment}))
+    else:
+        click.echo(f"SQS listens at {url} until Ctrl-C, and forgets everything then. In other terminals:\n")
+        click.echo("export " + " ".join(f"{name}={value}" for name, value in environment.items()))
 
 
 @contextmanager

@@ -250,10 +250,7 @@ def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> It
         if as_json:
             show_json({"done": outcome.done, "failed": outcome.failed, "interrupted": session.stop.is_set()})
         else:
-            is_none = not outcome.done and not outcome.failed
-            click.echo((_NONE if is_none else _SOME).format(len(outcome.done), done))
-            for letter_id, reason in outcome.failed.items():
-                click.echo(f"{letter_id} was not: {reason}", err=True)
+            _show_outcome(done, outcome)
     if session.stop.is_set():
         raise CommandError("interrupted: the others are dead letters still")
     if outcome.failed:
@@ -270,6 +267,13 @@ def _not_there(session: Session) -> CommandError:
     if letters.fifo:
         why += "; and of a group of a FIFO queue only the first ten can be seen at a time"
     return CommandError(f"there is no dead letter {ids} in {letters.name!r}: {why}")
+
+
+def _show_outcome(done: str, outcome: Outcome) -> None:
+    is_none = not outcome.done and not outcome.failed
+    click.echo((_NONE if is_none else _SOME).format(len(outcome.done), done))
+    for letter_id, reason in outcome.failed.items():
+        click.echo(f"{letter_id} was not: {reason}", err=True)
 
 
 _NONE: Final = "No dead letters match: none were {1}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
@@ -13,6 +14,11 @@ from celery_sqs_visibility.operate.invocation import CommandError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY
 from celery_sqs_visibility.transport.broker_context import BrokerContext
+
+NONE: Final = (
+    "no redrive policy, and no option dead_letter_queue. Name the queue that has its dead letters by "
+    "--dead-letter-queue"
+)
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,6 @@ def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place
     source = context.queues.find(queue)
     found = context.queues.find(letters) if letters else dead_letter_queue(context, source)
     if found is None:
-        raise CommandError(
-            f"queue {queue!r} has no dead-letter queue: no redrive policy, and no option dead_letter_queue. "
-            "Name the queue that has its dead letters by --dead-letter-queue"
-        )
+        raise CommandError(f"queue {queue!r} has no dead-letter queue: {NONE}")
     policy = context.redrive.get(source, SYSTEM_CLOCK.monotonic())
     return Place(context, source, found, policy is not None and policy.name == found.sqs_name)

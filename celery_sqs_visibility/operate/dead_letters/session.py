@@ -67,10 +67,8 @@ class Session:
         bucket = self.place.context.options.payload_bucket
         with self._progress() as advance:
             for messages in self.held.batches():
-                now = self.now()
                 letters = [read_letter(self.place.letters, message, bucket) for message in messages]
-                self.others += sum(not self.selection.is_of_source(letter) for letter in letters)
-                meant = [letter for letter in letters if self._takes(letter, now)][:left]
+                meant = self._meant(letters)[:left]
                 self._found.update(*map(self.selection.named, meant))
                 if meant:
                     yield meant
@@ -78,6 +76,11 @@ class Session:
                 left -= len(meant)
                 if left <= 0 or self._has_all(meant):
                     return
+
+    def _meant(self, letters: Sequence[Letter]) -> list[Letter]:
+        now = self.now()
+        self.others += sum(not self.selection.is_of_source(letter) for letter in letters)
+        return [letter for letter in letters if self._takes(letter, now)]
 
     def _takes(self, letter: Letter, now: float) -> bool:
         """Whether it is meant; the first that an id names is, whatever the clocks say."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from celery_sqs_visibility.aws.redrive import Redrive
@@ -85,10 +85,14 @@ def check_dead_letters(facts: Facts) -> Iterator[Finding]:
 def _new_dead_letter_queue(queue: QueueFacts, facts: Facts) -> str:
     name = dead_letter_name(queue.url.rpartition("/")[2])
     arn = beside((queue.attributes or {}).get(ARN, ""), name)
-    limits = [task.max_retries for task in facts.tasks_of(queue.name) if task.comes_back]
-    policy = redrive_policy(arn, str(least_max_receive_count(limits)))
-    redrive = set_attributes(queue.url, RedrivePolicy=policy)
-    return f"{_create_dead_letter_queue(name)} && {redrive}"
+    tasks = [task for task in facts.tasks_of(queue.name) if task.comes_back]
+    return f"{_create_dead_letter_queue(name)} && {_redrive(queue, arn, tasks)}"
+
+
+def _redrive(queue: QueueFacts, dead_letter_arn: str, tasks: Sequence[TaskFacts]) -> str:
+    """The command that has SQS move messages after the attempts of these tasks."""
+    receives = least_max_receive_count(task.max_retries for task in tasks)
+    return set_attributes(queue.url, RedrivePolicy=redrive_policy(dead_letter_arn, str(receives)))
 
 
 def _create_dead_letter_queue(name: str) -> str:
@@ -118,14 +122,13 @@ def _receives_needed(task: TaskFacts) -> int:
 
 def _no_spare_receive(queue: QueueFacts, redrive: Redrive, tasks: list[str]) -> Finding:
     most = redrive.max_receive_count
-    policy = redrive_policy(redrive.dead_letter_arn, str(least_max_receive_count([])))
     return Finding(
         Severity.WARNING,
         f"queue {queue.name!r}",
         f"maxReceiveCount is {most}, for {and_more(tasks, 'task')}",
         f"A deploy or a crash during a run is a receive, too: SQS moves a message after {most}, even if it "
         "has never failed.",
-        set_attributes(queue.url, RedrivePolicy=policy),
+        _redrive(queue, redrive.dead_letter_arn, []),
     )
 
 
@@ -138,15 +141,13 @@ def _too_few_receives(queue: QueueFacts, redrive: Redrive, task: TaskFacts) -> F
         else "Each deploy during a run, each crash, and a wait for an ETA is a receive, too, and takes an "
         f"attempt away{f' after {spare}' if spare else ''}."
     )
-    policy = redrive_policy(redrive.dead_letter_arn, str(least_max_receive_count([task.max_retries])))
-    more = set_attributes(queue.url, RedrivePolicy=policy)
     fewer = f"max_retries={MOST_RECEIVES - 1 - SPARE_RECEIVES} or less; SQS takes no larger maxReceiveCount"
     return Finding(
         Severity.ERROR if spare < 0 else Severity.WARNING,
         f"queue {queue.name!r}",
         f"maxReceiveCount is {most}, and task {task.name!r} has max_retries={task.max_retries}",
         consequence,
-        more if most < MOST_RECEIVES else fewer,
+        _redrive(queue, redrive.dead_letter_arn, [task]) if most < MOST_RECEIVES else fewer,
     )
 
 

@@ -75,12 +75,8 @@ def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
 
 def check_unknown_rights(facts: Facts) -> Iterator[Finding]:
     """Is there a right that no probe shows?"""
-    unknown = {
-        name: None
-        for queue in facts.queues
-        for name, right in queue.rights.items()
-        if right is Right.NOT_KNOWN
-    }
+    rights = [pair for queue in facts.queues for pair in queue.rights.items()]
+    unknown = dict.fromkeys(name for name, right in rights if right is Right.NOT_KNOWN)
     if unknown:
         yield Finding(
             Severity.NOTE,

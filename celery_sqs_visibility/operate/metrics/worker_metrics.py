@@ -173,16 +173,20 @@ class WorkerMetrics:
         if sampler is not None:
             jobs.append((sampler.sample, self._sample_seconds))
         if emf:
-            from celery_sqs_visibility.operate.metrics.emf import INTERVAL_SECONDS, EMFLog  # noqa: PLC0415
-
-            log = EMFLog(
-                self._queues,
-                lambda: worker_state(self._context),
-                lambda: sampler.depths if sampler is not None else [],
-            )
-            jobs.append((log.write, INTERVAL_SECONDS))
+            jobs.append(self._log_job())
         end = sampler.end if sampler is not None else lambda: None
         return Periodic(jobs, end) if jobs else None
+
+    def _log_job(self) -> Job:
+        from celery_sqs_visibility.operate.metrics.emf import INTERVAL_SECONDS, EMFLog  # noqa: PLC0415
+
+        sampler = self._sampler
+        log = EMFLog(
+            self._queues,
+            lambda: worker_state(self._context),
+            lambda: sampler.depths if sampler is not None else [],
+        )
+        return log.write, INTERVAL_SECONDS
 
 
 _started: WeakSet[Recorder] = WeakSet()
