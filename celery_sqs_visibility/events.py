@@ -139,9 +139,10 @@ class Failed(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Hidden(DeliveryEvent):
-    """The message failed, and comes back in `seconds`."""
+    """The message failed, and comes back in `seconds`; `kept`: for good, and it is not run again."""
 
     seconds: float
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

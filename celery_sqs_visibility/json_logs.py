@@ -39,9 +39,7 @@ class JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
         line: dict[str, Any] = {
-            "timestamp": datetime.fromtimestamp(record.created, timezone.utc).isoformat(
-                timespec="microseconds"
-            ),
+            "timestamp": _moment(record).isoformat(timespec="microseconds"),
             "level": record.levelname,
             "logger": record.name,
             "process": record.process,
@@ -62,6 +60,14 @@ class JSONFormatter(logging.Formatter):
         exc = record.exc_info[1]
         text = record.exc_text or self.formatException(record.exc_info)
         return {"exception_type": type(exc).__name__, "exception": safe_repr(exc), "traceback": text}
+
+
+def _moment(record: logging.LogRecord) -> datetime:
+    """When it was made; now, if it says no time that there is."""
+    try:
+        return datetime.fromtimestamp(record.created, timezone.utc)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return datetime.now(timezone.utc)
 
 
 def log_json(*, life_cycle: bool = True) -> None:
@@ -159,4 +165,9 @@ def _extras(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (str, bool)) else safe_repr(value)
+    """The value if it is JSON, else its text."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return safe_repr(value)
+    return value

@@ -36,10 +36,13 @@ OUTCOMES: Final[Mapping[type[Settlement], str]] = {
 def outcome_of(delivery: Delivery, settlement: Settlement, now: float) -> str:
     """The outcome of a delivery that is settled so at that monotonic instant.
 
-    A message that is deleted without having run was revoked, has expired, or had been finished before.
+    A message that is deleted without having run was revoked, has expired, or had been finished before. One
+    that is given up fails once: if it is kept, or its dead letter refused, it comes back to be given back.
     """
     if delivery.lost or delivery.deadline <= now:
         return "lost"
+    if delivery.end_of_given_up is not None:
+        return delivery.end_of_given_up
     if isinstance(settlement, Delete):
         return delivery.outcome or ("succeeded" if delivery.started else "discarded")
     return OUTCOMES[type(settlement)]

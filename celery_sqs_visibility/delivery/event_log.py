@@ -70,6 +70,8 @@ def log_event(event: DeliveryEvent) -> None:
 
 
 def _text(key: str, value: object) -> str | None:
+    if key == "kept" and not value:  # as with most
+        return None
     if key == EPOCH_FIELD and isinstance(value, (int, float)):
         return f"{datetime.fromtimestamp(value, timezone.utc):%Y-%m-%dT%H:%M:%SZ}" if value else None
     if isinstance(value, float):

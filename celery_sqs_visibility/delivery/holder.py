@@ -222,8 +222,8 @@ class DeliveryHolder:
                 case Delete():
                     visible_at, event = None, events.Deleted(facts)
                     self._remove_payload(delivery)
-                case Hide(seconds):
-                    visible_at, event = now + seconds, events.Hidden(facts, seconds)
+                case Hide(seconds, kept):
+                    visible_at, event = now + seconds, events.Hidden(facts, seconds, kept)
                 case Park(seconds):
                     visible_at, event = now + seconds, events.Parked(facts, seconds)
                 case Lapse():

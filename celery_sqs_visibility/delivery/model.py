@@ -125,6 +125,8 @@ class Delivery(_WeaklyReferenced):
     acknowledged_early: bool = field(default=False, init=False)
     #: What its request knows of a run whose message is deleted: "failed", "retried" or "skipped".
     outcome: str | None = field(default=None, init=False)
+    #: Of a message that is given up: "failed", and "released" where that was known before it came back.
+    end_of_given_up: str | None = field(default=None, init=False)
     #: When it was settled, if anybody measures how long that takes.
     settled_at: float | None = field(default=None, init=False)
     #: Whether the deadline passed or the handle was refused.

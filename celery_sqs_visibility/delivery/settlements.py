@@ -16,9 +16,10 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Hide:
-    """Failed: come back in `seconds`, whole ones, clamped to the horizon."""
+    """Failed: come back in `seconds`, whole ones, clamped to the horizon; not to be run if it is `kept`."""
 
     seconds: int
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ nobody.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import selectors
@@ -29,6 +30,12 @@ logger = logging.getLogger(__name__)
 CLIENT_SECONDS: Final = 5.0
 
 JSON: Final = "application/json"
+
+#: Errors of a machine or process that has too much open: the connection stays in the backlog.
+TOO_MUCH_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+#: Until such a connection is accepted anew.
+RETRY_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,17 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         socketserver.BaseServer.__init__(self, bound.getsockname(), _Handler)
         self.socket = bound
         self.routes = routes
+        self.stopped = threading.Event()
         self.server_activate()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection. One that cannot be accepted just now would be tried anew at once."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in TOO_MUCH_OPEN:
+                self.stopped.wait(RETRY_SECONDS)
+            raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
         """A client that went away, or no thread to answer it: it asks again."""
@@ -114,6 +131,8 @@ class HTTPServer:
 
     def stop(self) -> None:
         """Answer nobody any more. Does not wait; harmless if it has stopped."""
+        for listener in self._listeners:
+            listener.stopped.set()
         self._stop.close()
 
     def _serve(self) -> None:

@@ -58,6 +58,7 @@ class WorkerFacts:
         phase: between its start and its end.
         loop: seconds since Celery's event loop last came round; 0 where a task has the main thread (solo).
         processes: how many of the pool live; `None` in a pool without.
+        wanted_processes: how many it is to have, which autoscaling sets; `None` if it does not say.
         polls: of each queue that it consumes.
         duties: of its other threads.
     """
@@ -67,6 +68,7 @@ class WorkerFacts:
     processes: int | None = None
     polls: tuple[PollingFacts, ...] = ()
     duties: tuple[DutyFacts, ...] = ()
+    wanted_processes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _not_ready(why: str) -> Verdict:
 def _stuck(facts: WorkerFacts) -> Iterator[str]:
     if facts.loop > LATE_SECONDS:
         yield f"Celery's main thread has not come round its event loop for {facts.loop:.0f} s"
-    if facts.processes == 0:
+    if facts.processes == 0 and facts.wanted_processes != 0:
         yield "no process of the pool is alive"
     for poll in facts.polls:
         if poll.late > POLL_LATE_SECONDS:

@@ -87,6 +87,13 @@ def predefined_queue(
     return queues.get(name) or queues.get(sqs_name(name, prefix))
 
 
+def name_at_sqs(queues: Mapping[str, PredefinedQueue], name: str, prefix: str = "") -> str:
+    """SQS's name of Celery's queue: that of its URL, if it is predefined with one. No request."""
+    predefined = predefined_queue(queues, name, prefix)
+    url = predefined.url if predefined is not None else None
+    return url.rpartition("/")[2] if url else sqs_name(name, prefix)
+
+
 def parse_predefined_queues(name: str, value: Any) -> dict[str, PredefinedQueue]:
     """The queues by the names that the user wrote.
 

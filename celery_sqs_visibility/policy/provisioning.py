@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.predefined_queues import name_at_sqs
 from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, RETENTION, fifo_attribute
-from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, why_illegal
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS
 
 #: Receives beyond the attempts: releases at deploys, a wait for an ETA.
@@ -60,9 +61,13 @@ def least_max_receive_count(max_retries: Iterable[int | None]) -> int:
 
 
 def dead_letter_name(queue: str) -> str:
-    """The name for the dead-letter queue of a queue; FIFO queues have FIFO ones."""
-    suffix = FIFO_SUFFIX if queue.endswith(FIFO_SUFFIX) else ""
-    return queue.removesuffix(suffix) + DEAD_LETTER_SUFFIX + suffix
+    """The name for the dead-letter queue of a queue."""
+    return _alike(queue.removesuffix(FIFO_SUFFIX) + DEAD_LETTER_SUFFIX, queue)
+
+
+def _alike(letters: str, queue: str) -> str:
+    """The name, for a queue of the same kind: SQS redrives FIFO to FIFO, and standard to standard."""
+    return letters.removesuffix(FIFO_SUFFIX) + (FIFO_SUFFIX if queue.endswith(FIFO_SUFFIX) else "")
 
 
 def dead_letter_attributes(name: str) -> dict[str, str]:
@@ -91,18 +96,32 @@ def plan_queues(
     return list(plans.values())
 
 
+def why_impossible(plans: Iterable[QueuePlan]) -> str | None:
+    """Why SQS takes not all of these queues, with the remedy; `None` if it does."""
+    plans = list(plans)
+    of_letters = {plan.dead_letters for plan in plans}
+    for plan in plans:
+        if reason := why_illegal(plan.sqs_name):
+            other = "; or the option dead_letter_queue names another" if plan.sqs_name in of_letters else ""
+            return f"SQS can have no queue {plan.sqs_name!r}: {reason}{other}"
+    return None
+
+
 def _with_letters(name: str, options: Options, max_receive_count: int) -> list[QueuePlan]:
     given = options.sqs_creation_attributes
     timeout = str(options.for_queue(name).visibility_timeout)
     plan = QueuePlan(
         name,
-        sqs_name(name, options.queue_name_prefix),
+        _name_at_sqs(name, options),
         {"VisibilityTimeout": timeout, **given, **fifo_attribute(name)},
         tags=options.queue_tags,
     )
     if REDRIVE_POLICY in given:  # the user's own
         return [plan]
-    letters = _letters(options.for_queue(name).dead_letter_queue or dead_letter_name(name), options)
+    if of_option := options.for_queue(name).dead_letter_queue:
+        letters = _letters(_alike(of_option, plan.sqs_name), options)
+    else:
+        letters = replace(_letters(dead_letter_name(name), options), sqs_name=dead_letter_name(plan.sqs_name))
     return [letters, replace(plan, dead_letters=letters.sqs_name, max_receive_count=max_receive_count)]
 
 
@@ -110,9 +129,14 @@ def _letters(name: str, options: Options) -> QueuePlan:
     given = options.sqs_creation_attributes
     encryption = {key: given[key] for key in ENCRYPTION if key in given}
     attributes = {**dead_letter_attributes(name), **encryption}
-    return QueuePlan(name, sqs_name(name, options.queue_name_prefix), attributes, tags=options.queue_tags)
+    return QueuePlan(name, _name_at_sqs(name, options), attributes, tags=options.queue_tags)
+
+
+def _name_at_sqs(name: str, options: Options) -> str:
+    return name_at_sqs(options.predefined_queues, name, options.queue_name_prefix)
 
 
 def _is_for_letters(name: str, options: Options) -> bool:
-    named = name in {options.dead_letter_queue, options.for_queue(name).dead_letter_queue}
+    given = options.dead_letter_queue, options.for_queue(name).dead_letter_queue
+    named = name in {_alike(letters, name) for letters in given if letters}
     return named or name.removesuffix(FIFO_SUFFIX).endswith(DEAD_LETTER_SUFFIX)

@@ -152,8 +152,8 @@ class InvocationHolder:
         match settlement:
             case Delete():
                 self.done.add(facts.message_id)
-            case Hide(seconds):
-                self._hide(delivery, seconds, events.Hidden(facts, seconds))
+            case Hide(seconds, kept):
+                self._hide(delivery, seconds, events.Hidden(facts, seconds, kept))
             case Park(seconds):
                 self._hide(delivery, seconds, events.Parked(facts, seconds))
             case Release():

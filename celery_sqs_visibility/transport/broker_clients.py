@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
+from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue, predefined_queue
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 
 
@@ -50,7 +50,7 @@ def queues_of(settings: ClientSettings, options: Options) -> Queues:
 
 def settings_of_queue(queue: str, settings: ClientSettings, options: Options) -> ClientSettings:
     """Those of the connection, but for what a predefined queue has of its own."""
-    predefined = options.predefined_queues.get(queue)
+    predefined = predefined_queue(options.predefined_queues, queue, options.queue_name_prefix)
     return settings if predefined is None else _settings_for(predefined, settings)
 
 

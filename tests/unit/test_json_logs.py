@@ -160,3 +160,20 @@ def test_a_life_cycle_record_is_written_whole(caplog):
     log_event(Extended(FACTS, 60))
     line = json.loads(JSONFormatter().format(caplog.records[-1]))
     assert (line["message"], line["message_id"], line["seconds"]) == ("message extended", "m1", 60)
+
+
+def test_a_number_that_is_none_leaves_the_others_numbers():
+    line = line_of("paid", price=float("nan"), count=3, ratio=0.5, items=[1], sums=[float("inf")])
+    assert [line[name] for name in ("price", "count", "ratio", "items", "sums")] == [
+        "nan",
+        3,
+        0.5,
+        [1],
+        "[inf]",
+    ]
+
+
+@pytest.mark.parametrize("created", [float("nan"), 1e30, None])
+def test_a_record_of_no_time_has_that_of_its_line(created):
+    record = logging.makeLogRecord({"msg": "x", "created": created})
+    assert json.loads(JSONFormatter().format(record))["timestamp"].startswith("20")

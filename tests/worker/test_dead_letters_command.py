@@ -53,6 +53,8 @@ def test_dead_letters_are_listed_shown_sent_back_and_deleted(site):
     assert "about 2" in asked.stderr
     deleted = sqs_command(site, "delete", site.queue, "--all", "--yes")
     assert (deleted.stdout, deleted.returncode) == ("2 dead letters were deleted.\n", 0)
+    gone = sqs_command(site, "retry", site.queue, "a-task-o")
+    assert (gone.returncode, "there is no dead letter 'a-task-o' in" in gone.stderr) == (1, True)
     none = sqs_command(site, "list", site.queue)
     assert none.returncode == 0
     assert none.stdout.startswith("No dead letters")

@@ -66,7 +66,8 @@ class Rejection:
         `attributes` are further ones of the dead letter.
         """
         delivery = delivery.current  # whose receive count is SQS's
-        self._redeliveries.remember(Past.GIVEN_UP, delivery.queue, delivery.facts.message_id)
+        is_new = self._redeliveries.remember(Past.GIVEN_UP, delivery.queue, delivery.facts.message_id)
+        delivery.end_of_given_up = "failed" if is_new else "released"
         if self._redrive.has_dead_letter_queue(delivery.queue):
             delivery.settle(DeadLetter(reason, body(), self._not_taken(delivery), attributes))
         else:
@@ -170,7 +171,7 @@ class Rejection:
 
     def _kept(self, queue: Queue) -> Settlement:
         """Come back seldom, not to be run; where there may be a redrive policy, as often as without us."""
-        return Hide(KEPT_SECONDS) if self._redrive.knows(queue) else Lapse()
+        return Hide(KEPT_SECONDS, kept=True) if self._redrive.knows(queue) else Lapse()
 
 
 def _log(level: int, sentence: str, delivery: Delivery, reason: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import wraps
 from typing import Any, Final, TypeVar
 
@@ -26,7 +25,6 @@ from celery_sqs_visibility.operate.invocation import (
     json_option,
     show_json,
 )
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,7 +86,7 @@ def dead_letters() -> None:
 def list_letters(place: Place, limit: int, as_json: bool, **filters: Any) -> None:  # noqa: FBT001 - click's
     """List the dead letters of QUEUE, the oldest first."""
     with session_of(place, _selection(place, **filters), limit) as session:
-        now = SYSTEM_CLOCK.wall()
+        now = session.now()
         summaries = [letter.summary(now) for batch in session.batches() for letter in batch]
     summaries.sort(key=lambda letter: -letter["age_seconds"])
     if as_json:
@@ -113,7 +111,7 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
     with session_of(place, Selection([_checked_id(letter_id)]), None) as session:
         letter = next((letter for batch in session.batches() for letter in batch), None)
         if letter is None:
-            raise CommandError(f"there is no dead letter {letter_id!r} in {place.letters.name!r}")
+            raise _not_there(session)
         facts = whole(letter, place, place.context.payloads)
     (show_json if as_json else show_whole)(facts)
 
@@ -155,9 +153,11 @@ def retry_letters(
             raise click.UsageError("--native moves all messages: it goes with --all and --rate only")
         _move_natively(place, rate, as_json=as_json)
         return
-    with session_of(place, replace(selection, sent_before=SYSTEM_CLOCK.wall()), limit) as session:
+    with session_of(place, selection, limit, only_earlier=True) as session:
         if dry_run:
             _show_plan(session, as_json=as_json)
+            if session.missing():
+                raise _not_there(session)
             return
         moves = Moves(place, session.held, session.stop, place.context.payloads, rate)
         with _told("sent back", moves.outcome, session, as_json=as_json):
@@ -231,7 +231,7 @@ def _question(place: Place, ids: tuple[str, ...], filtered: bool) -> str:  # noq
 
 
 def _show_plan(session: Session, *, as_json: bool) -> None:
-    now, place = SYSTEM_CLOCK.wall(), session.place
+    now, place = session.now(), session.place
     letters = [letter for batch in session.batches() for letter in batch]
     if as_json:
         show_json([{**letter.summary(now), "to": letter.source or place.source.name} for letter in letters])
@@ -255,6 +255,18 @@ def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> It
         raise CommandError("interrupted: the others are dead letters still")
     if outcome.failed:
         raise CommandError(f"{len(outcome.failed)} dead letters were left")
+    if session.missing():
+        raise _not_there(session)
+
+
+def _not_there(session: Session) -> CommandError:
+    """The error about the ids that mean no letter."""
+    letters = session.place.letters
+    ids = ", ".join(map(repr, session.missing()))
+    why = "it is another's, does not pass the filters, or somebody else is looking at it"
+    if letters.fifo:
+        why += "; and of a group of a FIFO queue only the first ten can be seen at a time"
+    return CommandError(f"there is no dead letter {ids} in {letters.name!r}: {why}")
 
 
 def _show_outcome(done: str, outcome: Outcome) -> None:

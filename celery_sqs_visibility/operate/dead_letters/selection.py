@@ -25,7 +25,8 @@ class Selection:
         newer_than: seconds.
         sources: names of the queue that they were given up in; `None` is any. A letter that names no queue
             is any queue's.
-        sent_before: seconds since the epoch. What a retry has sent back may fail, and be here again, at once.
+        sent_before: seconds since the epoch, by SQS's clock. What a retry has sent back may fail, and be here
+            again, at once.
     """
 
     ids: Collection[str] = ()
@@ -40,12 +41,16 @@ class Selection:
         """Whether the letter was given up in one of the queues."""
         return self.sources is None or letter.source is None or letter.source in self.sources
 
+    def named(self, letter: Letter) -> set[str]:
+        """Those of the ids that mean the letter."""
+        return set(self.ids) & letter_names(letter)
+
     def takes(self, letter: Letter, now: float) -> bool:
-        """Whether the letter is meant, `now` in seconds since the epoch."""
+        """Whether the letter is meant, `now` in seconds since the epoch, by SQS's clock."""
         age = letter.age(now)
         return (
             self.is_of_source(letter)
-            and (not self.ids or any(map(letter_names(letter).__contains__, self.ids)))
+            and (not self.ids or bool(self.named(letter)))
             and (self.task is None or fnmatchcase(letter.task or "", self.task))
             and (self.exception is None or _matches(letter.said.get("exception", ""), self.exception))
             and (self.sent_before is None or now - age < self.sent_before)

@@ -6,11 +6,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import click
 
+from celery_sqs_visibility.aws.clock_offset import clock_offset
 from celery_sqs_visibility.aws.queue_counts import VISIBLE, count
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.operate.dead_letters.held import HOLD_SECONDS, HeldMessages
@@ -25,6 +26,9 @@ MOVES_ON: Final = (
     "receive: messages may move on."
 )
 
+#: How exactly SQS's clock is known: its answers tell whole seconds. A clock that is not further off is right.
+OFFSET_ERROR_SECONDS: Final = 1.0
+
 
 @dataclass
 class Session:
@@ -37,6 +41,7 @@ class Session:
         held: what was received.
         stop: set at Ctrl-C and SIGTERM.
         others: letters of other queues that were seen and left alone.
+        clock_offset: seconds that this machine's clock is ahead of SQS's, by which letters have their ages.
     """
 
     place: Place
@@ -44,7 +49,17 @@ class Session:
     limit: int | None
     held: HeldMessages
     stop: threading.Event
+    clock_offset: float = 0.0
     others: int = field(default=0, init=False)
+    _found: set[str] = field(default_factory=set, init=False)
+
+    def now(self) -> float:
+        """Seconds since the epoch, by SQS's clock."""
+        return SYSTEM_CLOCK.wall() - self.clock_offset
+
+    def missing(self) -> list[str]:
+        """The ids that were asked for, and mean no letter that was seen."""
+        return [each for each in self.selection.ids if each not in self._found]
 
     def batches(self) -> Iterator[list[Letter]]:
         """The letters that are meant, as they are received."""
@@ -52,9 +67,9 @@ class Session:
         bucket = self.place.context.options.payload_bucket
         with self._progress() as advance:
             for messages in self.held.batches():
-                meant = self._meant([read_letter(self.place.letters, each, bucket) for each in messages])[
-                    :left
-                ]
+                letters = [read_letter(self.place.letters, message, bucket) for message in messages]
+                meant = self._meant(letters)[:left]
+                self._found.update(*map(self.selection.named, meant))
                 if meant:
                     yield meant
                 advance(len(messages))
@@ -63,9 +78,16 @@ class Session:
                     return
 
     def _meant(self, letters: Sequence[Letter]) -> list[Letter]:
-        now = SYSTEM_CLOCK.wall()
+        now = self.now()
         self.others += sum(not self.selection.is_of_source(letter) for letter in letters)
-        return [letter for letter in letters if self.selection.takes(letter, now)]
+        return [letter for letter in letters if self._takes(letter, now)]
+
+    def _takes(self, letter: Letter, now: float) -> bool:
+        """Whether it is meant; the first that an id names is, whatever the clocks say."""
+        asked = self.selection
+        if asked.named(letter) - self._found:
+            asked = replace(asked, sent_before=None)
+        return asked.takes(letter, now)
 
     def _has_all(self, meant: Sequence[Letter]) -> bool:
         """Whether a single letter was asked for by its whole id, and is there."""
@@ -90,13 +112,23 @@ def _bar(length: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def session_of(place: Place, selection: Selection, limit: int | None) -> Iterator[Session]:
-    """Look at dead letters; at the end all that were neither deleted nor sent back are visible again."""
+def session_of(
+    place: Place, selection: Selection, limit: int | None, *, only_earlier: bool = False
+) -> Iterator[Session]:
+    """Look at dead letters; at the end all that were neither deleted nor sent back are visible again.
+
+    With `only_earlier` letters that come while it lasts are left alone.
+    """
     if place.moves_on:
         click.echo(MOVES_ON.format(place.letters.name), err=True)
     with stop_on_signals(second_raises=True) as stop:
         held = HeldMessages(place.letters, SYSTEM_CLOCK, stop)
-        session = Session(place, selection, limit, held, stop)
+        ahead = clock_offset(place.letters.sqs.location().endpoint) or 0.0
+        ahead = ahead if abs(ahead) > OFFSET_ERROR_SECONDS else 0.0
+        session = Session(place, selection, limit, held, stop, ahead)
+        if only_earlier:
+            error = OFFSET_ERROR_SECONDS if session.clock_offset else 0.0
+            session.selection = replace(selection, sent_before=session.now() + error)
         try:
             yield session
         finally:

@@ -15,7 +15,7 @@ from celery_sqs_visibility.aws.clock_offset import clock_offset
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.operate.app_queues import queue_names, queue_of_task
-from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, TaskFacts
+from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, Right, TaskFacts
 from celery_sqs_visibility.operate.doctor.probes import (
     rights_of_control,
     rights_on,
@@ -28,6 +28,7 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined_queues import predefined_queue
 from celery_sqs_visibility.policy.retry_delays import choose_delay
 from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.transport.broker_clients import settings_of_queue
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
 from celery_sqs_visibility.worker.grace_period import grace_period
@@ -126,8 +127,14 @@ def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
     known, queue = _as_found(known, found), found.queue
     if queue is None or known.exists is False:
         return known
-    keys = rights_on_key(known.attributes or {}, broker.client_settings, queue.sqs.location().region)
-    return replace(known, rights={**rights_on(queue), **keys}, letters=_letters(broker, queue, known))
+    rights = {**rights_on(queue), **_rights_on_key(broker, queue, known)}
+    return replace(known, rights=rights, letters=_letters(broker, queue, known))
+
+
+def _rights_on_key(broker: BrokerContext, source: Queue, known: QueueFacts) -> dict[str, Right]:
+    """On the key of a queue that is used with the credentials of `source`: its own, or its dead letters'."""
+    settings = settings_of_queue(source.name, broker.client_settings, broker.options)
+    return rights_on_key(known.attributes or {}, settings, source.sqs.location().region)
 
 
 def _as_found(known: QueueFacts, found: FoundQueue) -> QueueFacts:
@@ -154,7 +161,10 @@ def _letters(broker: BrokerContext, queue: Queue, known: QueueFacts) -> QueueFac
     if letters is None:
         return None
     facts = _as_found(facts, look_at(lambda: letters))
-    return facts if facts.exists is False else replace(facts, rights=rights_on_dead_letters(letters))
+    if facts.exists is False:
+        return facts
+    rights = {**rights_on_dead_letters(letters), **_rights_on_key(broker, queue, facts)}
+    return replace(facts, rights=rights)
 
 
 def _machine(broker: BrokerContext) -> Machine:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from celery_sqs_visibility.aws.redrive import Redrive
 from celery_sqs_visibility.operate.doctor.facts import Facts, QueueFacts, TaskFacts
-from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, set_attributes
+from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more, set_attributes
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
 from celery_sqs_visibility.policy.arns import beside
 from celery_sqs_visibility.policy.durations import spoken
 from celery_sqs_visibility.policy.provisioning import (
+    MOST_RECEIVES,
+    SPARE_RECEIVES,
     dead_letter_attributes,
     dead_letter_name,
     least_max_receive_count,
 )
 from celery_sqs_visibility.policy.queue_attributes import ARN, redrive_policy
-from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS
+from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, DELAY_SECONDS, RETENTION_SECONDS
+
+#: Fewer, and one deploy, or two, moves a message that has not failed.
+FEWEST_RECEIVES: Final = 3
 
 
 def check_existence(facts: Facts) -> Iterator[Finding]:
@@ -97,13 +103,33 @@ def _create_dead_letter_queue(name: str) -> str:
 def check_receives(facts: Facts) -> Iterator[Finding]:
     """Does the redrive policy allow as many receives as the tasks have attempts, and some for deploys?"""
     for queue in facts.queues:
-        redrive = queue.redrive
-        limited = [t for t in facts.tasks_of(queue.name) if t.comes_back and t.max_retries is not None]
-        if redrive is None or not limited:
+        redrive, tasks = queue.redrive, facts.tasks_of(queue.name)
+        if redrive is None:
             continue
-        task = max(limited, key=lambda each: each.max_retries or 0)
-        if redrive.max_receive_count < least_max_receive_count([task.max_retries]):
+        limited = [t for t in tasks if t.comes_back and t.max_retries is not None]
+        task = max(limited, key=lambda each: each.max_retries or 0, default=None)
+        if task is not None and redrive.max_receive_count < _receives_needed(task):
             yield _too_few_receives(queue, redrive, task)
+            continue
+        late = [t.name for t in tasks if t.acks_late]
+        if late and redrive.max_receive_count < FEWEST_RECEIVES:
+            yield _no_spare_receive(queue, redrive, late)
+
+
+def _receives_needed(task: TaskFacts) -> int:
+    return (task.max_retries or 0) + 1 + SPARE_RECEIVES
+
+
+def _no_spare_receive(queue: QueueFacts, redrive: Redrive, tasks: list[str]) -> Finding:
+    most = redrive.max_receive_count
+    return Finding(
+        Severity.WARNING,
+        f"queue {queue.name!r}",
+        f"maxReceiveCount is {most}, for {and_more(tasks, 'task')}",
+        f"A deploy or a crash during a run is a receive, too: SQS moves a message after {most}, even if it "
+        "has never failed.",
+        _redrive(queue, redrive.dead_letter_arn, []),
+    )
 
 
 def _too_few_receives(queue: QueueFacts, redrive: Redrive, task: TaskFacts) -> Finding:
@@ -115,12 +141,13 @@ def _too_few_receives(queue: QueueFacts, redrive: Redrive, task: TaskFacts) -> F
         else "Each deploy during a run, each crash, and a wait for an ETA is a receive, too, and takes an "
         f"attempt away{f' after {spare}' if spare else ''}."
     )
+    fewer = f"max_retries={MOST_RECEIVES - 1 - SPARE_RECEIVES} or less; SQS takes no larger maxReceiveCount"
     return Finding(
         Severity.ERROR if spare < 0 else Severity.WARNING,
         f"queue {queue.name!r}",
         f"maxReceiveCount is {most}, and task {task.name!r} has max_retries={task.max_retries}",
         consequence,
-        _redrive(queue, redrive.dead_letter_arn, [task]),
+        _redrive(queue, redrive.dead_letter_arn, [task]) if most < MOST_RECEIVES else fewer,
     )
 
 
@@ -192,6 +219,7 @@ def _no_such_letters(queue: QueueFacts, letters: QueueFacts) -> Finding:
 def _short_retention(queue: QueueFacts, letters: QueueFacts) -> Iterator[Finding]:
     # In a FIFO queue a dead letter's age begins anew, and so does that of a copy, which the option has.
     if queue.fifo or not queue.redrive or letters.retention > queue.retention:
+        yield from _hasty(letters)
         return
     if letters.retention >= RETENTION_SECONDS:
         return
@@ -204,6 +232,17 @@ def _short_retention(queue: QueueFacts, letters: QueueFacts) -> Iterator[Finding
         "it is deleted soon after its arrival, or at once.",
         set_attributes(letters.url, MessageRetentionPeriod=RETENTION_SECONDS),
     )
+
+
+def _hasty(letters: QueueFacts) -> Iterator[Finding]:
+    if letters.retention < DEFAULT_RETENTION_SECONDS:
+        yield Finding(
+            Severity.WARNING,
+            f"dead-letter queue {letters.name!r}",
+            f"it keeps a message for {spoken(letters.retention)}",
+            "What failed for good is gone before anybody is back from a long weekend.",
+            set_attributes(letters.url, MessageRetentionPeriod=RETENTION_SECONDS),
+        )
 
 
 def _unfit(queue: QueueFacts, letters: QueueFacts, facts: Facts) -> Iterator[Finding]:

@@ -5,11 +5,13 @@ The probe imports this, and is to start fast: so it imports next to nothing.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 SUFFIX: Final = ".sock"
@@ -24,6 +26,11 @@ def directory() -> str:
     """The directory of this user's workers, which may not exist. Worker and probe need the same TMPDIR."""
     parent = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - its own is private
     return os.path.join(parent, f"celery-sqs-visibility-{os.getuid()}")
+
+
+#: Another worker has the directory's lock for a moment.
+LOCK_ATTEMPTS: Final = 20
+LOCK_PAUSE_SECONDS: Final = 0.05
 
 
 def name_of(node: str) -> str:
@@ -59,17 +66,18 @@ class ProbedSocket:
         with suppress(FileExistsError):
             os.mkdir(directory(), 0o700)
         _check_private(directory())
-        _remove_stale()
         self._path = _path(name_of(node))
-        new = self._path.removesuffix(SUFFIX) + ".new"
-        with suppress(FileNotFoundError):
-            os.unlink(new)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self.socket.bind(new)
-            self.socket.listen()
-            self._inode = os.lstat(new).st_ino
-            os.rename(new, self._path)
+            with _turn():
+                _remove_stale()
+                # Bound where it stays: systemd-tmpfiles removes old sockets whose name at the time of their
+                # binding is in use no more (/proc/net/unix has that name).
+                with suppress(FileNotFoundError):
+                    os.unlink(self._path)
+                self.socket.bind(self._path)
+                self.socket.listen()
+                self._file = _identity(self._path)
         except OSError:
             self.socket.close()
             raise
@@ -77,8 +85,31 @@ class ProbedSocket:
     def remove(self) -> None:
         """Remove the file, unless another process has taken the node over."""
         with suppress(OSError):
-            if os.lstat(self._path).st_ino == self._inode:
+            if _identity(self._path) == self._file:
                 os.unlink(self._path)
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """One worker at a time begins to listen: others see no socket that is bound, and accepts nobody yet."""
+    lock = os.open(directory(), os.O_RDONLY)
+    try:
+        for _ in range(LOCK_ATTEMPTS):
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            threading.Event().wait(LOCK_PAUSE_SECONDS)
+        else:
+            raise TimeoutError("another worker keeps its lock")  # it is suspended
+        yield
+    finally:
+        os.close(lock)
+
+
+def _identity(path: str) -> tuple[int, int]:
+    """A file's inode, whose number another may have later, and since when it has been there."""
+    info = os.lstat(path)
+    return info.st_ino, info.st_mtime_ns
 
 
 def _path(name: str) -> str:
@@ -93,7 +124,7 @@ def _check_private(path: str) -> None:
 
 
 def _remove_stale() -> None:
-    """Remove the files of workers that were killed: nobody accepts there. None is seen before it listens."""
+    """Remove the files of workers that were killed: nobody accepts there. It is this worker's turn."""
     for path in sockets().values():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)

@@ -55,6 +55,7 @@ class WorkerHealth:
             _processes(consumer.pool),
             tuple(facts for each in queue_consumers for facts in each.polling_facts(now)),
             tuple(facts for each in queue_consumers for facts in each.duty_facts(now)),
+            _wanted_processes(consumer.pool),
         )
 
     def _response(self, judge: Callable[[WorkerFacts], Verdict]) -> Response:
@@ -74,6 +75,12 @@ def _processes(pool: Any) -> int | None:
     """How many processes of a prefork pool live; `None` of another, and of one that has not started."""
     children = getattr(getattr(pool, "_pool", None), "_pool", None)
     return sum(_lives(child.pid) for child in list(children)) if isinstance(children, list) else None
+
+
+def _wanted_processes(pool: Any) -> int | None:
+    """How many a prefork pool is to have: none, while `--autoscale=N,0` has nothing to run."""
+    wanted = getattr(getattr(pool, "_pool", None), "_processes", None)  # billiard/pool.py: Pool.shrink
+    return wanted if isinstance(wanted, int) else None
 
 
 def _lives(pid: int) -> bool:

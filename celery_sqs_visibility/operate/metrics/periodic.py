@@ -58,15 +58,15 @@ class Periodic:
 
     def _run(self) -> None:
         due = [self._next(interval) for _, interval in self._jobs]
-        while not self._stopped.wait(max(0.0, min(due) - self._clock.wall())):
+        while not self._stopped.wait(max(0.0, min(due) - self._clock.monotonic())):
             for number, (act, interval) in enumerate(self._jobs):
-                if due[number] <= self._clock.wall():
+                if due[number] <= self._clock.monotonic():
                     _guarded(act)
                     due[number] = self._next(interval)
         _guarded(self._end)
 
     def _next(self, interval: float) -> float:
-        return next_time(self._clock.wall(), interval, self._phase)
+        return next_time(self._clock.monotonic(), interval, self._phase)
 
 
 def _guarded(act: Callable[[], None]) -> None:

@@ -30,14 +30,21 @@ class Recorder:
         tasks: the names that become labels.
         queues: those that the worker consumes: Celery's names by SQS's.
         clock: for waits, and for retries that are not back.
+        consumed: the queues that the worker consumes now; one may be cancelled.
     """
 
     def __init__(
-        self, series: Series, tasks: Container[str], queues: Mapping[str, str], clock: Clock = SYSTEM_CLOCK
+        self,
+        series: Series,
+        tasks: Container[str],
+        queues: Mapping[str, str],
+        clock: Clock = SYSTEM_CLOCK,
+        consumed: Callable[[], Container[str]] | None = None,
     ) -> None:
         self._tasks = tasks
         self._clock = clock
         self._queues = queues
+        self._consumed = consumed
         self._last_receive = dict.fromkeys(queues.values(), clock.wall())
         self._lock = threading.RLock()  # guards _hidden; reentrant as that of `Series`
         self._hidden: defaultdict[str, list[float]] = defaultdict(list)  # heaps of instants, monotonic
@@ -45,7 +52,7 @@ class Recorder:
         self._count = {metric: counter.add for metric, counter in series.counters.items()}
         self._observe = {metric: histogram.observe for metric, histogram in series.histograms.items()}
         series.gauges[names.RETRIES_WAITING] = self._retries_waiting
-        series.gauges[names.LAST_RECEIVE] = lambda: [((q,), at) for q, at in list(self._last_receive.items())]
+        series.gauges[names.LAST_RECEIVE] = self._last_receives
 
     def start(self) -> None:
         """Listen; harmless if it does."""
@@ -116,11 +123,18 @@ class Recorder:
         self._observe[names.SETTLE_TIME]((event.delivery.queue,), event.seconds)
 
     def _hide(self, event: events.Hidden) -> None:
+        if event.kept:
+            return
         now = self._clock.monotonic()
         with self._lock:
             waiting = self._hidden[event.delivery.queue]
             heapq.heappush(waiting, now + event.seconds)
             _drop_past(waiting, now)
+
+    def _last_receives(self) -> list[tuple[Labels, float]]:
+        known = list(self._last_receive.items())
+        consumed = self._consumed() if self._consumed is not None else self._last_receive
+        return [((queue,), at) for queue, at in known if queue in consumed]
 
     def _retries_waiting(self) -> list[tuple[Labels, float]]:
         now = self._clock.monotonic()

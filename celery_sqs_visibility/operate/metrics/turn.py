@@ -26,7 +26,7 @@ class Turn:
 
     Args:
         store: where workers agree; `None`: each is on its own, and always has the turn.
-        key: what the turn is for.
+        key: tells what the turn is for, each time that it is asked for.
         owner: this worker, by a name that no other has.
         interval: seconds after which the turn is asked for again.
         clock: the monotonic clock.
@@ -36,14 +36,15 @@ class Turn:
     def __init__(
         self,
         store: ExclusiveStore | None,
-        key: str,
+        key: Callable[[], str],
         owner: str,
         interval: float,
         clock: Clock = SYSTEM_CLOCK,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._store = store
-        self._key = key
+        self._key_now = key
+        self._key = ""  # the latest
         self._owner = owner
         self._interval = interval
         self._clock = clock
@@ -73,6 +74,7 @@ class Turn:
                 log_safely(logger.debug, "the turn ends by itself, since it cannot be released: %s", error)
 
     def _acquire(self, store: ExclusiveStore) -> bool:
+        self._key = self._key_now()
         try:
             taken = isinstance(
                 store.acquire(self._key, self._owner, TURN_INTERVALS * self._interval), Acquired

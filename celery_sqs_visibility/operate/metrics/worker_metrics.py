@@ -13,7 +13,7 @@ from weakref import WeakSet
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_visibility.command_line import shown_in_one_line
-from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.errors import OptionError, SQSError
 from celery_sqs_visibility.operate.http_server import Response
 from celery_sqs_visibility.operate.metrics.periodic import Job, Periodic
 from celery_sqs_visibility.operate.metrics.recorder import Recorder
@@ -21,8 +21,7 @@ from celery_sqs_visibility.operate.metrics.series import Series
 from celery_sqs_visibility.operate.metrics.worker_state import show_state, worker_state
 from celery_sqs_visibility.policy.metrics_options import EMF, OPENTELEMETRY, PROMETHEUS
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined_queues import predefined_queue
-from celery_sqs_visibility.policy.queue_names import sqs_name
+from celery_sqs_visibility.policy.predefined_queues import name_at_sqs
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.operate.metrics.sampler import Sampler
@@ -74,13 +73,16 @@ def open_metrics(app: Any, context: BrokerContext) -> WorkerMetrics | None:
 
 def sqs_names(options: Options, queues: Iterable[str]) -> dict[str, str]:
     """Celery's names of queues by SQS's. No request."""
-    names = {}
-    for queue in queues:
-        predefined = predefined_queue(options.predefined_queues, queue, options.queue_name_prefix)
-        url = predefined.url if predefined is not None else None
-        name = url.rpartition("/")[2] if url else sqs_name(queue, options.queue_name_prefix)
-        names[name] = queue
-    return names
+    given, prefix = options.predefined_queues, options.queue_name_prefix
+    return {name_at_sqs(given, queue, prefix): queue for queue in queues}
+
+
+def url_or_name(context: BrokerContext, queue: str) -> str:
+    """A queue's URL, which SQS is asked for once; its name while that is not known."""
+    try:
+        return context.queues.find(queue).url
+    except SQSError:
+        return queue
 
 
 class WorkerMetrics:
@@ -101,7 +103,7 @@ class WorkerMetrics:
         self._series = Series()
         self.routes: dict[str, Callable[[], Response]] = {}
         queues = sqs_names(context.options, self._queues())
-        self._recorder = Recorder(self._series, app.tasks, queues)
+        self._recorder = Recorder(self._series, app.tasks, queues, consumed=self._queues)
         show_state(self._series, context)
         self._ends: list[Callable[[], None]] = [self._recorder.stop]
         self._sampler = self._open_sampler(context.options)
@@ -154,13 +156,16 @@ class WorkerMetrics:
             store = context.exclusive_store
         except OptionError as error:
             raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
-        # Workers of the same queues share a turn; the name is as long as any key may be.
-        key = sha256("\n".join(sorted(self._queues())).encode()).hexdigest()
-        turn = Turn(store, f"queue-depths:{key}", f"{context.worker_name}:{uuid.uuid4().hex}", interval)
+        turn = Turn(store, self._turn_key, f"{context.worker_name}:{uuid.uuid4().hex}", interval)
         sampler = Sampler(lambda: queue_depths(context, self._queues(), ages), turn, interval)
         sampler.show(self._series)
         self._sample_seconds = interval
         return sampler
+
+    def _turn_key(self) -> str:
+        """Workers of the same queues at SQS share a turn; the name is as long as any key may be."""
+        queues = sorted(url_or_name(self._context, name) for name in self._queues())
+        return f"queue-depths:{sha256(chr(10).join(queues).encode()).hexdigest()}"
 
     def _open_periodic(self, emf: bool) -> Periodic | None:  # noqa: FBT001
         jobs: list[Job] = []

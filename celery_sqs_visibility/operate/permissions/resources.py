@@ -9,9 +9,9 @@ from typing import Any, Final
 from celery import Celery
 
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
-from celery_sqs_visibility.errors import QueueDoesNotExistError
+from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.operate.app_queues import queue_names
-from celery_sqs_visibility.operate.found_queues import look_at
+from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_at
 from celery_sqs_visibility.policy.arns import arn_of, partition_of
 from celery_sqs_visibility.policy.permissions import BROADCASTS
 from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue, predefined_queue
@@ -77,8 +77,10 @@ class AppResources:
             self._add_created(arn)
         if redrive := parse_redrive_policy(attributes):
             self.arns["dead_letters"].append(redrive.dead_letter_arn)
+            self._add_key_of_letters(name, redrive.dead_letter_arn)
         elif letters := options.for_queue(name).dead_letter_queue:
-            arn_of_letters, _ = self._look_at(letters, None)
+            arn_of_letters, of_letters = self._look_at(letters, None)
+            self._add_key(arn_of_letters, key_in(of_letters))
             self.arns["plain_dead_letters"].append(arn_of_letters)
             self._add_created(arn_of_letters)
         self._add_key(arn, key_in(attributes))
@@ -124,6 +126,18 @@ class AppResources:
         self.arns["keys"].append(
             key if is_arn else self._arn("kms", f"key/{key}", account=account, region=region)
         )
+
+    def _add_key_of_letters(self, name: str, arn: str) -> None:
+        """The key of the dead-letter queue that a redrive policy names: whoever sends there needs it, too."""
+        try:
+            letters = dead_letter_queue(self._broker, self._broker.queues.find(name))
+            attributes = letters.sqs.queue_attributes(letters.url, [KEY]) if letters is not None else {}
+        except QueueDoesNotExistError:
+            return  # so it has no key; `sqs doctor` tells
+        except SQSError as error:
+            self.notes.append(f"the KMS key of dead-letter queue {arn}, if it has one, is not known: {error}")
+            return
+        self._add_key(arn, key_in(attributes))
 
     def _add_role(self, arn: str, where: str) -> None:
         self.arns["roles"].append(arn)

@@ -18,7 +18,7 @@ from celery_sqs_visibility.operate.invocation import (
 )
 from celery_sqs_visibility.operate.queues.creation import Creation, Finding
 from celery_sqs_visibility.operate.queues.templates import FORMATS
-from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues
+from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues, why_impossible
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 
@@ -58,6 +58,8 @@ def create_queues(
     with broker_of(app) as context:
         wanted = list(names) or queue_names(app, context.options)
         plans = plan_queues(wanted, context.options, max_retries_by_queue(app))
+        if reason := why_impossible(plans):
+            raise CommandError(reason)
         if template is not None:
             click.echo(FORMATS[template](plans))
             return

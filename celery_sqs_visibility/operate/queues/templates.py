@@ -57,7 +57,7 @@ def cloudformation(plans: Sequence[QueuePlan]) -> str:
 
 def terraform(plans: Sequence[QueuePlan]) -> str:
     """Resources of the provider hashicorp/aws, in HCL."""
-    labels = _distinct([re.sub(r"\W", "_", plan.sqs_name) for plan in plans])
+    labels = _distinct([_label(plan.sqs_name) for plan in plans])
     by_name = {plan.sqs_name: label for plan, label in zip(plans, labels, strict=True)}
     return "\n".join(_terraform(plan, by_name) for plan in plans).rstrip("\n")
 
@@ -98,6 +98,12 @@ def _typed(name: str, value: str) -> Any:
     if value.lower() in {"true", "false"}:
         return value.lower() == "true"
     return int(value) if value.isdigit() and name != "KmsMasterKeyId" else value
+
+
+def _label(name: str) -> str:
+    """A name of HCL: it begins with no digit and no hyphen."""
+    label = re.sub(r"\W", "_", name)
+    return f"queue_{label}" if label[:1].isdigit() else label
 
 
 def _logical_id(name: str) -> str:

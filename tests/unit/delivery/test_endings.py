@@ -12,7 +12,15 @@ from celery_sqs_visibility.delivery.endings import (
     measure_settlement,
     outcome_of,
 )
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Park, Release, Settlement
+from celery_sqs_visibility.delivery.settlements import (
+    DeadLetter,
+    Delete,
+    Hide,
+    Lapse,
+    Park,
+    Release,
+    Settlement,
+)
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
 
@@ -55,6 +63,13 @@ def test_the_outcome_is_the_settlements_and_of_a_deletion_the_requests(
 ):
     held.began, held.outcome = began, told
     assert outcome_of(held, settlement, NOW) == outcome
+
+
+@pytest.mark.parametrize("settlement", [Hide(3600, kept=True), DeadLetter("why", "", Release()), Release()])
+@pytest.mark.parametrize("given_up", ["failed", "released"])
+def test_what_is_given_up_fails_once_whatever_comes_of_it(held, settlement, given_up):
+    held.began, held.end_of_given_up = NOW, given_up
+    assert outcome_of(held, settlement, NOW) == given_up
 
 
 def test_what_was_lost_has_no_other_outcome(held):

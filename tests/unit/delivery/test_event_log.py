@@ -17,7 +17,15 @@ KINDS = [
     for kind in vars(events).values()
     if isinstance(kind, type) and issubclass(kind, DeliveryEvent) and kind is not DeliveryEvent
 ]
-SAMPLES = {"seconds": 5, "reason": "because", "attempt": 1, "error": "Oops()", "delay": 10.0, "last": False}
+SAMPLES = {
+    "kept": True,
+    "seconds": 5,
+    "reason": "because",
+    "attempt": 1,
+    "error": "Oops()",
+    "delay": 10.0,
+    "last": False,
+}
 LEVELS = {
     logging.DEBUG: {
         *("Received", "Started", "Extended", "Finished", "Deleted"),

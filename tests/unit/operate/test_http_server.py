@@ -6,9 +6,12 @@ import os
 import socket
 import urllib.error
 import urllib.request
+from errno import EMFILE
+from types import SimpleNamespace
 
 import pytest
 
+from celery_sqs_visibility.operate import http_server
 from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, Response
 
 
@@ -53,6 +56,21 @@ def test_no_route_and_a_broken_one(server, caplog):
 def test_a_client_that_says_nothing_keeps_nobody_waiting(server):
     with socket.create_connection(server.address):
         assert get(server, "/well") == (200, "well")
+
+
+def refuse():
+    raise OSError(EMFILE, "many")
+
+
+def test_a_connection_that_cannot_be_accepted_for_lack_of_descriptors_waits(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        listener = Listener(bound, {})
+        naps = []
+        monkeypatch.setattr(listener, "stopped", SimpleNamespace(wait=naps.append))
+        monkeypatch.setattr(listener, "socket", SimpleNamespace(accept=refuse))
+        with pytest.raises(OSError, match="many"):
+            listener.get_request()
+    assert naps == [http_server.RETRY_SECONDS]
 
 
 def test_a_stopped_server_leaves_the_port_to_the_next(server):

@@ -99,6 +99,15 @@ def test_a_worker_takes_over_the_name_of_another_which_does_not_remove_it(listen
     assert [each["reason"] for each in probe.ask(None, "/healthz", 5)] == ["new"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_the_kernel_knows_a_socket_by_the_name_that_it_keeps(listen):
+    listen("w@h")
+    listen("w@h")
+    known = Path("/proc/net/unix").read_text()
+    assert sockets()["w@h"] in known
+    assert [each.name for each in Path(directory()).iterdir()] == ["w@h.sock"]
+
+
 def test_names_of_nodes_are_those_of_files_and_short():
     assert name_of("w@h") == "w@h"
     odd = [name_of(node) for node in ("w/1@h", "w_1@h", "w 1@h", "x" * 300, "x" * 301)]

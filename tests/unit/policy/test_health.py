@@ -48,6 +48,11 @@ facts = st.builds(
 )
 
 
+@pytest.mark.parametrize(("wanted", "ok"), [(None, False), (2, False), (0, True)])
+def test_a_pool_that_is_to_have_no_process_is_well_without(wanted, ok):
+    assert liveness(dataclasses.replace(WELL, processes=0, wanted_processes=wanted)).ok is ok
+
+
 def test_a_worker_that_is_well_says_how_many_queues_it_consumes():
     assert liveness(WELL).reason == "live: consumes 1 queue"
     assert readiness(dataclasses.replace(WELL, polls=())).reason == "ready: consumes 0 queues"

@@ -9,6 +9,7 @@ from celery_sqs_visibility.policy.provisioning import (
     dead_letter_name,
     least_max_receive_count,
     plan_queues,
+    why_impossible,
 )
 
 
@@ -63,3 +64,30 @@ def test_queues_may_share_the_dead_letter_queue_of_the_option():
 def test_the_users_own_redrive_policy_stands():
     (plan,) = plans("a", **{"sqs-creation-attributes": {"RedrivePolicy": {"maxReceiveCount": 3}}})
     assert plan.max_receive_count is None
+
+
+@pytest.mark.parametrize(
+    ("queue", "option", "letters"),
+    [
+        ("a.fifo", "failed", "failed.fifo"),
+        ("a.fifo", "failed.fifo", "failed.fifo"),
+        ("a", "failed.fifo", "failed"),
+    ],
+)
+def test_sqs_redrives_only_to_a_queue_of_the_same_kind(queue, option, letters):
+    planned = plans(queue, letters, dead_letter_queue=option)
+    assert [(plan.sqs_name, plan.dead_letters) for plan in planned] == [(letters, None), (queue, letters)]
+
+
+def test_a_predefined_queue_has_the_name_of_its_url():
+    urls = {"a": {"url": "https://sqs.eu-west-1.amazonaws.com/1/prod-a"}}
+    planned = plans("a", predefined_queues=urls, queue_name_prefix="p-")
+    assert [plan.sqs_name for plan in planned] == ["prod-a-dead", "prod-a"]
+
+
+@pytest.mark.parametrize(
+    ("characters", "words"), [(75, None), (76, "option dead_letter_queue names another")]
+)
+def test_a_name_that_is_too_long_for_its_dead_letters_is_told(characters, words):
+    reason = why_impossible(plans("q" * characters))
+    assert reason is None if words is None else words in reason

@@ -17,7 +17,7 @@ from celery_sqs_visibility.policy.attempts import RECEIVES_OF_NO_TASK, SECONDS_O
 from celery_sqs_visibility.policy.retry_delays import DelayFunction, DelayList
 
 FIRST = 1_700_000_000.0
-KEPT = Hide(KEPT_SECONDS)
+KEPT = Hide(KEPT_SECONDS, kept=True)
 
 
 class Rejecting:
@@ -203,3 +203,14 @@ def test_another_worker_may_know_the_task_for_an_hour(seconds, becomes):
 def test_a_message_may_return_until_the_policy_moves_it(redrive, receive_count, may):
     world = Rejecting("q.fifo", redrive)
     assert world.rejection.may_return(world.delivery(receive_count)) is may
+
+
+@pytest.mark.parametrize("redrive", [None, 5])
+def test_a_message_that_comes_back_after_it_was_given_up_has_not_failed_anew(redrive):
+    world = Rejecting(redrive=redrive, on_exhausted="keep")
+    told = []
+    for _ in range(2):
+        delivery = world.delivery()
+        world.rejection.give_up(delivery, "failed", str)
+        told.append(delivery.end_of_given_up)
+    assert told == ["failed", "released"]

@@ -95,6 +95,26 @@ FOUND = [
     (queue_checks.check_receives, WARNING, facts(queue(4)), "takes an attempt away."),
     (queue_checks.check_receives, WARNING, facts(queue(6)), "takes an attempt away after 2."),
     (
+        queue_checks.check_receives,
+        ERROR,
+        facts(queue(1000), task={"max_retries": 1000}),
+        "max_retries=996 or less",
+    ),
+    (queue_checks.check_receives, WARNING, facts(queue(2), task={"max_retries": None}), "never failed"),
+    (queue_checks.check_receives, WARNING, facts(queue(1), task={"comes_back": False}), "never failed"),
+    (
+        queue_checks.check_dead_letter_queues,
+        WARNING,
+        facts(queue(name="a.fifo", letters=letters("a-dead.fifo", days=1)), task={"queue": "a.fifo"}),
+        "it keeps a message for 1 d",
+    ),
+    (
+        queue_checks.check_dead_letter_queues,
+        WARNING,
+        facts(queue(0, options={"dead_letter_queue": "d"}, letters=letters("d", days=1))),
+        "it keeps a message for 1 d",
+    ),
+    (
         queue_checks.check_retention,
         ERROR,
         facts(task={"delays": (43_200.0,) * 10, "max_retries": 10}),
@@ -275,8 +295,10 @@ def test_where_all_is_well_nothing_is_found():
 WELL = [
     # SQS has no longer retention than that of the dead-letter queue, and a FIFO queue's ages begin anew.
     facts(queue(days=14), task={"delays": (43_200.0,) * 3}),
-    facts(queue(name="a.fifo", letters=letters("a-dead.fifo", days=1)), task={"queue": "a.fifo"}),
-    facts(queue(0, options={"dead_letter_queue": "d"}, letters=letters("d", days=1))),
+    facts(queue(name="a.fifo", letters=letters("a-dead.fifo", days=4)), task={"queue": "a.fifo"}),
+    facts(queue(0, options={"dead_letter_queue": "d"}, letters=letters("d", days=4))),
+    facts(queue(3), task={"comes_back": False}),
+    facts(queue(996), task={"max_retries": 992}),
     facts(queue(attributes=None, exists=None)),  # and nothing is known of it
     facts(options={"heartbeat_interval": 0}, task={"time_limit": 100}),
     facts(queue(), task={"comes_back": False, "max_retries": 30}),

@@ -13,6 +13,7 @@ from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.operate.doctor import gathering
 from celery_sqs_visibility.operate.doctor.facts import Right
 from celery_sqs_visibility.operate.doctor.gathering import gather, settings_of
 from celery_sqs_visibility.policy.options import Options
@@ -99,6 +100,21 @@ def test_queues_have_attributes_rights_and_dead_letters(app, sqs):
     assert (queue.redrive.name, queue.letters.retention, queue.retention) == ("dead", 60, 345_600)
     assert queue.rights["sqs:DeleteMessage"] is Right.ALLOWED
     assert queue.letters.rights == {"sqs:SendMessage": Right.NOT_KNOWN}
+
+
+def test_a_key_is_asked_for_as_whoever_uses_the_queue(app, sqs, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        gathering,
+        "rights_on_key",
+        lambda known, own, _: asked.append((known.get("KmsMasterKeyId"), own)) or {},
+    )
+    sqs.create_queue("dead", {"KmsMasterKeyId": "of-letters"}, {})
+    sqs.create_queue("proj", {**redrive("dead"), "KmsMasterKeyId": "of-queue"}, {})
+    role = "arn:aws:iam::1:role/own"
+    url = "https://sqs.us-east-1.amazonaws.com/1/proj"
+    facts_of(app, sqs, predefined_queues={"proj": {"url": url, "sts_role_arn": role}})
+    assert [(key, own.role_arn) for key, own in asked] == [("of-queue", role), ("of-letters", role)]
 
 
 def test_what_is_missing_is_not_created(app, sqs):

@@ -80,6 +80,7 @@ def test_a_name_that_the_worker_does_not_have_is_no_label(series, recorder):
 def test_retries_are_waited_for_until_they_are_back(series, recorder, clock):
     for seconds in (30, 10, 20):
         emit(events.Hidden(FACTS, seconds))
+        emit(events.Hidden(FACTS, seconds, kept=True))  # for no retry
     waiting = []
     for _ in range(3):
         waiting += series.read_gauge(names.RETRIES_WAITING)

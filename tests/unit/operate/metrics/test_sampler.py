@@ -21,7 +21,7 @@ INTERVAL = 60.0
 
 
 def turns(clock, store, *owners):
-    return [Turn(store, "key", owner, INTERVAL, clock, lambda low, _high: low) for owner in owners]
+    return [Turn(store, lambda: "key", owner, INTERVAL, clock, lambda low, _high: low) for owner in owners]
 
 
 def minutes(clock, turns, count):
@@ -67,7 +67,7 @@ def sampler(series, clock):
         QueueDepth("a", 3, 2, 1, 9.5, 4),
         QueueDepth("b", error=UnavailableError("no answer")),
     ]
-    sampler = Sampler(lambda: depths, Turn(None, "", "", INTERVAL, clock), INTERVAL, clock)
+    sampler = Sampler(lambda: depths, Turn(None, str, "", INTERVAL, clock), INTERVAL, clock)
     sampler.show(series)
     return sampler
 
@@ -99,9 +99,12 @@ def test_each_interval_of_the_clock_has_its_time(now, interval, phase):
 
 def test_a_job_that_raises_is_done_again_and_the_end_is_called_when_it_stops(caplog):
     class Hurried(FakeClock):
-        def wall(self):
+        def monotonic(self):
             self.advance(5)
-            return super().wall()
+            return super().monotonic()
+
+        def wall(self):  # somebody sets the clock back, all the time
+            return 1e9 - super().wall()
 
     done, ended, calls = threading.Event(), threading.Event(), []
 

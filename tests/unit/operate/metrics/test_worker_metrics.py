@@ -105,6 +105,26 @@ def test_a_worker_is_as_busy_as_it_runs_messages():
     consumer.close()
 
 
+def test_a_cancelled_queue_has_no_last_receive(app):
+    metrics = WorkerMetrics(app, context(), ("prometheus",))
+    series = "celery_sqs_last_receive_timestamp_seconds{"
+    assert series in metrics.routes["/metrics"]().body
+    app.amqp.queues.deselect("celery")  # as celery/worker/consumer/consumer.py: cancel_task_queue
+    assert series not in metrics.routes["/metrics"]().body
+    metrics.stop()
+
+
+def test_workers_share_a_turn_by_the_queues_at_sqs_and_not_by_celerys_names(app):
+    keys = []
+    for region in ("eu-west-1", "us-east-1", "eu-west-1"):
+        here = context(metrics=["emf"], sample_queues=60)
+        here.queues = SimpleNamespace(
+            find=lambda name, at=region: SimpleNamespace(url=f"https://{at}/{name}")
+        )
+        keys.append(WorkerMetrics(app, here, ("emf",))._turn_key())
+    assert keys[0] == keys[2] != keys[1]
+
+
 def test_a_paused_queue_is_told():
     here, series = context(), Series()
     here.worker_queue_consumers = [SimpleNamespace(consumed=lambda: ["mail", "orders"])]

@@ -27,7 +27,7 @@ class AccountSQS(FakeSQS):
     """A fake whose queues have URLs as Amazon's."""
 
     def queue_url(self, name, owner=None):
-        super().queue_url(name, owner)
+        super().queue_url(name, None if owner == ACCOUNT else owner)
         return f"https://sqs.us-east-1.amazonaws.com/{ACCOUNT}/{name}"
 
     def queue_attributes(self, queue_url, names):
@@ -170,3 +170,15 @@ def test_fanout_takes_topics_and_queues_whose_names_are_made_up():
     )
     assert predefined.arns["predefined_topics"] == [topic]
     assert "topics" not in predefined.arns
+
+
+@pytest.mark.parametrize("by", ["policy", "option"])
+def test_the_key_of_the_dead_letter_queue_is_needed_too(by):
+    policy = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn("dead"), "maxReceiveCount": 5})}
+    found = resources(
+        {"dead": {"KmsMasterKeyId": "of-letters"}, "proj": policy if by == "policy" else {}},
+        task_queues=[Queue("proj")],
+        **({} if by == "policy" else {"dead_letter_queue": "dead"}),
+    )
+    assert found.arns["keys"] == [arn("key/of-letters", "kms")]
+    assert found.notes == []

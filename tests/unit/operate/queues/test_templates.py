@@ -49,3 +49,7 @@ def test_a_configuration_of_terraform_is_hcl(plans):
     assert by_label["a_b_fifo"]["fifo_queue"] is True
     assert "deadLetterTargetArn = aws_sqs_queue.a_b_dead.arn" in text
     assert '"alias/$${key}"' in text  # a reference otherwise
+
+
+def test_a_label_of_terraform_begins_with_no_digit():
+    assert 'resource "aws_sqs_queue" "queue_1a"' in terraform(plan_queues(["1a"], Options.parse({}), {}))
