@@ -9,6 +9,7 @@ import fcntl
 import os
 import socket
 import stat
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,10 @@ SUFFIX: Final = ".sock"
 #: The longest path of a Unix socket has 107 bytes on Linux, and most are the directory's.
 LONGEST_NAME: Final = 48
 
+#: Another worker has the directory's lock for a moment.
+LOCK_ATTEMPTS: Final = 20
+LOCK_PAUSE_SECONDS: Final = 0.05
+
 SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@._-")
 
 
@@ -26,11 +31,6 @@ def directory() -> str:
     """The directory of this user's workers, which may not exist. Worker and probe need the same TMPDIR."""
     parent = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - its own is private
     return os.path.join(parent, f"celery-sqs-visibility-{os.getuid()}")
-
-
-#: Another worker has the directory's lock for a moment.
-LOCK_ATTEMPTS: Final = 20
-LOCK_PAUSE_SECONDS: Final = 0.05
 
 
 def name_of(node: str) -> str:
