@@ -106,10 +106,12 @@ class Inbox:
         """The queue's address. Waits until the queue is made.
 
         Raises:
-            SQSError: it cannot be made.
+            SQSError: it cannot be made, or has ended; then another may be made.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._error, CREATION_SECONDS)
+            self._changed.wait_for(
+                lambda: self._queue or self._error or self._stopped.is_set(), CREATION_SECONDS
+            )
             if self._queue is not None:
                 return self._queue.address
             raise self._error or UnavailableError("SQS does not answer: no queue for the replies was made")
@@ -118,6 +120,7 @@ class Inbox:
         """End the thread, and have another delete the queue: the thread may wait for its poll."""
         with self._changed:
             self._stopped.set()
+            self._changed.notify_all()
             queue, self._queue = self._queue, None
             if queue is not None:
                 self._deleting = start_thread(self._queues.delete, "sqs-control-delete", queue)
