@@ -13,7 +13,8 @@ from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.control.queues import ControlQueue, ControlQueues
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.threads import start_thread
-from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, UnavailableError
+from celery_sqs_visibility.errors import QueueDoesNotExistError, RefusedError, SQSError, UnavailableError
+from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.control_life import SIGN_OF_LIFE_SECONDS
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
@@ -27,10 +28,18 @@ RECEIVE: Final = ReceiveOptions(system_attributes=("ApproximateFirstReceiveTimes
 HELPERS: Final = 7
 HELPERS_WAIT_SECONDS: Final = 2
 
-#: From one sweep to the next; the first one is at the start.
+#: From one sweep to the next. The first one is within some minutes, so that a fleet's are not at once.
 SWEEP_SECONDS: Final = 3600
+FIRST_SWEEP_SECONDS: Final = 600
 
-#: After an error, before the next attempt.
+#: After errors in a row, the longest time before the next attempt: those that pass, and a missing right.
+LONGEST_PAUSE_SECONDS: Final = 30.0
+REFUSED_PAUSE_SECONDS: Final = 300.0
+
+#: So many errors in a row have the short pauses of every other request.
+FEW: Final = 5
+
+#: After an error that is a bug.
 PAUSE_SECONDS: Final = 5.0
 
 #: Whoever handles messages more slowly than they come is asked so often whether it has caught up.
@@ -89,7 +98,9 @@ class Inbox:
         self._error: SQSError | None = None
         self._deleting: threading.Thread | None = None
         self._used_at = clock.monotonic()
-        self._made_at = self._renew_at = self._sweep_at = -math.inf  # the thread's alone
+        self._made_at = self._renew_at = -math.inf  # the thread's alone, as what follows
+        self._sweep_at = clock.monotonic() + FIRST_SWEEP_SECONDS * random.random()  # noqa: S311
+        self._failures = 0
 
     def start(self) -> None:
         """Start the thread, which makes the queue. Once."""
@@ -148,14 +159,15 @@ class Inbox:
                 logger.exception("unexpected error in a thread that polls a control queue; continuing")
                 self._stopped.wait(PAUSE_SECONDS)
             else:
+                self._failures = 0
                 self._outage.success(began)
 
     def _turn(self, queue: ControlQueue) -> None:
         self._keep(queue, self._clock.monotonic())
         if self._is_full():
             self._stopped.wait(FULL_PAUSE_SECONDS)
-        elif self._receive(queue, WAIT_TIME_SECONDS) and self._helpers.acquire(blocking=False):
-            start_thread(self._help, "sqs-control-inbox", queue)
+        elif self._receive(queue, WAIT_TIME_SECONDS):
+            self._get_help(queue)
         if self._wanted():
             self.use()
         elif self._clock.monotonic() - self._used_at >= self._idle_seconds:
@@ -167,6 +179,11 @@ class Inbox:
         for message in messages:
             self._deliver(message)
         return len(messages) == BATCH_ENTRIES
+
+    def _get_help(self, queue: ControlQueue) -> None:
+        has_room = self._helpers.acquire(blocking=False)
+        if has_room and start_thread(self._help, "sqs-control-inbox", queue) is None:
+            self._helpers.release()
 
     def _help(self, queue: ControlQueue) -> None:
         """A thread beside the inbox's, while batches come back full: many workers answer at once."""
@@ -216,6 +233,16 @@ class Inbox:
             elif self._queue is None:
                 self._error = error
                 self._changed.notify_all()
+                if self._idle_seconds < math.inf and isinstance(error, RefusedError):
+                    self._stopped.set()  # a caller has the error; its next command makes another
         if not missing:
+            self._failures += 1
             self._outage.failure(error)
-            self._stopped.wait(PAUSE_SECONDS)
+            self._stopped.wait(_pause(error, self._failures))
+
+
+def _pause(error: SQSError, failures: int) -> float:
+    """Seconds until the next attempt. With jitter: a fleet meets the same error at the same time."""
+    if isinstance(error, RefusedError):
+        return REFUSED_PAUSE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
+    return pause(failures) if failures <= FEW else LONGEST_PAUSE_SECONDS * random.uniform(0.1, 1)  # noqa: S311
