@@ -66,6 +66,7 @@ class Inbox:
         wanted: whether anybody waits for messages now.
         is_full: whether so much waits here that more stays at SQS, until it expires there.
         idle_seconds: the queue is given up when it was not wanted for so long.
+        moved: called in a thread when another queue was made for one that is gone.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Inbox:
         wanted: Callable[[], bool] = lambda: True,
         is_full: Callable[[], bool] = lambda: False,
         idle_seconds: float = math.inf,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._queues = queues
         self._exchange = exchange
@@ -90,6 +92,7 @@ class Inbox:
         self._wanted = wanted
         self._is_full = is_full
         self._idle_seconds = idle_seconds
+        self._moved = moved
         self._outage = Outage(logger, "use its control queue", node, clock, kind="node")
         self._stopped = threading.Event()
         self._helpers = threading.BoundedSemaphore(HELPERS)
@@ -176,7 +179,8 @@ class Inbox:
     def _receive(self, queue: ControlQueue, wait: int) -> bool:
         """Receive and deliver; whether there may be more."""
         messages = self._queues.sqs.receive(queue.url, BATCH_ENTRIES, wait, RECEIVE)
-        for message in messages:
+        # In the order in which they were sent, as far as one answer has them: SQS keeps none.
+        for message in sorted(messages, key=lambda each: int(each["Attributes"].get("SentTimestamp", 0))):
             self._deliver(message)
         return len(messages) == BATCH_ENTRIES
 
@@ -209,6 +213,7 @@ class Inbox:
 
     def _create(self) -> ControlQueue:
         queue = self._queues.create(self._exchange, self._node)
+        is_first = self._made_at == -math.inf
         self._made_at = self._clock.monotonic()
         self._renew_at = self._made_at + SIGN_OF_LIFE_SECONDS
         with self._changed:
@@ -216,6 +221,8 @@ class Inbox:
                 self._queue, self._error = queue, None
                 self._changed.notify_all()
                 logger.info("takes messages of remote control (node=%s, queue=%s)", self._node, queue.url)
+                if not is_first:
+                    start_thread(self._moved, "sqs-control-moved")
                 return queue
         self._queues.delete(queue)
         raise QueueDoesNotExistError("stopped while it was made")

@@ -42,6 +42,7 @@ class Members:
         clock: the clock.
         deliver: takes what a queue has received, for its mailbox.
         end: ends an inbox.
+        moved: called in a thread when a queue of events was made anew: other processes know the one before.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Members:
         clock: Clock,
         deliver: Callable[[Mailbox, ReceivedMessage], None],
         end: Callable[[Inbox], None],
+        moved: Callable[[], None],
     ) -> None:
         self._queues = queues
         self._events = events
         self._clock = clock
         self._deliver = deliver
         self._end = end
+        self._moved = moved
         self._closed = threading.Event()
         self._lock = ProcessLock()  # guards what follows
         self._members: dict[str, Member] = {}  # by Celery's name of the queue
@@ -100,7 +103,14 @@ class Members:
         sweeps = (exchange, f"{REPLY}{exchange}")
         deliver = partial(self._deliver, mailbox)
         inbox = Inbox(
-            self._queues, exchange, node, deliver, self._clock, sweeps=sweeps, is_full=mailbox.is_full
+            self._queues,
+            exchange,
+            node,
+            deliver,
+            self._clock,
+            sweeps=sweeps,
+            is_full=mailbox.is_full,
+            moved=self._moved,
         )
         return Member(mailbox, inbox)
 

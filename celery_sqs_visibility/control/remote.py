@@ -85,13 +85,14 @@ class RemoteControl:
         self.queues = ControlQueues(sqs, options.whole_control_prefix, options.queue_tags, clock)
         self._clock = clock
         self.events = EventExchanges(self.queues, clock, in_worker)
-        self._members = Members(self.queues, self.events, clock, self._deliver, self._end)
+        self._members = Members(self.queues, self.events, clock, self._deliver, self._end, self._announce)
         self._pid = os.getpid()
         self._lock = ProcessLock()  # guards everything below
         self._reply_inboxes: dict[str, Inbox] = {}  # by exchange
         self._collectors: dict[str, Collector] = {}  # by routing key
         self._ended: list[Inbox] = []  # whose queues may not be deleted yet
         self._senders: ThreadPoolExecutor | None = None
+        self._commanded: set[str] = set()  # exchanges to which this process has sent commands
         self._unreadable = False  # whether one has been logged
         atexit.register(self.close)
 
@@ -132,6 +133,7 @@ class RemoteControl:
         """
         until = self._clock.monotonic() + BROADCAST_SECONDS
         command_id, failures = wire.new_id(), 0
+        self._commanded.add(exchange)
         while True:
             try:
                 return self._broadcast(exchange, message, command_id)
@@ -189,6 +191,14 @@ class RemoteControl:
         until = self._clock.monotonic() + timeout
         for inbox in self._ended:
             inbox.join(max(0.0, until - self._clock.monotonic()))
+
+    def _announce(self) -> None:
+        """A thread: as Celery's receivers say that they listen, say so again from a queue that is new."""
+        for exchange in list(self._commanded if self.events.listens else ()):
+            try:
+                self.broadcast(exchange, wire.HEARTBEAT)
+            except SQSError as error:
+                logger.info("workers find a monitor's new queue later: %s", error)
 
     def _end(self, inbox: Inbox) -> None:
         inbox.stop()

@@ -30,6 +30,14 @@ EXPIRES_IN: Final = "expires_in"
 ID: Final = "message_id"
 
 
+#: The command by which a monitor wakes workers up (celery/events/receiver.py: `wakeup_workers`).
+HEARTBEAT: Final = {
+    "body": '{"method": "heartbeat", "arguments": {}, "destination": null, "pattern": null, "matcher": null}',
+    "content-type": JSON,
+    "content-encoding": "utf-8",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ControlMessage:
     """A received message.

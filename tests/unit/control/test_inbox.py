@@ -193,3 +193,15 @@ def test_whoever_waits_for_the_address_of_one_that_ends_learns_it_at_once(world)
     world.inbox.stop()
     with pytest.raises(UnavailableError):
         world.inbox.address()
+
+
+def test_what_one_receive_brings_is_delivered_in_the_order_in_which_it_was_sent(monkeypatch):
+    world = World(FakeClock())
+    queue = world.inbox._create()
+    brought = [
+        {"Body": body, "MessageId": body, "Attributes": {"SentTimestamp": sent}}
+        for body, sent in (("resume", "1001"), ("pause", "999"))
+    ]
+    monkeypatch.setattr(world.sqs, "receive", lambda *_: brought)
+    world.inbox._receive(queue, 0)
+    assert [each["Body"] for each in world.messages] == ["pause", "resume"]
