@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessDeniedError",
     "ClockSkewError",
+    "CommandNotSentError",
     "CredentialsRefusedError",
     "DeadLettered",
     "Deleted",

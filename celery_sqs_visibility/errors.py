@@ -70,6 +70,10 @@ class RemoteControlError(SQSVisibilityError):
     """Workers cannot be asked, since remote control is off here; the message says what to set."""
 
 
+class CommandNotSentError(RemoteControlError):
+    """SQS took a command to workers from nobody for some seconds; the message says why. Try again."""
+
+
 class UnreadableError(SQSVisibilityError):
     """No task can be made of a message; the text says why."""
 

@@ -48,6 +48,11 @@ class EventExchanges:
         with self._lock:
             self._inboxes.pop(queue, None)
 
+    @property
+    def listens(self) -> bool:
+        """Whether this process is a monitor."""
+        return bool(self._inboxes)
+
     def announced(self, command: dict[str, Any]) -> dict[str, Any]:
         """The command, which names this process's queues of events, if any: so that workers hear of them.
 

@@ -76,6 +76,7 @@ class EventFeed:
         self._failures = 0
         self._flushing = False
         self._said = False
+        self._ended = False
 
     def seen(self) -> None:
         """The monitor listens, or did just now."""
@@ -83,13 +84,17 @@ class EventFeed:
 
     def submit(self, message: EventMessage) -> None:
         """Send it soon; drop it if too much waits."""
+        now = self._clock.monotonic()
         with self._lock:
+            if self._ended:
+                return
             if fits := self._bytes + len(message.body) <= MOST_BYTES:
                 if not self._waiting:
-                    self._since = self._clock.monotonic()
+                    self._since = now
                 self._waiting.append(message)
                 self._bytes += len(message.body)
-                if len(self._waiting) == 1 or self._bytes >= BATCH_BYTES:
+                late = now > self._since + self._linger  # a thread that did not start is started now
+                if len(self._waiting) == 1 or self._bytes >= BATCH_BYTES or late:
                     self.batch_threads.wake()
         if not fits:
             self._drop(message.events, "too many wait")
@@ -140,6 +145,10 @@ class EventFeed:
             self.batch_threads.wake()
         refused = {i: error for i, error in failed.items() if i not in again}
         if any(isinstance(error, QueueDoesNotExistError) for error in refused.values()):
+            with self._lock:
+                self._ended, self._bytes = True, 0
+                self._waiting.clear()
+                self._done.notify_all()
             self._gone(self)
         elif refused:
             self._drop(sum(batch[i].events for i in refused), str(next(iter(refused.values()))))

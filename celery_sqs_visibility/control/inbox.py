@@ -13,7 +13,8 @@ from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.control.queues import ControlQueue, ControlQueues
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.threads import start_thread
-from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, UnavailableError
+from celery_sqs_visibility.errors import QueueDoesNotExistError, RefusedError, SQSError, UnavailableError
+from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.control_life import SIGN_OF_LIFE_SECONDS
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
@@ -27,10 +28,18 @@ RECEIVE: Final = ReceiveOptions(system_attributes=("ApproximateFirstReceiveTimes
 HELPERS: Final = 7
 HELPERS_WAIT_SECONDS: Final = 2
 
-#: From one sweep to the next; the first one is at the start.
+#: From one sweep to the next. The first one is within some minutes, so that a fleet's are not at once.
 SWEEP_SECONDS: Final = 3600
+FIRST_SWEEP_SECONDS: Final = 600
 
-#: After an error, before the next attempt.
+#: After errors in a row, the longest time before the next attempt: those that pass, and a missing right.
+LONGEST_PAUSE_SECONDS: Final = 30.0
+REFUSED_PAUSE_SECONDS: Final = 300.0
+
+#: So many errors in a row have the short pauses of every other request.
+FEW: Final = 5
+
+#: After an error that is a bug.
 PAUSE_SECONDS: Final = 5.0
 
 #: Whoever handles messages more slowly than they come is asked so often whether it has caught up.
@@ -57,6 +66,7 @@ class Inbox:
         wanted: whether anybody waits for messages now.
         is_full: whether so much waits here that more stays at SQS, until it expires there.
         idle_seconds: the queue is given up when it was not wanted for so long.
+        moved: called in a thread when another queue was made for one that is gone.
     """
 
     def __init__(
@@ -71,6 +81,7 @@ class Inbox:
         wanted: Callable[[], bool] = lambda: True,
         is_full: Callable[[], bool] = lambda: False,
         idle_seconds: float = math.inf,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._queues = queues
         self._exchange = exchange
@@ -81,6 +92,7 @@ class Inbox:
         self._wanted = wanted
         self._is_full = is_full
         self._idle_seconds = idle_seconds
+        self._moved = moved
         self._outage = Outage(logger, "use its control queue", node, clock, kind="node")
         self._stopped = threading.Event()
         self._helpers = threading.BoundedSemaphore(HELPERS)
@@ -89,7 +101,9 @@ class Inbox:
         self._error: SQSError | None = None
         self._deleting: threading.Thread | None = None
         self._used_at = clock.monotonic()
-        self._made_at = self._renew_at = self._sweep_at = -math.inf  # the thread's alone
+        self._made_at = self._renew_at = -math.inf  # the thread's alone, as what follows
+        self._sweep_at = clock.monotonic() + FIRST_SWEEP_SECONDS * random.random()  # noqa: S311
+        self._failures = 0
 
     def start(self) -> None:
         """Start the thread, which makes the queue. Once."""
@@ -106,10 +120,12 @@ class Inbox:
         """The queue's address. Waits until the queue is made.
 
         Raises:
-            SQSError: it cannot be made.
+            SQSError: it cannot be made, or has ended; then another may be made.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._error, CREATION_SECONDS)
+            self._changed.wait_for(
+                lambda: self._queue or self._error or self._stopped.is_set(), CREATION_SECONDS
+            )
             if self._queue is not None:
                 return self._queue.address
             raise self._error or UnavailableError("SQS does not answer: no queue for the replies was made")
@@ -118,6 +134,7 @@ class Inbox:
         """End the thread, and have another delete the queue: the thread may wait for its poll."""
         with self._changed:
             self._stopped.set()
+            self._changed.notify_all()
             queue, self._queue = self._queue, None
             if queue is not None:
                 self._deleting = start_thread(self._queues.delete, "sqs-control-delete", queue)
@@ -145,14 +162,15 @@ class Inbox:
                 logger.exception("unexpected error in a thread that polls a control queue; continuing")
                 self._stopped.wait(PAUSE_SECONDS)
             else:
+                self._failures = 0
                 self._outage.success(began)
 
     def _turn(self, queue: ControlQueue) -> None:
         self._keep(queue, self._clock.monotonic())
         if self._is_full():
             self._stopped.wait(FULL_PAUSE_SECONDS)
-        elif self._receive(queue, WAIT_TIME_SECONDS) and self._helpers.acquire(blocking=False):
-            start_thread(self._help, "sqs-control-inbox", queue)
+        elif self._receive(queue, WAIT_TIME_SECONDS):
+            self._get_help(queue)
         if self._wanted():
             self.use()
         elif self._clock.monotonic() - self._used_at >= self._idle_seconds:
@@ -161,9 +179,15 @@ class Inbox:
     def _receive(self, queue: ControlQueue, wait: int) -> bool:
         """Receive and deliver; whether there may be more."""
         messages = self._queues.sqs.receive(queue.url, BATCH_ENTRIES, wait, RECEIVE)
-        for message in messages:
+        # In the order in which they were sent, as far as one answer has them: SQS keeps none.
+        for message in sorted(messages, key=lambda each: int(each["Attributes"].get("SentTimestamp", 0))):
             self._deliver(message)
         return len(messages) == BATCH_ENTRIES
+
+    def _get_help(self, queue: ControlQueue) -> None:
+        has_room = self._helpers.acquire(blocking=False)
+        if has_room and start_thread(self._help, "sqs-control-inbox", queue) is None:
+            self._helpers.release()
 
     def _help(self, queue: ControlQueue) -> None:
         """A thread beside the inbox's, while batches come back full: many workers answer at once."""
@@ -189,6 +213,7 @@ class Inbox:
 
     def _create(self) -> ControlQueue:
         queue = self._queues.create(self._exchange, self._node)
+        is_first = self._made_at == -math.inf
         self._made_at = self._clock.monotonic()
         self._renew_at = self._made_at + SIGN_OF_LIFE_SECONDS
         with self._changed:
@@ -196,6 +221,8 @@ class Inbox:
                 self._queue, self._error = queue, None
                 self._changed.notify_all()
                 logger.info("takes messages of remote control (node=%s, queue=%s)", self._node, queue.url)
+                if not is_first:
+                    start_thread(self._moved, "sqs-control-moved")
                 return queue
         self._queues.delete(queue)
         raise QueueDoesNotExistError("stopped while it was made")
@@ -213,6 +240,16 @@ class Inbox:
             elif self._queue is None:
                 self._error = error
                 self._changed.notify_all()
+                if self._idle_seconds < math.inf and isinstance(error, RefusedError):
+                    self._stopped.set()  # a caller has the error; its next command makes another
         if not missing:
+            self._failures += 1
             self._outage.failure(error)
-            self._stopped.wait(PAUSE_SECONDS)
+            self._stopped.wait(_pause(error, self._failures))
+
+
+def _pause(error: SQSError, failures: int) -> float:
+    """Seconds until the next attempt. With jitter: a fleet meets the same error at the same time."""
+    if isinstance(error, RefusedError):
+        return REFUSED_PAUSE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
+    return pause(failures) if failures <= FEW else LONGEST_PAUSE_SECONDS * random.uniform(0.1, 1)  # noqa: S311

@@ -3,7 +3,7 @@
 A monitor names its queue in every command that it broadcasts, and Celery's receivers broadcast `heartbeat` as
 soon as they listen (celery/events/receiver.py: `wakeup_workers`). So a worker hears of a monitor within a
 second, whatever ListQueues says, which lags by up to a minute. It asks SQS itself for the monitors that were
-there first: at its start, and once more when that lag is over. While somebody listens, it sweeps the queues
+there first: at its start, and twice more until that lag is over. While somebody listens, it sweeps the queues
 of those that are gone.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 from collections.abc import Iterable
 from functools import partial
@@ -29,8 +30,12 @@ from celery_sqs_visibility.policy.event_batches import EventMessage
 
 logger = logging.getLogger(__name__)
 
-#: A worker looks for monitors again after its start: what ListQueues did not show then, it shows now.
-SECOND_LOOK_SECONDS: Final = 90.0
+#: A worker looks for monitors again after its start: what ListQueues did not show then, it shows now. Twice:
+#: a monitor may have begun just before others could see this worker.
+LATER_LOOKS_SECONDS: Final = (60.0, 65.0)
+
+#: Each of these times is longer by up to so much, so that a fleet does not look at the same time.
+SPREAD: Final = 0.15
 
 #: And then from time to time, while somebody listens.
 LOOK_SECONDS: Final = 600.0
@@ -127,10 +132,11 @@ class Monitors:
     def _watch(self) -> None:
         """The thread that looks; it deletes the queues of monitors that were killed, too."""
         self.look()
-        if self._pause(SECOND_LOOK_SECONDS):
-            return
-        self.look()
-        while not self._is_over() and not self._pause(LOOK_SECONDS):
+        for seconds in LATER_LOOKS_SECONDS:
+            if self._pause(_spread(seconds)):
+                return
+            self.look()
+        while not self._is_over() and not self._pause(_spread(LOOK_SECONDS)):
             self._queues.sweep(self._exchange)
             self.look()
 
@@ -172,6 +178,10 @@ class Monitors:
             self._feeds = {url: feed for url, feed in self._feeds.items() if feed is not gone}
         gone.batch_threads.stop()
         logger.info("a monitor listens no more (queue=%s)", gone.queue.name)
+
+
+def _spread(seconds: float) -> float:
+    return seconds * random.uniform(1, 1 + SPREAD)  # noqa: S311
 
 
 def _encode(exchange: str, message: EventMessage) -> OutgoingMessage:

@@ -17,6 +17,8 @@ from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.control import wire
 from celery_sqs_visibility.control.event_exchanges import EventExchanges
 from celery_sqs_visibility.control.inbox import Inbox
+from celery_sqs_visibility.control.mailbox import IsInTime, Mailbox, Put, never
+from celery_sqs_visibility.control.members import REPLY, Members
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.errors import (
     PASSING_ERRORS,
@@ -27,16 +29,17 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.measurements import ReplyDropped
+from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
 
 logger = logging.getLogger(__name__)
 
-#: What the names of exchanges for replies begin with (kombu/pidbox.py: `Mailbox.reply_exchange_fmt`).
-REPLY: Final = "reply."
-
 #: A process keeps the queue of its replies for this long after its last command, and then makes another.
 IDLE_SECONDS: Final = 60.0
+
+#: A command that SQS does not take is tried again for so long: Celery's callers wait a second for replies.
+BROADCAST_SECONDS: Final = 3.0
 
 #: A reply is sent again after these seconds: SQS may not see a new queue for a second.
 REPLY_PAUSES_SECONDS: Final = (0.1, 0.3, 0.6, 1.0)
@@ -50,17 +53,13 @@ END_SECONDS: Final = 1.5
 #: And so long for its last events: a worker says that it goes.
 LAST_EVENTS_SECONDS: Final = 0.5
 
-#: Gives a message to its consumer's thread, with whether it may still be handled: asked there.
-Put = Callable[[dict[str, Any], Callable[[], bool]], None]
-
 
 class Collector:
     """The replies to one command, for the consumer that may come later than they do."""
 
     def __init__(self, began: float) -> None:
         self.began = began
-        self.put: Put | None = None
-        self.early: list[dict[str, Any]] = []
+        self.mailbox = Mailbox()
 
 
 class RemoteControl:
@@ -88,19 +87,18 @@ class RemoteControl:
         self.queues = ControlQueues(sqs, options.whole_control_prefix, options.queue_tags, clock)
         self._clock = clock
         self.events = EventExchanges(self.queues, clock, in_worker)
+        self._members = Members(self.queues, self.events, clock, self._deliver, self._end, self._announce)
         self._pid = os.getpid()
         self._lock = ProcessLock()  # guards everything below
-        self._inboxes: dict[str, Inbox] = {}  # of workers and receivers of events, by Celery's queue name
         self._reply_inboxes: dict[str, Inbox] = {}  # by exchange
         self._collectors: dict[str, Collector] = {}  # by routing key
         self._ended: list[Inbox] = []  # whose queues may not be deleted yet
         self._senders: ThreadPoolExecutor | None = None
+        self._commanded: set[str] = set()  # exchanges to which this process has sent commands
         self._unreadable = False  # whether one has been logged
         atexit.register(self.close)
 
-    def consume(
-        self, queue: str, exchange: str, put: Put, is_full: Callable[[], bool] = lambda: False
-    ) -> None:
+    def consume(self, queue: str, exchange: str, put: Put, is_full: Callable[[], bool] = never) -> None:
         """Have `put` take what is published to the exchange for Celery's queue of that name. No request.
 
         While `is_full`, what is no reply stays at SQS.
@@ -108,25 +106,22 @@ class RemoteControl:
         if exchange.startswith(REPLY):
             self._collect(queue.removesuffix(f".{exchange}"), put)
             return
-        node = queue.removesuffix(f".{exchange}")
-        sweeps = (exchange, f"{REPLY}{exchange}")
-        deliver = partial(self._deliver, put)
-        inbox = Inbox(self.queues, exchange, node, deliver, self._clock, sweeps=sweeps, is_full=is_full)
-        with self._lock:
-            self._inboxes[queue] = inbox
-        self.events.consume(queue, exchange, inbox)
-        inbox.start()
+        self._members.consume(queue, exchange, put, is_full)
 
     def cancel(self, queue: str, exchange: str) -> None:
-        """Take no more for that queue, which is deleted soon; a reply's stays for the next command."""
+        """Take no more for that queue, which is deleted soon, unless it is consumed again before.
+
+        That of the replies stays for the next command.
+        """
+        if not exchange.startswith(REPLY):
+            self._members.cancel(queue)
+            return
         with self._lock:
-            if exchange.startswith(REPLY):
-                self._collectors.pop(queue.removesuffix(f".{exchange}"), None)
-                return
-            inbox = self._inboxes.pop(queue, None)
-        self.events.cancel(queue)
-        if inbox is not None:
-            self._end(inbox)
+            self._collectors.pop(queue.removesuffix(f".{exchange}"), None)
+
+    def hand_on(self, queue: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
+        """A message was not handled, since its consumer was cancelled meanwhile: it is the next one's."""
+        self._members.hand_on(queue, payload, is_in_time)
 
     def expect_replies(self, exchange: str) -> None:
         """Begin to make the queue of this process's replies, if there is none."""
@@ -136,8 +131,22 @@ class RemoteControl:
         """Send a command to the workers whom it names, or to all. The calling thread waits for SQS.
 
         Raises:
-            SQSError: it could not be sent.
+            SQSError: it could not be sent, for some seconds if the error is one that passes.
         """
+        until = self._clock.monotonic() + BROADCAST_SECONDS
+        command_id, failures = wire.new_id(), 0
+        self._commanded.add(exchange)
+        while True:
+            try:
+                return self._broadcast(exchange, message, command_id)
+            except PASSING_ERRORS:
+                failures += 1
+                seconds = pause(failures)
+                if self._clock.monotonic() + seconds >= until:
+                    raise
+                threading.Event().wait(seconds)
+
+    def _broadcast(self, exchange: str, message: dict[str, Any], command_id: str) -> None:
         message = self.events.announced(message)
         command = wire.body_of(message)
         urls = self.queues.find(exchange, command.get("destination") or ())
@@ -146,7 +155,8 @@ class RemoteControl:
             command = {**command, "reply_to": self._reply_address(reply_to)}
             expires = message["headers"].get(wire.EXPIRES)
             expires_in = expires - self._clock.wall() if expires else None
-        self.queues.send(exchange, urls, wire.encode(message, command, exchange, "", expires_in))
+        text = wire.encode(message, command, exchange, "", expires_in=expires_in, message_id=command_id)
+        self.queues.send(exchange, urls, text)
 
     def reply(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
         """Send a worker's answer, in another thread. A caller that has gone gets none."""
@@ -156,12 +166,12 @@ class RemoteControl:
             logger.warning("dropped the reply to a command, since %r is no address of one", routing_key)
             emit(ReplyDropped())
             return
-        reply = wire.body_of(message)
+        reply, reply_id = wire.body_of(message), wire.new_id()
         try:
-            text = wire.encode(message, reply, exchange, collector)
+            text = wire.encode(message, reply, exchange, collector, message_id=reply_id)
         except TooLargeError as error:
             errors = {node: {"error": f"the reply cannot be sent: {error}"} for node in reply}
-            text = wire.encode(message, errors, exchange, collector)
+            text = wire.encode(message, errors, exchange, collector, message_id=reply_id)
         with self._lock:
             if self._senders is None:
                 self._senders = ThreadPoolExecutor(REPLY_THREADS, "sqs-control-reply")
@@ -174,8 +184,8 @@ class RemoteControl:
         atexit.unregister(self.close)
         self.events.close(LAST_EVENTS_SECONDS)
         with self._lock:
-            inboxes = [*self._inboxes.values(), *self._reply_inboxes.values()]
-            self._inboxes, self._reply_inboxes, self._collectors = {}, {}, {}
+            inboxes = [*self._members.close(), *self._reply_inboxes.values()]
+            self._reply_inboxes, self._collectors = {}, {}
             senders, self._senders = self._senders, None
         for inbox in inboxes:
             self._end(inbox)
@@ -184,6 +194,14 @@ class RemoteControl:
         until = self._clock.monotonic() + timeout
         for inbox in self._ended:
             inbox.join(max(0.0, until - self._clock.monotonic()))
+
+    def _announce(self) -> None:
+        """A thread: as Celery's receivers say that they listen, say so again from a queue that is new."""
+        for exchange in list(self._commanded if self.events.listens else ()):
+            try:
+                self.broadcast(exchange, wire.HEARTBEAT)
+            except SQSError as error:
+                logger.info("workers find a monitor's new queue later: %s", error)
 
     def _end(self, inbox: Inbox) -> None:
         inbox.stop()
@@ -194,18 +212,21 @@ class RemoteControl:
         """The collector's consumer is there: it gets what came before it. Its thread."""
         with self._lock:
             collector = self._collectors.setdefault(key, Collector(self._clock.monotonic()))
-            collector.put, early = put, collector.early
-        for payload in early:
-            put(payload, lambda: True)
+        collector.mailbox.open(put)
 
     def _reply_address(self, reply_to: dict[str, Any]) -> dict[str, Any]:
         exchange, key = reply_to["exchange"], reply_to["routing_key"]
         address = self._reply_inbox(exchange).address()
         now = self._clock.monotonic()
         with self._lock:
-            # Without those whose consumer never came.
-            waiting = {k: c for k, c in self._collectors.items() if c.put or now - c.began < IDLE_SECONDS}
-            self._collectors = {**waiting, key: Collector(now)}
+            if key not in self._collectors:
+                # Without those whose consumer never came.
+                waiting = {
+                    each: collector
+                    for each, collector in self._collectors.items()
+                    if collector.mailbox.is_open or now - collector.began < IDLE_SECONDS
+                }
+                self._collectors = {**waiting, key: Collector(now)}
         return {"exchange": exchange, "routing_key": f"{address}.{key}"}
 
     def _reply_inbox(self, exchange: str) -> Inbox:
@@ -223,17 +244,17 @@ class RemoteControl:
             f"{self._pid}@{socket.gethostname()}",
             self._deliver_reply,
             self._clock,
-            wanted=lambda: any(each.put for each in list(self._collectors.values())),
+            wanted=lambda: any(each.mailbox.is_open for each in list(self._collectors.values())),
             idle_seconds=IDLE_SECONDS,
         )
 
-    def _deliver(self, put: Put, received: ReceivedMessage) -> None:
+    def _deliver(self, mailbox: Mailbox, received: ReceivedMessage) -> None:
         """A command, or an event. The inbox's thread."""
         message = self._decoded(received)
         if message is not None:
             self.events.heard(message.monitors)
             until = None if message.expires_in is None else self._clock.monotonic() + message.expires_in
-            put(message.payload, partial(self._is_in_time, until))
+            mailbox.deliver(message.id, message.payload, partial(self._is_in_time, until))
 
     def _deliver_reply(self, received: ReceivedMessage) -> None:
         message = self._decoded(received)
@@ -241,10 +262,8 @@ class RemoteControl:
             return
         with self._lock:
             collector = self._collectors.get(message.routing_key)
-            if collector is not None and collector.put is None:
-                collector.early.append(message.payload)
-        if collector is not None and collector.put is not None:
-            collector.put(message.payload, lambda: True)
+        if collector is not None:
+            collector.mailbox.deliver(message.id, message.payload, lambda: True)
 
     def _is_in_time(self, until: float | None) -> bool:
         if until is None or self._clock.monotonic() <= until:
@@ -263,15 +282,15 @@ class RemoteControl:
 
     def _send_reply(self, url: str, text: str) -> None:
         """One of the senders' threads."""
-        for pause in (*REPLY_PAUSES_SECONDS, None):
+        for seconds in (*REPLY_PAUSES_SECONDS, None):
             try:
                 self.queues.sqs.send(url, OutgoingMessage(text))
             except (*PASSING_ERRORS, QueueDoesNotExistError) as error:
-                if pause is None:
+                if seconds is None:
                     logger.info("dropped the reply to a command, since its caller has gone: %s", error)
                     emit(ReplyDropped())
                     return
-                threading.Event().wait(pause)
+                threading.Event().wait(seconds)
             except SQSError as error:
                 logger.warning("cannot send the reply to a command: %s", error)
                 emit(ReplyDropped())

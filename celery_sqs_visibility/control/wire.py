@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,22 +26,40 @@ MONITORS: Final = "monitors"
 #: The property with the seconds until then: two machines' clocks differ.
 EXPIRES_IN: Final = "expires_in"
 
+#: The property by which its receiver knows a message that was sent twice, since SQS's answer was lost.
+ID: Final = "message_id"
+
+
+#: The command by which a monitor wakes workers up (celery/events/receiver.py: `wakeup_workers`).
+HEARTBEAT: Final = {
+    "body": '{"method": "heartbeat", "arguments": {}, "destination": null, "pattern": null, "matcher": null}',
+    "content-type": JSON,
+    "content-encoding": "utf-8",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ControlMessage:
     """A received message.
 
     Attributes:
+        id: the sender's for the message, or SQS's; the same for a copy.
         payload: as kombu's virtual transports have it.
         routing_key: the one it was published with.
         monitors: those in its sender's process, see `MONITORS`.
         expires_in: seconds from the receive until nobody waits for its effect; `None`: there is no end.
     """
 
+    id: str
     payload: dict[str, Any]
     routing_key: str
     expires_in: float | None
     monitors: dict[str, list[str]]
+
+
+def new_id() -> str:
+    """An id for a message that may be sent more than once."""
+    return uuid.uuid4().hex
 
 
 def body_of(message: Mapping[str, Any]) -> Any:
@@ -56,25 +75,36 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def encode(
-    message: Mapping[str, Any], body: Any, exchange: str, routing_key: str, expires_in: float | None = None
+    message: Mapping[str, Any],
+    body: Any,
+    exchange: str,
+    routing_key: str,
+    *,
+    message_id: str,
+    expires_in: float | None = None,
 ) -> str:
     """The message with that content, as the body of a message at SQS.
 
     Raises:
         TooLargeError: SQS takes no message of that size.
     """
-    text = envelope(dumps(body), message.get("headers") or {}, exchange, routing_key, expires_in)
+    more = {EXPIRES_IN: expires_in, ID: message_id}
+    text = envelope(dumps(body), message.get("headers") or {}, exchange, routing_key, more)
     if len(text) > MESSAGE_BYTES:
         raise TooLargeError(f"it has {len(text)} bytes, and a message at SQS has {MESSAGE_BYTES} at most")
     return text
 
 
 def envelope(
-    body: str, headers: Mapping[str, Any], exchange: str, routing_key: str, expires_in: float | None = None
+    body: str,
+    headers: Mapping[str, Any],
+    exchange: str,
+    routing_key: str,
+    properties: Mapping[str, Any] | None = None,
 ) -> str:
     """The body of a message at SQS, with that content, which is JSON."""
     info = {"exchange": exchange, "routing_key": routing_key}
-    properties = {"delivery_info": info, EXPIRES_IN: expires_in}
+    properties = {**(properties or {}), "delivery_info": info}
     content = {"body": body, "content-type": JSON, "headers": dict(headers), "properties": properties}
     return str(dumps(content))
 
@@ -94,10 +124,11 @@ def decode(received: ReceivedMessage) -> ControlMessage:
         expires_in = properties.get(EXPIRES_IN)
         if expires_in is not None:
             expires_in = float(expires_in) - _seconds_in_queue(received)
+        message_id = str(properties.get(ID) or received["MessageId"])
         properties = {**properties, "delivery_tag": received["MessageId"]}
         content = {"body": str(body), "content-type": JSON, "content-encoding": "utf-8"}
         payload = {**content, "headers": _plain(headers), "properties": properties}
-        return ControlMessage(payload, str(routing_key), expires_in, _monitors(headers))
+        return ControlMessage(message_id, payload, str(routing_key), expires_in, _monitors(headers))
     except UnreadableError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever kombu's decoders of typed values raise

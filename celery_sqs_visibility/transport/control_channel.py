@@ -8,16 +8,10 @@ from functools import partial
 from typing import Any, Final
 
 from celery_sqs_visibility.command_line import shown_in_one_line
-from celery_sqs_visibility.errors import AccessDeniedError, RemoteControlError, SQSError
-from celery_sqs_visibility.transport.exchanges import (
-    is_celerys_own,
-    is_celerys_queue,
-    is_for_control,
-    is_for_events,
-    is_reply,
-    reply_exchange,
-)
+from celery_sqs_visibility.errors import AccessDeniedError, CommandNotSentError, RemoteControlError, SQSError
+from celery_sqs_visibility.transport.exchanges import is_celerys_own, is_for_control, is_for_events, is_reply
 from celery_sqs_visibility.transport.fanout_channel import FanoutChannel
+from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +34,21 @@ class ControlChannel(FanoutChannel):
     """Methods belong to the thread that has the channel. Without the option there are no control queues."""
 
     _has_warned = False  # of the class: once in a process
+
+    #: kombu declares a queue's exchange right before the queue (kombu/entity.py: `Queue.declare`).
+    _declared: str | None = None
+
+    def exchange_declare(self, exchange: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Note an exchange, and that the next queue may be for it: bindings come after the queue."""
+        super().exchange_declare(exchange, *args, **kwargs)
+        self._declared = exchange
+
+    def queue_declare(self, *args: Any, **kwargs: Any) -> Any:
+        """Create the queue if it is missing."""
+        try:
+            return super().queue_declare(*args, **kwargs)
+        finally:
+            self._declared = None
 
     def queue_bind(
         self,
@@ -80,10 +89,17 @@ class ControlChannel(FanoutChannel):
         state.queue_bindings_delete(queue)
 
     def _broadcast(self, exchange: str, message: dict[str, Any]) -> None:
+        """Send the command. kombu would repeat it for ever, without a pause, at an error that passes.
+
+        It publishes commands with `retry`, but without a policy (kombu/pidbox.py: `Mailbox._publish`).
+        """
         try:
             self.context.control.broadcast(exchange, message)
         except AccessDeniedError as error:
             raise shown_in_one_line(error, EX_NOPERM) from error
+        except RETRIED_ERRORS as error:
+            not_sent = CommandNotSentError(f"the command to the workers was not sent: {error}")
+            raise shown_in_one_line(not_sent, EX_UNAVAILABLE) from error
         except SQSError as error:
             raise shown_in_one_line(error, EX_UNAVAILABLE) from error
 
@@ -93,17 +109,18 @@ class ControlChannel(FanoutChannel):
 
     def _new_queue(self, queue: str, **kwargs: Any) -> None:
         """Make the queue; one of Celery's own only when it is consumed, or replies are about to come."""
-        if not is_celerys_queue(queue):
+        exchange = self._declared or self._own_exchange_of(queue)
+        if exchange is None or not _is_celerys(queue, exchange):
             super()._new_queue(queue, **kwargs)
         elif not self._has_control:
             error = RemoteControlError(f"remote control is off here: {REMEDY}")
             raise shown_in_one_line(error, EX_UNAVAILABLE)
-        elif (exchange := reply_exchange(queue)) is not None:
+        elif is_reply(exchange):
             self.context.control.expect_replies(exchange)
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
         """Delete the queue; Celery's own are deleted where they are no longer consumed."""
-        if not is_celerys_queue(queue):
+        if self._own_exchange_of(queue) is None:
             super()._delete(queue, *args, **kwargs)
 
     def _consume_control(self, queue: str, deliver: Callable[[dict[str, Any]], object]) -> bool:
@@ -130,10 +147,12 @@ class ControlChannel(FanoutChannel):
 
     def _exchange_of(self, queue: str) -> str | None:
         """The exchange of Celery's own that the queue is bound to, where remote control is on."""
-        if not is_celerys_queue(queue) or not self._has_control:
-            return None
+        return self._own_exchange_of(queue) if self._has_control else None
+
+    def _own_exchange_of(self, queue: str) -> str | None:
+        """The exchange of Celery's own that the queue is bound to. Its name tells nothing."""
         bound = (each.exchange for each in self.state.queue_bindings(queue))
-        return next((exchange for exchange in bound if is_celerys_own(exchange)), None)
+        return next((exchange for exchange in bound if _is_celerys(queue, exchange)), None)
 
     def _handle(
         self,
@@ -142,7 +161,9 @@ class ControlChannel(FanoutChannel):
         payload: dict[str, Any],
         is_in_time: Callable[[], bool],
     ) -> None:
-        if queue in self._active_queues and is_in_time():
+        if queue not in self._active_queues:
+            self.context.control.hand_on(queue, payload, is_in_time)
+        elif is_in_time():
             deliver(payload)
 
     def _handle_command(self, *args: Any) -> None:
@@ -160,3 +181,8 @@ class ControlChannel(FanoutChannel):
         if not ControlChannel._has_warned:
             ControlChannel._has_warned = True
             logger.warning(DROPPED, REMEDY)
+
+
+def _is_celerys(queue: str, exchange: str) -> bool:
+    """Whether it is a queue of Celery's own, by its exchange. A task queue's is named like the queue."""
+    return exchange != queue and is_celerys_own(exchange)

@@ -18,9 +18,6 @@ REPLY_PREFIX: Final = "reply."
 #: Celery's default name for the exchange of its events (the setting `event_exchange`).
 EVENT_EXCHANGE: Final = "celeryev"
 
-#: Likewise for what the names of the queues of its events begin with (the setting `event_queue_prefix`).
-EVENT_QUEUE_PREFIX: Final = "celeryev"
-
 
 def refuse_type(exchange: str, kind: str, *, supports_fanout: bool) -> None:
     """Raise `UnroutableError` if other processes would not get what is published to the exchange.
@@ -65,21 +62,9 @@ def is_reply(exchange: str) -> bool:
     return exchange.startswith(REPLY_PREFIX) and is_for_control(exchange)
 
 
-def reply_exchange(queue: str) -> str | None:
-    """The exchange of a queue of replies (kombu/pidbox.py: `Mailbox.get_reply_queue`); `None` for others."""
-    _, _, exchange = queue.partition(".")
-    return exchange if is_reply(exchange) else None
-
-
 def is_for_events(exchange: str) -> bool:
     """Whether the exchange is for the events of an app of this process."""
     return not is_for_control(exchange) and is_celerys_own(exchange)
-
-
-def is_celerys_queue(queue: str) -> bool:
-    """Whether Celery makes up the name: for a worker's commands, for their replies, or for its events."""
-    prefixes = {EVENT_QUEUE_PREFIX, *(str(app.conf.event_queue_prefix) for app in _configured_apps())}
-    return queue.endswith(CONTROL_SUFFIX) or any(queue.startswith(f"{each}.") for each in prefixes)
 
 
 def is_an_apps_fanout(exchange: str) -> bool:

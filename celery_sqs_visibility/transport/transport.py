@@ -12,7 +12,7 @@ from kombu.utils.url import safequote
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.errors import PASSING_ERRORS, OptionError, SQSError
+from celery_sqs_visibility.errors import PASSING_ERRORS, CommandNotSentError, OptionError, SQSError
 from celery_sqs_visibility.policy.backoff import retry_interval
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
@@ -50,7 +50,7 @@ class Transport(virtual.Transport):
     for_worker = False
     polling_interval = None
     #: Errors that pass. Consuming never raises them.
-    connection_errors = (*virtual.Transport.connection_errors, *PASSING_ERRORS, OSError)
+    connection_errors = (*virtual.Transport.connection_errors, *PASSING_ERRORS, CommandNotSentError, OSError)
     channel_errors = (*virtual.Transport.channel_errors, SQSError)
     #: kombu publishes again after these, as often as the retry policy says. A refusal raises at once.
     recoverable_connection_errors = (*virtual.Transport.connection_errors, *RETRIED_ERRORS, OSError)

@@ -399,8 +399,6 @@ def test_celerys_names_and_its_default_retry_delay_are_what_we_say():
     assert kombu.pidbox.Mailbox.reply_exchange_fmt.endswith(exchanges.CONTROL_SUFFIX)
     assert kombu.pidbox.Mailbox.reply_exchange_fmt.startswith(exchanges.REPLY_PREFIX)
     assert celery.events.event.EVENT_EXCHANGE_NAME == exchanges.EVENT_EXCHANGE
-    with Celery("names", set_as_current=False) as app:
-        assert app.conf.event_queue_prefix == exchanges.EVENT_QUEUE_PREFIX
     assert Consumer.on_decode_error.__module__ == channel.CELERYS_CONSUMER
 
 

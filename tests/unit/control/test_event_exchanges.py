@@ -9,7 +9,7 @@ import pytest
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.control import wire
+from celery_sqs_visibility.control import inbox, members, wire
 from celery_sqs_visibility.control.remote import RemoteControl
 from celery_sqs_visibility.policy.options import Options
 
@@ -49,14 +49,30 @@ def test_a_worker_sends_its_events_to_the_monitor_whose_command_it_received(remo
     assert json.loads(events[0]["body"]) == {"type": "worker-heartbeat"}
 
 
-def test_a_process_that_listens_no_more_names_no_queue(remote):
+def test_a_process_that_listens_no_more_names_no_queue(remote, monkeypatch):
+    monkeypatch.setattr(members, "KEPT_SECONDS", 0)
     monitor, command = remote(), message({"method": "heartbeat"})
     assert monitor.events.announced(command) is command
     monitor.consume("celeryev.1", EVENTS, lambda *_: None)
     (address,) = monitor.events.announced(command)["headers"][wire.MONITORS][EVENTS]
     assert monitor.queues.url_of(EVENTS, address) is not None
     monitor.cancel("celeryev.1", EVENTS)
-    assert monitor.events.announced(command) is command
+    wait_until(lambda: monitor.events.announced(command) is command, SOON, "its end")
+
+
+def test_a_monitor_whose_queue_was_swept_announces_its_new_one(remote, monkeypatch):
+    monkeypatch.setattr(inbox, "NEW_SECONDS", 0)
+    worker, monitor, commands = remote(), remote(), []
+    worker.consume("w.celery.pidbox", COMMANDS, lambda payload, _: commands.append(payload))
+    worker._members._members["w.celery.pidbox"].inbox.address()
+    monitor.consume("celeryev.1", EVENTS, lambda *_: None)
+    monitor.broadcast(COMMANDS, message({"method": "heartbeat", "destination": None}))
+    (swept,) = monitor.queues.sqs.list_queues("celery-control-celeryev-")
+    monitor.queues.sqs.delete_queue(swept)
+    wait_until(lambda: len(commands) == 2, SOON, "the second announcement")
+    first, second = (each["headers"][wire.MONITORS][EVENTS] for each in commands)
+    assert first != second
+    assert json.loads(commands[1]["body"])["method"] == "heartbeat"
 
 
 @pytest.mark.parametrize("named", ["celeryev", {"celeryev": 5}, ["celeryev"]])

@@ -112,3 +112,30 @@ def test_a_monitor_whose_queue_is_gone_is_gone_but_not_while_its_queue_is_new(wo
     world.later(NEW_SECONDS)
     assert world.gone == [world.feed]
     assert not world.dropped
+
+
+def test_what_waits_for_a_monitor_that_is_gone_is_dropped_at_once(world, caplog):
+    world.submit(1)
+    world.clock.advance(NEW_SECONDS)
+    world.sqs.delete_queue(world.queue.url)
+    send = world.feed.send
+
+    def slow(*args):
+        world.submit(2)  # comes meanwhile
+        return send(*args)
+
+    world.feed.send = slow
+    world.later()
+    world.submit(3)
+    assert (world.gone, world.later(10), world.dropped) == ([world.feed], 0, [])
+    assert world.feed.flush(0)
+    assert not caplog.records
+
+
+def test_a_thread_that_could_not_be_started_is_started_for_a_later_event(world, monkeypatch):
+    woken = []
+    monkeypatch.setattr(world.feed.batch_threads, "wake", lambda: woken.append(1))
+    world.submit(1, 2)
+    world.clock.advance(LINGER_SECONDS + 0.1)
+    world.submit(3)
+    assert len(woken) == 2

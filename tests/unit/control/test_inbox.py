@@ -12,9 +12,9 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.control import inbox as inboxes
-from celery_sqs_visibility.control.inbox import NEW_SECONDS, SWEEP_SECONDS, Inbox
+from celery_sqs_visibility.control.inbox import FIRST_SWEEP_SECONDS, NEW_SECONDS, SWEEP_SECONDS, Inbox
 from celery_sqs_visibility.control.queues import ControlQueues
-from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.control_life import SIGN_OF_LIFE_SECONDS
 
@@ -81,7 +81,7 @@ def test_who_is_slow_has_the_rest_stay_at_sqs(monkeypatch):
 
 
 def test_the_address_is_waited_for_and_an_error_told(world, monkeypatch, caplog):
-    monkeypatch.setattr(inboxes, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(inboxes, "REFUSED_PAUSE_SECONDS", 0.01)
     world.sqs.fail_next("CreateQueue", AccessDeniedError("allow sqs:CreateQueue"))
     world.inbox._failed(AccessDeniedError("allow sqs:CreateQueue"))
     with pytest.raises(AccessDeniedError, match="sqs:CreateQueue"):
@@ -121,6 +121,8 @@ def test_it_gives_signs_of_life_and_sweeps_now_and_then():
         world.turn()
         clock.advance(SIGN_OF_LIFE_SECONDS / 2)
     assert len(requests(world.sqs, "TagQueue")) == 1
+    clock.advance(FIRST_SWEEP_SECONDS)
+    world.turn()
     wait_until(lambda: len(requests(world.sqs, "ListQueues")) == 1, SOON, "a sweep")
     clock.advance(1.5 * SWEEP_SECONDS)
     world.turn()
@@ -153,3 +155,53 @@ def test_a_helper_ends_with_its_error(world):
         world.sqs.fail_next("ReceiveMessage", AccessDeniedError("no"))
         world.inbox._helpers.acquire()
         world.inbox._help(queue)
+
+
+def test_a_fleet_does_nothing_at_the_same_time():
+    worlds = [World(FakeClock(), sweeps=[EXCHANGE]) for _ in range(20)]
+    sweeps = sorted(each.inbox._sweep_at - each.inbox._clock.monotonic() for each in worlds)
+    assert 0 <= sweeps[0] < sweeps[-1] <= FIRST_SWEEP_SECONDS
+    assert sweeps[-1] - sweeps[0] > FIRST_SWEEP_SECONDS / 10
+
+
+@pytest.mark.parametrize(
+    ("error", "failures", "least", "most"),
+    [
+        (ThrottledError("slow down"), 1, 0.1, 0.2),
+        (ThrottledError("slow down"), 50, 3, 30),
+        (AccessDeniedError("allow sqs:CreateQueue"), 1, 150, 450),
+    ],
+)
+def test_an_error_that_stays_is_met_seldom_and_at_no_fixed_time(error, failures, least, most):
+    pauses = {inboxes._pause(error, failures) for _ in range(20)}
+    assert len(pauses) > 1
+    assert all(least <= each <= most for each in pauses)
+
+
+def test_a_helper_that_cannot_be_started_is_no_helper_less(monkeypatch):
+    monkeypatch.setattr(inboxes, "start_thread", lambda *_: None)
+    world = World(FakeClock())
+    queue = world.inbox._create()
+    for _ in range(inboxes.HELPERS + 1):
+        for _ in range(10):
+            world.sqs.send(queue.url, OutgoingMessage("x"))
+        world.turn()
+    assert world.inbox._helpers.acquire(blocking=False)
+
+
+def test_whoever_waits_for_the_address_of_one_that_ends_learns_it_at_once(world):
+    world.inbox.stop()
+    with pytest.raises(UnavailableError):
+        world.inbox.address()
+
+
+def test_what_one_receive_brings_is_delivered_in_the_order_in_which_it_was_sent(monkeypatch):
+    world = World(FakeClock())
+    queue = world.inbox._create()
+    brought = [
+        {"Body": body, "MessageId": body, "Attributes": {"SentTimestamp": sent}}
+        for body, sent in (("resume", "1001"), ("pause", "999"))
+    ]
+    monkeypatch.setattr(world.sqs, "receive", lambda *_: brought)
+    world.inbox._receive(queue, 0)
+    assert [each["Body"] for each in world.messages] == ["pause", "resume"]

@@ -27,10 +27,12 @@ def received(text):
 def test_whatever_the_serializer_json_goes_out(serializer):
     pytest.importorskip("yaml")
     sent = message({"method": "ping", "arguments": {"n": [1, None]}}, serializer, clock=3, compression="zlib")
-    decoded = wire.decode(received(wire.encode(sent, wire.body_of(sent), "x.pidbox", "key", 10.0)))
+    body = wire.body_of(sent)
+    text = wire.encode(sent, body, "x.pidbox", "key", message_id="id", expires_in=10.0)
+    decoded = wire.decode(received(text))
     assert json.loads(decoded.payload["body"]) == {"method": "ping", "arguments": {"n": [1, None]}}
     assert decoded.payload["headers"] == {"clock": 3}
-    assert (decoded.routing_key, decoded.expires_in) == ("key", 7.0)
+    assert (decoded.id, decoded.routing_key, decoded.expires_in) == ("id", "key", 7.0)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +56,11 @@ def test_what_is_no_message_of_ours_is_refused(sent):
 )
 def test_a_message_of_another_form_is_refused(change):
     sent = message({"method": "ping"})
-    text = json.dumps({**json.loads(wire.encode(sent, {}, "x.pidbox", "")), **change})
+    text = json.dumps({**json.loads(wire.encode(sent, {}, "x.pidbox", "", message_id="id")), **change})
     with pytest.raises(UnreadableError):
         wire.decode(received(text))
 
 
 def test_what_sqs_does_not_take_is_not_sent():
     with pytest.raises(TooLargeError, match="a message at SQS has"):
-        wire.encode(message({}), {"a": "x" * MESSAGE_BYTES}, "x.pidbox", "")
+        wire.encode(message({}), {"a": "x" * MESSAGE_BYTES}, "x.pidbox", "", message_id="id")

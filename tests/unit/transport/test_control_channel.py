@@ -7,17 +7,24 @@ import logging
 import threading
 
 import pytest
+from celery import Celery
+from kombu import Exchange, Queue
 from kombu.pidbox import Mailbox
 from support.factories import requests
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.control import members, remote
 from celery_sqs_visibility.control.remote import REPLY_PAUSES_SECONDS
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
+    CommandNotSentError,
+    CredentialsRefusedError,
     QueueDoesNotExistError,
     RemoteControlError,
     SQSError,
+    ThrottledError,
+    UnavailableError,
 )
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.measurements import ReplyDropped
@@ -84,13 +91,12 @@ def mailbox(site):
 
 def test_every_node_answers_and_a_caller_has_one_queue(site, nodes, mailbox):
     nodes.start("a@host", "b@host")
-    wait_until(lambda: len(requests(site.sqs, "ListQueues")) >= 5, SOON, "sweeps")
-    before = len(requests(site.sqs, "ListQueues"))
     for _ in range(3):
         replies = mailbox.multi_call("note", {"x": 1}, limit=2, timeout=SOON)
         assert sorted(replies, key=str) == [{"a@host": {"x": 1}}, {"b@host": {"x": 1}}]
     assert len(requests(site.sqs, "CreateQueue")) == 3
-    assert len(requests(site.sqs, "ListQueues")) <= before + 1
+    prefixes = [each["prefix"] for each in requests(site.sqs, "ListQueues")]
+    assert len(prefixes) - prefixes.count("celery-control-celery-pidbox") == 1
 
 
 def test_a_command_for_a_node_goes_to_its_queue_alone(site, nodes, mailbox):
@@ -172,7 +178,8 @@ def test_predefined_queues_do_not_name_control_queues(site):
     assert site.sqs.list_queues("celery-control-reply-")
 
 
-def test_a_queue_of_events_has_an_inbox_too(site):
+def test_a_queue_of_events_has_an_inbox_too(site, monkeypatch):
+    monkeypatch.setattr(members, "KEPT_SECONDS", 0.1)
     connection = site.connect(**ON)
     channel = connection.channel()
     got = []
@@ -183,3 +190,64 @@ def test_a_queue_of_events_has_an_inbox_too(site):
     wait_until(lambda: site.sqs.list_queues("celery-control-celeryev-"), SOON, "its queue")
     channel.close()
     wait_until(lambda: not site.sqs.list_queues("celery-control-celeryev-"), SOON, "its end")
+
+
+@pytest.mark.parametrize("error", [UnavailableError, ThrottledError, CredentialsRefusedError])
+@pytest.mark.parametrize("reply", [True, False])
+def test_a_command_that_sqs_does_not_take_is_an_error_after_a_few_attempts(site, monkeypatch, error, reply):
+    monkeypatch.setattr(remote, "BROADCAST_SECONDS", 0.5)
+    for _ in range(1000):
+        site.sqs.fail_next("ListQueues", error("not now"))
+    mailbox = Mailbox("celery", type="fanout")(site.connect(**ON))
+    with pytest.raises(CommandNotSentError, match="was not sent: not now"):
+        mailbox._broadcast("note", {}, reply=reply)
+    assert len(requests(site.sqs, "ListQueues")) <= 6
+
+
+def test_a_command_whose_answer_was_lost_is_carried_out_once(site, nodes, mailbox, monkeypatch):
+    nodes.start("a@host")
+    send, lost = site.sqs.send, []
+
+    def lossy(url, message):
+        send(url, message)
+        if len(lost) < 3:
+            lost.append(url)
+            raise UnavailableError("read timeout")
+
+    monkeypatch.setattr(site.sqs, "send", lossy)
+    mailbox.cast(["a@host"], "note", {"x": 1})
+    assert mailbox.multi_call("note", {"x": 2}, limit=1, timeout=SOON)
+    assert [arguments["x"] for _, arguments in nodes.heard] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["celeryev.mail", "mail.pidbox", "proj.mail"])
+def test_a_task_queue_may_be_named_like_one_of_celerys(site, name):
+    with Celery("prefix", set_as_current=False) as app:
+        app.conf.event_queue_prefix = "proj"
+        assert app.conf.event_queue_prefix == "proj"
+        channel = site.connect().channel()
+        for queue in (Queue(name, Exchange(name), name), Queue(name)):
+            queue(channel).declare()
+            assert site.sqs.list_queues("")
+            channel.queue_delete(name)
+            assert not site.sqs.list_queues("")
+
+
+def test_a_consumer_that_comes_back_has_its_queue_and_what_came_meanwhile(site, mailbox, monkeypatch):
+    monkeypatch.setattr(members, "KEPT_SECONDS", SOON)
+    connection, got = site.connect(**ON), []
+    node = Mailbox("celery", type="fanout")(connection).Node("a@host", handlers={})
+    node.channel = connection.channel()
+    node.listen()
+    wait_until(lambda: site.sqs.list_queues("celery-control-celery-pidbox"), SOON, "its queue")
+    mailbox.cast(["a@host"], "first")
+    connection.transport.buffer.wait(SOON)
+    node.channel.close()
+    connection.drain_events(timeout=SOON)
+    mailbox.cast(["a@host"], "second")
+    node.channel = connection.channel()
+    node.listen(callback=lambda body, _: got.append(body["method"]))
+    while len(got) < 2:
+        connection.drain_events(timeout=SOON)
+    assert got == ["first", "second"]
+    assert len(requests(site.sqs, "CreateQueue")) == 1

@@ -1,0 +1,75 @@
+"""What one of Celery's consumers gets, each message once: also what came before it, or between two of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from celery_sqs_visibility.delivery.recent_keys import RecentKeys
+
+#: Ids of messages that a mailbox remembers. What stays in a control queue is gone after a minute.
+REMEMBERED: Final = 10_000
+
+#: Tells whether a message may still be handled: asked by the consumer's thread.
+IsInTime = Callable[[], bool]
+
+#: Gives a message to its consumer's thread.
+Put = Callable[[dict[str, Any], IsInTime], None]
+
+
+def never() -> bool:
+    """A consumer that always has room."""
+    return False
+
+
+class Mailbox:
+    """Celery's consumer of one queue. It may come and go: Celery resets its own after an error. Any thread.
+
+    Args:
+        put: takes what is delivered; `None` until there is a consumer.
+        is_full: whether so much waits at the consumer that more stays at SQS.
+    """
+
+    def __init__(self, put: Put | None = None, is_full: Callable[[], bool] = never) -> None:
+        self._lock = threading.Lock()  # guards everything below
+        self._put = put
+        self._is_full = is_full
+        self._waiting: list[tuple[dict[str, Any], IsInTime]] = []
+        self._seen: RecentKeys[str] = RecentKeys(REMEMBERED)  # has a lock of its own
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a consumer."""
+        return self._put is not None
+
+    def is_full(self) -> bool:
+        """Whether more messages stay at SQS."""
+        return self._is_full()
+
+    def open(self, put: Put, is_full: Callable[[], bool] = never) -> None:
+        """The consumer is there. It gets what came before it."""
+        with self._lock:
+            self._put, self._is_full = put, is_full
+            waiting, self._waiting = self._waiting, []
+        for payload, is_in_time in waiting:
+            put(payload, is_in_time)
+
+    def close(self) -> None:
+        """The consumer has gone. What comes waits for the next."""
+        with self._lock:
+            self._put = None
+
+    def deliver(self, message_id: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
+        """Put the message, unless a copy of it was here: SQS may deliver twice, and senders send again."""
+        if self._seen.add(message_id):
+            self.put(payload, is_in_time)
+
+    def put(self, payload: dict[str, Any], is_in_time: IsInTime) -> None:
+        """Put it: to the consumer, or to the next, if there is none now."""
+        with self._lock:
+            put = self._put
+            if put is None:
+                self._waiting.append((payload, is_in_time))
+        if put is not None:
+            put(payload, is_in_time)
