@@ -25,6 +25,8 @@ from celery_sqs_visibility.errors import (
     TooLargeError,
     UnreadableError,
 )
+from celery_sqs_visibility.events import emit
+from celery_sqs_visibility.measurements import ReplyDropped
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
 
@@ -146,6 +148,7 @@ class RemoteControl:
         url = self.queues.url_of(exchange, address)
         if url is None:
             logger.warning("dropped the reply to a command, since %r is no address of one", routing_key)
+            emit(ReplyDropped())
             return
         reply = wire.body_of(message)
         try:
@@ -260,10 +263,12 @@ class RemoteControl:
             except (*PASSING_ERRORS, QueueDoesNotExistError) as error:
                 if pause is None:
                     logger.info("dropped the reply to a command, since its caller has gone: %s", error)
+                    emit(ReplyDropped())
                     return
                 threading.Event().wait(pause)
             except SQSError as error:
                 logger.warning("cannot send the reply to a command: %s", error)
+                emit(ReplyDropped())
                 return
             else:
                 return

@@ -113,6 +113,7 @@ class Facts:
 
     Attributes:
         settings: those of Celery that differ from its defaults.
+        control_rights: what probes have shown of remote control, where that is on, by the right's name.
         unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
     """
 
@@ -122,6 +123,7 @@ class Facts:
     queues: tuple[QueueFacts, ...] = ()
     machine: Machine = field(default_factory=Machine)
     unbound: Mapping[str, str] = field(default_factory=dict)
+    control_rights: Mapping[str, Right] = field(default_factory=dict)
 
     def options_of_queues(self) -> list[tuple[str, QueueOptions, list[str]]]:
         """Options that several queues share: their entry in the option `queues`, or "", and the queues."""

@@ -16,7 +16,12 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.operate.app_queues import queue_names, queue_of_task
 from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, TaskFacts
-from celery_sqs_visibility.operate.doctor.probes import rights_on, rights_on_dead_letters, rights_on_key
+from celery_sqs_visibility.operate.doctor.probes import (
+    rights_of_control,
+    rights_on,
+    rights_on_dead_letters,
+    rights_on_key,
+)
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined_queues import predefined_queue
@@ -49,6 +54,9 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         queues=tuple(_queue_facts(broker, name) for name in names),
         machine=_machine(broker),
         unbound=unbound,
+        control_rights=rights_of_control(broker.queues.sqs, options.whole_control_prefix)
+        if options.remote_control
+        else {},
     )
 
 

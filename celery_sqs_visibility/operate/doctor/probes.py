@@ -13,7 +13,7 @@ from typing import Final
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.data_keys import may_generate_data_key
-from celery_sqs_visibility.aws.port import BatchResult, ReceiveOptions
+from celery_sqs_visibility.aws.port import SQS, BatchResult, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, SQSError
 from celery_sqs_visibility.operate.doctor.facts import Right
@@ -44,6 +44,11 @@ def rights_on(queue: Queue) -> dict[str, Right]:
 def rights_on_dead_letters(queue: Queue) -> dict[str, Right]:
     """The right that a worker has to have there."""
     return {SEND: _shown_by(lambda: queue.sqs.send_batch(queue.url, []))}
+
+
+def rights_of_control(sqs: SQS, prefix: str) -> dict[str, Right]:
+    """The right to find the queues of remote control, whose names begin so. The others take a queue made."""
+    return {"sqs:ListQueues": _shown_by(lambda: sqs.list_queues(prefix) is not None)}
 
 
 def rights_on_key(attributes: Mapping[str, str], settings: ClientSettings, region: str) -> dict[str, Right]:

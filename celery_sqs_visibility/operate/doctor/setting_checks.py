@@ -33,6 +33,11 @@ WITHOUT = {
     "kms:GenerateDataKey": "Nothing can be sent to the queue.",
 }
 
+#: What a setting of Celery's does not do while the option remote_control is off.
+WITHOUT_CONTROL = {
+    "worker_enable_remote_control": "Workers answer no `celery inspect`, and take no `celery control`.",
+    "worker_send_task_events": "No monitor hears of these events: they are dropped, without a request.",
+}
 
 #: Those that a worker may be without, if its tasks have no far ETA.
 PRODUCERS = frozenset({"sqs:SendMessage", "kms:GenerateDataKey"})
@@ -148,15 +153,25 @@ def check_settings(facts: Facts) -> Iterator[Finding]:
 
 
 def check_remote_control(facts: Facts) -> Iterator[Finding]:
-    """Is remote control meant to be on, and off?"""
-    if facts.settings.get("worker_enable_remote_control") and not facts.options.remote_control:
-        yield Finding(
-            Severity.NOTE,
-            "setting worker_enable_remote_control",
-            "it is True, and the option remote_control is not set",
-            "Workers answer no `celery inspect`, and take no `celery control`.",
-            option("remote_control", True),
-        )
+    """Is remote control meant to be on, and off? Or is it on, and not allowed?"""
+    for name, consequence in WITHOUT_CONTROL.items():
+        if facts.settings.get(name) and not facts.options.remote_control:
+            yield Finding(
+                Severity.NOTE,
+                f"setting {name}",
+                "it is True, and the option remote_control is not set",
+                consequence,
+                option("remote_control", True),
+            )
+    for name, right in facts.control_rights.items():
+        if right is Right.DENIED:
+            yield Finding(
+                Severity.WARNING,
+                "option remote_control",
+                f"it is set, and {name} is not allowed to these credentials",
+                "`celery inspect` finds no workers (status 77), and queues of killed workers stay.",
+                "celery -A proj sqs policy worker (or operator) prints the policy to give them",
+            )
 
 
 def _shown(name: str, facts: Facts) -> str:

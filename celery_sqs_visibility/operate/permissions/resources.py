@@ -14,6 +14,7 @@ from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.policy.permissions import BROADCASTS, partition_of
 from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue, predefined_queue
+from celery_sqs_visibility.policy.provisioning import plan_queues
 from celery_sqs_visibility.policy.queue_names import sqs_name
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import is_celerys_own
@@ -53,12 +54,14 @@ class AppResources:
         """
         self._region = min(broker_regions(self._broker))
         self._account = self._options.queue_owner or ""
+        names = list(names)
         for name in names:
             if is_of_a_broadcast(name) and self._is_fanout(name):
                 self.arns["broadcasts"].append(self._arn("sqs", self._broker.queues.prefix + BROADCASTS))
             else:
                 self._add_queue(name)
         self._add_from_options()
+        self._add_for_commands(names)
 
     def _add_queue(self, name: str) -> None:
         options = self._options
@@ -153,6 +156,18 @@ class AppResources:
         if options.remote_control:
             self.arns["control_queues"].append(self._arn("sqs", f"{options.whole_control_prefix}*"))
             self.arns["lists"].append(ANY)  # SQS knows no prefix there
+
+    def _add_for_commands(self, names: list[str]) -> None:
+        """What metrics are sampled from, and what `celery -A proj sqs` looks at and makes."""
+        options = self._options
+        self.arns["ages"].append(ANY)
+        if options.samples_queues:
+            self.arns["sampled_ages"].append(ANY)
+            for kind in self.arns.keys() & {"dead_letters", "plain_dead_letters"}:
+                self.arns["sampled"] += self.arns[kind]
+        if self._create and not (options.predefined_queues or options.queue_owner):
+            own = [name for name in names if not is_of_a_broadcast(name)]
+            self.arns["planned"] += [self._arn("sqs", p.sqs_name) for p in plan_queues(own, options, {})]
 
     def _add_topics(self) -> None:
         predefined = self._options.predefined_exchanges

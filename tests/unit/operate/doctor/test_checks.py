@@ -239,6 +239,18 @@ FOUND = [
         facts(settings={"worker_enable_remote_control": True}),
         "broker_transport_options = {'remote_control': True}",
     ),
+    (
+        setting_checks.check_remote_control,
+        NOTE,
+        facts(settings={"worker_send_task_events": True}),
+        "No monitor hears of these events",
+    ),
+    (
+        setting_checks.check_remote_control,
+        WARNING,
+        facts(options={"remote_control": True}, control_rights={"sqs:ListQueues": Right.DENIED}),
+        "sqs:ListQueues is not allowed",
+    ),
     (setting_checks.check_settings, NOTE, facts(settings={"broker_heartbeat": 10}), "it is 10"),
 ]
 
