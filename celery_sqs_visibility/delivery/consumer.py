@@ -72,7 +72,13 @@ class QueueConsumer(DeliveryHolder):
         self._receivers = Receivers()
         self._arrivals, awaited = self._new_arrivals(open_message)
         self._shutdown = Shutdown(
-            self.ledger, self._settler, self._receivers, self._take_buffered, options.for_queue, clock
+            self.ledger,
+            self._settler,
+            self._receivers,
+            self._take_buffered,
+            options.for_queue,
+            self._pauses,
+            clock,
         )
         self._batch_threads = batch_threads_of(self._heartbeat, self._settler, awaited, self._removals)
         self._supervisor = Supervisor(self._supervised, clock)
@@ -196,8 +202,7 @@ class QueueConsumer(DeliveryHolder):
         if delivery.queue.name in self._abandoned:
             delivery.settle(Lapse())  # without a request: its queue is being deleted
         else:
-            pause = self._pauses.get(delivery.queue.name)
-            self._shutdown.give_back_late(delivery, pause.began if pause else None)
+            self._shutdown.give_back_late(delivery)
 
     def _after_last_poll(self, queue: Queue) -> None:
         """A receiver has ended: give back what is buffered, unless the queue is consumed again."""

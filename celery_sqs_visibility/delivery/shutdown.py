@@ -9,6 +9,7 @@ from typing import Final
 
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.receivers import Receivers
 from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.delivery.settlements import Hide, Release
@@ -39,6 +40,7 @@ class Shutdown:
         receivers: the consumer's, which are stopped before anything is given back.
         take_buffered: takes the consumer's deliveries out of the buffer, those of one queue or all.
         options_of: of a queue, whose long polls last `wait_time_seconds`.
+        pauses: a paused queue's messages are given back until its pause ends.
         clock: the monotonic clock.
     """
 
@@ -49,6 +51,7 @@ class Shutdown:
         receivers: Receivers,
         take_buffered: Callable[[str | None], Iterable[Delivery]],
         options_of: OptionsOfQueue,
+        pauses: Pauses,
         clock: Clock,
     ) -> None:
         self._ledger = ledger
@@ -56,18 +59,20 @@ class Shutdown:
         self._receivers = receivers
         self._take_buffered = take_buffered
         self._options_of = options_of
+        self._pauses = pauses
         self._clock = clock
         # Monotonic instants:
         self._ends = math.inf  # the process's time is over
         self._polls_until: float | None = None  # polls in flight are waited for no longer
         self._began: float | None = None  # the worker was told to end
         self._released_at = -math.inf  # a delivery was last given back
-        self._given_back: set[tuple[str, str]] = set()  # queues and message ids
+        self._given_back: dict[str, set[str]] = {}  # message ids by queue, since its pause or the end began
 
     def end_by(self, until: float, polls_until: float) -> None:
         """See `QueueConsumer.end_by`."""
         if self._began is None:
             self._began = self._clock.monotonic()
+            self._given_back = {}
         self._ends, self._polls_until = until, polls_until
 
     def wait_for_polls(self) -> None:
@@ -78,14 +83,17 @@ class Shutdown:
         )
 
     def give_back_unstarted(self, queue_name: str | None = None) -> list[Delivery]:
-        """Release what does not run, of one queue or all, and return it.
+        """Release what does not run, of a paused queue or of all, and return it.
 
         A message released under one's own long poll comes straight back, at the price of an attempt. So one
         message of each queue that is polled goes first: it ends the long poll, and is released again, with
-        the others; or after `OWN_POLL_SECONDS`, when another worker has received it.
+        the others; or after `OWN_POLL_SECONDS`, when another worker has received it. Meanwhile runs may have
+        begun, and the pause may be over.
         """
+        if queue_name is not None:
+            self._given_back.pop(queue_name, None)  # in an earlier pause
         # The ledger lacks buffered deliveries that another consumer has superseded.
-        buffered = self._take_buffered(queue_name)
+        buffered = self._take_buffered(queue_name) if self._gives_back(queue_name) else []
         unstarted = [*self._unstarted(queue_name), *buffered]
         polled = self._receivers.polled()
         first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}
@@ -93,12 +101,18 @@ class Shutdown:
         released = self._give_back(first.values())
         if released:
             self._receivers.wait_for_polls(min(now + OWN_POLL_SECONDS, self._ends), queue_name)
-        released += self._give_back([*unstarted, *self._unstarted(queue_name)])
+        released += self._give_back([*self._unstarted(queue_name), *buffered])
         self._finish_settling(min(self._clock.monotonic() + OWN_POLL_SECONDS, self._ends))
         return released
 
     def _unstarted(self, queue_name: str | None) -> list[Delivery]:
-        return [d for d in self._ledger.unstarted() if queue_name in {None, d.queue.name}]
+        unstarted = [d for d in self._ledger.unstarted() if queue_name in {None, d.queue.name}]
+        # Asked last: what comes after a pause's end is to run.
+        return unstarted if self._gives_back(queue_name) else []
+
+    def _gives_back(self, queue_name: str | None) -> bool:
+        """Whether all is given back, or that queue is paused."""
+        return queue_name is None or self._pauses.get(queue_name) is not None
 
     def hand_back(self) -> list[Delivery]:
         """Release what runs, finish what is settled, and return the orphans."""
@@ -106,19 +120,20 @@ class Shutdown:
         self.flush()
         return orphans
 
-    def give_back_late(self, delivery: Delivery, paused_at: float | None = None) -> None:
-        """Give back what a poll brought after the stop, or a pause at that instant. A receiver's thread.
+    def give_back_late(self, delivery: Delivery) -> None:
+        """Give back what a poll brought after the stop, or in a pause. A receiver's thread.
 
         Workers that are told so together have polls in flight together. Released at once, a message would
         go from one to the next, and use up its attempts. So a message is hidden until those polls are over,
         unless it was never received before, or released by this consumer.
         """
-        seconds = 0
-        began = paused_at if self._began is None else self._began
+        seconds, queue = 0, delivery.queue.name
+        pause = self._pauses.get(queue)
+        began = pause.began if self._began is None and pause is not None else self._began
         if began is not None and delivery.facts.receive_count > 1:
-            polls_over = began + self._options_of(delivery.queue.name).wait_time_seconds
+            polls_over = began + self._options_of(queue).wait_time_seconds
             seconds = max(0, math.ceil(polls_over - self._clock.monotonic()))
-        own = (delivery.queue.name, delivery.facts.message_id) in self._given_back
+        own = delivery.facts.message_id in self._given_back.get(queue, ())
         delivery.settle(Hide(seconds) if seconds and not own else Release())
 
     def flush(self) -> None:
@@ -141,7 +156,8 @@ class Shutdown:
         """Release those that are still held, and return these."""
         deliveries = list(deliveries)
         # Before a poll of our own may bring one of them back.
-        self._given_back.update((d.queue.name, d.facts.message_id) for d in deliveries)
+        for each in deliveries:
+            self._given_back.setdefault(each.queue.name, set()).add(each.facts.message_id)
         released = [delivery for delivery in deliveries if delivery.settle(Release())]
         if released:
             self._released_at = self._clock.monotonic()

@@ -113,7 +113,7 @@ def _tell(
 
 def _refusal(queue: str, answers: Mapping[str, Any]) -> str:
     queues = sorted({name for answer in answers.values() for name in answer.get("queues", ())})
-    if not queues:
+    if not all(answer.get("queues") for answer in answers.values()):
         return "; ".join(f"{node}: {answer['error']}" for node, answer in answers.items())
     (nearest,) = difflib.get_close_matches(queue, queues, n=1, cutoff=0.0)
     return (

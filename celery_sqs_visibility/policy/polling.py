@@ -65,6 +65,10 @@ class PollSchedule:
             if not self._interval:
                 self._sleep_until = max(self._sleep_until, now - took + EMPTY_POLL_SECONDS)
 
+    def poll_now(self) -> None:
+        """The next poll waits for nothing, as the first one."""
+        self._sleep, self._sleep_until = self._interval, 0.0
+
     def arrived(self, message_ids: Collection[str]) -> None:
         """These messages are no longer expected; nothing follows for the others."""
         for message_id in message_ids:

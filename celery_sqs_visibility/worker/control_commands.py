@@ -26,6 +26,8 @@ def sqs_pause(state: Any, queue: str, seconds: float | None = None, **_: Any) ->
         condition = pausing.pause(context, queue, pausing.FOR_EVER if seconds is None else float(seconds))
     except pausing.QueueNotConsumedError as error:
         return _refusal(context, error)
+    except pausing.NothingGivenBackError as error:
+        return {"error": str(error)}
     return {"ok": condition}
 
 

@@ -28,7 +28,7 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
-from celery_sqs_visibility.delivery.threads import start_thread
+from celery_sqs_visibility.delivery.threads import copy_of, start_thread
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, subscribe
 from celery_sqs_visibility.policy.backoff import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -94,7 +94,7 @@ class Drain:
         """Wait for polls in flight, and for what follows from them. Main thread, after the pool has ended."""
         if self._began_at is None:
             return
-        queue_consumers = list(self._context.queue_consumers)  # those of tasks too, which have all ended
+        queue_consumers = copy_of(self._context.queue_consumers)  # those of tasks too, which have all ended
         for queue_consumer in queue_consumers:
             queue_consumer.stop_polling()
         self._wait_for_polls(queue_consumers, self._polls_until)
@@ -116,7 +116,7 @@ class Drain:
                 continue  # a second drain only ends runs that were acknowledged early, in a cold shutdown
             released = _ReleasedMessages()
             try:
-                anything_runs = self._drain(list(self._context.worker_queue_consumers), released)
+                anything_runs = self._drain(copy_of(self._context.worker_queue_consumers), released)
             except Exception:
                 logger.exception("error while draining; held messages come back when their visibility ends")
                 anything_runs = self._cold and bool(state.active_requests)
@@ -171,7 +171,8 @@ class Drain:
 
     def _end_consumers_of_tasks(self) -> None:
         """Runs are ended, and so are the consumers inside them."""
-        for queue_consumer in set(self._context.queue_consumers) - set(self._context.worker_queue_consumers):
+        workers = copy_of(self._context.worker_queue_consumers)
+        for queue_consumer in set(copy_of(self._context.queue_consumers)).difference(workers):
             queue_consumer.stop_polling()
             queue_consumer.end_by(self._ends_at, self._ends_at)
             queue_consumer.hand_back()

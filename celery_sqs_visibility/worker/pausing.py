@@ -13,7 +13,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.threads import start_thread
+from celery_sqs_visibility.delivery.threads import copy_of, start_thread
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 logger = get_logger(__name__)
@@ -23,6 +23,16 @@ FOR_EVER: Final = math.inf
 
 class QueueNotConsumedError(LookupError):
     """The worker does not consume the queue."""
+
+
+class NothingGivenBackError(RuntimeError):
+    """No thread could be started that gives back what waits."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no thread could be started that gives back what waits; the queue is paused all the same. "
+            "Pause it again, to have it given back"
+        )
 
 
 def consumed_queues(context: BrokerContext) -> list[str]:
@@ -35,17 +45,19 @@ def pause(context: BrokerContext, queue: str, seconds: float = FOR_EVER) -> dict
 
     Raises:
         QueueNotConsumedError: nothing is changed.
+        NothingGivenBackError: it is paused.
     """
     _check(context, queue)
+    before = conditions(context)[queue]
     context.pauses.pause(queue, seconds)
     consumers = _consumers(context)
     for each in consumers:
         each.notice_pause(queue)
     how_long = "until it is resumed" if seconds == FOR_EVER else f"for {seconds:g} s"
     logger.info("queue %r is paused %s; a worker that starts meanwhile polls it", queue, how_long)
-    condition = conditions(context)[queue]
-    start_thread(_give_back, f"sqs-pause-{queue}", context, consumers, queue)
-    return condition
+    if start_thread(_give_back, f"sqs-pause-{queue}", context, consumers, queue) is None:
+        raise NothingGivenBackError
+    return {**before, **_pause_of(context, queue)}
 
 
 def resume(context: BrokerContext, queue: str) -> bool:
@@ -67,7 +79,7 @@ def resume(context: BrokerContext, queue: str) -> bool:
 def conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
     """Of each queue whether it is paused, for how long still, what is held of it, and what runs."""
     held = Counter(each.facts.queue for one in _consumers(context) for each in one.ledger.all())
-    deliveries = [getattr(request, "delivery", None) for request in tuple(state.active_requests)]
+    deliveries = [getattr(request, "delivery", None) for request in copy_of(state.active_requests)]
     running = Counter(each.facts.queue for each in deliveries if each is not None)
     return {
         queue: {**_pause_of(context, queue), "held": held[queue], "running": running[queue]}
@@ -82,7 +94,7 @@ def _pause_of(context: BrokerContext, queue: str) -> dict[str, Any]:
 
 def _consumers(context: BrokerContext) -> list[QueueConsumer]:
     """Those of earlier connections, too, as long as a run of theirs goes on."""
-    return list(context.worker_queue_consumers)
+    return copy_of(context.worker_queue_consumers)
 
 
 def _check(context: BrokerContext, queue: str) -> None:

@@ -261,6 +261,7 @@ class Receiver:
                 while self._polls.paused and not self.stopping:
                     seconds = self._pauses.seconds_left(self.queue.name)
                     self._changed.wait(min(seconds, threading.TIMEOUT_MAX))
+                self._schedule.poll_now()
         finally:
             self._capacity.add_queue()
         return True

@@ -13,6 +13,7 @@ from celery.bootsteps import CLOSE, RUN, TERMINATE  # type: ignore[attr-defined]
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
+from celery_sqs_visibility.delivery.threads import copy_of
 from celery_sqs_visibility.operate.http_server import Response
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.health import Phase, Verdict, WorkerFacts, liveness, readiness
@@ -45,7 +46,7 @@ class WorkerHealth:
         if connection is None or consumer.blueprint.state != RUN:
             return WorkerFacts(Phase.STARTING)
         transport, now = connection.transport, SYSTEM_CLOCK.monotonic()
-        queue_consumers = list(transport.context.worker_queue_consumers)
+        queue_consumers = copy_of(transport.context.worker_queue_consumers)
         if not queue_consumers:
             return WorkerFacts(Phase.STARTING)
         runs_tasks = isinstance(consumer.pool, SoloPool) and state.active_requests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from celery_sqs_visibility.delivery.threads import copy_of
 from celery_sqs_visibility.operate.metrics import names
 from celery_sqs_visibility.operate.metrics.series import Series
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -20,7 +21,7 @@ class WorkerState:
 
 def worker_state(context: BrokerContext) -> WorkerState:
     """Of the worker of this process."""
-    consumers = list(context.worker_queue_consumers)
+    consumers = copy_of(context.worker_queue_consumers)
     held = [delivery for consumer in consumers for delivery in consumer.ledger.all()]
     busy = sum(delivery.started for delivery in held) + sum(each.capacity.runs for each in consumers)
     return WorkerState(context.slots().number if context.slots else 0, busy, len(held))
@@ -28,7 +29,7 @@ def worker_state(context: BrokerContext) -> WorkerState:
 
 def paused(context: BrokerContext) -> dict[str, bool]:
     """Of each queue that the worker consumes whether it is paused."""
-    queues = {queue for consumer in list(context.worker_queue_consumers) for queue in consumer.consumed()}
+    queues = {queue for consumer in copy_of(context.worker_queue_consumers) for queue in consumer.consumed()}
     return {queue: context.pauses.get(queue) is not None for queue in sorted(queues)}
 
 

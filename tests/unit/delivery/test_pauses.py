@@ -123,6 +123,61 @@ def test_workers_that_pause_together_do_not_hand_a_message_round(polling):
     wait_for_counts(queue, 0, 1)
 
 
+def test_what_was_given_back_in_an_earlier_pause_is_one_of_many_workers_messages(polling):
+    world, queue = polling
+    factories.send(queue, "a")
+    wait_until(lambda: arrived(world, 1) and polls(world, queue), SOON, "a message, and another poll")
+    pause(world, queue)
+    resume(world, queue)
+    wait_until(lambda: arrived(world, 2) and polls(world, queue), SOON, "it again, and another poll")
+    (delivery,) = world.consumer.ledger.all()
+    delivery.settle(factories.Hide(1))
+    assert pause(world, queue) == []
+    wait_until(lambda: not polls(world, queue) and not len(world.consumer.ledger), SOON, "its last poll")
+    wait_for_counts(queue, 0, 1)
+
+
+def meanwhile(world, act):
+    """Do it while the giving back waits for the end of the long poll."""
+    receivers = world.consumer._receivers
+    wait_for_polls = receivers.wait_for_polls
+
+    def wait(*args):
+        receivers.wait_for_polls = wait_for_polls
+        wait_for_polls(*args)
+        act()
+
+    receivers.wait_for_polls = wait
+
+
+def test_what_comes_after_the_pause_has_ended_stays(polling):
+    world, queue = polling
+    factories.send(queue, "a")
+    wait_until(lambda: arrived(world, 1) and polls(world, queue), SOON, "a message, and another poll")
+
+    def resume_and_receive():
+        resume(world, queue)
+        factories.send(queue, "b")
+        wait_until(lambda: arrived(world, 3), SOON, "the new message, and the other again")
+
+    meanwhile(world, resume_and_receive)
+    assert len(pause(world, queue)) == 1
+    assert len(world.consumer.ledger) == 2
+    world.pauses.pause(queue.name)
+    world.pauses.resume(queue.name)
+    assert world.consumer.give_back_unstarted(queue.name) == [], "its thread came too late"
+
+
+def test_what_begins_while_others_go_back_goes_on(polling):
+    world, queue = polling
+    factories.send(queue, "a", "b")
+    wait_until(lambda: arrived(world, 2) and polls(world, queue), SOON, "two messages, and another poll")
+    first, second = world.consumer.ledger.all()
+    meanwhile(world, second.start)
+    assert pause(world, queue) == [first]
+    assert world.consumer.ledger.all() == [second]
+
+
 def test_a_connection_made_anew_finds_the_pause(make):
     world = make()
     queue = world.queue()
@@ -163,7 +218,6 @@ def test_a_paused_queue_that_comes_first_leaves_its_turn_to_others(make, own):
     assert running.settle(Delete())
     wait_until(lambda: arrived(world, 2), SOON, "the other queue's message")
     assert world.delivery(world.handed[1]).settle(Delete())
-    resume(world, high)
-    world.clock.advance(3600)
+    resume(world, high)  # it is polled at once, and not after its interval
     wait_until(lambda: arrived(world, 3), SOON, "the message that stayed")
     assert world.bodies() == ["a", "c", "b"]

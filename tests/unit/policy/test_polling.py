@@ -194,3 +194,13 @@ def test_the_polls_of_an_idle_hour(maximum, wait, polls, longest):
     instants = polls_of_an_idle_queue(PollSchedule(0, maximum), wait, 3600)
     assert len(instants) == polls
     assert max(later - earlier for earlier, later in itertools.pairwise(instants)) == pytest.approx(longest)
+
+
+def test_after_a_pause_the_queue_is_polled_at_once_and_sleeps_as_at_first():
+    schedule = PollSchedule(2, 60)
+    for now in (0, 10, 20):
+        schedule.polled(now, [])
+    schedule.poll_now()
+    assert schedule.next_poll() <= 20
+    schedule.polled(20, [])
+    assert schedule.next_poll() == 22

@@ -10,7 +10,7 @@ from kombu.utils.limits import TokenBucket
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
-from celery_sqs_visibility.worker import control_commands
+from celery_sqs_visibility.worker import control_commands, pausing
 from celery_sqs_visibility.worker.given_back import GivenBack
 from celery_sqs_visibility.worker.rate_limits import RateLimits
 from celery_sqs_visibility.worker.worker_context import WorkerContext
@@ -85,6 +85,19 @@ def test_a_worker_pauses_a_queue_gives_back_what_waits_and_tells(panel, consumer
     assert queues["q"] == {**answer["ok"], "held": 1, "seconds_left": queues["q"]["seconds_left"]}
     assert queues["other"] == {"paused": False, "seconds_left": None, "held": 0, "running": 0}
     assert consumer.noticed == ["q"]
+
+
+def test_a_pause_that_cannot_tell_how_the_queue_is_changes_nothing(panel, consumer):
+    del consumer.ledger
+    with pytest.raises(AttributeError):
+        panel("sqs_pause", queue="q")
+    assert panel.context.pauses.get("q") is None
+
+
+def test_where_there_is_no_thread_the_answer_says_that_nothing_was_given_back(panel, monkeypatch):
+    monkeypatch.setattr(pausing, "start_thread", lambda *_: None)
+    assert "the queue is paused all the same" in panel("sqs_pause", queue="q")["error"]
+    assert panel.context.pauses.get("q")
 
 
 def test_resuming_twice_is_harmless(panel, consumer):
