@@ -113,6 +113,7 @@ class Facts:
 
     Attributes:
         settings: those of Celery that differ from its defaults.
+        command: the beginning of a command to be pasted.
         unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
     """
 
@@ -122,6 +123,7 @@ class Facts:
     queues: tuple[QueueFacts, ...] = ()
     machine: Machine = field(default_factory=Machine)
     unbound: Mapping[str, str] = field(default_factory=dict)
+    command: str = "celery sqs"
 
     def options_of_queues(self) -> list[tuple[str, QueueOptions, list[str]]]:
         """Options that several queues share: their entry in the option `queues`, or "", and the queues."""

@@ -17,6 +17,7 @@ from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistErr
 from celery_sqs_visibility.operate.app_queues import queue_names, queue_of_task
 from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, TaskFacts
 from celery_sqs_visibility.operate.doctor.probes import rights_on, rights_on_dead_letters, rights_on_key
+from celery_sqs_visibility.operate.invocation import own_command
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined_queues import predefined_queue
@@ -49,6 +50,7 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         queues=tuple(_queue_facts(broker, name) for name in names),
         machine=_machine(broker),
         unbound=unbound,
+        command=own_command(),
     )
 
 

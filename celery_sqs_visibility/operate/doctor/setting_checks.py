@@ -48,7 +48,7 @@ def check_rights(facts: Facts) -> Iterator[Finding]:
                 f"queue {queue.name!r}",
                 f"{name} is not allowed to these credentials",
                 WITHOUT.get(name, "What takes this right fails."),
-                "celery -A proj sqs policy worker (or producer) prints the policy to give them; who "
+                f"{facts.command} policy worker (or producer) prints the policy to give them; who "
                 "only publishes needs sqs:SendMessage alone",
             )
 
@@ -64,7 +64,7 @@ def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
                 "Its dead letters come without a reason, when SQS moves them."
                 if queue.redrive
                 else "What fails for good stays in its queue, and is not run again.",
-                "celery -A proj sqs policy worker prints the policy to give them",
+                f"{facts.command} policy worker prints the policy to give them",
             )
 
 
@@ -82,7 +82,7 @@ def check_unknown_rights(facts: Facts) -> Iterator[Finding]:
             "rights",
             f"it is not known whether these are allowed: {', '.join(unknown)}",
             "No request that changes nothing shows them; SQS did not refuse the one that comes nearest.",
-            "celery -A proj sqs policy worker prints the policy to compare with",
+            f"{facts.command} policy worker prints the policy to compare with",
         )
 
 
