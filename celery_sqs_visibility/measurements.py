@@ -49,3 +49,8 @@ class SettlementEnded(Event):
 
     delivery: Facts
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyDropped(Event):
+    """A reply to a command of remote control did not reach its caller: it has gone, or SQS refused."""

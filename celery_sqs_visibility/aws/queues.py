@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
+from celery_sqs_visibility.policy.arns import account_and_name
 from celery_sqs_visibility.policy.predefined_queues import predefined_queue
+from celery_sqs_visibility.policy.queue_attributes import ARN, REDRIVE_POLICY, fifo_attribute
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name, why_illegal
 
 if TYPE_CHECKING:
@@ -51,6 +53,10 @@ class Queue:
     def fifo(self) -> bool:
         """Whether it is a FIFO queue; SQS ties that to the name's suffix."""
         return self.url.endswith(FIFO_SUFFIX)
+
+    def arn(self) -> str:
+        """Its ARN, by a request. Raises an `SQSError`."""
+        return self.sqs.queue_attributes(self.url, [ARN])[ARN]
 
 
 class Queues:
@@ -169,7 +175,7 @@ class Queues:
         Raises:
             SQSError: the settings are no good.
         """
-        account, name_at_sqs = arn.split(":")[-2:]
+        account, name_at_sqs = account_and_name(arn)
         for name, definition in self._predefined.items():
             path = definition.url or f"/{definition.owner}/{sqs_name(name, self._prefix)}"
             if path.endswith(f"/{account}/{name_at_sqs}"):
@@ -212,7 +218,7 @@ class Queues:
 
     def _created(self, name: str, attributes: Mapping[str, str]) -> Queue:
         canonical = self.canonical_name(name)
-        fifo = {"FifoQueue": "true"} if canonical.endswith(FIFO_SUFFIX) else {}
+        fifo = fifo_attribute(canonical)
         try:
             url = self._sqs.create_queue(
                 canonical, {**self._attributes(name), **attributes, **fifo}, self._tags
@@ -235,7 +241,7 @@ def no_such_predefined_queue(queue: Queue, error: QueueDoesNotExistError) -> Que
 
 def _check_existence(queue: Queue) -> None:
     try:
-        queue.sqs.queue_attributes(queue.url, ["RedrivePolicy"])
+        queue.sqs.queue_attributes(queue.url, [REDRIVE_POLICY])
     except AccessDeniedError:
         pass  # a comfort, not a requirement: the first receive will tell
     except QueueDoesNotExistError as error:

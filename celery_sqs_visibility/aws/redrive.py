@@ -11,6 +11,8 @@ from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError
+from celery_sqs_visibility.policy.arns import account_and_name
+from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, RETENTION
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS
 
 if TYPE_CHECKING:
@@ -21,9 +23,6 @@ logger = logging.getLogger(__name__)
 #: Seconds that an answer holds. A rejected message is deleted or kept by it, so a dead-letter queue that is
 #: added while workers run must be noticed; kombu's SQS transport reads the policy as often.
 REDRIVE_SECONDS: Final = 300
-
-#: The attribute that says how long a queue keeps a message, in seconds.
-RETENTION: Final = "MessageRetentionPeriod"
 
 #: Seconds until SQS is asked again after an error that passes.
 RETRY_SECONDS: Final = 10
@@ -73,7 +72,7 @@ class RedriveBook:
                 return self._known.get(queue.url)
             self._asked[queue.url] = now
         try:
-            attributes = queue.sqs.queue_attributes(queue.url, ["RedrivePolicy", RETENTION])
+            attributes = queue.sqs.queue_attributes(queue.url, [REDRIVE_POLICY, RETENTION])
         except SQSError as error:
             self._failed(queue, error, now)
             return self.peek(queue)
@@ -163,8 +162,7 @@ class RedriveBook:
         with self._lock:
             found = self._dead_letter_queues.get(key)
         if found is None:
-            # arn:aws:sqs:region:account:name
-            account, name = policy.dead_letter_arn.split(":")[-2:]
+            account, name = account_and_name(policy.dead_letter_arn)
             found = Queue(name, _url(queue, name, account), queue.sqs)
             with self._lock:
                 found = self._dead_letter_queues.setdefault(key, found)
@@ -183,7 +181,7 @@ def _url(queue: Queue, name: str, account: str) -> str:
 def parse_redrive_policy(attributes: Mapping[str, str]) -> Redrive | None:
     """Read a queue's RedrivePolicy attribute; `None` if it is missing or malformed."""
     try:
-        policy = json.loads(attributes["RedrivePolicy"])
+        policy = json.loads(attributes[REDRIVE_POLICY])
         redrive = Redrive(int(policy["maxReceiveCount"]), str(policy["deadLetterTargetArn"]))
     except (KeyError, TypeError, ValueError):
         return None

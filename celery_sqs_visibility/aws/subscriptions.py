@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.policy import arns
 from celery_sqs_visibility.policy.queue_policy import allow_topics
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ def sweep(topic: Topic, beside: Queue, prefix: str, wait: Callable[[float], obje
     SQS tells nothing. A thread of its own, since it may wait.
     """
     try:
-        arn = beside.sqs.queue_attributes(beside.url, ["QueueArn"])["QueueArn"]
-        start = f"{arn.rpartition(':')[0]}:{prefix}"
+        start = arns.beside(beside.arn(), prefix)
         own = [each for each in _subscriptions(topic) if _may_be_stale(each, start)]
         looked_for = random.sample(own, min(len(own), MOST_LOOKS))
         missing = [each for each in looked_for if _is_missing(each, beside)]

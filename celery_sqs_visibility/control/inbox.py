@@ -33,6 +33,9 @@ SWEEP_SECONDS: Final = 3600
 #: After an error, before the next attempt.
 PAUSE_SECONDS: Final = 5.0
 
+#: Whoever handles messages more slowly than they come is asked so often whether it has caught up.
+FULL_PAUSE_SECONDS: Final = 0.1
+
 #: A queue that is younger may not be there yet, and is tried again this often.
 NEW_SECONDS: Final = 10.0
 NEW_PAUSE_SECONDS: Final = 0.2
@@ -52,6 +55,7 @@ class Inbox:
         clock: the clock.
         sweeps: the exchanges whose stale queues it deletes.
         wanted: whether anybody waits for messages now.
+        is_full: whether so much waits here that more stays at SQS, until it expires there.
         idle_seconds: the queue is given up when it was not wanted for so long.
     """
 
@@ -65,6 +69,7 @@ class Inbox:
         *,
         sweeps: Sequence[str] = (),
         wanted: Callable[[], bool] = lambda: True,
+        is_full: Callable[[], bool] = lambda: False,
         idle_seconds: float = math.inf,
     ) -> None:
         self._queues = queues
@@ -74,6 +79,7 @@ class Inbox:
         self._clock = clock
         self._sweeps = sweeps
         self._wanted = wanted
+        self._is_full = is_full
         self._idle_seconds = idle_seconds
         self._outage = Outage(logger, "use its control queue", node, clock, kind="node")
         self._stopped = threading.Event()
@@ -143,7 +149,9 @@ class Inbox:
 
     def _turn(self, queue: ControlQueue) -> None:
         self._keep(queue, self._clock.monotonic())
-        if self._receive(queue, WAIT_TIME_SECONDS) and self._helpers.acquire(blocking=False):
+        if self._is_full():
+            self._stopped.wait(FULL_PAUSE_SECONDS)
+        elif self._receive(queue, WAIT_TIME_SECONDS) and self._helpers.acquire(blocking=False):
             start_thread(self._help, "sqs-control-inbox", queue)
         if self._wanted():
             self.use()
@@ -160,8 +168,9 @@ class Inbox:
     def _help(self, queue: ControlQueue) -> None:
         """A thread beside the inbox's, while batches come back full: many workers answer at once."""
         try:
-            while not self._stopped.is_set() and self._receive(queue, HELPERS_WAIT_SECONDS):
-                pass
+            more = True
+            while more and not self._stopped.is_set() and not self._is_full():
+                more = self._receive(queue, HELPERS_WAIT_SECONDS)
         except SQSError as error:
             logger.debug("a second poll of a control queue failed: %s", error)
         finally:
@@ -186,6 +195,7 @@ class Inbox:
             if not self._stopped.is_set():
                 self._queue, self._error = queue, None
                 self._changed.notify_all()
+                logger.info("takes messages of remote control (node=%s, queue=%s)", self._node, queue.url)
                 return queue
         self._queues.delete(queue)
         raise QueueDoesNotExistError("stopped while it was made")

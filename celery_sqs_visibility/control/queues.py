@@ -19,9 +19,10 @@ from celery_sqs_visibility.policy.control_life import is_stale, sign_of_life, ta
 from celery_sqs_visibility.policy.control_names import (
     UNIQUE_CHARACTERS,
     address,
-    belongs_to,
     exchange_prefix,
+    has_all,
     is_address,
+    of_nodes,
 )
 from celery_sqs_visibility.policy.quotas import SHORTEST_RETENTION_SECONDS
 
@@ -113,7 +114,7 @@ class ControlQueues:
         """
         listed, fresh = self._cached(exchange)
         found = _of_nodes(listed, nodes)
-        if fresh or (found and len(found) >= len(nodes)):
+        if fresh or (found and has_all(listed, nodes)):
             return found
         return _of_nodes(self._list(exchange), nodes)
 
@@ -198,4 +199,4 @@ class ControlQueues:
 
 
 def _of_nodes(listed: Mapping[str, str], nodes: Collection[str]) -> list[str]:
-    return [url for address, url in listed.items() if not nodes or belongs_to(address, nodes)]
+    return [listed[address] for address in (of_nodes(listed, nodes) if nodes else listed)]

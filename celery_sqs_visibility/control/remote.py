@@ -25,6 +25,8 @@ from celery_sqs_visibility.errors import (
     TooLargeError,
     UnreadableError,
 )
+from celery_sqs_visibility.events import emit
+from celery_sqs_visibility.measurements import ReplyDropped
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
 
@@ -96,14 +98,20 @@ class RemoteControl:
         self._unreadable = False  # whether one has been logged
         atexit.register(self.close)
 
-    def consume(self, queue: str, exchange: str, put: Put) -> None:
-        """Have `put` take what is published to the exchange for Celery's queue of that name. No request."""
+    def consume(
+        self, queue: str, exchange: str, put: Put, is_full: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Have `put` take what is published to the exchange for Celery's queue of that name. No request.
+
+        While `is_full`, what is no reply stays at SQS.
+        """
         if exchange.startswith(REPLY):
             self._collect(queue.removesuffix(f".{exchange}"), put)
             return
         node = queue.removesuffix(f".{exchange}")
         sweeps = (exchange, f"{REPLY}{exchange}")
-        inbox = Inbox(self.queues, exchange, node, partial(self._deliver, put), self._clock, sweeps=sweeps)
+        deliver = partial(self._deliver, put)
+        inbox = Inbox(self.queues, exchange, node, deliver, self._clock, sweeps=sweeps, is_full=is_full)
         with self._lock:
             self._inboxes[queue] = inbox
         self.events.consume(queue, exchange, inbox)
@@ -146,6 +154,7 @@ class RemoteControl:
         url = self.queues.url_of(exchange, address)
         if url is None:
             logger.warning("dropped the reply to a command, since %r is no address of one", routing_key)
+            emit(ReplyDropped())
             return
         reply = wire.body_of(message)
         try:
@@ -260,10 +269,12 @@ class RemoteControl:
             except (*PASSING_ERRORS, QueueDoesNotExistError) as error:
                 if pause is None:
                     logger.info("dropped the reply to a command, since its caller has gone: %s", error)
+                    emit(ReplyDropped())
                     return
                 threading.Event().wait(pause)
             except SQSError as error:
                 logger.warning("cannot send the reply to a command: %s", error)
+                emit(ReplyDropped())
                 return
             else:
                 return

@@ -5,21 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
+from celery_sqs_visibility.delivery.batch_threads import batch_threads_of
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
-from celery_sqs_visibility.delivery.receive.buffer import Buffer
+from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
@@ -74,8 +74,7 @@ class QueueConsumer(DeliveryHolder):
         self._shutdown = Shutdown(
             self.ledger, self._settler, self._receivers, self._take_buffered, options.for_queue, clock
         )
-        works = (self._heartbeat, self._settler, awaited, self._removals)
-        self._batch_threads: list[BatchThreads[Any]] = [work.batch_threads for work in works if work]
+        self._batch_threads = batch_threads_of(self._heartbeat, self._settler, awaited, self._removals)
         self._supervisor = Supervisor(self._supervised, clock)
         # Guards _running, _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
@@ -203,14 +202,11 @@ class QueueConsumer(DeliveryHolder):
     def _after_last_poll(self, queue: Queue) -> None:
         """A receiver has ended: give back what is buffered, unless the queue is consumed again."""
         if self._receivers.on_message(queue.name) is None:
-            for delivery in self._take_buffered(queue.name):
-                delivery.settle(Release())
+            self._release_buffered(queue)
 
-    def _give_back_if_paused(self, queue: Queue) -> None:
-        """Messages were put into the buffer that had arrived before the queue's pause."""
-        if self._pauses.get(queue.name) is not None:
-            for delivery in self._take_buffered(queue.name):
-                delivery.settle(Release())
+    def _release_buffered(self, queue: Queue) -> None:
+        for delivery in self._take_buffered(queue.name):
+            delivery.settle(Release())
 
     def _on_message(self, queue_name: str) -> OnMessage | None:
         """The queue's callback; `None` if Celery gets none of its messages now."""
@@ -227,9 +223,8 @@ class QueueConsumer(DeliveryHolder):
 
     def _new_arrivals(self, open_message: DecodeMessage) -> tuple[Arrivals, AwaitedPayloads | None]:
         """The arrivals, and the payloads that some of them wait for, if there is a bucket."""
-        decoder = Decoder(
-            open_message, self.options.for_queue, self._clock, self, self.options.payload_bucket
-        )
+        options = self.options
+        decoder = Decoder(open_message, options.for_queue, self._clock, self, options.payload_bucket)
         awaited = None
         if (store := self._outgoing.store) is not None:
             awaited = AwaitedPayloads(store.objects, decoder.content, self, self._fetched, self._clock)
@@ -273,21 +268,22 @@ class QueueConsumer(DeliveryHolder):
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> None:
         """A poll brought these. A receiver's thread."""
-        self._buffer.put(self._arrivals.decode(queue, messages, called, returned))
-        self._give_back_if_paused(queue)
-        self._heartbeat.notice()  # not before: a delivery that has lapsed may have been superseded just now
+        self._put(queue, self._arrivals.decode(queue, messages, called, returned))
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
 
     def _fetched(self, delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> None:
         """The payload of a message has come. A thread that fetches."""
-        self._buffer.put(self._arrivals.fetched(delivery, content, message))
-        self._give_back_if_paused(delivery.queue)
-        self._heartbeat.notice()
+        self._put(delivery.queue, self._arrivals.fetched(delivery, content, message))
 
     def _take_back(self, delivery: Delivery, renew: Renew) -> None:
-        self._buffer.put(self._arrivals.take_back(delivery, renew))
-        self._give_back_if_paused(delivery.queue)
-        self._heartbeat.notice()
+        self._put(delivery.queue, self._arrivals.take_back(delivery, renew))
+
+    def _put(self, queue: Queue, arrived: Sequence[BufferedMessage]) -> None:
+        """Have the buffer give them to Celery, unless they had arrived before a pause that has begun."""
+        self._buffer.put(arrived)
+        if self._pauses.get(queue.name) is not None:
+            self._release_buffered(queue)
+        self._heartbeat.notice()  # not before: a delivery that has lapsed may have been superseded just now
 
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:
         if (receiver := self._receivers.get(queue.name)) is not None:

@@ -14,6 +14,7 @@ import click
 from celery import Celery
 
 from celery_sqs_visibility.errors import AccessDeniedError, OptionError, SQSVisibilityError, UnavailableError
+from celery_sqs_visibility.policy.durations import parse_duration
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
 
@@ -21,6 +22,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: The decorator of a command that takes `as_json`.
 json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def duration(text: str) -> float:
+    """Seconds, of a duration; the type of an option."""
+    try:
+        return parse_duration(text, zero=True)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 class CommandError(click.ClickException):

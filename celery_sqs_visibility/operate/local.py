@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Final
 import click
 
 from celery_sqs_visibility.operate.invocation import CommandError, json_option
+from celery_sqs_visibility.operate.stopping import stop_on_signals
 
 HOST: Final = "127.0.0.1"
 
@@ -46,16 +46,18 @@ def local(port: int, as_json: bool) -> None:  # noqa: FBT001 - click's
     It prints the line to paste where workers and producers start. It needs no AWS account, keeps everything
     in memory, and has S3, SNS and DynamoDB, too.
     """
-    with _listening(port) as listener, _serving(listener) as url, _until_stopped() as stop:
-        environment = {"AWS_ENDPOINT_URL": url, **ENVIRONMENT}
-        if as_json:
-            click.echo(json.dumps({"endpoint": url, "environment": environment}))
-        else:
-            click.echo(
-                f"SQS listens at {url} until Ctrl-C, and forgets everything then. In other terminals:\n"
-            )
-            click.echo("export " + " ".join(f"{name}={value}" for name, value in environment.items()))
+    with _listening(port) as listener, _serving(listener) as url, stop_on_signals() as stop:
+        _show(url, as_json=as_json)
         stop.wait()
+
+
+def _show(url: str, *, as_json: bool) -> None:
+    environment = {"AWS_ENDPOINT_URL": url, **ENVIRONMENT}
+    if as_json:
+        click.echo(json.dumps({"endpoint": url, "environment": environment}))
+    else:
+        click.echo(f"SQS listens at {url} until Ctrl-C, and forgets everything then. In other terminals:\n")
+        click.echo("export " + " ".join(f"{name}={value}" for name, value in environment.items()))
 
 
 @contextmanager
@@ -113,16 +115,3 @@ def _ask(host: str, port: int) -> None:
 
 #: Tells moto service and region.
 _SIGNED: Final = "AWS4-HMAC-SHA256 Credential=local/20200101/us-east-1/sqs/aws4_request"
-
-
-@contextmanager
-def _until_stopped() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set."""
-    stop = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

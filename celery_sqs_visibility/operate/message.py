@@ -12,11 +12,11 @@ import click
 from celery import Celery
 
 from celery_sqs_visibility.operate.app_queues import queue_of_task
-from celery_sqs_visibility.operate.durations import duration
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
     app_of,
     broker_of,
+    duration,
     json_option,
     show_json,
 )
@@ -42,7 +42,7 @@ def message(
     args_text: str,
     kwargs_text: str,
     *,
-    countdown: int | None,
+    countdown: float | None,
     queue: str | None,
     in_base64: bool,
     as_json: bool,
@@ -99,15 +99,15 @@ def _check_call(app: Celery, name: str, args: list[Any], kwargs: dict[str, Any])
             raise CommandError(f"{name} does not take these arguments: {error}") from None
 
 
-def _body(name: str, args: list[Any], kwargs: dict[str, Any], queue: str, countdown: int | None) -> str:
+def _body(name: str, args: list[Any], kwargs: dict[str, Any], queue: str, countdown: float | None) -> str:
     payload = task_payload(name, args, kwargs, str(uuid.uuid4()), queue)
     if countdown:
         payload["headers"] = with_eta(payload["headers"], SYSTEM_CLOCK.wall() + countdown, 0)
     return json.dumps(payload)
 
 
-def _parameters(queue: str, countdown: int | None) -> dict[str, Any]:
+def _parameters(queue: str, countdown: float | None) -> dict[str, Any]:
     """Of SendMessage, beside the body. A worker waits for what a delay is too short for, by the ETA."""
     if queue.endswith(FIFO_SUFFIX):
         return {"MessageGroupId": DEFAULT_GROUP, "MessageDeduplicationId": str(uuid.uuid4())}
-    return {"DelaySeconds": min(countdown, DELAY_SECONDS)} if countdown else {}
+    return {"DelaySeconds": min(int(countdown), DELAY_SECONDS)} if countdown else {}

@@ -14,22 +14,22 @@ from celery_sqs_visibility.operate.invocation import (
     UnavailableCommandError,
     app_of,
     broker_of,
+    duration,
     json_option,
     show_json,
 )
 from celery_sqs_visibility.operate.nodes import CONTROL_IS_OFF, ask, is_controlled, timeout_option
-from celery_sqs_visibility.policy.durations import duration_text, parse_duration
+from celery_sqs_visibility.policy.durations import duration_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 STARTED_LATER = "Workers that start from now on are not paused."
 
 
-def _seconds(_ctx: click.Context, _param: click.Parameter, written: str | None) -> float | None:
-    try:
-        return None if written is None else parse_duration(written)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
+def _more_than_none(_ctx: click.Context, _param: click.Parameter, seconds: float | None) -> float | None:
+    if seconds == 0:
+        raise click.BadParameter("expected a duration of more than 0 s")
+    return seconds
 
 
 nodes_option: Callable[[F], F] = click.option(
@@ -47,7 +47,8 @@ nodes_option: Callable[[F], F] = click.option(
 @click.option(
     "--for",
     "seconds",
-    callback=_seconds,
+    type=duration,
+    callback=_more_than_none,
     metavar="DURATION",
     help="End by itself after 90s, 10m, 1h30m. By default: never.",
 )

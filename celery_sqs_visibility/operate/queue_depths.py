@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final
 
-from celery_sqs_visibility.aws.queue_counts import DELAYED, HIDDEN, VISIBLE, counts
+from celery_sqs_visibility.aws.queue_counts import DELAYED, HIDDEN, VISIBLE, count, counts
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.operate.found_queues import dead_letter_queue
+from celery_sqs_visibility.operate.parallel import for_each
 from celery_sqs_visibility.operate.queue_metrics import QueueMetrics
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-
-#: Queues that are asked at the same time.
-PARALLEL_REQUESTS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +49,7 @@ def queue_depths(
     Any thread but an event loop's. Costs two requests a queue, and another once for the URLs; CloudWatch's
     see `QueueMetrics`. Raises nothing: each depth has its error.
     """
-    names = list(names)
-    if not names:
-        return []
-    with ThreadPoolExecutor(min(len(names), PARALLEL_REQUESTS), "sqs-depths") as threads:
-        depths = list(threads.map(lambda name: _depth(context, name), names))
+    depths = for_each(names, lambda name: _depth(context, name))
     return depths if metrics is None else with_ages(depths, metrics, found_queues(context, depths))
 
 
@@ -85,19 +77,7 @@ def _depth(context: BrokerContext, name: str) -> QueueDepth:
         return QueueDepth(name, error=error)
     depth = QueueDepth(name, visible, in_flight, delayed)
     try:
-        return replace(depth, dead_letters=_dead_letters(context, queue))
+        letters = dead_letter_queue(context, queue)
+        return depth if letters is None else replace(depth, dead_letters=count(letters, VISIBLE))
     except SQSError as error:
         return replace(depth, error=error)
-
-
-def _dead_letters(context: BrokerContext, queue: Queue) -> int | None:
-    """Those that wait; `None` where there is no dead-letter queue. Nothing is created."""
-    policy = context.redrive.get(queue, SYSTEM_CLOCK.monotonic())
-    if (error := context.redrive.why_unknown(queue)) is not None:
-        raise error
-    if policy is not None:
-        letters = context.redrive.dead_letter_queue(queue)
-    else:
-        name = context.options.for_queue(queue.name).dead_letter_queue
-        letters = context.queues.find(name) if name else None
-    return None if letters is None or letters.url == queue.url else sum(counts(letters, VISIBLE))

@@ -75,7 +75,7 @@ class Operations(SQSStep):
 def metrics_of(parent: Any) -> WorkerMetrics | None:
     """The metrics of a consumer's worker; nothing is imported where nobody gets any."""
     context = parent.conninfo.transport.context
-    if not (context.options.metrics or (context.options.metrics is None and context.options.http_port)):
+    if not context.options.has_metrics:
         return None
     from celery_sqs_visibility.operate.metrics.worker_metrics import open_metrics  # noqa: PLC0415 - few need it
 

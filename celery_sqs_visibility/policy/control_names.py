@@ -46,9 +46,19 @@ def is_address(text: str) -> bool:
     return _ADDRESS.fullmatch(text) is not None
 
 
-def belongs_to(address: str, nodes: Iterable[str]) -> bool:
-    """Whether the address is one of these nodes, or of one whose digest is the same."""
-    return address[:NODE_DIGEST_CHARACTERS] in {_digest(node, NODE_DIGEST_CHARACTERS) for node in nodes}
+def of_nodes(addresses: Iterable[str], nodes: Iterable[str]) -> list[str]:
+    """The addresses of these nodes, and of any whose digest is the same."""
+    digests = _node_digests(nodes)
+    return [address for address in addresses if address[:NODE_DIGEST_CHARACTERS] in digests]
+
+
+def has_all(addresses: Iterable[str], nodes: Iterable[str]) -> bool:
+    """Whether each of the nodes has an address there. A node may have several: those of its former starts."""
+    return _node_digests(nodes) <= {address[:NODE_DIGEST_CHARACTERS] for address in addresses}
+
+
+def _node_digests(nodes: Iterable[str]) -> set[str]:
+    return {_digest(node, NODE_DIGEST_CHARACTERS) for node in nodes}
 
 
 def _digest(name: str, characters: int) -> str:

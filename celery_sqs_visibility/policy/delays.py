@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from celery_sqs_visibility.policy.parking import LEAD_SECONDS
+from celery_sqs_visibility.policy.queue_attributes import RETENTION
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS
 
 _ADVICE: Final = "Let EventBridge Scheduler send it, or raise the queue's MessageRetentionPeriod."
@@ -70,6 +71,6 @@ class DelayLimits:
 def stated_retention(attributes: Mapping[str, Any]) -> int | None:
     """The retention that `sqs-creation-attributes` gives to queues; `None` where it does not."""
     try:
-        return int(attributes["MessageRetentionPeriod"])
+        return int(attributes[RETENTION])
     except (KeyError, TypeError, ValueError):
         return None

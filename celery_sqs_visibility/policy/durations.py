@@ -1,4 +1,4 @@
-"""Durations as people write them: `90s`, `10m`, `1h30m`, or seconds."""
+"""Durations as people write them, `90s`, `10m`, `1h30m`, or seconds; and as they are told."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from typing import Final
 
 UNIT_SECONDS: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
+#: A minute's sign in running text, where "m" may be metres.
+_WORDS: Final = {"m": "min"}
+
 _NUMBER: Final = r"\d+(?:\.\d+)?"
 _PARTS: Final = re.compile("".join(rf"(?:({_NUMBER}){unit})?" for unit in UNIT_SECONDS))
 
 
-def parse_duration(text: str) -> float:
-    """Seconds, of `1h30m` for example; a number without a unit is in seconds.
+def parse_duration(text: str, *, zero: bool = False) -> float:
+    """Seconds, of `1h30m` for example; a number without a unit is in seconds. `zero` lets 0 through.
 
     Raises:
         ValueError: it is no duration, or none at all; the message says what is one.
     """
     written = text.strip().lower()
-    seconds = 0.0
+    seconds = -1.0
     if re.fullmatch(_NUMBER, written):
         seconds = float(written)
-    elif parts := _PARTS.fullmatch(written):
+    elif written and (parts := _PARTS.fullmatch(written)):
         seconds = sum(
             float(number or 0) * unit
             for number, unit in zip(parts.groups(), UNIT_SECONDS.values(), strict=True)
         )
-    if not 0 < seconds < float("inf"):
+    if not (0 < seconds < float("inf") or (zero and seconds == 0)):
         raise ValueError(f"expected a duration such as 90s, 10m, 1h30m, or seconds, got {text!r}")
     return seconds
 
@@ -40,3 +43,21 @@ def duration_text(seconds: float) -> str:
         if number or (parts and len(parts) < 2):  # noqa: PLR2004 - units that are shown
             parts.append(f"{number}{unit}" if number else "")
     return "".join(parts[:2]) or "0s"
+
+
+def in_words(seconds: float) -> str:
+    """A duration in its largest whole unit: `3 d`, `5 h`, `12 min`, `40 s`."""
+    unit = next((each for each, length in UNIT_SECONDS.items() if seconds >= length), "s")
+    return f"{int(seconds // UNIT_SECONDS[unit])} {_WORDS.get(unit, unit)}"
+
+
+def spoken(seconds: float) -> str:
+    """A duration in the largest unit that divides it, or with a decimal: `2 d`, `90 s`, `27.8 h`."""
+    units = [(length, _WORDS.get(unit, unit)) for unit, length in UNIT_SECONDS.items() if unit != "s"]
+    for length, unit in units:
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds // length:g} {unit}"
+    for length, unit in units:
+        if seconds >= 10 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:g} s"

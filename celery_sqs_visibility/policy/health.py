@@ -30,12 +30,16 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class PollingFacts:
-    """The polling of a queue: for how many seconds it has been late, whether SQS has accepted it ever."""
+    """The polling of a queue: for how many seconds it has been late, whether SQS has accepted it ever.
+
+    While somebody has `paused` it none is due.
+    """
 
     queue: str
     late: float = 0.0
     accepted: bool = True
     error: str = ""  # the latest, in an outage
+    paused: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,8 @@ def _stuck(facts: WorkerFacts) -> Iterator[str]:
 
 def _waits(facts: WorkerFacts) -> Iterator[str]:
     for poll in facts.polls:
+        if poll.paused:
+            continue
         if poll.error:
             yield f"cannot receive from queue {poll.queue!r}: {poll.error}"
         elif not poll.accepted:
@@ -123,4 +129,6 @@ def _waits(facts: WorkerFacts) -> Iterator[str]:
 
 def _activity(facts: WorkerFacts) -> str:
     count = len(facts.polls)
-    return f"consumes {count} {'queue' if count == 1 else 'queues'}"
+    paused = [repr(poll.queue) for poll in facts.polls if poll.paused]
+    but = f", of which {', '.join(paused)} {'is' if len(paused) == 1 else 'are'} paused" if paused else ""
+    return f"consumes {count} {'queue' if count == 1 else 'queues'}{but}"

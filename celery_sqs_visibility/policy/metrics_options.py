@@ -48,3 +48,22 @@ class MetricsOptions:
         "`exclusive_store` is set, one worker does for all.",
         f"{SAMPLE_SECONDS:g} with `exclusive_store`, else 0",
     )
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether anybody is to get them; over HTTP where `http_port` alone is set, if that can be."""
+        http_port: int | None = self.http_port  # type: ignore[attr-defined]
+        return bool(self.metrics) or (self.metrics is None and http_port is not None)
+
+    @property
+    def sample_seconds(self) -> float:
+        """How often a worker that has metrics counts its queues; 0: never."""
+        agree = self.exclusive_store is not None  # type: ignore[attr-defined]
+        if self.sample_queues is None:
+            return SAMPLE_SECONDS if agree else 0.0
+        return self.sample_queues
+
+    @property
+    def samples_queues(self) -> bool:
+        """Whether a worker counts its queues."""
+        return self.has_metrics and self.sample_seconds > 0

@@ -5,17 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-Role = Literal["worker", "producer"]
+Role = Literal["worker", "producer", "operator"]
 
 WORKER: Final = frozenset({"worker"})
 PRODUCER: Final = frozenset({"producer"})
 BOTH: Final = WORKER | PRODUCER
+
+#: People who call `celery -A proj sqs`, `celery inspect` and `celery control`.
+OPERATOR: Final = frozenset({"operator"})
 
 #: Of whoever asks for it by hand: no process needs it.
 BY_HAND: Final[frozenset[str]] = frozenset()
 
 #: A worker's own queue for broadcasts: its name is made up at each start.
 BROADCASTS: Final = "bcast-*"
+
+
+#: With dead letters: to look at one is to receive it, and to show it again at once.
+HANDLE: Final = (
+    "sqs:GetQueueUrl",
+    "sqs:GetQueueAttributes",
+    "sqs:ReceiveMessage",
+    "sqs:ChangeMessageVisibility",
+    "sqs:DeleteMessage",
+)
 
 
 class Permission(NamedTuple):
@@ -36,6 +49,37 @@ class Permission(NamedTuple):
     roles: frozenset[str]
 
 
+#: Of operators alone; docs/permissions.md has them by command.
+OF_COMMANDS: Final = (
+    Permission(
+        "CountAndSendBack", ("sqs:GetQueueAttributes", "sqs:SendMessage"), "the queue", "queues", OPERATOR
+    ),
+    Permission("HandleDeadLetters", HANDLE, "the dead-letter queue", "dead_letters", OPERATOR),
+    Permission("HandlePlainDeadLetters", HANDLE, "the dead-letter queue", "plain_dead_letters", OPERATOR),
+    Permission(
+        "MoveDeadLetters",
+        ("sqs:StartMessageMoveTask", "sqs:ListMessageMoveTasks"),
+        "the dead-letter queue",
+        "dead_letters",
+        OPERATOR,
+    ),
+    Permission(
+        "CreatePlannedQueues",
+        (
+            "sqs:GetQueueUrl",
+            "sqs:GetQueueAttributes",
+            "sqs:CreateQueue",
+            "sqs:TagQueue",
+            "sqs:SetQueueAttributes",
+        ),
+        "the queue",
+        "planned",
+        OPERATOR,
+    ),
+    Permission("ReadPayloads", ("s3:GetObject",), "the bucket", "payloads", OPERATOR),
+    Permission("Ages", ("cloudwatch:GetMetricData",), "`*`", "ages", OPERATOR),
+)
+
 PERMISSIONS: Final = (
     Permission(
         "Consume",
@@ -46,13 +90,13 @@ PERMISSIONS: Final = (
     ),
     Permission("Publish", ("sqs:SendMessage",), "the queue", "queues", PRODUCER),
     Permission("SendOn", ("sqs:SendMessage",), "the worker's own queue", "queues", WORKER),
-    Permission("FindQueues", ("sqs:GetQueueUrl",), "the queue", "queues_without_url", BOTH),
+    Permission("FindQueues", ("sqs:GetQueueUrl",), "the queue", "queues_without_url", BOTH | OPERATOR),
     Permission(
         "FindQueuesOfOthers",
         ("sqs:GetQueueUrl",),
         "a queue of `QueueOwnerAWSAccountId`, by the policy of that queue",
         "queues_of_others",
-        BOTH,
+        BOTH | OPERATOR,
     ),
     Permission("DeadLetters", ("sqs:SendMessage",), "the dead-letter queue", "dead_letters", WORKER),
     Permission(
@@ -62,16 +106,19 @@ PERMISSIONS: Final = (
         "plain_dead_letters",
         WORKER,
     ),
+    Permission("CountDeadLetters", ("sqs:GetQueueAttributes",), "the dead-letter queue", "sampled", WORKER),
     Permission("CreateQueues", ("sqs:CreateQueue",), "the queue", "created", BOTH),
     Permission("TagQueues", ("sqs:TagQueue",), "the queue", "tagged", BOTH),
-    Permission("Decrypt", ("kms:Decrypt",), "the KMS key of an encrypted queue", "keys", BOTH),
-    Permission("Encrypt", ("kms:GenerateDataKey",), "the KMS key of an encrypted queue", "keys", BOTH),
+    Permission("Decrypt", ("kms:Decrypt",), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR),
+    Permission(
+        "Encrypt", ("kms:GenerateDataKey",), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR
+    ),
     Permission(
         "AssumeRole",
         ("sts:AssumeRole",),
         "the role of `sts_role_arn`, of the connection or of a predefined queue",
         "roles",
-        BOTH,
+        BOTH | OPERATOR,
     ),
     Permission(
         "ExclusiveKeys", ("dynamodb:UpdateItem",), "the table of `exclusive_store`", "key_tables", WORKER
@@ -129,10 +176,20 @@ PERMISSIONS: Final = (
         ),
         "`celery-control-*`",
         "control_queues",
+        WORKER | OPERATOR,
+    ),
+    Permission(
+        "SweepControl", ("sqs:ListQueueTags",), "`celery-control-*`", "control_queues", WORKER | OPERATOR
+    ),
+    Permission("ListControl", ("sqs:ListQueues",), "`*`", "lists", WORKER | OPERATOR),
+    Permission(
+        "SampleAges",
+        ("cloudwatch:GetMetricData",),
+        "`*`: CloudWatch knows no resources",
+        "sampled_ages",
         WORKER,
     ),
-    Permission("SweepControl", ("sqs:ListQueueTags",), "`celery-control-*`", "control_queues", WORKER),
-    Permission("ListControl", ("sqs:ListQueues",), "`*`", "lists", WORKER),
+    *OF_COMMANDS,
     Permission(
         "OfAFunction",
         ("sqs:ChangeMessageVisibility",),
@@ -152,7 +209,7 @@ _ANY_KEY: Final = ":key/*"
 
 
 def policy_document(role: Role, resources: Resources, aliases: Iterable[str] = ()) -> dict[str, Any]:
-    """The least rights of a worker or a producer, as IAM reads them.
+    """The least rights of that role, as IAM reads them.
 
     `aliases` are the names of the keys whose ARN is not known: statements on any key are for these alone.
     """
@@ -174,10 +231,3 @@ def _statement(permission: Permission, arns: list[str]) -> dict[str, Any]:
         "Action": list(permission.actions),
         "Resource": arns if len(arns) > 1 else arns[0],
     }
-
-
-def partition_of(region: str) -> str:
-    """The first part of ARNs in a region."""
-    named = {"cn": "aws-cn", "us-gov": "aws-us-gov", "us-iso": "aws-iso", "us-isob": "aws-iso-b"}
-    beginnings = sorted(named, key=len, reverse=True)
-    return next((named[each] for each in beginnings if region.startswith(f"{each}-")), "aws")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, RETENTION, fifo_attribute
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS
 
@@ -24,8 +25,6 @@ DEAD_LETTER_SUFFIX: Final = "-dead"
 
 #: Attributes that a dead-letter queue takes over from `sqs-creation-attributes`.
 ENCRYPTION: Final = ("KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "SqsManagedSseEnabled")
-
-REDRIVE_POLICY: Final = "RedrivePolicy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,11 @@ def dead_letter_name(queue: str) -> str:
     return queue.removesuffix(suffix) + DEAD_LETTER_SUFFIX + suffix
 
 
+def dead_letter_attributes(name: str) -> dict[str, str]:
+    """What a dead-letter queue is created with: it keeps a message as long as SQS allows."""
+    return {RETENTION: str(RETENTION_SECONDS), **fifo_attribute(name)}
+
+
 def plan_queues(
     queues: Sequence[str], options: Options, max_retries: Mapping[str, Iterable[int | None]]
 ) -> list[QueuePlan]:
@@ -93,7 +97,7 @@ def _with_letters(name: str, options: Options, max_receive_count: int) -> list[Q
     plan = QueuePlan(
         name,
         sqs_name(name, options.queue_name_prefix),
-        {"VisibilityTimeout": timeout, **given, **_fifo(name)},
+        {"VisibilityTimeout": timeout, **given, **fifo_attribute(name)},
         tags=options.queue_tags,
     )
     if REDRIVE_POLICY in given:  # the user's own
@@ -105,14 +109,10 @@ def _with_letters(name: str, options: Options, max_receive_count: int) -> list[Q
 def _letters(name: str, options: Options) -> QueuePlan:
     given = options.sqs_creation_attributes
     encryption = {key: given[key] for key in ENCRYPTION if key in given}
-    attributes = {"MessageRetentionPeriod": str(RETENTION_SECONDS), **encryption, **_fifo(name)}
+    attributes = {**dead_letter_attributes(name), **encryption}
     return QueuePlan(name, sqs_name(name, options.queue_name_prefix), attributes, tags=options.queue_tags)
 
 
 def _is_for_letters(name: str, options: Options) -> bool:
     named = name in {options.dead_letter_queue, options.for_queue(name).dead_letter_queue}
     return named or name.removesuffix(FIFO_SUFFIX).endswith(DEAD_LETTER_SUFFIX)
-
-
-def _fifo(name: str) -> dict[str, str]:
-    return {"FifoQueue": "true"} if name.endswith(FIFO_SUFFIX) else {}

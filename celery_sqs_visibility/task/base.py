@@ -22,11 +22,11 @@ from celery.utils.time import maybe_make_aware
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
-from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 from celery_sqs_visibility.task.context import (
     LIMIT_HEADER,
     DeliveryContext,
     is_delivery,
+    is_from_fifo,
     message_group,
     own_queue,
     sqs_delivery,
@@ -225,7 +225,7 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
         request = self.request
         known = self.limit_of(request)
         is_higher = limit is not None and known is not None and limit > known and request.retries + 1 >= known
-        if is_higher and not _is_from_fifo(request) and not self.is_last_attempt(request, limit):
+        if is_higher and not is_from_fifo(request) and not self.is_last_attempt(request, limit):
             delay = self.delay_after(request, exc or self._exhausted(), countdown, explicit=True)
             with suppress(VisibilityRetry):  # it could not be published, and hiding needs no request of ours
                 return self._retry_by_publishing(exc, delay, None, {"max_retries": limit})
@@ -287,9 +287,3 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
 def exclusive_tasks() -> ModuleType:
     """The module of exclusive tasks, which few apps have, and producers need not import."""
     return import_module("celery_sqs_visibility.task.exclusive")
-
-
-def _is_from_fifo(request: DeliveryContext) -> bool:
-    """By the URL: a predefined queue may have any name."""
-    url = (request.properties or {}).get("delivery_info", {}).get("sqs_queue", "")
-    return bool(url.endswith(FIFO_SUFFIX))

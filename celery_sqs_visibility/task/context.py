@@ -8,6 +8,8 @@ from celery import Task
 from celery.app.task import Context
 from kombu import Exchange, Queue
 
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
+
 #: The header with which a published retry carries the limit that `self.retry()` was given.
 LIMIT_HEADER: Final = "visibility_max_retries"
 
@@ -71,6 +73,12 @@ def message_group(request: DeliveryContext) -> dict[str, str]:
     """The option that publishes a message into the group of this one, if that has any."""
     group = (request.properties or {}).get("MessageGroupId")
     return {} if group is None else {"MessageGroupId": group}
+
+
+def is_from_fifo(request: DeliveryContext) -> bool:
+    """Whether the message is of a FIFO queue; by the URL, since a predefined queue may have any name."""
+    url = (request.properties or {}).get("delivery_info", {}).get("sqs_queue", "")
+    return bool(url.endswith(FIFO_SUFFIX))
 
 
 def own_queue(request: DeliveryContext) -> dict[str, Any]:

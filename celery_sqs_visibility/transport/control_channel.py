@@ -28,6 +28,9 @@ REMEDY: Final = (
 
 DROPPED: Final = "dropped a command to workers, since remote control is off here: %s. (Said once.)"
 
+#: Commands or batches of events that wait in a process. While so many do, it receives no more.
+MOST_ERRANDS: Final = 100
+
 #: Exit statuses of `celery inspect`, from sysexits.h: nobody answers, and a right is missing.
 EX_UNAVAILABLE: Final = 69
 EX_NOPERM: Final = 77
@@ -114,7 +117,7 @@ class ControlChannel(FanoutChannel):
         def put(payload: dict[str, Any], is_in_time: Callable[[], bool]) -> None:
             buffer.put_errand(partial(handle, queue, deliver, payload, is_in_time))
 
-        self.context.control.consume(queue, exchange, put)
+        self.context.control.consume(queue, exchange, put, lambda: buffer.errands >= MOST_ERRANDS)
         return True
 
     def _cancel_control(self, queue: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.policy.queue_attributes import RETENTION
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, SHORTEST_RETENTION_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def temporary(name: str, *, auto_delete: bool, arguments: Mapping[str, Any] | No
     if milliseconds is None:
         return {} if _UUID.fullmatch(name) or is_of_a_broadcast(name) else None
     seconds = min(max(milliseconds // 1000, SHORTEST_RETENTION_SECONDS), RETENTION_SECONDS)
-    return {"MessageRetentionPeriod": str(seconds)}
+    return {RETENTION: str(seconds)}
 
 
 def is_of_a_broadcast(name: str) -> bool:

@@ -28,6 +28,13 @@ def read(self, key):
     started(self, key)
 
 
+@app.task
+def ping(key):
+    """From a process of the pool."""
+    (answer,) = app.control.ping(timeout=5, limit=1)
+    note("pinged", key=key, nodes=list(answer))
+
+
 @app.task(bind=True, max_retries=2, error_visibility_timeout=1)
 def failing(self, key, where, times):
     """Fails in that worker, and succeeds in the others."""

@@ -277,6 +277,10 @@ MENTIONED = [
     # Our control commands are among its own.
     ("celery.worker.pidbox:Pidbox.__init__", "handlers=control.Panel.data", "consumer=c"),
     ("celery.worker.consumer.control:Control.include_if", "supports_exchange_type('fanout')"),
+    # `celery sqs` is one of Celery's commands, has its app, and refuses the arguments that it refuses.
+    ("celery.bin.base:CLIContext.__init__", "self.app = app"),
+    ("celery.app.task:Task.apply_async", "if self.typing:", "check_arguments = self.__header__"),
+    ("celery.app.base:Celery._task_from_fun", "'__header__': self.type_checker("),
 ]
 if CELERY >= (5, 7):
     MENTIONED += [

@@ -14,7 +14,7 @@ from celery.app import trace
 from celery.worker import state
 from support.factories import running
 
-from celery_sqs_visibility import JSONFormatter, VisibilityTask, log_json
+from celery_sqs_visibility import JSONFormatter, VisibilityTask, events, log_json
 from celery_sqs_visibility.delivery.event_log import Fields, fields_of, listen, log_event
 from celery_sqs_visibility.events import Extended, Facts, subscribed
 
@@ -142,7 +142,7 @@ def set_up(connected, monkeypatch):
 
 @pytest.mark.parametrize("life_cycle", [True, False])
 def test_the_life_cycle_is_written_in_place_of_celerys_lines(set_up, life_cycle, monkeypatch):
-    monkeypatch.setattr("celery_sqs_visibility.events._subscriptions", ())
+    monkeypatch.setattr(events, "_audience", events._Audience())
     handler = set_up(life_cycle=life_cycle)
     received = logging.makeLogRecord({"msg": trace.LOG_RECEIVED, "args": {"id": "x", "name": "a"}})
     assert isinstance(handler.formatter, JSONFormatter)

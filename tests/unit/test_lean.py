@@ -171,6 +171,20 @@ def test_nothing_of_metrics_is_imported_where_nobody_gets_any():
     assert [name for name in imported if any(part in name for part in parts)] == []
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import celery.bin.celery, celery_sqs_visibility.operate.commands",
+        "from celery_sqs_visibility import VisibilityTask; import celery_sqs_visibility.transport.transport",
+    ],
+    ids=["celery --help", "producer"],
+)
+def test_commands_are_imported_by_nobody_who_calls_none(code):
+    room = "celery_sqs_visibility.operate"
+    imported = [name for name in python(f"{code}; import sys; print(*sys.modules)") if name.startswith(room)]
+    assert set(imported) <= {room, f"{room}.commands"}
+
+
 def test_a_message_in_the_inbox_weighs_less_than_a_kilobyte_and_a_half(world):
     messages = world.received(MESSAGES)
     with weighed() as ours:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 import uuid
@@ -40,23 +41,32 @@ def sends(site):
 
 
 @pytest.mark.own_pool
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_a_monitor_sees_tasks_and_workers_come_and_go(site, monitor, pool):
+def test_a_monitor_sees_tasks_and_workers_of_every_pool_come_and_go(site, monitor):
     dump = monitor("events", "--dump")
-    dump.wait_for_log("starting capture")
-    worker = site.start(pool=pool, extra_args=["-E"])
-    dump.wait_for_log("heartbeat:")
-    site.send("quick", "a")
-    for seen in ("task received: work.quick", "task started: work.quick", "task succeeded: work.quick"):
-        dump.wait_for_log(seen)
-    worker.terminate()
-    assert worker.wait_exit() == 0
-    dump.wait_for_log("shutdown:")
+    queues = {pool: f"{site.queue}-{pool}" for pool in ("prefork", "threads", "gevent")}
+    options = {"concurrency": 1, "extra_args": ["-E"], "ready": False}
+    workers = [site.start(name=pool, pool=pool, queues=[queues[pool]], **options) for pool in queues]
+
+    def shows(event):
+        def seen(pool):
+            return re.search(rf"^{pool}@.*{event}", dump.log, re.MULTILINE)
+
+        wait_until(lambda: all(map(seen, queues)), SOON, lambda: f"{event} of every worker: {dump.log}")
+
+    shows("heartbeat:")
+    for queue in queues.values():
+        site.app.send_task("work.quick", ["a"], queue=queue)
+    for event in ("task received: work.quick", "task started: work.quick", "task succeeded: work.quick"):
+        shows(event)
+    for worker in workers:
+        worker.terminate()
+    assert [worker.wait_exit() for worker in workers] == [0, 0, 0]
+    shows("shutdown:")
 
 
 def test_workers_hear_at_once_of_a_monitor_and_forget_it_when_it_ends(site, monitor):
-    worker = site.start()
-    time.sleep(3)  # a heartbeat and more
+    worker = site.start(extra_args=["--heartbeat-interval=1"])
+    time.sleep(1.5)  # a heartbeat and more
     assert sends(site) == 0
     dump = monitor("events", "--dump")
     dump.wait_for_log("heartbeat:")
@@ -70,7 +80,7 @@ def test_workers_hear_at_once_of_a_monitor_and_forget_it_when_it_ends(site, moni
     assert dump.wait_exit() == 0
     worker.wait_for_log("a monitor listens no more")
     before = sends(site)
-    time.sleep(3)
+    time.sleep(1.5)
     assert sends(site) == before
 
 

@@ -24,8 +24,9 @@ def flower(site, proxy, tmp_path, monkeypatch):
 
 
 def test_flower_lists_the_worker_follows_a_task_and_shuts_the_worker_down(site, flower, pytestconfig):
-    worker = site.start(name="importer")
+    worker = site.start(name="importer", ready=False)
     with Browser() as browser:
+        worker.wait_ready()
 
         def shows(page, *texts):
             def seen():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from support.commands import run_json
+from fnmatch import fnmatch
+
+from support.commands import run_celery, run_json
 from support.faults import json_answer
 from support.processes import SOON, wait_until
 
@@ -27,7 +29,7 @@ class Credentials:
     def _allows(self, statement, right, queue):
         arns = statement["Resource"]
         names = [arn.rpartition(":")[2] for arn in ([arns] if isinstance(arns, str) else arns)]
-        return right in statement["Action"] and queue in names
+        return right in statement["Action"] and any(fnmatch(queue or "", name) for name in names)
 
 
 def test_a_worker_needs_all_that_its_policy_has_and_no_more(make_site):
@@ -57,3 +59,25 @@ def test_a_producer_that_may_create_its_queue(make_site):
     assert site.counts() == (1, 0)
     assert not credentials.refused
     assert {each["Sid"] for each in document["Statement"]} == credentials.used | {"TagQueues"}
+
+
+def test_an_operator_sees_and_handles_what_the_worker_could_not(make_site):
+    site = make_site(wait_time_seconds=1, remote_control=True)
+    dead = site.create_queue_with_dead_letters(10)
+    worker = site.start()
+    for key in "ab":
+        site.send("hopeless", key)
+    wait_until(lambda: site.counts(dead) == (2, 0), SOON, "two dead letters")
+    worker.stop()
+    credentials = Credentials(run_json(site.config, "policy", "operator")["document"])
+    site.proxy.inject(credentials)
+    first, second = run_json(site.config, "dead-letters", "list", site.queue)
+    run_json(site.config, "dead-letters", "delete", site.queue, first["id"], "--yes")
+    (queue,) = run_json(site.config, "status")["queues"]
+    assert (queue["dead_letters"], queue["error"]) == (1, None)
+    retried = run_json(site.config, "dead-letters", "retry", site.queue, second["id"])
+    assert retried["failed"] == {}
+    asked = run_celery(site.config, "inspect", "ping")
+    assert "No nodes replied" in asked.stderr
+    assert not credentials.refused
+    assert {"ListControl", "ControlQueues"} <= credentials.used

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 from support.commands import run_celery
-from support.faults import latency
+from support.faults import error, latency
 from support.processes import wait_until
 
 from celery_sqs_visibility.errors import RemoteControlError
@@ -119,7 +119,7 @@ def test_commands_are_for_some_of_the_workers(room):
     assert len(room.control.ping(limit=1)) == 1
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", "eventlet"])
 def test_in_every_pool(room, pool):
     (worker,) = room.start("node", pool=pool, concurrency=1)
     room.control.revoke("waiting")
@@ -152,6 +152,19 @@ def test_off_a_sentence_says_what_to_set(make_site, caplog):
         site.app.control.revoke("a")
     assert caplog.text.count("remote control is off here") == 1
     assert not site.proxy.calls()
+
+
+def test_a_missing_right_is_named_and_tasks_run_all_the_same(room):
+    room.site.create_queue()
+    room.site.proxy.inject(error("AccessDenied", 403), "CreateQueue")
+    worker = room.site.start(name="without", concurrency=1)
+    room.site.begin("a")
+    worker.wait_for_log("cannot use its control queue")
+    for right in ("CreateQueue", "ListQueues"):
+        with room.site.proxy.inject(error("AccessDenied", 403), right):
+            done = run_celery(room.site.config, "inspect", "ping")
+        assert (done.returncode, f"sqs:{right}" in done.stderr) == (77, True), done.stderr
+    assert worker.log.count("cannot use its control queue") == 1
 
 
 def test_a_killed_workers_queue_is_swept(room):

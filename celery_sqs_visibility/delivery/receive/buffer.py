@@ -108,6 +108,11 @@ class Buffer:
             self._arrived.notify_all()
             self.wake()
 
+    @property
+    def errands(self) -> int:
+        """How many errands wait. Any thread."""
+        return len(self._errands)
+
     def run_errand(self) -> bool:
         """Call the oldest errand; whether there was one. The reader's thread."""
         with self._arrived:

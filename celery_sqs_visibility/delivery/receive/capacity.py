@@ -267,15 +267,8 @@ class ReceiveCapacity:
             own_unlikely=own_unlikely,
             most=1 if fifo else BATCH_ENTRIES,
             fifo_capacity=fifo_capacity if fifo else None,
-            **(self._own(queue, self._turns) if self._turns else {}),
+            **(self._turns.own_share(queue, asked.of(queue)) if self._turns else {}),
         )
-
-    def _own(self, queue: str, turns: Turns) -> dict[str, int]:
-        """What counts for a queue alone: how many it may still ask for, and what it has beside its runs."""
-        taken = turns.held(queue) + self._asked.of(queue)
-        most = turns.max_running(queue)
-        own = {} if most is None else {"room": max(0, most - taken)}
-        return own | ({"ahead": max(0, taken - turns.begun(queue))} if turns.overtakes(queue) else {})
 
     def _pool(self) -> Slots:
         return self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)

@@ -135,7 +135,8 @@ class Receiver:
     def facts(self, now: float) -> PollingFacts:
         """How the polling gets on. Any thread."""
         late, error = max(0.0, now - self._moves_by), self._polls.error
-        return PollingFacts(self.queue.name, late, self._polls.accepted(now), str(error or ""))
+        accepted, paused = self._polls.accepted(now), self._polls.paused
+        return PollingFacts(self.queue.name, late, accepted, str(error or ""), paused)
 
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`. A replaced thread's messages are taken all the same."""

@@ -151,6 +151,13 @@ class Turns:
         with self._lock:
             return self._order.overtakes(queue, self._queues)
 
+    def own_share(self, queue: str, asked: int) -> dict[str, int]:
+        """What counts for a queue alone: how many it may still ask for, and what it has beside its runs."""
+        taken = self.held(queue) + asked
+        most = self.max_running(queue)
+        own = {} if most is None else {"room": max(0, most - taken)}
+        return own | ({"ahead": max(0, taken - self.begun(queue))} if self.overtakes(queue) else {})
+
     def _runnable(self) -> int | None:
         return None if self._slots is None else self._slots().runnable
 

@@ -18,12 +18,12 @@ from celery_sqs_visibility.operate.dead_letters.places import Place, find_place
 from celery_sqs_visibility.operate.dead_letters.selection import SHORT_ID_CHARACTERS, Selection
 from celery_sqs_visibility.operate.dead_letters.session import Session, session_of
 from celery_sqs_visibility.operate.dead_letters.showing import show_letters, show_whole, whole
-from celery_sqs_visibility.operate.durations import duration
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
     app_of,
     broker_of,
     counted,
+    duration,
     json_option,
     show_json,
 )
@@ -258,13 +258,17 @@ def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> It
         if as_json:
             show_json({"done": outcome.done, "failed": outcome.failed, "interrupted": session.stop.is_set()})
         else:
-            click.echo(_sentence(done, outcome))
-            for letter_id, reason in outcome.failed.items():
-                click.echo(f"{letter_id} was not: {reason}", err=True)
+            _show_outcome(done, outcome)
     if session.stop.is_set():
         raise CommandError("interrupted: the others are dead letters still")
     if outcome.failed:
         raise CommandError(f"{counted(len(outcome.failed), LETTER)} left")
+
+
+def _show_outcome(done: str, outcome: Outcome) -> None:
+    click.echo(_sentence(done, outcome))
+    for letter_id, reason in outcome.failed.items():
+        click.echo(f"{letter_id} was not: {reason}", err=True)
 
 
 def _sentence(done: str, outcome: Outcome) -> str:

@@ -38,7 +38,7 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
             f"{place.source.name!r} does not name {place.letters.name!r}: leave out --native"
         )
     pace = None if per_second is None else max(1, min(int(per_second), MOST_PER_SECOND))
-    source = _arn(place.letters)
+    source = place.letters.arn()
     _start(place, source, pace)
     try:
         task = _watched(place.letters, source)
@@ -54,7 +54,7 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
 
 def _start(place: Place, source_arn: str, pace: int | None) -> None:
     try:
-        place.letters.sqs.start_move_task(source_arn, _arn(place.source), pace)
+        place.letters.sqs.start_move_task(source_arn, place.source.arn(), pace)
     except SQSError as error:
         if error.code not in NOT_KNOWN:
             raise
@@ -62,10 +62,6 @@ def _start(place: Place, source_arn: str, pace: int | None) -> None:
             "the endpoint seems to have no StartMessageMoveTask, as some emulators: leave out --native: "
             f"{error}"
         ) from error
-
-
-def _arn(queue: Queue) -> str:
-    return queue.sqs.queue_attributes(queue.url, ["QueueArn"])["QueueArn"]
 
 
 def _watched(queue: Queue, source_arn: str) -> MoveTask:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Final
 
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.aws.redrive import RedriveBook, parse_redrive_policy
-from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.operate.dead_letters.letter import SOURCE_ARN, Letter
+from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_at
 from celery_sqs_visibility.operate.invocation import CommandError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY
 from celery_sqs_visibility.transport.broker_context import BrokerContext
+
+NONE: Final = (
+    "no redrive policy, and no option dead_letter_queue. Name the queue that has its dead letters by "
+    "--dead-letter-queue"
+)
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,8 @@ class Place:
     @cached_property
     def moves_on(self) -> bool:
         """Whether the dead-letter queue has a redrive policy of its own; no, where we may not ask."""
-        try:
-            attributes = self.letters.sqs.queue_attributes(self.letters.url, ["RedrivePolicy"])
-        except SQSError:
-            return False
-        return parse_redrive_policy(attributes) is not None
+        found = look_at(lambda: self.letters, [REDRIVE_POLICY])
+        return parse_redrive_policy(found.attributes or {}) is not None
 
 
 def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place:
@@ -64,16 +68,8 @@ def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place
         SQSError: one of the two is not there, or SQS does not tell.
     """
     source = context.queues.find(queue)
-    option = letters or context.options.for_queue(queue).dead_letter_queue
-    book = RedriveBook(lambda _name: partial(context.queues.find, option) if option else None)
-    book.get(source, SYSTEM_CLOCK.monotonic())
-    policy = book.peek(source)
-    found = context.queues.find(letters) if letters else book.dead_letter_queue(source)
-    if found is not None:
-        return Place(context, source, found, policy is not None and policy.name == found.sqs_name)
-    if (error := book.why_unknown(source)) is not None:
-        raise error
-    raise CommandError(
-        f"queue {queue!r} has no dead-letter queue: no redrive policy, and no option dead_letter_queue. Name "
-        "the queue that has its dead letters by --dead-letter-queue"
-    )
+    found = context.queues.find(letters) if letters else dead_letter_queue(context, source)
+    if found is None:
+        raise CommandError(f"queue {queue!r} has no dead-letter queue: {NONE}")
+    policy = context.redrive.get(source, SYSTEM_CLOCK.monotonic())
+    return Place(context, source, found, policy is not None and policy.name == found.sqs_name)

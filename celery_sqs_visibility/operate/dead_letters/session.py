@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, Final
 
 import click
@@ -20,9 +18,8 @@ from celery_sqs_visibility.operate.dead_letters.letter import Letter, read_lette
 from celery_sqs_visibility.operate.dead_letters.places import Place
 from celery_sqs_visibility.operate.dead_letters.selection import Selection
 from celery_sqs_visibility.operate.invocation import counted
+from celery_sqs_visibility.operate.stopping import stop_on_signals
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 MOVES_ON: Final = (
     "Warning: dead-letter queue {!r} has a redrive policy of its own, and each look at a message counts as a "
@@ -56,16 +53,20 @@ class Session:
         bucket = self.place.context.options.payload_bucket
         with self._progress() as advance:
             for messages in self.held.batches():
-                now = SYSTEM_CLOCK.wall()
-                letters = [read_letter(self.place.letters, message, bucket) for message in messages]
-                self.others += sum(not self.selection.is_of_source(letter) for letter in letters)
-                meant = [letter for letter in letters if self.selection.takes(letter, now)][:left]
+                meant = self._meant([read_letter(self.place.letters, each, bucket) for each in messages])[
+                    :left
+                ]
                 if meant:
                     yield meant
                 advance(len(messages))
                 left -= len(meant)
                 if left <= 0 or self._has_all(meant):
                     return
+
+    def _meant(self, letters: Sequence[Letter]) -> list[Letter]:
+        now = SYSTEM_CLOCK.wall()
+        self.others += sum(not self.selection.is_of_source(letter) for letter in letters)
+        return [letter for letter in letters if self.selection.takes(letter, now)]
 
     def _has_all(self, meant: Sequence[Letter]) -> bool:
         """Whether a single letter was asked for by its whole id, and is there."""
@@ -94,7 +95,7 @@ def session_of(place: Place, selection: Selection, limit: int | None) -> Iterato
     """Look at dead letters; at the end all that were neither deleted nor sent back are visible again."""
     if place.moves_on:
         click.echo(MOVES_ON.format(place.letters.name), err=True)
-    with _stop_on_signals() as stop:
+    with stop_on_signals(second_raises=True) as stop:
         held = HeldMessages(place.letters, SYSTEM_CLOCK, stop)
         session = Session(place, selection, limit, held, stop)
         try:
@@ -112,21 +113,3 @@ def session_of(place: Place, selection: Selection, limit: int | None) -> Iterato
             "too.",
             err=True,
         )
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets, so that a batch is finished; the second one raises."""
-    stop = threading.Event()
-
-    def note(_number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    previous = {number: signal.signal(number, note) for number in SIGNALS}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -15,9 +15,9 @@ from celery_sqs_visibility.errors import SQSVisibilityError
 from celery_sqs_visibility.operate.dead_letters.letter import Letter, arguments, read_letter
 from celery_sqs_visibility.operate.dead_letters.places import Place
 from celery_sqs_visibility.operate.dead_letters.selection import SHORT_ID_CHARACTERS
-from celery_sqs_visibility.operate.durations import in_words
 from celery_sqs_visibility.operate.invocation import show_table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.durations import in_words
 from celery_sqs_visibility.policy.message_attributes import beginning
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from celery_sqs_visibility.aws.redrive import RETENTION, Redrive, parse_redrive_policy
+from celery_sqs_visibility.aws.redrive import Redrive, parse_redrive_policy
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.queue_attributes import RETENTION
 from celery_sqs_visibility.policy.queue_options import QueueOptions, entry_for
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
@@ -114,6 +115,7 @@ class Facts:
     Attributes:
         settings: those of Celery that differ from its defaults.
         command: the beginning of a command to be pasted.
+        control_rights: what probes have shown of remote control, where that is on, by the right's name.
         unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
     """
 
@@ -124,6 +126,7 @@ class Facts:
     machine: Machine = field(default_factory=Machine)
     unbound: Mapping[str, str] = field(default_factory=dict)
     command: str = "celery sqs"
+    control_rights: Mapping[str, Right] = field(default_factory=dict)
 
     def options_of_queues(self) -> list[tuple[str, QueueOptions, list[str]]]:
         """Options that several queues share: their entry in the option `queues`, or "", and the queues."""

@@ -6,7 +6,6 @@ import json
 import shlex
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
 
 
 class Severity(IntEnum):
@@ -33,20 +32,6 @@ class Finding:
     problem: str
     consequence: str
     remedy: str
-
-
-UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
-
-
-def spoken(seconds: float) -> str:
-    """A duration with its unit: the largest that divides it, or seconds."""
-    for length, unit in UNITS:
-        if seconds >= length and seconds % length == 0:
-            return f"{seconds // length:g} {unit}"
-    for length, unit in UNITS:
-        if seconds >= 10 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:g} s"
 
 
 def set_attributes(url: str, **attributes: object) -> str:

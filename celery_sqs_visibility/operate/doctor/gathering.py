@@ -16,9 +16,15 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.operate.app_queues import queue_names, queue_of_task
 from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, TaskFacts
-from celery_sqs_visibility.operate.doctor.probes import rights_on, rights_on_dead_letters, rights_on_key
+from celery_sqs_visibility.operate.doctor.probes import (
+    rights_of_control,
+    rights_on,
+    rights_on_dead_letters,
+    rights_on_key,
+)
+from celery_sqs_visibility.operate.found_queues import FoundQueue, dead_letter_queue, look_at
 from celery_sqs_visibility.operate.invocation import own_command
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.operate.parallel import for_each
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined_queues import predefined_queue
 from celery_sqs_visibility.policy.retry_delays import choose_delay
@@ -47,10 +53,13 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         options=options,
         settings=settings_of(app),
         tasks=tasks,
-        queues=tuple(_queue_facts(broker, name) for name in names),
+        queues=tuple(for_each(names, lambda name: _queue_facts(broker, name))),
         machine=_machine(broker),
         unbound=unbound,
         command=own_command(),
+        control_rights=rights_of_control(broker.queues.sqs, options.whole_control_prefix)
+        if options.remote_control
+        else {},
     )
 
 
@@ -115,15 +124,17 @@ def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
         options=options.for_queue(name),
         may_be_created=predefined is None and not options.predefined_queues and not options.queue_owner,
     )
-    try:
-        queue = broker.queues.find(name)
-    except SQSError as error:
-        return _not_found(known, error)
-    known = _with_attributes(replace(known, url=queue.url), queue)
-    if known.exists is False:
+    found = look_at(lambda: broker.queues.find(name))
+    known, queue = _as_found(known, found), found.queue
+    if queue is None or known.exists is False:
         return known
     keys = rights_on_key(known.attributes or {}, broker.client_settings, queue.sqs.location().region)
     return replace(known, rights={**rights_on(queue), **keys}, letters=_letters(broker, queue, known))
+
+
+def _as_found(known: QueueFacts, found: FoundQueue) -> QueueFacts:
+    known = replace(known, url=found.queue.url if found.queue else "", attributes=found.attributes)
+    return known if found.error is None else _not_found(known, found.error)
 
 
 def _not_found(known: QueueFacts, error: SQSError) -> QueueFacts:
@@ -132,32 +143,20 @@ def _not_found(known: QueueFacts, error: SQSError) -> QueueFacts:
     return replace(known, exists=exists, denied=denied, problem=str(error))
 
 
-def _with_attributes(known: QueueFacts, queue: Queue) -> QueueFacts:
-    try:
-        return replace(known, attributes=queue.sqs.queue_attributes(queue.url, ["All"]))
-    except SQSError as error:
-        return _not_found(known, error)
-
-
 def _letters(broker: BrokerContext, queue: Queue, known: QueueFacts) -> QueueFacts | None:
-    """The dead-letter queue. Not the book's: that one creates the option's queue."""
-    letters = known.options.dead_letter_queue
-    name = known.redrive.name if known.redrive else letters
+    """The dead-letter queue."""
+    name = known.redrive.name if known.redrive else known.options.dead_letter_queue
     if name is None:
         return None
     facts = QueueFacts(name=name)
     try:
-        if known.redrive:
-            broker.redrive.get(queue, SYSTEM_CLOCK.monotonic())
-            found = broker.redrive.dead_letter_queue(queue)
-        else:
-            found = broker.queues.find(name)
+        letters = dead_letter_queue(broker, queue)
     except SQSError as error:
         return _not_found(facts, error)
-    if found is None:
+    if letters is None:
         return None
-    facts = _with_attributes(replace(facts, url=found.url), found)
-    return facts if facts.exists is False else replace(facts, rights=rights_on_dead_letters(found))
+    facts = _as_found(facts, look_at(lambda: letters))
+    return facts if facts.exists is False else replace(facts, rights=rights_on_dead_letters(letters))
 
 
 def _machine(broker: BrokerContext) -> Machine:

@@ -13,19 +13,17 @@ from typing import Final
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.data_keys import may_generate_data_key
-from celery_sqs_visibility.aws.port import BatchResult, ReceiveOptions
+from celery_sqs_visibility.aws.port import SQS, BatchResult, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, SQSError
 from celery_sqs_visibility.operate.doctor.facts import Right
+from celery_sqs_visibility.policy.queue_attributes import key_in
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 #: No receipt handle looks like it.
 NO_HANDLE: Final = "no-receipt-handle"
 
 SEND: Final = "sqs:SendMessage"
-
-#: The key that SQS takes for its own encryption: everybody in the account may use it, by way of SQS.
-AMAZONS_KEY: Final = "alias/aws/sqs"
 
 
 def rights_on(queue: Queue) -> dict[str, Right]:
@@ -46,10 +44,14 @@ def rights_on_dead_letters(queue: Queue) -> dict[str, Right]:
     return {SEND: _shown_by(lambda: queue.sqs.send_batch(queue.url, []))}
 
 
+def rights_of_control(sqs: SQS, prefix: str) -> dict[str, Right]:
+    """The right to find the queues of remote control, whose names begin so. The others take a queue made."""
+    return {"sqs:ListQueues": _shown_by(lambda: sqs.list_queues(prefix) is not None)}
+
+
 def rights_on_key(attributes: Mapping[str, str], settings: ClientSettings, region: str) -> dict[str, Right]:
     """The rights on the KMS key of an encrypted queue, if that is not SQS's own."""
-    key = attributes.get("KmsMasterKeyId", "")
-    if not key or key.endswith(AMAZONS_KEY):
+    if not (key := key_in(attributes)):
         return {}
     allowed = may_generate_data_key(settings, key, region)
     # A refusal here may be a key policy's that allows it by way of SQS alone.

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from celery_sqs_visibility.aws.redrive import Redrive
 from celery_sqs_visibility.operate.doctor.facts import Facts, QueueFacts, TaskFacts
-from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, set_attributes, spoken
+from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, set_attributes
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
-from celery_sqs_visibility.policy.provisioning import dead_letter_name, least_max_receive_count
-from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
+from celery_sqs_visibility.policy.arns import beside
+from celery_sqs_visibility.policy.durations import spoken
+from celery_sqs_visibility.policy.provisioning import (
+    dead_letter_attributes,
+    dead_letter_name,
+    least_max_receive_count,
+)
+from celery_sqs_visibility.policy.queue_attributes import ARN, redrive_policy
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS
 
 
@@ -72,16 +78,19 @@ def check_dead_letters(facts: Facts) -> Iterator[Finding]:
 
 def _new_dead_letter_queue(queue: QueueFacts, facts: Facts) -> str:
     name = dead_letter_name(queue.url.rpartition("/")[2])
-    arn = (queue.attributes or {}).get("QueueArn", "").rpartition(":")[0] + f":{name}"
-    limits = [task.max_retries for task in facts.tasks_of(queue.name) if task.comes_back]
-    policy = {"deadLetterTargetArn": arn, "maxReceiveCount": str(least_max_receive_count(limits))}
-    redrive = set_attributes(queue.url, RedrivePolicy=policy)
-    return f"{_create_dead_letter_queue(name)} && {redrive}"
+    arn = beside((queue.attributes or {}).get(ARN, ""), name)
+    tasks = [task for task in facts.tasks_of(queue.name) if task.comes_back]
+    return f"{_create_dead_letter_queue(name)} && {_redrive(queue, arn, tasks)}"
+
+
+def _redrive(queue: QueueFacts, dead_letter_arn: str, tasks: Sequence[TaskFacts]) -> str:
+    """The command that has SQS move messages after the attempts of these tasks."""
+    receives = least_max_receive_count(task.max_retries for task in tasks)
+    return set_attributes(queue.url, RedrivePolicy=redrive_policy(dead_letter_arn, str(receives)))
 
 
 def _create_dead_letter_queue(name: str) -> str:
-    fifo = ",FifoQueue=true" if name.endswith(FIFO_SUFFIX) else ""
-    attributes = f"MessageRetentionPeriod={RETENTION_SECONDS}{fifo}"
+    attributes = ",".join(f"{key}={value}" for key, value in dead_letter_attributes(name).items())
     return f"aws sqs create-queue --queue-name {name} --attributes {attributes}"
 
 
@@ -106,16 +115,12 @@ def _too_few_receives(queue: QueueFacts, redrive: Redrive, task: TaskFacts) -> F
         else "Each deploy during a run, each crash, and a wait for an ETA is a receive, too, and takes an "
         f"attempt away{f' after {spare}' if spare else ''}."
     )
-    policy = {
-        "deadLetterTargetArn": redrive.dead_letter_arn,
-        "maxReceiveCount": str(least_max_receive_count([task.max_retries])),
-    }
     return Finding(
         Severity.ERROR if spare < 0 else Severity.WARNING,
         f"queue {queue.name!r}",
         f"maxReceiveCount is {most}, and task {task.name!r} has max_retries={task.max_retries}",
         consequence,
-        set_attributes(queue.url, RedrivePolicy=policy),
+        _redrive(queue, redrive.dead_letter_arn, [task]),
     )
 
 

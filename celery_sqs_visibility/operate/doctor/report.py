@@ -39,7 +39,7 @@ def summary(findings: list[Finding], facts: Facts) -> str:
     """How many there are, of how many things."""
     counts = Counter(finding.severity for finding in findings)
     found = ", ".join(counted(counts[each], each.name.lower()) for each in Severity)
-    rights = sum(len(queue.rights) for queue in facts.queues)
+    rights = sum(len(queue.rights) for queue in facts.queues) + len(facts.control_rights)
     looked = ", ".join(
         [
             counted(len(facts.queues), "queue"),
@@ -69,6 +69,7 @@ def as_json(findings: list[Finding], facts: Facts, paste: str = "") -> dict[str,
         "rights": {
             queue.name: {name: right.value for name, right in queue.rights.items()} for queue in facts.queues
         },
+        "control_rights": {name: right.value for name, right in facts.control_rights.items()},
         **({"to_switch": paste} if paste else {}),
     }
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 from celery_sqs_visibility.operate.doctor.facts import Facts
-from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more, spoken
+from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
+from celery_sqs_visibility.policy.durations import spoken
 from celery_sqs_visibility.policy.queue_options import QueueOptions
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.worker.grace_period import ECS_STOP_SECONDS, GRACE_VARIABLE, MARGIN_SECONDS

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from celery_sqs_visibility.operate.doctor.facts import Facts, Right
-from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more, spoken
+from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
 from celery_sqs_visibility.policy.celery_settings import rules_that_apply
+from celery_sqs_visibility.policy.durations import spoken
+from celery_sqs_visibility.policy.prices import usd_of
+from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
 #: Polls of an empty queue at `wait_time_seconds=0` are a second apart, or `polling_interval`.
 SECONDS_A_DAY = 86_400
 SECONDS_A_MONTH = 30 * SECONDS_A_DAY
-
-#: Of Amazon's price list for standard queues, us-east-1.
-USD_A_MILLION_REQUESTS = 0.40
 
 #: From here on a poll without a message is not worth a word.
 LONG_POLL_SECONDS = 10
@@ -33,6 +33,11 @@ WITHOUT = {
     "kms:GenerateDataKey": "Nothing can be sent to the queue.",
 }
 
+#: What a setting of Celery's does not do while the option remote_control is off.
+WITHOUT_CONTROL = {
+    "worker_enable_remote_control": "Workers answer no `celery inspect`, and take no `celery control`.",
+    "worker_send_task_events": "No monitor hears of these events: they are dropped, without a request.",
+}
 
 #: Those that a worker may be without, if its tasks have no far ETA.
 PRODUCERS = frozenset({"sqs:SendMessage", "kms:GenerateDataKey"})
@@ -70,12 +75,8 @@ def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
 
 def check_unknown_rights(facts: Facts) -> Iterator[Finding]:
     """Is there a right that no probe shows?"""
-    unknown = {
-        name: None
-        for queue in facts.queues
-        for name, right in queue.rights.items()
-        if right is Right.NOT_KNOWN
-    }
+    rights = [pair for queue in facts.queues for pair in queue.rights.items()]
+    unknown = dict.fromkeys(name for name, right in rights if right is Right.NOT_KNOWN)
     if unknown:
         yield Finding(
             Severity.NOTE,
@@ -116,13 +117,13 @@ def check_polls(facts: Facts) -> Iterator[Finding]:
     for entry, own, names in facts.options_of_queues():
         if own.wait_time_seconds < LONG_POLL_SECONDS:
             pace = max(1.0, own.wait_time_seconds + own.polling_interval)
-            usd = SECONDS_A_MONTH / pace * USD_A_MILLION_REQUESTS / 1e6
+            usd, least = (usd_of(SECONDS_A_MONTH / each, names[0]) for each in (pace, WAIT_TIME_SECONDS))
             yield Finding(
                 Severity.NOTE if own.wait_time_seconds else Severity.WARNING,
                 and_more(names, "queue"),
                 f"wait_time_seconds is {own.wait_time_seconds}",
                 f"For each queue an idle worker makes {SECONDS_A_DAY / pace:,.0f} requests a day, "
-                f"USD {usd:.2f} a month; at 20 s they are 4,320, USD 0.05.",
+                f"USD {usd:.2f} a month; at 20 s they are 4,320, USD {least:.2f}.",
                 option("wait_time_seconds", 20, entry),
             )
         if own.polling_interval_max > LONG_SLEEP_SECONDS:
@@ -148,15 +149,25 @@ def check_settings(facts: Facts) -> Iterator[Finding]:
 
 
 def check_remote_control(facts: Facts) -> Iterator[Finding]:
-    """Is remote control meant to be on, and off?"""
-    if facts.settings.get("worker_enable_remote_control") and not facts.options.remote_control:
-        yield Finding(
-            Severity.NOTE,
-            "setting worker_enable_remote_control",
-            "it is True, and the option remote_control is not set",
-            "Workers answer no `celery inspect`, and take no `celery control`.",
-            option("remote_control", True),
-        )
+    """Is remote control meant to be on, and off? Or is it on, and not allowed?"""
+    for name, consequence in WITHOUT_CONTROL.items():
+        if facts.settings.get(name) and not facts.options.remote_control:
+            yield Finding(
+                Severity.NOTE,
+                f"setting {name}",
+                "it is True, and the option remote_control is not set",
+                consequence,
+                option("remote_control", True),
+            )
+    for name, right in facts.control_rights.items():
+        if right is Right.DENIED:
+            yield Finding(
+                Severity.WARNING,
+                "option remote_control",
+                f"it is set, and {name} is not allowed to these credentials",
+                "`celery inspect` finds no workers (status 77), and queues of killed workers stay.",
+                f"{facts.command} policy worker (or operator) prints the policy to give them",
+            )
 
 
 def _shown(name: str, facts: Facts) -> str:

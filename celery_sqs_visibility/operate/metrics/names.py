@@ -106,6 +106,9 @@ RECEIVES: Final = _counter(
 EVENTS_DROPPED: Final = _counter(
     "monitor_events_dropped", "{event}", "", "Events of Celery that a monitor will miss."
 )
+REPLIES_DROPPED: Final = _counter(
+    "control_replies_dropped", "{reply}", "", "Replies to commands that did not reach their caller."
+)
 COST: Final = _counter("cost_usd", "USD", "queue", "What the requests cost, at the price of one each.")
 REQUESTS: Final = _histogram(
     "request_seconds",
@@ -151,6 +154,9 @@ LAST_RECEIVE: Final = _gauge(
     "s",
     "queue",
     "When SQS last answered a receive, in seconds since the epoch.",
+)
+PAUSED: Final = _gauge(
+    "queue_paused", "1", "queue", "Whether the worker has paused the queue: 1, or 0 while it polls."
 )
 QUEUE_MESSAGES: Final = _gauge(
     "queue_messages",

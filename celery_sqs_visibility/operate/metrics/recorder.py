@@ -60,6 +60,7 @@ class Recorder:
             events.DeadLettered: self._dead_lettered,
             events.EventsDropped: lambda event: self._count[names.EVENTS_DROPPED]((), event.count),
             events.SQSRequest: self._requested,
+            measurements.ReplyDropped: lambda _: self._count[names.REPLIES_DROPPED](()),
             measurements.ReceiveEnded: self._receive_ended,
             measurements.ExtensionEnded: self._extension_ended,
             measurements.DeliveryEnded: self._delivery_ended,

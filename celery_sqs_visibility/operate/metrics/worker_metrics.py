@@ -19,7 +19,7 @@ from celery_sqs_visibility.operate.metrics.periodic import Job, Periodic
 from celery_sqs_visibility.operate.metrics.recorder import Recorder
 from celery_sqs_visibility.operate.metrics.series import Series
 from celery_sqs_visibility.operate.metrics.worker_state import show_state, worker_state
-from celery_sqs_visibility.policy.metrics_options import EMF, OPENTELEMETRY, PROMETHEUS, SAMPLE_SECONDS
+from celery_sqs_visibility.policy.metrics_options import EMF, OPENTELEMETRY, PROMETHEUS
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined_queues import predefined_queue
 from celery_sqs_visibility.policy.queue_names import sqs_name
@@ -141,10 +141,7 @@ class WorkerMetrics:
         self._ends.append(lambda: opentelemetry.stop(self._series))
 
     def _open_sampler(self, options: Options) -> Sampler | None:
-        agree = options.exclusive_store is not None
-        interval = options.sample_queues
-        if interval is None:
-            interval = SAMPLE_SECONDS if agree else 0.0
+        interval = options.sample_seconds
         if not interval:
             return None
         from celery_sqs_visibility.operate.metrics.sampler import Sampler  # noqa: PLC0415 - few workers sample
@@ -171,16 +168,20 @@ class WorkerMetrics:
         if sampler is not None:
             jobs.append((sampler.sample, self._sample_seconds))
         if emf:
-            from celery_sqs_visibility.operate.metrics.emf import INTERVAL_SECONDS, EMFLog  # noqa: PLC0415
-
-            log = EMFLog(
-                self._queues,
-                lambda: worker_state(self._context),
-                lambda: sampler.depths if sampler is not None else [],
-            )
-            jobs.append((log.write, INTERVAL_SECONDS))
+            jobs.append(self._log_job())
         end = sampler.end if sampler is not None else lambda: None
         return Periodic(jobs, end) if jobs else None
+
+    def _log_job(self) -> Job:
+        from celery_sqs_visibility.operate.metrics.emf import INTERVAL_SECONDS, EMFLog  # noqa: PLC0415
+
+        sampler = self._sampler
+        log = EMFLog(
+            self._queues,
+            lambda: worker_state(self._context),
+            lambda: sampler.depths if sampler is not None else [],
+        )
+        return log.write, INTERVAL_SECONDS
 
 
 _started: WeakSet[Recorder] = WeakSet()

@@ -26,8 +26,15 @@ def worker_state(context: BrokerContext) -> WorkerState:
     return WorkerState(context.slots().number if context.slots else 0, busy, len(held))
 
 
+def paused(context: BrokerContext) -> dict[str, bool]:
+    """Of each queue that the worker consumes whether it is paused."""
+    queues = {queue for consumer in list(context.worker_queue_consumers) for queue in consumer.consumed()}
+    return {queue: context.pauses.get(queue) is not None for queue in sorted(queues)}
+
+
 def show_state(series: Series, context: BrokerContext) -> None:
     """Have the series tell it."""
     series.gauges[names.SLOTS] = lambda: [((), worker_state(context).slots)]
     series.gauges[names.SLOTS_BUSY] = lambda: [((), worker_state(context).busy)]
     series.gauges[names.HELD] = lambda: [((), worker_state(context).held)]
+    series.gauges[names.PAUSED] = lambda: [((queue,), each) for queue, each in paused(context).items()]

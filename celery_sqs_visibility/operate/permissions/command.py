@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import click
 
 from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, show_json
@@ -10,13 +12,13 @@ from celery_sqs_visibility.policy.permissions import Role, policy_document
 
 
 @click.command()
-@click.argument("role", type=click.Choice(["worker", "producer"]))
+@click.argument("role", type=click.Choice(get_args(Role)))
 @click.option("--queue", "-Q", "queues", multiple=True, metavar="QUEUE", help="This queue; all by default.")
-@click.option("--create", is_flag=True, help="Let the process create queues that are missing.")
+@click.option("--create", is_flag=True, help="Let the role create queues that are missing.")
 @json_option
 @click.pass_context
 def policy(ctx: click.Context, role: Role, queues: tuple[str, ...], create: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Print the least rights of a worker or a producer.
+    """Print the least rights of a worker, a producer, or an operator who calls these commands.
 
     A policy document for IAM, of the app's queues, their dead-letter queues and keys, and the options. What
     is not known goes to the standard error stream, a sentence each; with --json it is in the answer, as

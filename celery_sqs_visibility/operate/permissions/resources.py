@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from celery import Celery
 
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
-from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.operate.app_queues import queue_names
-from celery_sqs_visibility.policy.permissions import BROADCASTS, partition_of
+from celery_sqs_visibility.operate.found_queues import look_at
+from celery_sqs_visibility.policy.arns import arn_of, partition_of
+from celery_sqs_visibility.policy.permissions import BROADCASTS
 from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue, predefined_queue
+from celery_sqs_visibility.policy.provisioning import plan_queues
+from celery_sqs_visibility.policy.queue_attributes import KEY, REDRIVE_POLICY, key_in
 from celery_sqs_visibility.policy.queue_names import sqs_name
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import is_celerys_own
@@ -22,10 +25,7 @@ from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
 #: Stands for an account that is not known: IAM takes it, and so does a reader.
 ANY: Final = "*"
 
-#: SQS's own key, which takes no right in the queue's account.
-AMAZONS_KEY: Final = "alias/aws/sqs"
-
-ATTRIBUTES: Final = ("RedrivePolicy", "KmsMasterKeyId")
+ATTRIBUTES: Final = (REDRIVE_POLICY, KEY)
 
 
 class AppResources:
@@ -53,12 +53,14 @@ class AppResources:
         """
         self._region = min(broker_regions(self._broker))
         self._account = self._options.queue_owner or ""
+        names = list(names)
         for name in names:
             if is_of_a_broadcast(name) and self._is_fanout(name):
                 self.arns["broadcasts"].append(self._arn("sqs", self._broker.queues.prefix + BROADCASTS))
             else:
                 self._add_queue(name)
         self._add_from_options()
+        self._add_for_commands(names)
 
     def _add_queue(self, name: str) -> None:
         options = self._options
@@ -79,35 +81,30 @@ class AppResources:
             arn_of_letters, _ = self._look_at(letters, None)
             self.arns["plain_dead_letters"].append(arn_of_letters)
             self._add_created(arn_of_letters)
-        self._add_key(arn, attributes.get("KmsMasterKeyId", ""))
+        self._add_key(arn, key_in(attributes))
         if predefined and predefined.sts_role_arn:
             self._add_role(predefined.sts_role_arn, f"on queue {name!r}")
 
-    def _look_at(self, name: str, predefined: PredefinedQueue | None) -> tuple[str, dict[str, str]]:
+    def _look_at(self, name: str, predefined: PredefinedQueue | None) -> tuple[str, Mapping[str, str]]:
         """A queue's ARN and attributes, as far as SQS lets us see them."""
         queues = self._broker.queues
-        try:
-            queue = queues.find(name)
-        except SQSError as error:
-            if not isinstance(error, QueueDoesNotExistError):
-                self.notes.append(f"the account of queue {name!r} is not known: {error}")
+        found = look_at(lambda: queues.find(name), ATTRIBUTES)
+        queue = found.queue
+        if queue is None:
+            if not isinstance(found.error, QueueDoesNotExistError):
+                self.notes.append(f"the account of queue {name!r} is not known: {found.error}")
             owner = predefined.owner if predefined else None
             region = (predefined and predefined.region) or self._region
             return self._arn("sqs", queues.canonical_name(name), account=owner, region=region), {}
         region = (predefined and predefined.region) or queue.sqs.location().region
         arn = self._arn("sqs", queue.sqs_name, account=queue.account, region=region)
         self._account = self._account or queue.account or ""
-        return arn, self._attributes(queue)
-
-    def _attributes(self, queue: Queue) -> dict[str, str]:
-        try:
-            return queue.sqs.queue_attributes(queue.url, ATTRIBUTES)
-        except SQSError as error:
+        if found.error is not None:
             self.notes.append(
-                f"the dead-letter queue and the KMS key of queue {queue.name!r}, if it has them, are not in "
-                f"this policy: {error}"
+                f"the dead-letter queue and the KMS key of queue {name!r}, if it has them, are not in "
+                f"this policy: {found.error}"
             )
-            return {}
+        return arn, found.attributes or {}
 
     def _add_created(self, arn: str) -> None:
         if self._create:
@@ -117,7 +114,7 @@ class AppResources:
 
     def _add_key(self, queue_arn: str, key: str) -> None:
         """The key of an encrypted queue: SQS knows its ARN, its id or an alias."""
-        if not key or key.endswith(AMAZONS_KEY):
+        if not key:
             return
         region, account = queue_arn.split(":")[3:5]
         if ":key/" not in key and "alias/" in key:
@@ -154,6 +151,18 @@ class AppResources:
             self.arns["control_queues"].append(self._arn("sqs", f"{options.whole_control_prefix}*"))
             self.arns["lists"].append(ANY)  # SQS knows no prefix there
 
+    def _add_for_commands(self, names: list[str]) -> None:
+        """What metrics are sampled from, and what `celery -A proj sqs` looks at and makes."""
+        options = self._options
+        self.arns["ages"].append(ANY)
+        if options.samples_queues:
+            self.arns["sampled_ages"].append(ANY)
+            for kind in self.arns.keys() & {"dead_letters", "plain_dead_letters"}:
+                self.arns["sampled"] += self.arns[kind]
+        if self._create and not (options.predefined_queues or options.queue_owner):
+            own = [name for name in names if not is_of_a_broadcast(name)]
+            self.arns["planned"] += [self._arn("sqs", p.sqs_name) for p in plan_queues(own, options, {})]
+
     def _add_topics(self) -> None:
         predefined = self._options.predefined_exchanges
         if predefined:
@@ -174,7 +183,7 @@ class AppResources:
 
     def _arn(self, service: str, name: str, *, account: str | None = None, region: str = "") -> str:
         region = region or self._region
-        return f"arn:{partition_of(region)}:{service}:{region}:{account or self._account or ANY}:{name}"
+        return arn_of(service, region, account or self._account or ANY, name)
 
 
 def _bound(queue: Any) -> list[Any]:

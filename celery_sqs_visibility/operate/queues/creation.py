@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import SQS
+from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.errors import QueueDoesNotExistError
-from celery_sqs_visibility.policy.provisioning import REDRIVE_POLICY, QueuePlan
+from celery_sqs_visibility.operate.parallel import for_each
+from celery_sqs_visibility.policy.provisioning import QueuePlan
+from celery_sqs_visibility.policy.queue_attributes import ARN, REDRIVE_POLICY, redrive_policy
 
 #: An attribute of a queue for ever.
 FIXED: Final = "FifoQueue"
@@ -54,7 +57,8 @@ class Creation:
         Raises:
             SQSError: SQS does not answer, or refuses.
         """
-        present = {plan.sqs_name: self._present(plan.sqs_name) for plan in plans}
+        names = [plan.sqs_name for plan in plans]
+        present = dict(zip(names, for_each(names, self._present), strict=True))
         wanted = _without_other_letters(plans, present)
         return [self._see_to(plan, present[plan.sqs_name]) for plan in wanted]
 
@@ -68,7 +72,7 @@ class Creation:
     def _see_to(self, plan: QueuePlan, present: Mapping[str, str] | None) -> Finding:
         if present is None:
             return self._create(plan)
-        self._arns[plan.sqs_name] = present["QueueArn"]
+        self._arns[plan.sqs_name] = present[ARN]
         wanted = {**plan.attributes, **self._redrive(plan, present)}
         differing = {n: value for n, value in wanted.items() if not same(n, present.get(n), value)}
         now = {name: present.get(name) for name in differing}
@@ -84,7 +88,7 @@ class Creation:
         if self._dry_run:
             return Finding(plan.sqs_name, "missing", attributes)
         url = self._sqs.create_queue(plan.sqs_name, attributes, plan.tags)
-        self._arns[plan.sqs_name] = self._sqs.queue_attributes(url, ["QueueArn"])["QueueArn"]
+        self._arns[plan.sqs_name] = Queue(plan.name, url, self._sqs).arn()
         return Finding(plan.sqs_name, "created", attributes)
 
     def _redrive(self, plan: QueuePlan, present: Mapping[str, str]) -> dict[str, str]:
@@ -94,7 +98,7 @@ class Creation:
         arn, receives = self._arns.get(plan.dead_letters, plan.dead_letters), plan.max_receive_count
         if (policy := parse_redrive_policy(present)) is not None:
             arn, receives = policy.dead_letter_arn, max(receives, policy.max_receive_count)
-        return {REDRIVE_POLICY: json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": receives})}
+        return {REDRIVE_POLICY: json.dumps(redrive_policy(arn, receives))}
 
 
 def _without_other_letters(

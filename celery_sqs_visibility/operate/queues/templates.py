@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from celery_sqs_visibility.policy.provisioning import REDRIVE_POLICY, QueuePlan
+from celery_sqs_visibility.policy.provisioning import QueuePlan
+from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, redrive_policy
 
 #: SQS's attributes to the arguments of Terraform's aws_sqs_queue.
 TERRAFORM: Final = {
@@ -43,10 +44,7 @@ def cloudformation(plans: Sequence[QueuePlan]) -> str:
         properties = {"QueueName": plan.sqs_name, **values}
         if plan.dead_letters is not None:
             arn = {"Fn::GetAtt": [by_name[plan.dead_letters], "Arn"]}
-            properties[REDRIVE_POLICY] = {
-                "deadLetterTargetArn": arn,
-                "maxReceiveCount": plan.max_receive_count,
-            }
+            properties[REDRIVE_POLICY] = redrive_policy(arn, plan.max_receive_count)
         if plan.tags:
             properties["Tags"] = [{"Key": key, "Value": value} for key, value in plan.tags.items()]
         own = by_name[plan.sqs_name]

@@ -401,6 +401,17 @@ def test_the_client_makes_all_requests_where_the_template_cannot_be_used(
     assert reason in record.getMessage()
 
 
+def test_a_fast_send_has_the_body_that_the_clients_has(server, caller):
+    server.answer = json_answer(200, {"MessageId": "1"})
+    attribute = {"DataType": "Binary", "BinaryValue": b"\x00\xff"}
+    url = server.deletion["QueueUrl"]
+    params = {"QueueUrl": url, "MessageBody": "h\xe4", "MessageAttributes": {"a": attribute}}
+    for _ in range(2):
+        assert caller.call("SendMessage", params)["MessageId"] == "1"
+    by_client, fast = (json.loads(request.body) for request in server.requests)
+    assert (fast, server.fast) == (by_client, [False, True])
+
+
 def test_motos_mock_answers_fast_requests():
     with mock_aws():
         caller = Caller(new_client(ClientSettings("us-east-1"), Purpose.SETTLE))

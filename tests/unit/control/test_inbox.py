@@ -64,6 +64,22 @@ def test_messages_are_received_once_and_the_queue_ends_with_it(world):
     assert not world.inbox.use()
 
 
+def test_who_is_slow_has_the_rest_stay_at_sqs(monkeypatch):
+    monkeypatch.setattr(inboxes, "FULL_PAUSE_SECONDS", 0)
+    world = World(FakeClock(), is_full=lambda: len(world.messages) >= 10)
+    queue = world.inbox._create()
+    for _ in range(12):
+        world.sqs.send(queue.url, OutgoingMessage("event"))
+    world.turn()
+    world.inbox._helpers.acquire()
+    world.inbox._help(queue)
+    world.turn()
+    assert len(world.messages) == 10
+    world.messages.clear()
+    world.turn()
+    assert len(world.messages) == 2
+
+
 def test_the_address_is_waited_for_and_an_error_told(world, monkeypatch, caplog):
     monkeypatch.setattr(inboxes, "PAUSE_SECONDS", 0.01)
     world.sqs.fail_next("CreateQueue", AccessDeniedError("allow sqs:CreateQueue"))

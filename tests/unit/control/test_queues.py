@@ -64,6 +64,14 @@ def test_the_list_is_cached_but_not_for_a_node_that_it_lacks(sqs, clock, queues)
     assert len(requests(sqs, "ListQueues")) == 3
 
 
+def test_what_a_killed_worker_has_left_hides_no_other_node(queues):
+    queues.create(EXCHANGE, "a@host")
+    queues.create(EXCHANGE, "a@host")
+    queues.find(EXCHANGE)
+    other = queues.create(EXCHANGE, "b@host")
+    assert other.url in queues.find(EXCHANGE, ["a@host", "b@host"])
+
+
 def test_a_queue_that_is_gone_is_forgotten(sqs, queues):
     first, second = (queues.create(EXCHANGE, node) for node in ("a", "b"))
     urls = queues.find(EXCHANGE)

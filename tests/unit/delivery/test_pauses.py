@@ -12,8 +12,12 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.health import PollingFacts
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.prefetch import Slots
 
 
 def pause(world, queue, seconds=math.inf):
@@ -92,6 +96,8 @@ def test_no_poll_begins_until_the_queue_is_resumed(polling):
     wait_for_counts(queue, 1, 0)
     assert not arrived(world, 1)
     assert world.consumer.capacity._queues == 0
+    (facts,) = world.consumer.polling_facts(SYSTEM_CLOCK.monotonic() + 3600)
+    assert facts == PollingFacts(queue.name, paused=True), "and is not late"
     resume(world, queue)
     wait_until(lambda: arrived(world, 1), SOON, "the message")
     assert world.consumer.capacity._queues == 1
@@ -139,3 +145,25 @@ def test_a_stop_ends_a_pause_and_leaves_the_capacity_as_it_was(make):
     world.consumer.cancel(queue.name)
     wait_until(lambda: not world.consumer._receivers.get(queue.name)._threads, SOON, "its thread to end")
     assert world.consumer.capacity._queues == 0
+
+
+@pytest.mark.parametrize("own", [{}, {"max_running": 1}])
+def test_a_paused_queue_that_comes_first_leaves_its_turn_to_others(make, own):
+    queues = {"high": own, "low": {}}
+    turns = Turns("strict", Options.parse({"queues": queues}).for_queue)
+    world = make(queues=queues, slots=lambda: Slots(1, 10), turns=turns)
+    high = world.queue("high")
+    world.consume(high, "a", "b")
+    wait_until(lambda: arrived(world, 1), SOON, "the first message")
+    running = world.delivery(world.handed[0])
+    assert running.start()
+    pause(world, high)
+    wait_for_counts(high, 1, 1)
+    world.consume(world.queue("low"), "c")
+    assert running.settle(Delete())
+    wait_until(lambda: arrived(world, 2), SOON, "the other queue's message")
+    assert world.delivery(world.handed[1]).settle(Delete())
+    resume(world, high)
+    world.clock.advance(3600)
+    wait_until(lambda: arrived(world, 3), SOON, "the message that stayed")
+    assert world.bodies() == ["a", "c", "b"]

@@ -55,7 +55,7 @@ def test_a_fifo_queue_has_a_group_and_a_deduplication_id_and_no_delay(run):
         (["proj.add", "--args", "1"], 2, "--args should be a JSON list"),
         (["proj.add", "--args", "[1"], 2, "--args should be a JSON list"),
         (["proj.add", "--kwargs", "[]"], 2, "--kwargs should be a JSON object"),
-        (["proj.add", "--args", "[1]", "--countdown", "soon"], 2, "no duration"),
+        (["proj.add", "--args", "[1]", "--countdown", "soon"], 2, "a duration such as 90s"),
     ],
     ids=str,
 )

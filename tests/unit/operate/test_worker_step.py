@@ -13,6 +13,10 @@ from celery_sqs_visibility.operate.worker_step import Operations
 from celery_sqs_visibility.policy.options import Options
 
 
+def transport(options):
+    return SimpleNamespace(options=options, context=SimpleNamespace(options=options))
+
+
 @pytest.fixture
 def consumer(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("s")))
@@ -20,7 +24,7 @@ def consumer(tmp_path_factory, monkeypatch):
         hostname="w@h",
         controller=object(),
         connection=None,
-        conninfo=SimpleNamespace(transport=SimpleNamespace(options=Options.parse({}))),
+        conninfo=SimpleNamespace(transport=transport(Options.parse({}))),
         blueprint=SimpleNamespace(state=1),
         connect=lambda: [each["reason"] for each in ask(None, "/healthz", 5)],
     )
@@ -53,6 +57,7 @@ def test_without_a_place_for_its_socket_the_worker_goes_on(consumer, started, mo
 def test_without_its_port_the_worker_goes_on(consumer, started, caplog, host):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        consumer.conninfo.transport.options = Options.parse({"http_port": port, "http_host": host})
+        options = Options.parse({"http_port": port, "http_host": host})
+        consumer.conninfo.transport = transport(options)
         assert consumer.connect() == ["live: starting"]
     assert f"the worker goes on without: http_port {port} of {host}" in caplog.text

@@ -11,9 +11,9 @@ from celery_sqs_visibility.policy.control_names import (
     LONGEST_PREFIX_CHARACTERS,
     UNIQUE_CHARACTERS,
     address,
-    belongs_to,
     exchange_prefix,
     is_address,
+    of_nodes,
 )
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.queue_names import why_illegal
@@ -27,7 +27,7 @@ def test_sqs_takes_every_name(prefix, exchange, node):
     own = address(node, UNIQUE)
     assert why_illegal(exchange_prefix(prefix, exchange) + own) is None
     assert is_address(own)
-    assert belongs_to(own, [node])
+    assert of_nodes([own], [node]) == [own]
 
 
 @given(PREFIXES, st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
@@ -39,7 +39,7 @@ def test_no_queue_is_listed_for_another_exchange(prefix, exchange, other, node):
 
 
 def test_a_queue_of_another_node_is_not_chosen():
-    assert not belongs_to(address("a@host", UNIQUE), ["b@host", "c@host"])
+    assert not of_nodes([address("a@host", UNIQUE)], ["b@host", "c@host"])
 
 
 @pytest.mark.parametrize("text", ["", "x", "../q", address("a", UNIQUE) + "0", f"{'0' * 8}-{'g' * 12}"])

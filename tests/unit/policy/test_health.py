@@ -43,7 +43,7 @@ facts = st.builds(
     st.sampled_from(Phase),
     seconds,
     st.none() | st.integers(0, 9),
-    st.lists(st.builds(PollingFacts, st.text(), seconds, st.booleans(), st.text())).map(tuple),
+    st.lists(st.builds(PollingFacts, st.text(), seconds, st.booleans(), st.text(), st.booleans())).map(tuple),
     st.lists(st.builds(DutyFacts, st.text(), seconds)).map(tuple),
 )
 
@@ -51,6 +51,13 @@ facts = st.builds(
 def test_a_worker_that_is_well_says_how_many_queues_it_consumes():
     assert liveness(WELL).reason == "live: consumes 1 queue"
     assert readiness(dataclasses.replace(WELL, polls=())).reason == "ready: consumes 0 queues"
+
+
+@pytest.mark.parametrize("what", NOT_READY)
+def test_a_paused_queue_is_said_and_keeps_nobody_waiting(what):
+    paused = dataclasses.replace(NOT_READY[what], paused=True)
+    well = dataclasses.replace(WELL, polls=(paused, PollingFacts("mail")))
+    assert readiness(well).reason == "ready: consumes 2 queues, of which 'orders' is paused"
 
 
 @pytest.mark.parametrize("what", STUCK)

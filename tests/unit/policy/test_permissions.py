@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_sqs_visibility.policy.permissions import PERMISSIONS, partition_of, policy_document
+from celery_sqs_visibility.policy.permissions import OPERATOR, PERMISSIONS, policy_document
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/permissions.md").read_text()
 QUEUE = "arn:aws:sqs:eu-west-1:123456789012:proj"
@@ -18,12 +18,14 @@ RIGHT = r"`(\w+:\w+)`"
 def test_the_page_and_the_table_have_the_same_rights():
     rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| `\w+:", line)]
     statements = json.loads(re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)[1])["Statement"]
-    # Those of commands are their callers', and in no policy of a worker or a producer.
-    rows = [row for row in rows if "`celery sqs" not in row[2]]
     of_the_page = {(right, on) for rights, on, *_ in rows for right in re.findall(RIGHT, rights)}
     of_the_page |= {(right, "the queue") for each in statements for right in each["Action"]}
-    of_the_table = {(right, each.on) for each in PERMISSIONS for right in each.actions}
+    of_processes = [each for each in PERMISSIONS if each.roles != OPERATOR]
+    of_the_table = {(right, each.on) for each in of_processes for right in each.actions}
     assert of_the_page == of_the_table
+    of_commands = PAGE.partition("## Rights for commands")[2].partition("\n## ")[0]
+    of_operators = {right for each in PERMISSIONS if each.roles >= OPERATOR for right in each.actions}
+    assert set(re.findall(RIGHT, of_commands)) == of_operators
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,7 @@ def test_the_page_and_the_table_have_the_same_rights():
             "ChangeMessageVisibility DeleteMessage GetQueueAttributes GetQueueUrl ReceiveMessage SendMessage",
         ),
         ("producer", "GetQueueUrl SendMessage"),
+        ("operator", "GetQueueAttributes GetQueueUrl SendMessage"),
     ],
 )
 def test_a_plain_queue_takes_these_rights_and_no_others(role, rights):
@@ -59,17 +62,3 @@ def test_statements_have_names_of_their_own_that_iam_takes():
     names = [each.sid for each in PERMISSIONS]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch("[A-Za-z0-9]+", name) for name in names)
-
-
-@pytest.mark.parametrize(
-    ("region", "partition"),
-    [
-        ("eu-west-1", "aws"),
-        ("cn-north-1", "aws-cn"),
-        ("us-gov-east-1", "aws-us-gov"),
-        ("us-isob-east-1", "aws-iso-b"),
-        ("us-iso-east-1", "aws-iso"),
-    ],
-)
-def test_arns_begin_with_the_partition_of_the_region(region, partition):
-    assert partition_of(region) == partition

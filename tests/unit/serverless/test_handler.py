@@ -29,6 +29,18 @@ def test_what_succeeds_is_left_to_lambda_and_what_fails_is_hidden_and_reported(w
     assert factories.requests(world.sqs, "GetQueueUrl") == []
 
 
+def test_with_remote_control_neither_a_function_nor_a_publisher_makes_a_queue_for_it(make):
+    world = make(options={"remote_control": True})
+    made = len(world.sqs.calls)
+    world.send("a")
+    assert world.invoke() == []
+    world.app.send_task("note", ["b"], queue="q")
+    later = {action for action, _ in world.sqs.calls[made:]}
+    assert not later & {"CreateQueue", "ListQueues", "TagQueue"}
+    with world.app.connection_for_write() as connection:
+        assert "control" not in vars(connection.transport.context), "nor has it a thread"
+
+
 def test_the_last_attempt_is_a_failure_and_a_dead_letter(world):
     handler = world.handler()
     world.send("bad")

@@ -12,7 +12,15 @@ from support.factories import requests
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.errors import AccessDeniedError, RemoteControlError, SQSError
+from celery_sqs_visibility.control.remote import REPLY_PAUSES_SECONDS
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    QueueDoesNotExistError,
+    RemoteControlError,
+    SQSError,
+)
+from celery_sqs_visibility.events import subscribe
+from celery_sqs_visibility.measurements import ReplyDropped
 from celery_sqs_visibility.transport.control_channel import ControlChannel
 
 ON = {"remote_control": True}
@@ -97,6 +105,19 @@ def test_a_reply_that_sqs_does_not_take_is_an_error_in_its_place(nodes, mailbox)
     nodes.start("a@host")
     ((reply,),) = (each.values() for each in mailbox.multi_call("large", limit=1, timeout=SOON))
     assert "the reply cannot be sent" in reply["error"]
+
+
+def test_replies_that_reach_nobody_are_counted(site):
+    dropped = []
+    control = site.connect(**ON).transport.context.control
+    end = subscribe(dropped.append, ReplyDropped)
+    control.reply("reply.celery.pidbox", "no-address.of-a-caller", {})
+    for error in (QueueDoesNotExistError("gone"), AccessDeniedError("allow sqs:SendMessage")):
+        for _ in REPLY_PAUSES_SECONDS:
+            site.sqs.fail_next("SendMessage", error)
+        control._send_reply("memory://us-east-1/000000000000/gone", "{}")
+    end()
+    assert dropped == 3 * [ReplyDropped()]
 
 
 def test_a_shutdown_ends_the_worker_in_its_own_way(nodes, mailbox):

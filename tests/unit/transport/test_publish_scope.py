@@ -394,7 +394,9 @@ def test_a_forked_child_leaves_its_parents_block_alone(site):
 
 @pytest.mark.parametrize("settings", [{"broker_url": "memory://"}, {"task_always_eager": True}])
 def test_elsewhere_a_block_changes_nothing(settings):
-    app = make_app("elsewhere", {"broker_transport": None, **settings}, set_as_current=False)
+    # A queue of the test's own: kombu's memory is that of the process.
+    config = {"broker_transport": None, "task_default_queue": "elsewhere", **settings}
+    app = make_app("elsewhere", config, set_as_current=False)
     ran = []
 
     @app.task(shared=False)
@@ -407,7 +409,7 @@ def test_elsewhere_a_block_changes_nothing(settings):
         assert ran
     else:
         with app.connection_for_read() as connection:
-            assert connection.default_channel._size("celery") == 1
+            assert connection.default_channel._size("elsewhere") == 1
     close_app(app)
 
 

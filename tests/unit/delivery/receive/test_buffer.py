@@ -112,6 +112,7 @@ def test_an_errand_goes_first_one_at_a_time_and_wakes_the_reader(buffer):
     for number in range(2):
         buffer.put_errand(lambda number=number: done.append(number))
     assert readable(buffer)
+    assert buffer.errands == 2
     assert buffer.run_errand()
     assert done == [0]
     assert buffer.run_errand()

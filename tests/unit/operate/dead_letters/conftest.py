@@ -13,6 +13,7 @@ from support.clock import FakeClock
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.operate.dead_letters.held import HeldMessages
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
 from celery_sqs_visibility.operate.dead_letters.moves import Moves
@@ -66,7 +67,9 @@ def make_site():
     def make(suffix="", **options):
         clock = FakeClock()
         sqs = FakeSQS(clock)
-        context = SimpleNamespace(queues=Queues(sqs), options=Options.parse(options), payloads=None)
+        context = SimpleNamespace(
+            queues=Queues(sqs), redrive=RedriveBook(), options=Options.parse(options), payloads=None
+        )
         return Site(sqs, clock, context, suffix)
 
     return make

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
 from celery_sqs_visibility.operate.dead_letters.native import move_all
 from celery_sqs_visibility.operate.dead_letters.places import find_place
@@ -34,8 +35,8 @@ def test_a_queue_without_dead_letters_is_refused_and_one_that_is_named_is_taken(
 
 
 def test_a_right_that_is_missing_is_told(site):
-    for _ in range(2):
-        site.sqs.fail_next("GetQueueAttributes", AccessDeniedError("allow sqs:GetQueueAttributes"))
+    site.context.redrive = RedriveBook()  # another command's, which has not asked
+    site.sqs.fail_next("GetQueueAttributes", AccessDeniedError("allow sqs:GetQueueAttributes"))
     with pytest.raises(AccessDeniedError):
         find_place(site.context, "orders", None)
     assert find_place(site.context, "orders", "dead").letters.url == site.letters

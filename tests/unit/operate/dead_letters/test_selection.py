@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import click
 import pytest
 
 from celery_sqs_visibility.operate.dead_letters.selection import Selection
-from celery_sqs_visibility.operate.durations import duration, in_words
 
 
 @pytest.mark.parametrize(
@@ -52,23 +50,3 @@ def test_a_message_that_cannot_be_read_is_listed_with_the_reason(site):
     summary = site.receive()[0].summary(site.clock.wall() + 3)
     assert (summary["task"], summary["attempts"], summary["age_seconds"]) == (None, None, 3)
     assert "neither a JSON object" in summary["reason"]
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400), ("1h30m", 5400)]
-)
-def test_durations_have_units(text, seconds):
-    assert duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "h", "2 h", "1.5h", "-1", "2w"])
-def test_what_is_no_duration_is_refused(text):
-    with pytest.raises(click.BadParameter, match="no duration"):
-        duration(text)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0, "0 s"), (59.9, "59 s"), (60, "1 min"), (7300, "2 h"), (2e5, "2 d")]
-)
-def test_an_age_is_told_in_its_largest_unit(seconds, words):
-    assert in_words(seconds) == words

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from celery_sqs_visibility.operate.doctor import queue_checks, run_checks, setting_checks
 from celery_sqs_visibility.operate.doctor.checks import CHECKS, findings_of
 from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, Right, TaskFacts
-from celery_sqs_visibility.operate.doctor.findings import Severity, spoken
+from celery_sqs_visibility.operate.doctor.findings import Severity
 from celery_sqs_visibility.policy.options import Options
 
 DAY = 86_400
@@ -239,6 +239,18 @@ FOUND = [
         facts(settings={"worker_enable_remote_control": True}),
         "broker_transport_options = {'remote_control': True}",
     ),
+    (
+        setting_checks.check_remote_control,
+        NOTE,
+        facts(settings={"worker_send_task_events": True}),
+        "No monitor hears of these events",
+    ),
+    (
+        setting_checks.check_remote_control,
+        WARNING,
+        facts(options={"remote_control": True}, control_rights={"sqs:ListQueues": Right.DENIED}),
+        "sqs:ListQueues is not allowed",
+    ),
     (setting_checks.check_settings, NOTE, facts(settings={"broker_heartbeat": 10}), "it is 10"),
 ]
 
@@ -285,14 +297,6 @@ def test_what_only_looks_wrong_is_let_through(known):
 def test_the_worst_comes_first():
     found = findings_of(facts(queue(0), settings={"broker_heartbeat": 1}, machine=Machine(clock_offset=9)))
     assert [finding.severity for finding in found] == [ERROR, WARNING, NOTE]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0, "0 s"), (25.5, "25.5 s"), (120, "2 min"), (90, "90 s"), (345_600, "4 d"), (100_000, "27.8 h")],
-)
-def test_durations_have_the_unit_that_reads_best(seconds, words):
-    assert spoken(seconds) == words
 
 
 @given(st.integers(1, 1000), st.integers(0, 900))

@@ -119,6 +119,17 @@ def test_a_queue_that_may_not_be_looked_at_is_not_known(app, sqs):
     assert queue.denied
 
 
+def test_with_remote_control_its_right_is_looked_at_and_its_queues_are_not_the_apps(app, sqs):
+    for name in ("proj", "celery-control-celery-pidbox-1"):
+        sqs.create_queue(name, {}, {})
+    assert facts_of(app, sqs).control_rights == {}
+    facts = facts_of(app, sqs, remote_control=True)
+    assert facts.control_rights == {"sqs:ListQueues": Right.ALLOWED}
+    assert [queue.name for queue in facts.queues] == ["proj"]
+    sqs.fail_next("ListQueues", AccessDeniedError("ListQueues was answered AccessDenied"))
+    assert facts_of(app, sqs, remote_control=True).control_rights == {"sqs:ListQueues": Right.DENIED}
+
+
 def test_the_machine_says_how_it_ends(app, sqs, monkeypatch):
     for name, value in {
         "TERMINATION_GRACE_PERIOD_SECONDS": "90",

@@ -35,6 +35,7 @@ def observed(series, metric):
         (events.SQSRequest("SendMessage", 0.1, "ok", "a-monitor"), names.COST, {("other",): 0.4e-6}),
         (events.SQSRequest("PutObject", 0.1, "ok"), names.COST, {}),
         (events.EventsDropped("a-monitor", 7), names.EVENTS_DROPPED, {(): 7}),
+        (measurements.ReplyDropped(), names.REPLIES_DROPPED, {(): 1}),
         (
             measurements.DeliveryEnded(FACTS, "failed", 2.0, 1.0),
             names.TASKS,

@@ -11,12 +11,14 @@ from prometheus_client import REGISTRY
 from support.clock import FakeClock
 from support.factories import queue_consumer
 
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.events import has_listener
 from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.operate.metrics import names, worker_metrics
+from celery_sqs_visibility.operate.metrics.series import Series
 from celery_sqs_visibility.operate.metrics.worker_metrics import WorkerMetrics, exporters_of
-from celery_sqs_visibility.operate.metrics.worker_state import WorkerState, worker_state
+from celery_sqs_visibility.operate.metrics.worker_state import WorkerState, show_state, worker_state
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
 
@@ -63,6 +65,7 @@ def context(**options):
         slots=None,
         worker_name="w@h",
         exclusive_store=None,
+        pauses=Pauses(),
     )
 
 
@@ -100,3 +103,11 @@ def test_a_worker_is_as_busy_as_it_runs_messages():
     assert worker_state(here).busy == 1
     del run
     consumer.close()
+
+
+def test_a_paused_queue_is_told():
+    here, series = context(), Series()
+    here.worker_queue_consumers = [SimpleNamespace(consumed=lambda: ["mail", "orders"])]
+    here.pauses.pause("mail", 60)
+    show_state(series, here)
+    assert series.read_gauge(names.PAUSED) == [(("mail",), 1), (("orders",), 0)]

@@ -68,6 +68,7 @@ def test_a_queue_with_dead_letters_and_a_key():
         "queues_without_url": [arn("proj")],
         "dead_letters": [arn("dead")],
         "keys": [arn("key/1234-abcd", "kms")],
+        "ages": ["*"],
     }
     assert found.notes == []
 
@@ -101,7 +102,7 @@ def test_predefined_queues_need_no_look_up_with_a_url():
     own = resources(
         predefined_queues={"proj": {"url": OWN_URL, "sts_role_arn": ROLE}}, fail="GetQueueAttributes"
     )
-    assert own.arns == {"queues": [arn("proj", region="eu-west-1")], "roles": [ROLE]}
+    assert own.arns == {"queues": [arn("proj", region="eu-west-1")], "roles": [ROLE], "ages": ["*"]}
     assert "on queue 'proj'" in own.notes[1]
     others = resources(predefined_queues={"proj": {"QueueOwnerAWSAccountId": "210987654321"}})
     assert others.arns["queues_of_others"] == [arn("proj", account="210987654321")]
@@ -130,7 +131,20 @@ def test_options_name_things():
         "payloads": ["arn:aws:s3:::payloads/celery/*"],
         "key_tables": [arn("table/keys", "dynamodb", region="eu-west-1")],
         "roles": [ROLE],
+        "ages": ["*"],
+        "planned": [arn("dead"), arn("proj")],
     }
+
+
+@pytest.mark.parametrize(
+    "options", [{"metrics": ["emf"], "sample_queues": 60}, {"http_port": 9540, "sample_queues": 60}]
+)
+def test_metrics_count_dead_letters_and_ask_for_ages(options):
+    policy = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn("dead"), "maxReceiveCount": 5})}
+    found = resources({"proj": policy}, **options)
+    assert (found.arns["sampled"], found.arns["sampled_ages"]) == ([arn("dead")], ["*"])
+    unsampled = resources({"proj": policy}, **{**options, "sample_queues": 0})
+    assert "sampled" not in unsampled.arns
 
 
 def test_remote_control_takes_queues_of_a_prefix():

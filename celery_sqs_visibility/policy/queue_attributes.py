@@ -1,0 +1,34 @@
+"""Attributes of queues whose values are made or read in several places, by SQS's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
+
+ARN: Final = "QueueArn"
+KEY: Final = "KmsMasterKeyId"
+REDRIVE_POLICY: Final = "RedrivePolicy"
+
+#: How long a queue keeps a message, in seconds.
+RETENTION: Final = "MessageRetentionPeriod"
+
+#: SQS's own key, which takes no right in the queue's account: everybody there may use it, by way of SQS.
+AMAZONS_KEY: Final = "alias/aws/sqs"
+
+
+def key_in(attributes: Mapping[str, str]) -> str:
+    """The KMS key that a queue is encrypted with: its ARN, id or alias; "" of none, and of SQS's own."""
+    key = attributes.get(KEY, "")
+    return "" if key.endswith(AMAZONS_KEY) else key
+
+
+def fifo_attribute(name: str) -> dict[str, str]:
+    """What a queue of that name needs at its creation."""
+    return {"FifoQueue": "true"} if name.endswith(FIFO_SUFFIX) else {}
+
+
+def redrive_policy(dead_letter_arn: object, max_receive_count: object) -> dict[str, object]:
+    """The document that is the value of `REDRIVE_POLICY`."""
+    return {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": max_receive_count}

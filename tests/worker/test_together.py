@@ -1,0 +1,115 @@
+"""Workers with remote control, metrics, health and fanout at the same time: what each sees of the others."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+
+import pytest
+from kombu import Queue
+from kombu.common import Broadcast
+from support.commands import run_celery, run_json
+from support.processes import SOON, free_port, wait_until
+
+from celery_sqs_visibility.operate.health.probe import ask
+from celery_sqs_visibility.operate.health.sockets import sockets
+
+NODE = f"w1@{socket.gethostname()}"
+
+
+@pytest.fixture
+def site(make_site, queue, tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("t")))
+    prefix = f"c-{uuid.uuid4().hex[:8]}-"
+    site = make_site(
+        remote_control=True,
+        control_prefix=prefix,
+        supports_fanout=True,
+        http_port=free_port(),
+        sample_queues=10,
+        wait_time_seconds=1,
+    )
+    site.prefix = prefix
+    yield site
+    with site.app.connection_for_read() as connection:
+        connection.transport.context.end_control()
+
+
+def get(site, path):
+    port = site.config["broker_transport_options"]["http_port"]
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read().decode()
+
+
+def control_queues(site):
+    return site.sqs.list_queues(QueueNamePrefix=site.prefix).get("QueueUrls", [])
+
+
+def wait_for_nodes(site, count):
+    wait_until(lambda: len(site.app.control.ping(timeout=2)) == count, 2 * SOON, f"{count} answers")
+
+
+def test_control_queues_are_none_of_the_apps_and_a_paused_one_is_everywhere(site, emulator):
+    env = {"NEWS": f"news-{site.queue}", "AWS_ENDPOINT_URL_SNS": emulator.url}
+    worker = site.start("newsroom", name="w1", env=env, concurrency=1, extra_args=["--max-tasks-per-child=1"])
+    site.app.conf.task_queues = [Queue(site.queue), Broadcast(env["NEWS"])]
+    wait_for_nodes(site, 1)
+    assert len(control_queues(site)) == 2, "the worker's and this process's"
+    site.app.send_task("newsroom.read", ["by SNS"], queue=env["NEWS"])
+    site.diary.wait_for("started", key="by SNS")
+    for key in ("first child", "second child"):
+        site.app.send_task("newsroom.ping", [key])
+        (pinged,) = site.diary.wait_for("pinged", key=key)
+        assert pinged["nodes"] == [NODE]
+    site.app.control.broadcast("sqs_pause", arguments={"queue": site.queue}, reply=True, timeout=2)
+    said = f"of which {site.queue!r} is paused"
+    wait_until(lambda: any(said in each["reason"] for each in ask(None, "/readyz", 5)), SOON, said)
+    assert f'celery_sqs_queue_paused{{queue="{site.queue}"}} 1.0' in get(site, "/metrics")
+    queues = set(re.findall(r'queue="([^"]*)"', get(site, "/metrics")))
+    assert {name for name in queues if not name.startswith("bcast")} <= {site.queue, env["NEWS"], "other"}
+    status = run_json(site.config, "status", "--timeout", "3")
+    assert [each["queue"] for each in status["queues"]] == [site.queue]
+    assert status["workers"][NODE]["queues"][site.queue]["paused"]
+    for command in (["purge", "-f"], ["list", "bindings"], ["sqs", "doctor"], ["sqs", "queues", "create"]):
+        done = run_celery(site.config, *command)
+        assert "Traceback" not in done.stderr
+        assert site.prefix not in done.stdout + done.stderr
+    assert site.prefix not in worker.log
+
+
+def test_two_workers_of_one_name_both_answer(site):
+    workers = [site.start(name="w1", ready=False) for _ in range(2)]
+    for each in workers:
+        each.wait_ready()
+    wait_until(lambda: len(control_queues(site)) >= 2, SOON, "their queues")
+    wait_for_nodes(site, 2)
+    assert len(sockets()) == 1, "the latest has the socket of the name"
+    assert len(list(ask("w1", "/healthz", SOON))) == 1
+
+
+def test_a_detached_worker_answers_from_its_daemon(site, tmp_path):
+    pidfile, log = tmp_path / "w1.pid", tmp_path / "daemon.log"
+    done = run_celery(
+        site.config, "worker", "-D", "-n", "w1@%h", "-c", "1", f"--pidfile={pidfile}", f"--logfile={log}"
+    )
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: list(ask("w1", "/readyz", 1)), 2 * SOON, "the daemon's socket")
+    pid = int(Path(pidfile).read_text())
+    try:
+        wait_until(lambda: all(each["ok"] for each in ask("w1", "/readyz", 1)), 2 * SOON, "it to be ready")
+        (answer,) = ask("w1", "/healthz", SOON)
+        assert answer["pid"] == pid
+        wait_for_nodes(site, 1)
+    finally:
+        os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not sockets() and not control_queues(site)[1:], 2 * SOON, log.read_text)
