@@ -27,6 +27,10 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
     UnrecognizedResponseError,
 )
+from celery_sqs_visibility.policy.message_attributes import beginning
+
+#: Of an answer without a code, which may be a proxy's page, so much is shown.
+BODY_CHARACTERS: Final = 200
 
 E = TypeVar("E", bound=SQSError)
 
@@ -187,9 +191,11 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
     raw, query_code = str(error.get("Code") or ""), str(error.get("QueryErrorCode") or "")
     message = str(error.get("Message") or "no reason given")
     cls = _class_of(_short(raw), message) or _class_of(_short(query_code), message)
+    # botocore puts the status in place of a missing code, and the body in place of a missing message.
+    has_code = bool(query_code) or raw not in ("", str(status))
+    if not has_code:
+        message = beginning(" ".join(message.split()), BODY_CHARACTERS)
     if cls is None:
-        # botocore puts the status in place of a missing code.
-        has_code = bool(query_code) or raw not in ("", str(status))
         cls = _class_by_status(status, has_code=has_code)
     code = _short(raw) or str(status)
     request = action if operation == action else f"{action} needs {operation}, which"

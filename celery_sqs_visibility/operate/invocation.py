@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -63,10 +66,16 @@ def broker_of(app: Celery) -> Iterator[BrokerContext]:
         transport = connection.transport
         if not isinstance(transport, Transport):
             raise CommandError(
-                f"the broker of app {app.main!r} is {connection.as_uri()}, and these commands are for SQS: "
-                f"set broker_transport = 'celery_sqs_visibility', and name the app by -A"
+                f"the broker of app {app.main!r} is {connection.as_uri()}, and these commands are for "
+                f"celery_sqs_visibility: {_how_to_switch(connection.transport_cls)}"
             )
         yield transport.context
+
+
+def _how_to_switch(transport: object) -> str:
+    if str(transport).lower() == "sqs":
+        return f"{own_command()} doctor --from-kombu says what changes with it"
+    return "set broker_transport = 'celery_sqs_visibility', and name the app by -A"
 
 
 @contextmanager
@@ -84,6 +93,19 @@ def errors_as_sentences() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
     except SQSVisibilityError as error:
         raise CommandError(str(error)) from error
+
+
+def own_command() -> str:
+    """`celery sqs` with the app as this command names it: the beginning of a command to be pasted."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-A", "--app")
+    app = parser.parse_known_args(sys.argv[1:])[0].app
+    return f"celery -A {shlex.quote(app)} sqs" if app else "celery sqs"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def show_json(value: Any) -> None:

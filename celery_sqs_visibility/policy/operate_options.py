@@ -26,7 +26,8 @@ class OperateOptions:
     http_port: int | None = option(
         None,
         Whole(1, 65535),
-        "The TCP port at which a worker answers `GET /healthz` and `/readyz`: see [health](health.md). "
+        "The TCP port at which a worker answers `GET /healthz` and `/readyz` ([health](health.md)), and "
+        "`/metrics` ([metrics](metrics.md)). "
         "Without it there is none; probes on the same host need none.",
     )
     http_host: str = option(

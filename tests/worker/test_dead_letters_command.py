@@ -38,7 +38,8 @@ def test_dead_letters_are_listed_shown_sent_back_and_deleted(site):
     assert shown.returncode == 0, shown.stderr
     assert 'args: ["a"]' in shown.stdout
     assert "traceback:\nTraceback" in shown.stdout
-    assert "would be sent back" in sqs_command(site, "retry", site.queue, "--all", "--dry-run").stdout
+    planned = sqs_command(site, "retry", site.queue, "--task", "*.once", "--dry-run")
+    assert "2 dead letters would be sent back" in planned.stdout
     assert site.counts(dead) == (2, 0)
 
     retried = run_json(site.config, "dead-letters", "retry", site.queue, "a-task-o", module="letters")

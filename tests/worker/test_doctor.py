@@ -47,7 +47,7 @@ def test_what_is_missing_is_said_in_lines_for_people(make_site):
     words = " ".join(done.stdout.split())
     assert f"ERROR queue '{site.queue}': sqs:DeleteMessage is not allowed to these credentials" in words
     assert "it has no dead-letter queue, and on_exhausted is 'delete'" in words
-    assert "WARNING queue 'nowhere': SQS has no such queue" in words
+    assert "WARNING queue 'nowhere': SQS has no queue 'nowhere' (for" in words
     assert "; looked at 2 queues, " in done.stdout.splitlines()[-1]
 
 
@@ -73,7 +73,7 @@ def test_from_kombu_it_tells_what_changes_and_what_to_paste(kombus):
 @pytest.mark.parametrize(
     ("transport", "arguments", "words"),
     [
-        ("sqs", [], "these commands are for SQS: set broker_transport"),
+        ("sqs", [], "celery -A work sqs doctor --from-kombu says what changes"),
         ("celery_sqs_visibility", ["--from-kombu"], "leave out --from-kombu"),
         ("memory", ["--from-kombu"], "is memory, and --from-kombu is for kombu's 'sqs'"),
     ],

@@ -21,12 +21,15 @@ from celery_sqs_visibility.operate.invocation import (
     CommandError,
     app_of,
     broker_of,
+    counted,
     duration,
     json_option,
     show_json,
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+LETTER: Final = "dead letter"
 
 #: Letters that a list looks for, unless told otherwise.
 LIST_LIMIT: Final = 100
@@ -119,7 +122,7 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
 @dead_letters.command("retry")
 @_place_options
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All of QUEUE that the filters let through.")
+@click.option("--all", "everything", is_flag=True, help="All of QUEUE, or all that the filters let through.")
 @_filters
 @click.option("--limit", type=click.IntRange(1), help="Most letters.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most messages a second.")
@@ -168,7 +171,7 @@ def retry_letters(
 @dead_letters.command("delete")
 @_place_options
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All of QUEUE that the filters let through.")
+@click.option("--all", "everything", is_flag=True, help="All of QUEUE, or all that the filters let through.")
 @_filters
 @click.option("--limit", type=click.IntRange(1), help="Most letters.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -199,14 +202,19 @@ def _move_natively(place: Place, rate: float | None, *, as_json: bool) -> None:
     if as_json:
         show_json(moved)
     else:
-        click.echo(f"SQS moved {moved['moved']} messages to {moved['to']!r}.")
+        click.echo(f"SQS moved {counted(moved['moved'], 'message')} to {moved['to']!r}.")
 
 
 def _chosen(place: Place, ids: tuple[str, ...], everything: bool, filters: dict[str, Any]) -> Selection:  # noqa: FBT001
-    if bool(ids) == everything:
-        raise click.UsageError("name the dead letters by their IDs, or all that match the filters by --all")
+    if bool(ids) == everything and (ids or not _narrow(filters)):
+        raise click.UsageError("name the dead letters by their IDs, or by a filter, or take all by --all")
     checked = [_checked_id(each) for each in ids]
     return _selection(place, ids=checked, **{**filters, "any_source": filters["any_source"] or bool(ids)})
+
+
+def _narrow(filters: dict[str, Any]) -> bool:
+    """Whether a filter leaves letters out; `--any-source` takes more."""
+    return any(value is not None for name, value in filters.items() if name != "any_source")
 
 
 def _checked_id(text: str) -> str:
@@ -219,7 +227,7 @@ def _checked_id(text: str) -> str:
 
 def _question(place: Place, ids: tuple[str, ...], filtered: bool) -> str:  # noqa: FBT001
     if ids:
-        which = f"{len(ids)} dead letters"
+        which = counted(len(ids), LETTER)
     elif filtered:
         which = "all dead letters that match"
     else:
@@ -238,7 +246,7 @@ def _show_plan(session: Session, *, as_json: bool) -> None:
         return
     if letters:
         show_letters([letter.summary(now) for letter in letters])
-    click.echo(f"{len(letters)} dead letters would be sent back.")
+    click.echo(f"{counted(len(letters), LETTER)} would be sent back.")
 
 
 @contextmanager
@@ -254,7 +262,7 @@ def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> It
     if session.stop.is_set():
         raise CommandError("interrupted: the others are dead letters still")
     if outcome.failed:
-        raise CommandError(f"{len(outcome.failed)} dead letters were left")
+        raise CommandError(f"{counted(len(outcome.failed), LETTER)} left")
     if session.missing():
         raise _not_there(session)
 
@@ -270,11 +278,13 @@ def _not_there(session: Session) -> CommandError:
 
 
 def _show_outcome(done: str, outcome: Outcome) -> None:
-    is_none = not outcome.done and not outcome.failed
-    click.echo((_NONE if is_none else _SOME).format(len(outcome.done), done))
+    click.echo(_sentence(done, outcome))
     for letter_id, reason in outcome.failed.items():
         click.echo(f"{letter_id} was not: {reason}", err=True)
 
 
-_NONE: Final = "No dead letters match: none were {1}."
-_SOME: Final = "{0} dead letters were {1}."
+def _sentence(done: str, outcome: Outcome) -> str:
+    number = len(outcome.done)
+    if not number and not outcome.failed:
+        return f"No dead letters match: none were {done}."
+    return f"{counted(number, LETTER)} {'was' if number == 1 else 'were'} {done}."

@@ -10,12 +10,17 @@ import click
 
 from celery_sqs_visibility.aws.port import MoveTask
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.errors import UnavailableError
+from celery_sqs_visibility.errors import SQSError, UnavailableError
 from celery_sqs_visibility.operate.dead_letters.places import Place
-from celery_sqs_visibility.operate.invocation import CommandError
+from celery_sqs_visibility.operate.invocation import CommandError, counted
 
 #: The fastest pace that SQS can be told (API_StartMessageMoveTask).
 MOST_PER_SECOND: Final = 500
+
+#: Codes of endpoints that do not know an action; the numbers are statuses of answers without a code.
+NOT_KNOWN: Final = frozenset(
+    ("404", "405", "500", "501", "InvalidAction", "NotImplemented", "UnknownOperationException")
+)
 
 #: Seconds between two questions about its progress.
 LOOK_SECONDS: Final = 2.0
@@ -34,17 +39,29 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
         )
     pace = None if per_second is None else max(1, min(int(per_second), MOST_PER_SECOND))
     source = place.letters.arn()
-    place.letters.sqs.start_move_task(source, place.source.arn(), pace)
+    _start(place, source, pace)
     try:
         task = _watched(place.letters, source)
     except KeyboardInterrupt:
         raise CommandError("SQS goes on moving the messages; this command no longer watches it") from None
     if task.status != "COMPLETED":
         raise CommandError(
-            f"SQS moved {task.moved} messages, and then: {task.status}, {task.failure or 'no reason given'}. "
-            "The others are dead letters still"
+            f"SQS moved {counted(task.moved, 'message')}, and then: {task.status}, "
+            f"{task.failure or 'no reason given'}. The others are dead letters still"
         )
     return {"moved": task.moved, "to": place.source.name}
+
+
+def _start(place: Place, source_arn: str, pace: int | None) -> None:
+    try:
+        place.letters.sqs.start_move_task(source_arn, place.source.arn(), pace)
+    except SQSError as error:
+        if error.code not in NOT_KNOWN:
+            raise
+        raise CommandError(
+            "the endpoint seems to have no StartMessageMoveTask, as some emulators: leave out --native: "
+            f"{error}"
+        ) from error
 
 
 def _watched(queue: Queue, source_arn: str) -> MoveTask:

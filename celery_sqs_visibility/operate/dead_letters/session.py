@@ -18,6 +18,7 @@ from celery_sqs_visibility.operate.dead_letters.held import HOLD_SECONDS, HeldMe
 from celery_sqs_visibility.operate.dead_letters.letter import Letter, read_letter
 from celery_sqs_visibility.operate.dead_letters.places import Place
 from celery_sqs_visibility.operate.dead_letters.selection import Selection
+from celery_sqs_visibility.operate.invocation import counted
 from celery_sqs_visibility.operate.stopping import stop_on_signals
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
@@ -134,12 +135,13 @@ def session_of(
         finally:
             if left := held.release():
                 click.echo(
-                    f"{left} messages could not be given back, and are visible again in {HOLD_SECONDS} s: "
-                    f"{held.problem}",
+                    f"{counted(left, 'message')} could not be given back, to be visible again in "
+                    f"{HOLD_SECONDS} s: {held.problem}",
                     err=True,
                 )
     if session.others:
         click.echo(
-            f"{session.others} dead letters of other queues were left out; --any-source takes them, too.",
+            f"Left out: {counted(session.others, 'dead letter')} of other queues; --any-source takes them, "
+            "too.",
             err=True,
         )

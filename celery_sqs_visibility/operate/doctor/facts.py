@@ -114,6 +114,7 @@ class Facts:
 
     Attributes:
         settings: those of Celery that differ from its defaults.
+        command: the beginning of a command to be pasted.
         control_rights: what probes have shown of remote control, where that is on, by the right's name.
         unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
     """
@@ -124,6 +125,7 @@ class Facts:
     queues: tuple[QueueFacts, ...] = ()
     machine: Machine = field(default_factory=Machine)
     unbound: Mapping[str, str] = field(default_factory=dict)
+    command: str = "celery sqs"
     control_rights: Mapping[str, Right] = field(default_factory=dict)
 
     def options_of_queues(self) -> list[tuple[str, QueueOptions, list[str]]]:

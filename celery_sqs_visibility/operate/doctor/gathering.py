@@ -23,6 +23,7 @@ from celery_sqs_visibility.operate.doctor.probes import (
     rights_on_key,
 )
 from celery_sqs_visibility.operate.found_queues import FoundQueue, dead_letter_queue, look_at
+from celery_sqs_visibility.operate.invocation import own_command
 from celery_sqs_visibility.operate.parallel import for_each
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined_queues import predefined_queue
@@ -56,6 +57,7 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         queues=tuple(for_each(names, lambda name: _queue_facts(broker, name))),
         machine=_machine(broker),
         unbound=unbound,
+        command=own_command(),
         control_rights=rights_of_control(broker.queues.sqs, options.whole_control_prefix)
         if options.remote_control
         else {},

@@ -29,7 +29,7 @@ def check_existence(facts: Facts) -> Iterator[Finding]:
     """Is there a queue?"""
     for queue in facts.queues:
         if queue.exists is False:
-            yield _missing(queue)
+            yield _missing(queue, facts.command)
         elif queue.attributes is None and queue.problem:
             yield Finding(
                 Severity.WARNING if queue.denied else Severity.ERROR,
@@ -39,22 +39,22 @@ def check_existence(facts: Facts) -> Iterator[Finding]:
                 "policy keeps what failed for good, in place of deleting it."
                 if queue.denied
                 else "It is not checked, and workers may not be able to use it either.",
-                "allow sqs:GetQueueUrl and sqs:GetQueueAttributes; `sqs policy worker` prints all rights"
+                f"allow sqs:GetQueueUrl and sqs:GetQueueAttributes; {facts.command} policy worker prints all"
                 if queue.denied
                 else "do as the sentence says, and run the command again",
             )
 
 
-def _missing(queue: QueueFacts) -> Finding:
+def _missing(queue: QueueFacts, command: str) -> Finding:
     created = queue.may_be_created
     return Finding(
         Severity.WARNING if created else Severity.ERROR,
         f"queue {queue.name!r}",
-        f"SQS has no such queue: {queue.problem}",
+        queue.problem or "SQS has no such queue",
         "The first worker or producer creates it, if it may: without a dead-letter queue."
         if created
         else "Workers do not start, and publishing fails.",
-        f"celery -A proj sqs queues create {queue.name}"
+        f"{command} queues create {queue.name}"
         if created
         else "create the queue in its account, or correct its name or URL",
     )

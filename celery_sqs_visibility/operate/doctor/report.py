@@ -11,6 +11,7 @@ import click
 
 from celery_sqs_visibility.operate.doctor.facts import Facts
 from celery_sqs_visibility.operate.doctor.findings import Finding, Severity
+from celery_sqs_visibility.operate.invocation import counted
 
 WIDTH_COLUMNS: Final = 100
 INDENT: Final = " " * 9
@@ -37,14 +38,14 @@ def show(findings: list[Finding], facts: Facts, paste: str = "") -> None:
 def summary(findings: list[Finding], facts: Facts) -> str:
     """How many there are, of how many things."""
     counts = Counter(finding.severity for finding in findings)
-    found = ", ".join(_counted(counts[each], each.name.lower()) for each in Severity)
+    found = ", ".join(counted(counts[each], each.name.lower()) for each in Severity)
     rights = sum(len(queue.rights) for queue in facts.queues) + len(facts.control_rights)
     looked = ", ".join(
         [
-            _counted(len(facts.queues), "queue"),
-            _counted(len(facts.tasks) + len(facts.unbound), "task"),
-            _counted(rights, "right"),
-            _counted(len(facts.settings), "setting"),
+            counted(len(facts.queues), "queue"),
+            counted(len(facts.tasks) + len(facts.unbound), "task"),
+            counted(rights, "right"),
+            counted(len(facts.settings), "setting"),
         ]
     )
     return f"{found}; looked at {looked}."
@@ -71,10 +72,6 @@ def as_json(findings: list[Finding], facts: Facts, paste: str = "") -> dict[str,
         "control_rights": {name: right.value for name, right in facts.control_rights.items()},
         **({"to_switch": paste} if paste else {}),
     }
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _wrapped(text: str) -> str:

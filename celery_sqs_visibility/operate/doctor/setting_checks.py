@@ -53,7 +53,7 @@ def check_rights(facts: Facts) -> Iterator[Finding]:
                 f"queue {queue.name!r}",
                 f"{name} is not allowed to these credentials",
                 WITHOUT.get(name, "What takes this right fails."),
-                "celery -A proj sqs policy worker (or producer) prints the policy to give them; who "
+                f"{facts.command} policy worker (or producer) prints the policy to give them; who "
                 "only publishes needs sqs:SendMessage alone",
             )
 
@@ -69,7 +69,7 @@ def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
                 "Its dead letters come without a reason, when SQS moves them."
                 if queue.redrive
                 else "What fails for good stays in its queue, and is not run again.",
-                "celery -A proj sqs policy worker prints the policy to give them",
+                f"{facts.command} policy worker prints the policy to give them",
             )
 
 
@@ -83,7 +83,7 @@ def check_unknown_rights(facts: Facts) -> Iterator[Finding]:
             "rights",
             f"it is not known whether these are allowed: {', '.join(unknown)}",
             "No request that changes nothing shows them; SQS did not refuse the one that comes nearest.",
-            "celery -A proj sqs policy worker prints the policy to compare with",
+            f"{facts.command} policy worker prints the policy to compare with",
         )
 
 
@@ -166,7 +166,7 @@ def check_remote_control(facts: Facts) -> Iterator[Finding]:
                 "option remote_control",
                 f"it is set, and {name} is not allowed to these credentials",
                 "`celery inspect` finds no workers (status 77), and queues of killed workers stay.",
-                "celery -A proj sqs policy worker (or operator) prints the policy to give them",
+                f"{facts.command} policy worker (or operator) prints the policy to give them",
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import click
 
@@ -87,10 +88,14 @@ def _see_to(plans: list[QueuePlan], context: BrokerContext, *, dry_run: bool, up
         raise NotPermittedError(f"{error}. --format prints the queues for whoever may create them") from error
 
 
+#: An attribute's value at SQS and the plan's, by the state.
+_CHANGES: Final = {"different": "{} is {}, planned {}", "updated": "{} was {}, is {}"}
+
+
 def _line(finding: Finding) -> str:
     if finding.state == "as planned":
         return f"{finding.queue}: exists, as planned"
     facts = [f"{name}={value}" for name, value in finding.attributes.items()]
-    if finding.state in {"different", "updated"}:
-        facts = [f"{n} is {finding.now[n]}, planned {value}" for n, value in finding.attributes.items()]
+    if sentence := _CHANGES.get(finding.state):
+        facts = [sentence.format(n, finding.now[n], value) for n, value in finding.attributes.items()]
     return f"{finding.queue}: {finding.state}: {', '.join(facts)}"

@@ -235,3 +235,13 @@ def test_the_missing_permission_is_named_for_s3_too(action, message, told):
     error = translate(answer("AccessDenied", message, 403, action), action, "s3")
     assert isinstance(error, AccessDeniedError)
     assert str(error) == f"{action} was answered AccessDenied: {told}"
+
+
+def test_a_page_in_place_of_an_answer_is_shown_in_one_short_line():
+    sentence = str(
+        translate(answer("502", "<html>\n<title>502 Bad Gateway</title>\n" * 99, 502), "ReceiveMessage")
+    )
+    assert sentence.startswith(
+        "ReceiveMessage was answered 502: <html> <title>502 Bad Gateway</title> <html>"
+    )
+    assert (len(sentence) < 250, "\n" in sentence) == (True, False)

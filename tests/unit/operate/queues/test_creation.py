@@ -5,7 +5,8 @@ import json
 import pytest
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.operate.queues.creation import Creation, same
+from celery_sqs_visibility.operate.queues.command import _line
+from celery_sqs_visibility.operate.queues.creation import Creation, Finding, same
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.provisioning import plan_queues
 
@@ -77,3 +78,16 @@ def test_a_queue_keeps_its_own_dead_letter_queue(sqs, receives, state, then):
 )
 def test_values_are_compared_not_their_spelling(name, present, wanted, is_same):
     assert same(name, present, wanted) == is_same
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ("different", "orders: different: VisibilityTimeout is 33, planned 10"),
+        ("updated", "orders: updated: VisibilityTimeout was 33, is 10"),
+        ("created", "orders: created: VisibilityTimeout=10"),
+    ],
+)
+def test_a_line_says_what_was_and_what_is(state, sentence):
+    finding = Finding("orders", state, {"VisibilityTimeout": "10"}, {"VisibilityTimeout": "33"})
+    assert _line(finding) == sentence

@@ -1,0 +1,26 @@
+"""What commands share."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from celery_sqs_visibility.operate.invocation import counted, own_command
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["-A", "shop", "sqs", "doctor", "-Q", "a"], "celery -A shop sqs"),
+        (["--app=shop.app:make", "sqs"], "celery -A shop.app:make sqs"),
+        (["sqs", "doctor", "--all"], "celery sqs"),
+    ],
+)
+def test_a_command_to_paste_names_the_app_as_this_one(monkeypatch, given, expected):
+    monkeypatch.setattr(sys, "argv", ["celery", *given])
+    assert own_command() == expected
+
+
+def test_one_thing_is_no_things():
+    assert [counted(number, "queue") for number in (0, 1, 2)] == ["0 queues", "1 queue", "2 queues"]
