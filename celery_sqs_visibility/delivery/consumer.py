@@ -71,15 +71,7 @@ class QueueConsumer(DeliveryHolder):
         self._buffer = buffer
         self._receivers = Receivers()
         self._arrivals, awaited = self._new_arrivals(open_message)
-        self._shutdown = Shutdown(
-            self.ledger,
-            self._settler,
-            self._receivers,
-            self._take_buffered,
-            options.for_queue,
-            self._pauses,
-            clock,
-        )
+        self._shutdown = self._new_shutdown()
         self._batch_threads = batch_threads_of(self._heartbeat, self._settler, awaited, self._removals)
         self._supervisor = Supervisor(self._supervised, clock)
         # Guards _running, _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
@@ -242,6 +234,17 @@ class QueueConsumer(DeliveryHolder):
             awaited.submit if awaited else None,
         )
         return arrivals, awaited
+
+    def _new_shutdown(self) -> Shutdown:
+        return Shutdown(
+            self.ledger,
+            self._settler,
+            self._receivers,
+            self._take_buffered,
+            self.options.for_queue,
+            self._pauses,
+            self._clock,
+        )
 
     def _start(self) -> None:
         with self._lock:
