@@ -17,6 +17,7 @@ from celery_sqs_visibility.aws.topics import PredefinedTopic, Topics
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     MessageTooLargeError,
+    RemoteControlError,
     RequestRefusedError,
     UnavailableError,
     UnroutableError,
@@ -192,8 +193,8 @@ def test_a_producer_of_celery_need_not_declare_the_exchange(site, channel):
 def test_celerys_own_exchanges_cost_nothing(site, channel, name, kind):
     exchange = Exchange(name, type=kind)
     publish(channel, exchange=exchange, routing_key="worker.online")
-    with Consumer(channel, [Queue("own", exchange, "#")]):
-        pass
+    with pytest.raises(RemoteControlError):
+        Consumer(channel, [Queue("own", exchange, "#")])
     assert site.sns.calls == []
 
 
