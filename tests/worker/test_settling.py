@@ -16,7 +16,7 @@ def test_an_idle_worker_keeps_no_more_threads_than_it_needs(make_site):
         site.send("quick", key)
     worker = site.start(pool="prefork", concurrency=2)
     site.diary.wait_for("started", 200, timeout=60)
-    # Celery's own; one that polls, settles, extends, looks after these, waits for the shutdown, and for probes.
+    # Celery's own; one that polls, settles, extends, watches these, waits for the shutdown, and for probes.
     wait_until(lambda: threads_of(worker) <= 7, 20, lambda: f"{threads_of(worker)} threads to become 7")
 
 
