@@ -14,11 +14,9 @@ from celery_sqs_visibility.control.event_exchanges import EventExchanges
 from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.mailbox import IsInTime, Mailbox, Put
 from celery_sqs_visibility.control.queues import ControlQueues
+from celery_sqs_visibility.control.replies import REPLY
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.clock import Clock
-
-#: What the names of exchanges for replies begin with (kombu/pidbox.py: `Mailbox.reply_exchange_fmt`).
-REPLY: Final = "reply."
 
 #: A queue stays for so long after its consumer was cancelled.
 KEPT_SECONDS: Final = 5.0

@@ -5,61 +5,40 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from celery_sqs_visibility.aws.port import SQS, OutgoingMessage, ReceivedMessage
+from celery_sqs_visibility.aws.port import SQS, ReceivedMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.control import wire
 from celery_sqs_visibility.control.event_exchanges import EventExchanges
 from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.mailbox import IsInTime, Mailbox, Put, never
-from celery_sqs_visibility.control.members import REPLY, Members
+from celery_sqs_visibility.control.members import Members
 from celery_sqs_visibility.control.queues import ControlQueues
+from celery_sqs_visibility.control.replies import REPLY, Replies
+from celery_sqs_visibility.control.reply_sender import ReplySender
 from celery_sqs_visibility.errors import (
     PASSING_ERRORS,
-    QueueDoesNotExistError,
     SQSError,
-    TooLargeError,
     UnreadableError,
 )
-from celery_sqs_visibility.events import emit
-from celery_sqs_visibility.measurements import ReplyDropped
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import Options
 
 logger = logging.getLogger(__name__)
 
-#: A process keeps the queue of its replies for this long after its last command, and then makes another.
-IDLE_SECONDS: Final = 60.0
-
 #: A command that SQS does not take is tried again for so long: Celery's callers wait a second for replies.
 BROADCAST_SECONDS: Final = 3.0
-
-#: A reply is sent again after these seconds: SQS may not see a new queue for a second.
-REPLY_PAUSES_SECONDS: Final = (0.1, 0.3, 0.6, 1.0)
-
-#: Most replies that a process sends at once.
-REPLY_THREADS: Final = 4
 
 #: A process that ends waits this long for the deletion of its queues.
 END_SECONDS: Final = 1.5
 
 #: And so long for its last events: a worker says that it goes.
 LAST_EVENTS_SECONDS: Final = 0.5
-
-
-class Collector:
-    """The replies to one command, for the consumer that may come later than they do."""
-
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.mailbox = Mailbox()
 
 
 class RemoteControl:
@@ -88,12 +67,13 @@ class RemoteControl:
         self._clock = clock
         self.events = EventExchanges(self.queues, clock, in_worker)
         self._members = Members(self.queues, self.events, clock, self._deliver, self._end, self._announce)
+        self._replies = Replies(self.queues, self._decoded, clock)
+        self._reply_sender = ReplySender(self.queues)
+        #: Send a worker's answer, in another thread. A caller that has gone gets none.
+        self.reply = self._reply_sender.send
         self._pid = os.getpid()
         self._lock = ProcessLock()  # guards everything below
-        self._reply_inboxes: dict[str, Inbox] = {}  # by exchange
-        self._collectors: dict[str, Collector] = {}  # by routing key
         self._ended: list[Inbox] = []  # whose queues may not be deleted yet
-        self._senders: ThreadPoolExecutor | None = None
         self._commanded: set[str] = set()  # exchanges to which this process has sent commands
         self._unreadable = False  # whether one has been logged
         atexit.register(self.close)
@@ -104,7 +84,7 @@ class RemoteControl:
         While `is_full`, what is no reply stays at SQS.
         """
         if exchange.startswith(REPLY):
-            self._collect(queue.removesuffix(f".{exchange}"), put)
+            self._replies.collect(queue.removesuffix(f".{exchange}"), put)
             return
         self._members.consume(queue, exchange, put, is_full)
 
@@ -113,11 +93,10 @@ class RemoteControl:
 
         That of the replies stays for the next command.
         """
-        if not exchange.startswith(REPLY):
+        if exchange.startswith(REPLY):
+            self._replies.forget(queue.removesuffix(f".{exchange}"))
+        else:
             self._members.cancel(queue)
-            return
-        with self._lock:
-            self._collectors.pop(queue.removesuffix(f".{exchange}"), None)
 
     def hand_on(self, queue: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
         """A message was not handled, since its consumer was cancelled meanwhile: it is the next one's."""
@@ -125,7 +104,7 @@ class RemoteControl:
 
     def expect_replies(self, exchange: str) -> None:
         """Begin to make the queue of this process's replies, if there is none."""
-        self._reply_inbox(exchange)
+        self._replies.inbox(exchange)
 
     def broadcast(self, exchange: str, message: dict[str, Any]) -> None:
         """Send a command to the workers whom it names, or to all. The calling thread waits for SQS.
@@ -152,30 +131,11 @@ class RemoteControl:
         urls = self.queues.find(exchange, command.get("destination") or ())
         expires_in = None
         if reply_to := command.get("reply_to"):
-            command = {**command, "reply_to": self._reply_address(reply_to)}
+            command = {**command, "reply_to": self._replies.address_for(reply_to)}
             expires = message["headers"].get(wire.EXPIRES)
             expires_in = expires - self._clock.wall() if expires else None
         text = wire.encode(message, command, exchange, "", expires_in=expires_in, message_id=command_id)
         self.queues.send(exchange, urls, text)
-
-    def reply(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
-        """Send a worker's answer, in another thread. A caller that has gone gets none."""
-        address, _, collector = routing_key.partition(".")
-        url = self.queues.url_of(exchange, address)
-        if url is None:
-            logger.warning("dropped the reply to a command, since %r is no address of one", routing_key)
-            emit(ReplyDropped())
-            return
-        reply, reply_id = wire.body_of(message), wire.new_id()
-        try:
-            text = wire.encode(message, reply, exchange, collector, message_id=reply_id)
-        except TooLargeError as error:
-            errors = {node: {"error": f"the reply cannot be sent: {error}"} for node in reply}
-            text = wire.encode(message, errors, exchange, collector, message_id=reply_id)
-        with self._lock:
-            if self._senders is None:
-                self._senders = ThreadPoolExecutor(REPLY_THREADS, "sqs-control-reply")
-            self._senders.submit(self._send_reply, url, text)
 
     def close(self, timeout: float = END_SECONDS) -> None:
         """End everything, and wait for the deletion of the queues. Again, it does nothing; nor in a fork."""
@@ -183,14 +143,9 @@ class RemoteControl:
             return
         atexit.unregister(self.close)
         self.events.close(LAST_EVENTS_SECONDS)
-        with self._lock:
-            inboxes = [*self._members.close(), *self._reply_inboxes.values()]
-            self._reply_inboxes, self._collectors = {}, {}
-            senders, self._senders = self._senders, None
-        for inbox in inboxes:
+        for inbox in (*self._members.close(), *self._replies.close()):
             self._end(inbox)
-        if senders is not None:
-            senders.shutdown(wait=False)
+        self._reply_sender.close()
         until = self._clock.monotonic() + timeout
         for inbox in self._ended:
             inbox.join(max(0.0, until - self._clock.monotonic()))
@@ -208,46 +163,6 @@ class RemoteControl:
         with self._lock:
             self._ended = [*(each for each in self._ended if each.is_deleting), inbox]
 
-    def _collect(self, key: str, put: Put) -> None:
-        """The collector's consumer is there: it gets what came before it. Its thread."""
-        with self._lock:
-            collector = self._collectors.setdefault(key, Collector(self._clock.monotonic()))
-        collector.mailbox.open(put)
-
-    def _reply_address(self, reply_to: dict[str, Any]) -> dict[str, Any]:
-        exchange, key = reply_to["exchange"], reply_to["routing_key"]
-        address = self._reply_inbox(exchange).address()
-        now = self._clock.monotonic()
-        with self._lock:
-            if key not in self._collectors:
-                # Without those whose consumer never came.
-                waiting = {
-                    each: collector
-                    for each, collector in self._collectors.items()
-                    if collector.mailbox.is_open or now - collector.began < IDLE_SECONDS
-                }
-                self._collectors = {**waiting, key: Collector(now)}
-        return {"exchange": exchange, "routing_key": f"{address}.{key}"}
-
-    def _reply_inbox(self, exchange: str) -> Inbox:
-        with self._lock:
-            inbox = self._reply_inboxes.get(exchange)
-            if inbox is None or not inbox.use():
-                inbox = self._reply_inboxes[exchange] = self._new_reply_inbox(exchange)
-                inbox.start()
-        return inbox
-
-    def _new_reply_inbox(self, exchange: str) -> Inbox:
-        return Inbox(
-            self.queues,
-            exchange,
-            f"{self._pid}@{socket.gethostname()}",
-            self._deliver_reply,
-            self._clock,
-            wanted=lambda: any(each.mailbox.is_open for each in list(self._collectors.values())),
-            idle_seconds=IDLE_SECONDS,
-        )
-
     def _deliver(self, mailbox: Mailbox, received: ReceivedMessage) -> None:
         """A command, or an event. The inbox's thread."""
         message = self._decoded(received)
@@ -255,15 +170,6 @@ class RemoteControl:
             self.events.heard(message.monitors)
             until = None if message.expires_in is None else self._clock.monotonic() + message.expires_in
             mailbox.deliver(message.id, message.payload, partial(self._is_in_time, until))
-
-    def _deliver_reply(self, received: ReceivedMessage) -> None:
-        message = self._decoded(received)
-        if message is None:
-            return
-        with self._lock:
-            collector = self._collectors.get(message.routing_key)
-        if collector is not None:
-            collector.mailbox.deliver(message.id, message.payload, lambda: True)
 
     def _is_in_time(self, until: float | None) -> bool:
         if until is None or self._clock.monotonic() <= until:
@@ -279,21 +185,3 @@ class RemoteControl:
                 self._unreadable = True
                 logger.warning("dropped a message in a control queue unread: %s. (Said once.)", error)
             return None
-
-    def _send_reply(self, url: str, text: str) -> None:
-        """One of the senders' threads."""
-        for seconds in (*REPLY_PAUSES_SECONDS, None):
-            try:
-                self.queues.sqs.send(url, OutgoingMessage(text))
-            except (*PASSING_ERRORS, QueueDoesNotExistError) as error:
-                if seconds is None:
-                    logger.info("dropped the reply to a command, since its caller has gone: %s", error)
-                    emit(ReplyDropped())
-                    return
-                threading.Event().wait(seconds)
-            except SQSError as error:
-                logger.warning("cannot send the reply to a command: %s", error)
-                emit(ReplyDropped())
-                return
-            else:
-                return

@@ -15,7 +15,7 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.control import members, remote
-from celery_sqs_visibility.control.remote import REPLY_PAUSES_SECONDS
+from celery_sqs_visibility.control.reply_sender import REPLY_PAUSES_SECONDS, ReplySender
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     CommandNotSentError,
@@ -121,7 +121,7 @@ def test_replies_that_reach_nobody_are_counted(site):
     for error in (QueueDoesNotExistError("gone"), AccessDeniedError("allow sqs:SendMessage")):
         for _ in REPLY_PAUSES_SECONDS:
             site.sqs.fail_next("SendMessage", error)
-        control._send_reply("memory://us-east-1/000000000000/gone", "{}")
+        ReplySender(control.queues)._send("memory://us-east-1/000000000000/gone", "{}")
     end()
     assert dropped == 3 * [ReplyDropped()]
 
