@@ -16,6 +16,7 @@ from celery import bootsteps, signals
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import in_sighandler
 from celery.worker import state
+from celery.worker.consumer.connection import Connection
 
 from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
 from celery_sqs_visibility.signals import send_signals
@@ -27,6 +28,7 @@ from celery_sqs_visibility.worker.dependency_logs import quiet_dependencies
 from celery_sqs_visibility.worker.drain import Drain
 from celery_sqs_visibility.worker.event_tasks import take_events
 from celery_sqs_visibility.worker.exclusive_request import open_key_leases
+from celery_sqs_visibility.worker.option_secrets import without_secrets
 from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.worker.rate_limits import RateLimits
 from celery_sqs_visibility.worker.startup import QueuesFirst
@@ -86,6 +88,16 @@ class Deliveries(SQSStep):
         from celery_sqs_visibility.worker.given_back import GivenBack  # noqa: PLC0415
 
         context.forget_given_back = GivenBack(parent, self._worker, rate_limits).forget
+
+    def info(self, parent: Any) -> Any:
+        """Say of the broker what Celery says in answer to `inspect stats`, without secrets of the options.
+
+        Comes after Celery's own step, and takes its place (celery/bootsteps.py: `Blueprint.info`).
+        """
+        said = next(step for step in parent.steps if isinstance(step, Connection)).info(parent)["broker"]
+        if not isinstance(said, dict):
+            return None
+        return {"broker": {**said, "transport_options": without_secrets(said["transport_options"])}}
 
     def start(self, parent: Any) -> None:
         """Listen to the event loop's pipes; again, whenever the consumer has connected anew."""
