@@ -105,7 +105,7 @@ class BotoSQS(SQS):
 
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
         params = {"QueueUrl": queue_url, **_entry(message)}
-        return self._call("SendMessage", params, lambda answer: str(answer["MessageId"]))
+        return self._call("SendMessage", params, _message_id, repeatable=message.repeatable)
 
     def send_batch(self, queue_url: str, messages: Sequence[OutgoingMessage]) -> BatchResult:
         return self._batch("SendMessageBatch", queue_url, [_entry(message) for message in messages])
@@ -183,6 +183,8 @@ class BotoSQS(SQS):
         params: Mapping[str, Any],
         read: Callable[[Mapping[str, Any]], T],
         purpose: Purpose | None = None,
+        *,
+        repeatable: bool = False,
     ) -> T:
         """Make a request and read its answer. Whatever goes wrong in either comes out as an `SQSError`."""
         started = SYSTEM_CLOCK.monotonic()
@@ -190,7 +192,7 @@ class BotoSQS(SQS):
         caller: Caller | None = None
         try:
             caller = self._caller(purpose or _PURPOSES.get(action, Purpose.SETTLE), action)
-            result = read(caller.call(action, params))
+            result = read(caller.call(action, params, repeatable=repeatable))
             self._answered = True
         except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
             error = self._react(translate(exc, action), caller)
@@ -249,6 +251,10 @@ def _set(**params: Any) -> dict[str, Any]:
 def _queue_of(params: Mapping[str, Any]) -> str:
     """SQS's name of the queue that a request is about, or nothing."""
     return str(params.get("QueueName") or params.get("QueueUrl", "").rpartition("/")[2])
+
+
+def _message_id(answer: Mapping[str, Any]) -> str:
+    return str(answer["MessageId"])
 
 
 def _queue_url(answer: Mapping[str, Any]) -> str:

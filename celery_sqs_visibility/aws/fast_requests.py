@@ -1,9 +1,9 @@
 """SQS's frequent requests, made in two thirds of the CPU time that a boto3 client takes.
 
 A client works out the endpoint, the shapes and the user agent anew for every request. A worker makes three
-kinds of requests all day long, a producer and a caller of remote control a fourth, and only action, body,
-date and signature differ: the client's first request is a template for the others. Signing, credentials,
-connections, TLS, proxies, timeouts and errors are botocore's.
+kinds of requests all day long, and only action, body, date and signature differ: the client's first request
+is a template for the others. Signing, credentials, connections, TLS, proxies, timeouts and errors are
+botocore's.
 
 Where a tracer has patched clients (`BaseClient._make_api_call`), the client makes all requests.
 """
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Actions that are frequent. Their parameters are JSON as they are, but for bytes in message attributes.
-FREQUENT: Final = frozenset(
-    {"ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch", "SendMessage"}
-)
+#: Actions that are frequent. Their parameters are JSON as they are.
+FREQUENT: Final = frozenset({"ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"})
 
 #: The header that names the action, and what stands before the action there.
 TARGET: Final = "x-amz-target"
@@ -77,10 +75,13 @@ class Caller:
         # First, and so without the headers that other listeners add: they add them to each request.
         client.meta.events.register_first("before-sign.sqs", self._see)
 
-    def call(self, action: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make a request and return its answer; raises the client's exceptions."""
+    def call(self, action: str, params: Mapping[str, Any], *, repeatable: bool = False) -> Mapping[str, Any]:
+        """Make a request and return its answer; raises the client's exceptions.
+
+        One that is `repeatable`, and has JSON for parameters, is made as a frequent one.
+        """
         fast = self._fast
-        if fast is None or action not in FREQUENT or _is_patched(self.client):
+        if fast is None or not (action in FREQUENT or repeatable) or _is_patched(self.client):
             return self._ask_client(action, params)
         try:
             return fast.call(action, params)
@@ -157,7 +158,7 @@ class FastRequests:
     def call(self, action: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make a request and return its answer; raises the client's exceptions."""
         headers = {**self._headers, TARGET: f"{TARGET_PREFIX}{action}"}
-        request = self._new_request("POST", self._url, headers, _json(params))
+        request = self._new_request("POST", self._url, headers, json.dumps(params).encode())
         request.context.update(self._context)
         self._signer.sign(action, request)
         answer = self._send(action, request.prepare())
@@ -202,15 +203,6 @@ def _may_be_our_doing(error: Exception, action: str) -> bool:
     # HTTPClientError itself, and not a class of it, wraps an exception that botocore does not know.
     known = isinstance(error, (BotoCoreError, ResponseParserError))
     return not known or type(error) is HTTPClientError
-
-
-def _json(params: Mapping[str, Any]) -> bytes:
-    def encoded(value: object) -> str:
-        if not isinstance(value, bytes | bytearray):
-            raise TypeError(f"{type(value).__name__} is no parameter's type")
-        return base64.b64encode(value).decode()
-
-    return json.dumps(params, default=encoded).encode()
 
 
 def _content(body: bytes) -> dict[str, Any]:

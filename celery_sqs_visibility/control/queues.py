@@ -180,7 +180,7 @@ class ControlQueues:
         error: SQSError | None = None
         for _ in range(ATTEMPTS):
             try:
-                self.sqs.send(url, OutgoingMessage(body))
+                self.sqs.send(url, OutgoingMessage(body, repeatable=True))
             except PASSING_ERRORS as passing:
                 error = passing
             except QueueDoesNotExistError as gone:

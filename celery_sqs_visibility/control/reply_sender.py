@@ -62,7 +62,7 @@ class ReplySender:
         """One of the threads."""
         for seconds in (*REPLY_PAUSES_SECONDS, None):
             try:
-                self._queues.sqs.send(url, OutgoingMessage(text))
+                self._queues.sqs.send(url, OutgoingMessage(text, repeatable=True))
             except (*PASSING_ERRORS, QueueDoesNotExistError) as error:
                 if seconds is None:
                     logger.info("dropped the reply to a command, since its caller has gone: %s", error)

@@ -104,7 +104,9 @@ def test_by_celery_over_http_and_of_two_workers_with_one_port_the_second_goes_wi
     first = site.start(name="first")
     wait_for(WELL, "--ready")
     (told,) = run_json(site.config, "health", "--ready")
-    assert told["polls"] == [{"queue": site.queue, "late": 0.0, "accepted": True, "error": ""}]
+    assert told["polls"] == [
+        {"queue": site.queue, "late": 0.0, "accepted": True, "error": "", "paused": False}
+    ]
     assert run_celery(site.config, "sqs", "health", "-n", "nobody").returncode == NOBODY
     second = site.start(name="second")
     assert "cannot answer HTTP requests, so the worker goes on without: http_port" in second.log

@@ -246,7 +246,7 @@ from celery_sqs_visibility.aws.client_settings import ClientSettings
 made = []
 class Caller:
     def __init__(self, client): made.append(os.getpid())
-    def call(self, action, params): return {"QueueUrl": "u"}
+    def call(self, action, params, **_): return {"QueueUrl": "u"}
 boto.Caller, boto.new_client = Caller, lambda *_: None
 settings = ClientSettings("us-east-1", access_key_id="a", secret_access_key="b")
 sqs = shared.shared_sqs(settings)

@@ -401,15 +401,13 @@ def test_the_client_makes_all_requests_where_the_template_cannot_be_used(
     assert reason in record.getMessage()
 
 
-def test_a_fast_send_has_the_body_that_the_clients_has(server, caller):
+def test_a_send_is_fast_only_if_it_may_be_repeated(server, caller):
     server.answer = json_answer(200, {"MessageId": "1"})
-    attribute = {"DataType": "Binary", "BinaryValue": b"\x00\xff"}
-    url = server.deletion["QueueUrl"]
-    params = {"QueueUrl": url, "MessageBody": "h\xe4", "MessageAttributes": {"a": attribute}}
-    for _ in range(2):
-        assert caller.call("SendMessage", params)["MessageId"] == "1"
-    by_client, fast = (json.loads(request.body) for request in server.requests)
-    assert (fast, server.fast) == (by_client, [False, True])
+    params = {"QueueUrl": server.deletion["QueueUrl"], "MessageBody": "h\xe4"}
+    for repeatable in (False, False, True):
+        assert caller.call("SendMessage", params, repeatable=repeatable)["MessageId"] == "1"
+    assert server.fast == [False, False, True]
+    assert len({request.body for request in server.requests}) == 1
 
 
 def test_motos_mock_answers_fast_requests():

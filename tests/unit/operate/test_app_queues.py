@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import pytest
-from support.app import close_app, make_app
+from support.app import close_app, make_app, without_shared_tasks
 
 from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.operate.app_queues import max_retries_by_queue
 
 
 @pytest.fixture
-def app():
+def app(monkeypatch):
+    without_shared_tasks(monkeypatch)
+
     def by_arguments(name, args, kwargs, options, **_):
         return {"queue": "big"} if args[0] > 9 else None
 
