@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
+import psutil
 from support.app import CONFIG_VARIABLE, encode_config
 from support.processes import GuardedProcess, free_port
 from support.worker import IMPORT_PATHS
@@ -74,3 +75,10 @@ class Screen(Monitor):
         program = "import os, pty, sys; os.environ.update(LINES='40', COLUMNS='120'); pty.spawn(sys.argv[1:])"
         command = [sys.executable, "-m", "celery", *args]
         super().__init__(log, config, "-c", program, *command, python=Path(sys.executable))
+
+    def stop(self) -> None:
+        """Kill the command, too: a terminal's is in a session, and so a group, of its own."""
+        with contextlib.suppress(psutil.NoSuchProcess, RuntimeError):  # it has ended, or was not started
+            for child in psutil.Process(self.pid).children(recursive=True):
+                child.kill()
+        super().stop()
