@@ -74,7 +74,7 @@ class EventExchanges:
             self._of(exchange).told(addresses)
 
     def close(self, timeout: float) -> None:
-        """Send what waits, for so many seconds at the most, and end the threads."""
+        """Send the events that wait, for some seconds at the most, and end the threads."""
         until = self._clock.monotonic() + timeout
         for monitors in list(self._monitors.values()):
             monitors.flush(max(0.0, until - self._clock.monotonic()))

@@ -36,13 +36,13 @@ FIRST_SWEEP_SECONDS: Final = 600
 LONGEST_PAUSE_SECONDS: Final = 30.0
 REFUSED_PAUSE_SECONDS: Final = 300.0
 
-#: So many errors in a row have the short pauses of every other request.
+#: Up to this many errors in a row, pauses are as short as those of other requests.
 FEW: Final = 5
 
 #: After an error that is a bug.
 PAUSE_SECONDS: Final = 5.0
 
-#: Whoever handles messages more slowly than they come is asked so often whether it has caught up.
+#: How often a consumer that is slower than its messages is asked whether it has caught up.
 FULL_PAUSE_SECONDS: Final = 0.1
 
 #: A queue that is younger may not be there yet, and is tried again this often.
@@ -147,7 +147,7 @@ class Inbox:
         return self._deleting is not None and self._deleting.is_alive()
 
     def join(self, timeout: float) -> None:
-        """Wait until the queue is deleted, for so many seconds at the most. After `stop`."""
+        """Wait until the queue is deleted, for `timeout` seconds at the most. After `stop`."""
         if self._deleting is not None:
             self._deleting.join(timeout)
 

@@ -56,7 +56,7 @@ class Mailbox:
             put(payload, is_in_time)
 
     def close(self) -> None:
-        """The consumer has gone. What comes waits for the next."""
+        """The consumer has gone. Messages wait for the next consumer."""
         with self._lock:
             self._put = None
 

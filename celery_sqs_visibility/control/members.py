@@ -90,7 +90,7 @@ class Members:
             member.mailbox.put(payload, is_in_time)
 
     def close(self) -> list[Inbox]:
-        """Forget all of them. Whoever calls it ends their inboxes."""
+        """Forget all members. The caller ends their inboxes."""
         self._closed.set()
         with self._lock:
             members, self._members = self._members, {}

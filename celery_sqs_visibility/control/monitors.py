@@ -119,7 +119,7 @@ class Monitors:
             self._watched = False
 
     def flush(self, timeout: float) -> bool:
-        """Send what waits; whether that took no longer than `timeout` seconds."""
+        """Send the events that wait; whether that took no longer than `timeout` seconds."""
         until = self._clock.monotonic() + timeout
         return all(feed.flush(max(0.0, until - self._clock.monotonic())) for feed in self._feeds.values())
 

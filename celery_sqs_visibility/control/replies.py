@@ -1,4 +1,4 @@
-"""The replies to this process's commands: one queue for them all, and who waits for which."""
+"""The replies to this process's commands: one queue for all of them, and the consumer of each."""
 
 from __future__ import annotations
 

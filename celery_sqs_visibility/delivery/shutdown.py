@@ -107,7 +107,7 @@ class Shutdown:
 
     def _unstarted(self, queue_name: str | None) -> list[Delivery]:
         unstarted = [d for d in self._ledger.unstarted() if queue_name in {None, d.queue.name}]
-        # Asked last: what comes after a pause's end is to run.
+        # Asked last: a message that comes after the pause's end is to run.
         return unstarted if self._gives_back(queue_name) else []
 
     def _gives_back(self, queue_name: str | None) -> bool:

@@ -28,7 +28,7 @@ class Pauses:
         self._pauses: dict[str, Pause] = {}
 
     def pause(self, queue: str, seconds: float = math.inf) -> None:
-        """From now on, for that many seconds; another pause before is forgotten."""
+        """Pause the queue from now on, for `seconds`, in place of the pause that it has."""
         now = self._clock.monotonic()
         self._pauses[queue] = Pause(now, now + seconds)
 
