@@ -38,6 +38,7 @@ def test_flower_lists_the_worker_follows_a_task_and_shuts_the_worker_down(site, 
         shows("workers", "importer@", "Online")
         shows("broker", "is not supported")
         name = re.search(r"importer@\S+", worker.log)[0]
+        worker.wait_for_log("Events of group {task} enabled by remote.")  # Flower asks each five seconds
         site.send("quick", "a")
         site.send("slow", "a", 4)
         shows("tasks", "work.slow", "STARTED")
