@@ -19,13 +19,13 @@ CREDENTIALS: Final = re.compile(r"(?<=://)([^:/@]*):.*@", re.DOTALL)
 def mask_settings() -> None:
     """Have Celery show settings so, in this process (celery/app/utils.py: `Settings.table`).
 
-    It masks no URL below the first level, and of a broker's shows a part of a secret that has a "/", in an error.
+    It masks no URL below the first level, and its error about a broker's shows a part of a secret with a "/".
     """
     utils.filter_hidden_settings = without_secrets  # type: ignore[assignment]
 
 
 def without_secrets(settings: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the settings, with what has a name that Celery hides masked, and secrets of URLs, however deep."""
+    """Mask the settings whose names Celery hides, and the secrets of URLs, however deep."""
     return {name: _masked(name, value) for name, value in settings.items()}
 
 
