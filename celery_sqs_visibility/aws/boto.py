@@ -268,6 +268,7 @@ def _latest_task(answer: Mapping[str, Any]) -> MoveTask | None:
             entry.get("ApproximateNumberOfMessagesMoved", 0),
             entry.get("ApproximateNumberOfMessagesToMove"),
             entry.get("FailureReason"),
+            entry.get("StartedTimestamp"),
         )
     return None
 

@@ -208,7 +208,9 @@ class FakeSQS(SQS):
             if not any(redrive and redrive.dead_letter_arn == source_arn for redrive in redrives):
                 raise refused(action, "Source queue must be configured as a Dead Letter Queue.")
             moved = by_arn[source_arn].move_to(by_arn[destination_arn], self._now())
-            self._moves[source_arn] = MoveTask("COMPLETED", moved, moved)
+            self._moves[source_arn] = MoveTask(
+                "COMPLETED", moved, moved, started=int(self._clock.wall() * 1000)
+            )
 
     def latest_move_task(self, source_arn: str) -> MoveTask | None:
         with self._call("ListMessageMoveTasks", source=source_arn):

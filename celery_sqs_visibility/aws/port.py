@@ -90,12 +90,14 @@ class MoveTask:
         moved: messages so far, approximately.
         to_move: messages in all, likewise; `None` where SQS does not tell.
         failure: why it failed.
+        started: when, in milliseconds since the epoch; `None` where SQS does not tell.
     """
 
     status: str
     moved: int = 0
     to_move: int | None = None
     failure: str | None = None
+    started: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

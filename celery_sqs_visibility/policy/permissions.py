@@ -182,6 +182,8 @@ PERMISSIONS: Final = (
         "SweepControl", ("sqs:ListQueueTags",), "`celery-control-*`", "control_queues", WORKER | OPERATOR
     ),
     Permission("ListControl", ("sqs:ListQueues",), "`*`", "lists", WORKER | OPERATOR),
+    Permission("TellMonitors", ("sqs:SendMessage",), "`celery-control-celeryev-*`", "monitors", PRODUCER),
+    Permission("ListMonitors", ("sqs:ListQueues",), "`*`", "monitor_lists", PRODUCER),
     Permission(
         "SampleAges",
         ("cloudwatch:GetMetricData",),
@@ -215,18 +217,22 @@ def policy_document(role: Role, resources: Resources, aliases: Iterable[str] = (
     """
     statements: list[dict[str, Any]] = []
     for permission in PERMISSIONS:
-        arns = list(dict.fromkeys(resources.get(permission.kind, ())))
-        if role in permission.roles and arns:
-            statements.append(_statement(permission, arns))
-            if any(arn.endswith(_ANY_KEY) for arn in arns):
-                named = {"kms:ResourceAliases": sorted(aliases)}
-                statements[-1]["Condition"] = {"ForAnyValue:StringEquals": named}
+        if role in permission.roles:
+            arns = list(dict.fromkeys(resources.get(permission.kind, ())))
+            exact = [arn for arn in arns if not arn.endswith(_ANY_KEY)]
+            any_key = [arn for arn in arns if arn.endswith(_ANY_KEY)]
+            if exact:
+                statements.append(_statement(permission.sid, permission, exact))
+            if any_key:
+                condition = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": sorted(aliases)}}
+                by_alias = _statement(f"{permission.sid}ByAlias", permission, any_key)
+                statements.append({**by_alias, "Condition": condition})
     return {"Version": "2012-10-17", "Statement": statements}
 
 
-def _statement(permission: Permission, arns: list[str]) -> dict[str, Any]:
+def _statement(sid: str, permission: Permission, arns: list[str]) -> dict[str, Any]:
     return {
-        "Sid": permission.sid,
+        "Sid": sid,
         "Effect": "Allow",
         "Action": list(permission.actions),
         "Resource": arns if len(arns) > 1 else arns[0],

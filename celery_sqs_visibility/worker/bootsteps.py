@@ -28,7 +28,7 @@ from celery_sqs_visibility.worker.dependency_logs import quiet_dependencies
 from celery_sqs_visibility.worker.drain import Drain
 from celery_sqs_visibility.worker.event_tasks import take_events
 from celery_sqs_visibility.worker.exclusive_request import open_key_leases
-from celery_sqs_visibility.worker.option_secrets import without_secrets
+from celery_sqs_visibility.worker.option_secrets import mask_settings, without_secrets
 from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
 from celery_sqs_visibility.worker.rate_limits import RateLimits
 from celery_sqs_visibility.worker.startup import QueuesFirst
@@ -83,11 +83,12 @@ class Deliveries(SQSStep):
         BadMessages(parent)
 
     def _be_controlled(self, parent: Any, context: BrokerContext, rate_limits: RateLimits) -> None:
-        """Have queues paused by control commands."""
+        """Have queues paused by control commands, and settings shown without secrets."""
         import celery_sqs_visibility.worker.control_commands  # noqa: F401, PLC0415 - workers without need none
         from celery_sqs_visibility.worker.given_back import GivenBack  # noqa: PLC0415
 
         context.forget_given_back = GivenBack(parent, self._worker, rate_limits).forget
+        mask_settings()
 
     def info(self, parent: Any) -> Any:
         """Say of the broker what Celery says in answer to `inspect stats`, without secrets of the options.

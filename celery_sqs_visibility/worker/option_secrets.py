@@ -1,19 +1,44 @@
-"""Transport options as they may be shown, in the answer to `celery inspect stats`."""
+"""Settings and transport options as `celery inspect conf`, `report` and `stats` may show them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode
 
-from celery.app.utils import filter_hidden_settings
-from kombu.utils.url import maybe_sanitize_url
+from celery.app import utils
+from celery.app.utils import HIDDEN_SETTINGS  # type: ignore[attr-defined]
+
+MASK: Final = "********"
+
+#: The secret of a URL ends at the last "@", so that one needs no quotes: `transport/broker_url.py`.
+CREDENTIALS: Final = re.compile(r"(?<=://)([^:/@]*):.*@", re.DOTALL)
 
 
-def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with their secrets masked: as Celery masks settings, and in URLs."""
-    masked: dict[str, Any] = filter_hidden_settings(dict(options))
-    return {name: _masked(value) for name, value in masked.items()}
+def mask_settings() -> None:
+    """Have Celery show settings so, in this process (celery/app/utils.py: `Settings.table`).
+
+    It masks no URL below the first level, and its error about a broker's shows a part of a secret with a "/".
+    """
+    utils.filter_hidden_settings = without_secrets  # type: ignore[assignment]
 
 
-def _masked(value: Any) -> Any:
-    return maybe_sanitize_url(value) if isinstance(value, str) else value
+def without_secrets(settings: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Mask the settings whose names Celery hides, and the secrets of URLs, however deep."""
+    return {name: _masked(name, value) for name, value in settings.items()}
+
+
+def _masked(name: Any, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return without_secrets(value)
+    if isinstance(name, str) and HIDDEN_SETTINGS.search(name):
+        return MASK
+    if isinstance(value, (list, tuple)):
+        return [_masked(None, each) for each in value]
+    return _masked_url(value) if isinstance(value, str) and "://" in value else value
+
+
+def _masked_url(url: str) -> str:
+    place, mark, query = CREDENTIALS.sub(rf"\1:{MASK}@", url).partition("?")
+    return place + mark + urlencode(without_secrets(dict(parse_qsl(query))), safe="*:/@")

@@ -54,6 +54,8 @@ MENTIONED = [
     # A doctor reads settings without defaults, and an app of kombu's transport by ours.
     ("celery.app.base:Celery._connection", "transport or conf.broker_transport"),
     ("celery.app.routes:Router.expand_destination", "raise QueueNotFound"),
+    # Settings are shown without secrets, by our function in the place of Celery's.
+    ("celery.app.utils:Settings.table", "filter_hidden_settings if censored"),
     # Kombu loads the entry points we hide behind.
     ("kombu.serialization", "entrypoints('kombu.serializers')"),
     # Kombu decompresses by the header that we keep from it.

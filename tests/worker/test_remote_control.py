@@ -63,7 +63,9 @@ class ControlRoom:
 @pytest.fixture
 def room(make_site):
     prefix = f"c-{uuid.uuid4().hex[:8]}-"
-    room = ControlRoom(make_site(remote_control=True, control_prefix=prefix, shutdown_timeout=2), prefix)
+    secret = {"monitoring": {"url": "https://u:PASSWORD@host"}}
+    site = make_site(secret, remote_control=True, control_prefix=prefix, shutdown_timeout=2)
+    room = ControlRoom(site, prefix)
     yield room
     with room.site.app.connection_for_write() as connection:
         connection.transport.context.end_control()
@@ -82,7 +84,9 @@ def test_a_saturated_worker_answers(room):
     assert room.ask("ping") == {"ok": "pong"}
     assert "work.quick" in room.ask("registered")
     assert room.ask("stats")["pool"]["max-concurrency"] == 1
-    assert room.ask("conf")["task_default_queue"] == room.site.queue
+    settings = room.ask("conf")
+    assert settings["task_default_queue"] == room.site.queue
+    assert settings["monitoring"] == {"url": "https://u:********@host"}
     assert [queue["name"] for queue in room.ask("active_queues")] == [room.site.queue]
 
 

@@ -59,6 +59,7 @@ class Moves:
     payloads: PayloadStore | None = None
     per_second: float | None = None
     outcome: Outcome = field(default_factory=Outcome)
+    _closed_groups: set[tuple[str, str | None]] = field(default_factory=set)
 
     def send_back(self, letters: Sequence[Letter]) -> None:
         """Send letters to their queues, then delete them.
@@ -78,7 +79,9 @@ class Moves:
                 continue
             by_target[target].append((letter, message_to_send_back(letter, fifo=target.fifo)))
         for target, pairs in by_target.items():
-            for batch in batches_of([message for _, message in pairs], self._most()):
+            # Of a FIFO queue one at a time: SendMessageBatch may refuse one, and take those behind it.
+            most = 1 if target.fifo else self._most()
+            for batch in batches_of([message for _, message in pairs], most):
                 self._paced([pairs[position] for position in batch], target)
 
     def delete(self, letters: Sequence[Letter]) -> None:
@@ -93,16 +96,27 @@ class Moves:
         return BATCH_ENTRIES if self.per_second is None else max(1, min(BATCH_ENTRIES, int(self.per_second)))
 
     def _paced(self, pairs: Sequence[tuple[Letter, OutgoingMessage]], target: Queue) -> None:
-        if self.stop.is_set():
+        if self.stop.is_set() or self._waits_behind_another(pairs[0], target):
             return
         self._send(pairs, target)
         if self.per_second is not None:
             self.held.wait(len(pairs) / self.per_second)
 
+    def _waits_behind_another(self, pair: tuple[Letter, OutgoingMessage], target: Queue) -> bool:
+        """Whether an earlier message of a FIFO queue's group could not be sent back."""
+        letter, message = pair
+        if (target.url, message.group_id) not in self._closed_groups:
+            return False
+        self.outcome.failed[letter.id] = "an earlier dead letter of its message group could not be sent back"
+        return True
+
     def _send(self, pairs: Sequence[tuple[Letter, OutgoingMessage]], target: Queue) -> None:
         failed = target.sqs.send_batch(target.url, [message for _, message in pairs]).failed
         for position, error in failed.items():
-            self.outcome.failed[pairs[position][0].id] = str(error)
+            letter, message = pairs[position]
+            self.outcome.failed[letter.id] = str(error)
+            if target.fifo:
+                self._closed_groups.add((target.url, message.group_id))
         sent = [letter for position, (letter, _) in enumerate(pairs) if position not in failed]
         self.outcome.done += [letter.id for letter in sent]
         if sent:

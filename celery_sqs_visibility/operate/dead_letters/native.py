@@ -25,6 +25,9 @@ NOT_KNOWN: Final = frozenset(
 #: Seconds between two questions about its progress.
 LOOK_SECONDS: Final = 2.0
 
+#: Looks at a list that does not have the task yet.
+MOST_LOOKS_WITHOUT: Final = 15
+
 
 def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
     """Start it, and watch it to its end. Ctrl-C ends the watching only.
@@ -37,11 +40,13 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
             f"SQS moves messages only from a queue that a redrive policy names, and that of queue "
             f"{place.source.name!r} does not name {place.letters.name!r}: leave out --native"
         )
-    pace = None if per_second is None else max(1, min(int(per_second), MOST_PER_SECOND))
+    if per_second is not None and per_second < 1:
+        raise CommandError(f"SQS moves one message a second at the least, and --rate is {per_second:g}")
+    pace = None if per_second is None else min(int(per_second), MOST_PER_SECOND)
     source = place.letters.arn()
-    _start(place, source, pace)
+    before = _start(place, source, pace)
     try:
-        task = _watched(place.letters, source)
+        task = _watched(place.letters, source, before)
     except KeyboardInterrupt:
         raise CommandError("SQS goes on moving the messages; this command no longer watches it") from None
     if task.status != "COMPLETED":
@@ -52,8 +57,10 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
     return {"moved": task.moved, "to": place.source.name}
 
 
-def _start(place: Place, source_arn: str, pace: int | None) -> None:
+def _start(place: Place, source_arn: str, pace: int | None) -> MoveTask | None:
+    """Start the task. Return what was the latest before."""
     try:
+        before = place.letters.sqs.latest_move_task(source_arn)
         place.letters.sqs.start_move_task(source_arn, place.source.arn(), pace)
     except SQSError as error:
         if error.code not in NOT_KNOWN:
@@ -62,17 +69,25 @@ def _start(place: Place, source_arn: str, pace: int | None) -> None:
             "the endpoint seems to have no StartMessageMoveTask, as some emulators: leave out --native: "
             f"{error}"
         ) from error
+    return before
 
 
-def _watched(queue: Queue, source_arn: str) -> MoveTask:
-    """The task when it has ended."""
-    while True:
+def _watched(queue: Queue, source_arn: str, before: MoveTask | None) -> MoveTask:
+    """The task when it has ended; not the one that was the latest before."""
+    without = 0
+    while without < MOST_LOOKS_WITHOUT:
         try:
-            task = queue.sqs.latest_move_task(source_arn) or MoveTask("COMPLETED")
+            task = queue.sqs.latest_move_task(source_arn)
         except UnavailableError:
             task = MoveTask("RUNNING")
-        if task.status not in {"RUNNING", "CANCELLING"}:
+        if task is None or (before is not None and task.started == before.started):
+            without += 1
+        elif task.status not in {"RUNNING", "CANCELLING"}:
             return task
-        if sys.stderr.isatty():
+        elif sys.stderr.isatty():
             click.echo(f"\r{task.moved} of {task.to_move or '?'} moved", err=True, nl=False)
         threading.Event().wait(LOOK_SECONDS)
+    raise CommandError(
+        f"SQS has begun to move the messages of {queue.name!r}, and does not list the task: look at "
+        f"`aws sqs list-message-move-tasks --source-arn {source_arn}`"
+    )

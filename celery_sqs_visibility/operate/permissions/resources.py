@@ -13,6 +13,7 @@ from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_at
 from celery_sqs_visibility.policy.arns import arn_of, partition_of
+from celery_sqs_visibility.policy.control_names import exchange_prefix
 from celery_sqs_visibility.policy.permissions import BROADCASTS
 from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue, predefined_queue
 from celery_sqs_visibility.policy.provisioning import plan_queues
@@ -164,6 +165,10 @@ class AppResources:
         if options.remote_control:
             self.arns["control_queues"].append(self._arn("sqs", f"{options.whole_control_prefix}*"))
             self.arns["lists"].append(ANY)  # SQS knows no prefix there
+            if self._app.conf.task_send_sent_event:
+                monitors = exchange_prefix(options.whole_control_prefix, self._app.conf.event_exchange)
+                self.arns["monitors"].append(self._arn("sqs", f"{monitors}*"))
+                self.arns["monitor_lists"].append(ANY)
 
     def _add_for_commands(self, names: list[str]) -> None:
         """What metrics are sampled from, and what `celery -A proj sqs` looks at and makes."""

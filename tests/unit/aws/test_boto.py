@@ -282,7 +282,7 @@ def test_importing_this_floor_does_not_import_boto3():
     ("answer", "task"),
     [
         ({"Results": []}, None),
-        ({"Results": [{"Status": "RUNNING", "StartedTimestamp": 1}]}, MoveTask("RUNNING")),
+        ({"Results": [{"Status": "RUNNING", "StartedTimestamp": 1}]}, MoveTask("RUNNING", started=1)),
         (
             {
                 "Results": [
@@ -295,7 +295,7 @@ def test_importing_this_floor_does_not_import_boto3():
                     }
                 ]
             },
-            MoveTask("FAILED", 3, 9, "AWS.SQS.QueueDoesNotExist"),
+            MoveTask("FAILED", 3, 9, "AWS.SQS.QueueDoesNotExist", 1),
         ),
     ],
 )

@@ -58,6 +58,14 @@ def test_a_key_known_by_its_alias_is_named_in_a_condition():
     assert decrypt["Condition"] == {"ForAnyValue:StringEquals": {"kms:ResourceAliases": ["alias/mine"]}}
 
 
+def test_a_key_known_by_its_arn_is_under_no_condition_of_another():
+    keys = [f"arn:aws:kms:eu-west-1:123456789012:key/{name}" for name in ("*", "1234")]
+    exact, by_alias, *_ = policy_document("producer", {"keys": keys}, ["alias/mine"])["Statement"]
+    assert (exact["Sid"], exact["Resource"]) == ("Decrypt", keys[1])
+    assert "Condition" not in exact
+    assert (by_alias["Sid"], by_alias["Resource"]) == ("DecryptByAlias", keys[0])
+
+
 def test_statements_have_names_of_their_own_that_iam_takes():
     names = [each.sid for each in PERMISSIONS]
     assert len(set(names)) == len(names)

@@ -74,6 +74,17 @@ def test_a_fifo_letter_keeps_its_group_and_is_not_swallowed(make_site):
     assert len(site.messages(site.queue)) == 1
 
 
+def test_a_fifo_group_keeps_its_order_where_a_letter_cannot_be_sent(make_site):
+    site = make_site(".fifo")
+    first, second = (site.add(f"proj.{name}", group="a") for name in ("first", "second"))
+    site.add("proj.other", group="b")
+    site.sqs.fail_next("SendMessageBatch", RequestRefusedError("too odd"), 0)
+    site.moves.send_back(site.receive())
+    assert set(site.moves.outcome.failed) == {first, second}
+    assert "an earlier dead letter of its message group" in site.moves.outcome.failed[second]
+    assert len(site.messages(site.queue)) == 1
+
+
 def test_attempts_begin_anew(site):
     payload = json.loads(message("proj.add", [1]))
     payload["headers"]["retries"] = 4

@@ -6,6 +6,7 @@ import pytest
 
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
+from celery_sqs_visibility.operate.dead_letters import native
 from celery_sqs_visibility.operate.dead_letters.native import move_all
 from celery_sqs_visibility.operate.dead_letters.places import find_place
 from celery_sqs_visibility.operate.invocation import CommandError
@@ -51,7 +52,32 @@ def test_a_dead_letter_queue_that_moves_messages_on_is_known(site):
 
 def test_sqs_moves_a_whole_queue(site):
     site.add()
-    assert move_all(site.place, 0.5) == {"moved": 1, "to": "orders"}
+    with pytest.raises(CommandError, match=r"--rate is 0\.5"):
+        move_all(site.place, 0.5)
+    assert move_all(site.place, 1.5) == {"moved": 1, "to": "orders"}
     assert len(site.messages(site.queue)) == 1
     (start,) = [arguments for action, arguments in site.sqs.calls if action == "StartMessageMoveTask"]
     assert start["per_second"] == 1
+
+
+@pytest.mark.parametrize(("late_looks", "moved"), [(3, 2), (99, None)])
+def test_a_task_that_ended_before_is_not_taken_for_the_one_that_begins(site, monkeypatch, late_looks, moved):
+    site.add()
+    move_all(site.place, None)
+    site.clock.advance(1)
+    for _ in range(2):
+        site.add()
+    latest = site.sqs.latest_move_task
+    former = latest(site.place.letters.arn())
+    looks = iter(range(late_looks))
+
+    def look(arn):
+        return latest(arn) if next(looks, None) is None else former
+
+    monkeypatch.setattr(site.sqs, "latest_move_task", look)
+    monkeypatch.setattr(native, "LOOK_SECONDS", 0)
+    if moved:
+        assert move_all(site.place, None)["moved"] == moved
+    else:
+        with pytest.raises(CommandError, match="does not list the task"):
+            move_all(site.place, None)

@@ -36,9 +36,10 @@ class AccountSQS(FakeSQS):
         )
 
 
-def resources(queues=("proj",), *, create=False, fail=None, task_queues=None, **options):
+def resources(queues=("proj",), *, create=False, fail=None, task_queues=None, settings=(), **options):
     """Of an app with these queues; each has the attributes that it is given with."""
     app = Celery(set_as_current=False)
+    app.conf.update(settings)
     app.conf.task_queues = task_queues or [Queue(name) for name in queues]
     parsed = Options.parse(options)
     broker = BrokerContext(BrokerURL(), parsed)
@@ -153,6 +154,13 @@ def test_remote_control_takes_queues_of_a_prefix():
     )
     assert found.arns["control_queues"] == [arn("p-celery-control-*")]
     assert found.arns["lists"] == ["*"]
+    assert "monitors" not in found.arns
+
+
+def test_a_producer_that_tells_what_it_sent_may_send_to_monitors_alone():
+    found = resources({"proj": {}}, settings={"task_send_sent_event": True}, remote_control=True)
+    assert found.arns["monitors"] == [arn("celery-control-celeryev-518dfd-*")]
+    assert found.arns["monitor_lists"] == ["*"]
 
 
 def test_fanout_takes_topics_and_queues_whose_names_are_made_up():
