@@ -27,7 +27,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Settlement,
     Split,
 )
-from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError, UnreadableError
+from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
@@ -178,15 +178,8 @@ class InvocationHolder:
             else:
                 emit(events.Renewed(facts, delay))
         else:
-            otherwise = self._split(delivery, copy)
+            otherwise = send_records(self._outgoing, self.rejection, delivery, copy)
         self._carry_out(delivery, otherwise or Delete())
-
-    def _split(self, delivery: Delivery, split: Split) -> Settlement | None:
-        try:
-            send_records(self._outgoing, delivery.queue, split)
-        except UnreadableError as error:
-            return self.rejection.refusal(delivery, str(error), split.body)
-        return None
 
     def _hide(self, delivery: Delivery, seconds: int, event: events.DeliveryEvent) -> None:
         if self._change_visibility(delivery.queue, [delivery], seconds) is None:
