@@ -26,7 +26,6 @@ T = TypeVar("T")
 #: Most task ids in a log line.
 LOGGED_IDS: Final = 10
 
-
 NOT_OPENED: Final = (
     "publish_batch(app) was called and its block never opened, so each message was sent by itself: write "
     "'with publish_batch(app):' around what publishes"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from celery_sqs_visibility.events import DeadLettered, DeliveryEvent, Received, subscribe
+from celery_sqs_visibility.events import DeadLettered, DeliveryEvent, Received, log_safely, subscribe
 from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.operate.metrics.emf import LOGGER, document, prepare_logger
 from celery_sqs_visibility.policy.clock import Clock
@@ -34,4 +34,5 @@ def count_invocation(clock: Clock) -> Iterator[None]:
         for end in ends:
             end()
         for queue, values in counts.items():
-            LOGGER.info(json.dumps(document(queue, values, clock.wall()), separators=(",", ":")))
+            line = json.dumps(document(queue, values, clock.wall()), separators=(",", ":"))
+            log_safely(LOGGER.info, line)

@@ -64,6 +64,13 @@ def test_without_the_option_nothing_is_written(make, lines, options):
     assert lines() == []
 
 
+def test_a_logger_that_raises_fails_no_invocation(make, lines, monkeypatch):
+    world = make(options={"metrics": ["emf"]})
+    world.send("a")
+    monkeypatch.setattr(LOGGER, "filters", [lambda record: 1 / 0])
+    assert world.invoke() == lines() == []
+
+
 def test_each_outcome_has_its_metric_and_the_page_has_them_all():
     names = {name for name in UNITS if name.startswith("Tasks")} | {"MessagesReceived", "DeadLettered"}
     assert names >= {f"Tasks{outcome.capitalize()}" for outcome in OUTCOMES.values()}
