@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
 
 from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
@@ -18,12 +20,19 @@ from celery_sqs_visibility.transport.transport import Transport
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 #: Most task ids in a log line.
 LOGGED_IDS: Final = 10
 
+NOT_OPENED: Final = (
+    "publish_batch(app) was called and its block never opened, so each message was sent by itself: write "
+    "'with publish_batch(app):' around what publishes"
+)
 
-@contextmanager
-def publish_batch(app: Celery[Any]) -> Iterator[Batch]:
+
+def publish_batch(app: Celery[Any]) -> PublishBlock:
     """Send what is published inside in batches, ten messages or 1 MiB a request, several at a time.
 
     Sending begins at once, and leaving the block means sent. The block takes what reaches the app's broker;
@@ -41,6 +50,37 @@ def publish_batch(app: Celery[Any]) -> Iterator[Batch]:
     Raises:
         PublishError: some messages could not be sent; the others were.
     """
+    return PublishBlock(app)
+
+
+class PublishBlock(AbstractContextManager[Batch]):
+    """A block of `publish_batch`, which a `with` statement opens; or a decorator that opens one a call."""
+
+    def __init__(self, app: Celery[Any]) -> None:
+        self._is_used = False
+        self._block = _block(app)
+
+    def __enter__(self) -> Batch:
+        self._is_used = True
+        return self._block.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._block.__exit__(kind, error, trace)
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Open a block for each call of the function."""
+        self._is_used = True
+        return self._block(function)
+
+    def __del__(self) -> None:
+        if not self._is_used:
+            warnings.warn(NOT_OPENED, RuntimeWarning, stacklevel=2)  # as of a coroutine that nobody awaits
+
+
+@contextmanager
+def _block(app: Celery[Any]) -> Iterator[Batch]:
     batch = Batch(lambda: _context_of(app))
     try:
         with batch.joined():

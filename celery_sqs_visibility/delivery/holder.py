@@ -36,7 +36,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Settlement,
     Split,
 )
-from celery_sqs_visibility.errors import SQSError, UnreadableError
+from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options
@@ -249,7 +249,10 @@ class DeliveryHolder:
         if isinstance(copy, Renew):
             sent = self._renew(delivery, copy)
         elif isinstance(copy, Split):
-            sent = self._split(delivery, copy)
+            refusal = send_records(self._outgoing, self.rejection, delivery, copy)
+            sent = refusal is None
+            if refusal is not None:
+                self._carry_out(delivery, refusal)
         elif sent := self._dead_letters.send(delivery, copy):
             emit(events.DeadLettered(delivery.facts, copy.reason))
         elif not self.ledger.postponed(delivery, copy.otherwise):
@@ -259,14 +262,6 @@ class DeliveryHolder:
             if not isinstance(copy, Split):
                 delivery.pointer = None  # the payload is the copy's now
             self._carry_out(delivery, Delete())
-
-    def _split(self, delivery: Delivery, split: Split) -> bool:
-        try:
-            send_records(self._outgoing, delivery.queue, split)
-        except UnreadableError as error:
-            self._carry_out(delivery, self.rejection.refusal(delivery, str(error), split.body))
-            return False
-        return True
 
     def _renew(self, delivery: Delivery, renew: Renew) -> bool:
         delay = renew.copy.delay_at(self._clock.wall()) or 0

@@ -68,6 +68,19 @@ class DelayLimits:
         return f"the queue keeps a message for {retention:,} s{most}"
 
 
+def kept_delay(given: Any) -> tuple[int | None, str]:
+    """What SQS is asked to keep of a publisher's `delay_seconds`, and why it is not all; "": it is all."""
+    try:
+        seconds = int(given)
+    except (TypeError, ValueError, OverflowError):
+        seconds = -1
+    if seconds < 0:
+        return None, "it is no number of seconds from 0 on, and left out"
+    if seconds > DELAY_SECONDS:
+        return DELAY_SECONDS, f"SQS takes {DELAY_SECONDS} at the most, with which it is sent"
+    return seconds, ""
+
+
 def stated_retention(attributes: Mapping[str, Any]) -> int | None:
     """The retention that `sqs-creation-attributes` gives to queues; `None` where it does not."""
     try:

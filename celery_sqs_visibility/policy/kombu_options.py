@@ -8,10 +8,10 @@ from typing import Any
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_fields import option
+from celery_sqs_visibility.policy.option_keys import check_keys, set_keys
 from celery_sqs_visibility.policy.option_parsers import (
     Seconds,
     account,
-    exchanges,
     flag,
     instance_of,
     mapping,
@@ -19,6 +19,7 @@ from celery_sqs_visibility.policy.option_parsers import (
     tags,
     text,
 )
+from celery_sqs_visibility.policy.predefined_exchanges import parse_predefined_exchanges
 from celery_sqs_visibility.policy.predefined_queues import (
     BackoffPolicy,
     PredefinedQueue,
@@ -26,6 +27,15 @@ from celery_sqs_visibility.policy.predefined_queues import (
     predefined_queue,
 )
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+
+_names = instance_of((str, list, tuple, Mapping), "a list of names or a mapping of lists")
+
+
+def _wanted_attributes(name: str, value: Any) -> Any:
+    """`fetch_message_attributes`; a mapping has the parameters of ReceiveMessage as keys."""
+    if isinstance(value, Mapping):
+        check_keys(name, set_keys(value), ("MessageSystemAttributeNames", "MessageAttributeNames"))
+    return _names(name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +80,7 @@ class KombuOptions:
     )
     predefined_exchanges: Mapping[str, Mapping[str, Any]] = option(
         {},
-        exchanges,
+        parse_predefined_exchanges,
         "Fanout exchanges by name, each with the 'arn' of its topic and, if wanted, 'region', "
         "'access_key_id', 'secret_access_key', 'session_token'. With it no topic is created, and no "
         "subscription swept.",
@@ -80,7 +90,7 @@ class KombuOptions:
     )
     fetch_message_attributes: Any = option(
         None,
-        instance_of((str, list, tuple, Mapping), "a list of names or a mapping of lists"),
+        _wanted_attributes,
         "Attributes to receive with each message: a list of system attributes, or a mapping with "
         "'MessageSystemAttributeNames' and 'MessageAttributeNames'.",
     )

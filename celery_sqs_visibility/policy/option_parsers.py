@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.policy.option_keys import check_spelling
+from celery_sqs_visibility.policy.queue_attributes import ATTRIBUTES
 from celery_sqs_visibility.policy.retry_delays import DelayRule, parse_delay
 
 CALLABLE = "the path of a callable, 'package.module:name'"
 
 #: Its form: names, the last one after a colon or a dot.
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*(\.[^\W\d]\w*)*")
-
-#: Colons in a topic's ARN: arn:aws:sns:region:account:name.
-ARN_COLONS = 5
 
 #: Makes an option's value of its name and what the user wrote; raises `OptionError`.
 Parser = Callable[[str, Any], Any]
@@ -146,22 +145,6 @@ def imported(name: str, path: str, noun: str) -> Any:
         ) from error
 
 
-def exchanges(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
-    """`predefined_exchanges`: each has an arn, and a name that ends with .fifo only if the arn does."""
-    for exchange, settings in mapping(name, value).items():
-        arn = str(settings.get("arn")) if isinstance(settings, Mapping) else ""
-        if arn.count(":") != ARN_COLONS or not arn.startswith("arn:") or ":sns:" not in arn:
-            raise OptionError(
-                f"expected {name}[{exchange!r}] to be a mapping with an 'arn', that of an SNS topic"
-            )
-        if arn.endswith(".fifo") != str(exchange).endswith(".fifo"):
-            raise OptionError(
-                f"expected the name {exchange!r} in {name} and its arn {arn!r} to agree: "
-                "the names of FIFO topics, and of no others, end with .fifo"
-            )
-    return value  # type: ignore[no-any-return]
-
-
 mapping = instance_of(Mapping, "a mapping")
 text = instance_of(str, "text")
 on_exhausted = OneOf(("delete", "keep"))
@@ -187,7 +170,8 @@ def account(name: str, value: Any) -> str:
 
 def queue_attributes(name: str, value: Any) -> dict[str, str]:
     """Attributes of CreateQueue, as SQS takes them: text, a policy as JSON."""
-    return {str(key): _attribute(inner) for key, inner in mapping(name, value).items()}
+    check_spelling(name, mapping(name, value), ATTRIBUTES, "attribute")
+    return {str(key): _attribute(inner) for key, inner in value.items()}
 
 
 def _attribute(value: Any) -> str:

@@ -5,7 +5,6 @@ docs/options.md is generated from here: `python -m celery_sqs_visibility.policy.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -23,6 +22,7 @@ from celery_sqs_visibility.policy.kombu_options import KombuOptions
 from celery_sqs_visibility.policy.metrics_options import MetricsOptions
 from celery_sqs_visibility.policy.operate_options import OperateOptions
 from celery_sqs_visibility.policy.option_fields import option, option_name
+from celery_sqs_visibility.policy.option_keys import unknown
 from celery_sqs_visibility.policy.option_parsers import OneOf, Seconds, dotted_path, on_lost
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
 from celery_sqs_visibility.policy.payload_options import PayloadOptions
@@ -119,7 +119,7 @@ class Options(MetricsOptions, OperateOptions, ControlOptions, PayloadOptions, Sh
             if name in declared and is_set:
                 values[declared[name].name] = declared[name].metadata["parse"](name, value)
             elif not (name in declared or name in OTHER_PEOPLES_OPTIONS or (name in REMEDIES and not value)):
-                raise OptionError(_unknown(name, declared))
+                raise _unknown(name, declared)
         return cls(**_derived_defaults(values) | values)
 
     def __post_init__(self) -> None:
@@ -166,21 +166,20 @@ def _derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unknown(name: str, declared: Mapping[str, Any]) -> str:
+def _unknown(name: str, declared: Mapping[str, Any]) -> OptionError:
     if name in REMEDIES:
-        return f"there is no transport option {name!r}: {REMEDIES[name]}"
-    near = difflib.get_close_matches(str(name), declared, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"valid ones are: {', '.join(sorted(declared))}"
-    return f"unknown transport option {name!r}: {hint}"
+        return OptionError(f"there is no transport option {name!r}: {REMEDIES[name]}")
+    return unknown(f"transport option {name!r}", name, sorted(declared))
 
 
 REFERENCE = """\
 # Transport options
 
-`broker_transport_options` of Celery, `transport_options` of kombu. Durations are seconds. A misspelt option,
-a value out of bounds or a contradiction is refused when the first connection is made, with a sentence that
-names the option, the value, the bound and the nearest valid name. `celery worker` and `celery beat` end with
-that sentence and exit status 1. `None` and empty text mean the default.
+`broker_transport_options` of Celery, `transport_options` of kombu. Durations are seconds. A misspelt option
+(or key of one that is a mapping), a value out of bounds or a contradiction is refused when the first
+connection is made, with a sentence that names the option, the value, the bound and the nearest valid name.
+`celery worker` and `celery beat` end with that sentence and exit status 1. `None` and empty text mean the
+default.
 
 {table}"""
 

@@ -26,7 +26,7 @@ POINTER_CLASS: Final = "software.amazon.payloadoffloading.PayloadS3Pointer"
 
 #: Our own keys end in a UUID and this, other producers' do not.
 OWN_KEY_END: Final = ".celery"
-_OWN_KEY: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}" + re.escape(OWN_KEY_END))
+_OWN_KEY: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}" + re.escape(OWN_KEY_END) + r"\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,14 @@ def new_key(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4()}{OWN_KEY_END}"
 
 
-def is_own_key(key: str, prefix: str) -> bool:
-    """Whether `new_key` made it, so that one message needs the object.
+def prefix_of(key: str) -> str | None:
+    """The prefix with which `new_key` made it, so that one message needs the object; `None`: others did.
 
     An object of another producer may have several readers, as with Amazon's extended client for SNS; and
     whoever may send to the queue could name any object of the bucket.
     """
-    return key.startswith(prefix) and _OWN_KEY.fullmatch(key, len(prefix)) is not None
+    own = _OWN_KEY.search(key)
+    return key[: own.start()] if own else None
 
 
 def pointer_body(bucket: str, key: str) -> str:

@@ -14,6 +14,16 @@ BOTH: Final = WORKER | PRODUCER
 #: People who call `celery -A proj sqs`, `celery inspect` and `celery control`.
 OPERATOR: Final = frozenset({"operator"})
 
+#: Rights that `celery sqs doctor` knows, too.
+RECEIVE: Final = "sqs:ReceiveMessage"
+DELETE: Final = "sqs:DeleteMessage"
+CHANGE_VISIBILITY: Final = "sqs:ChangeMessageVisibility"
+SEND: Final = "sqs:SendMessage"
+GET_ATTRIBUTES: Final = "sqs:GetQueueAttributes"
+LIST_QUEUES: Final = "sqs:ListQueues"
+GENERATE_DATA_KEY: Final = "kms:GenerateDataKey"
+DECRYPT: Final = "kms:Decrypt"
+
 #: Of whoever asks for it by hand: no process needs it.
 BY_HAND: Final[frozenset[str]] = frozenset()
 
@@ -24,10 +34,10 @@ BROADCASTS: Final = "bcast-*"
 #: With dead letters: to look at one is to receive it, and to show it again at once.
 HANDLE: Final = (
     "sqs:GetQueueUrl",
-    "sqs:GetQueueAttributes",
-    "sqs:ReceiveMessage",
-    "sqs:ChangeMessageVisibility",
-    "sqs:DeleteMessage",
+    GET_ATTRIBUTES,
+    RECEIVE,
+    CHANGE_VISIBILITY,
+    DELETE,
 )
 
 
@@ -51,9 +61,7 @@ class Permission(NamedTuple):
 
 #: Of operators alone; docs/permissions.md has them by command.
 OF_COMMANDS: Final = (
-    Permission(
-        "CountAndSendBack", ("sqs:GetQueueAttributes", "sqs:SendMessage"), "the queue", "queues", OPERATOR
-    ),
+    Permission("CountAndSendBack", (GET_ATTRIBUTES, SEND), "the queue", "queues", OPERATOR),
     Permission("HandleDeadLetters", HANDLE, "the dead-letter queue", "dead_letters", OPERATOR),
     Permission("HandlePlainDeadLetters", HANDLE, "the dead-letter queue", "plain_dead_letters", OPERATOR),
     Permission(
@@ -67,7 +75,7 @@ OF_COMMANDS: Final = (
         "CreatePlannedQueues",
         (
             "sqs:GetQueueUrl",
-            "sqs:GetQueueAttributes",
+            GET_ATTRIBUTES,
             "sqs:CreateQueue",
             "sqs:TagQueue",
             "sqs:SetQueueAttributes",
@@ -83,13 +91,13 @@ OF_COMMANDS: Final = (
 PERMISSIONS: Final = (
     Permission(
         "Consume",
-        ("sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:ChangeMessageVisibility", "sqs:GetQueueAttributes"),
+        (RECEIVE, DELETE, CHANGE_VISIBILITY, GET_ATTRIBUTES),
         "the queue",
         "queues",
         WORKER,
     ),
-    Permission("Publish", ("sqs:SendMessage",), "the queue", "queues", PRODUCER),
-    Permission("SendOn", ("sqs:SendMessage",), "the worker's own queue", "queues", WORKER),
+    Permission("Publish", (SEND,), "the queue", "queues", PRODUCER),
+    Permission("SendOn", (SEND,), "the worker's own queue", "queues", WORKER),
     Permission("FindQueues", ("sqs:GetQueueUrl",), "the queue", "queues_without_url", BOTH | OPERATOR),
     Permission(
         "FindQueuesOfOthers",
@@ -98,21 +106,19 @@ PERMISSIONS: Final = (
         "queues_of_others",
         BOTH | OPERATOR,
     ),
-    Permission("DeadLetters", ("sqs:SendMessage",), "the dead-letter queue", "dead_letters", WORKER),
+    Permission("DeadLetters", (SEND,), "the dead-letter queue", "dead_letters", WORKER),
     Permission(
         "PlainDeadLetters",
-        ("sqs:SendMessage", "sqs:GetQueueUrl"),
+        (SEND, "sqs:GetQueueUrl"),
         "the queue of the option `dead_letter_queue`",
         "plain_dead_letters",
         WORKER,
     ),
-    Permission("CountDeadLetters", ("sqs:GetQueueAttributes",), "the dead-letter queue", "sampled", WORKER),
+    Permission("CountDeadLetters", (GET_ATTRIBUTES,), "the dead-letter queue", "sampled", WORKER),
     Permission("CreateQueues", ("sqs:CreateQueue",), "the queue", "created", BOTH),
     Permission("TagQueues", ("sqs:TagQueue",), "the queue", "tagged", BOTH),
-    Permission("Decrypt", ("kms:Decrypt",), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR),
-    Permission(
-        "Encrypt", ("kms:GenerateDataKey",), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR
-    ),
+    Permission("Decrypt", (DECRYPT,), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR),
+    Permission("Encrypt", (GENERATE_DATA_KEY,), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR),
     Permission(
         "AssumeRole",
         ("sts:AssumeRole",),
@@ -143,7 +149,7 @@ PERMISSIONS: Final = (
     Permission("SubscribeToPredefined", ("sns:Subscribe",), "the topic", "predefined_topics", WORKER),
     Permission(
         "OpenQueues",
-        ("sqs:GetQueueAttributes", "sqs:SetQueueAttributes"),
+        (GET_ATTRIBUTES, "sqs:SetQueueAttributes"),
         "the worker's `Broadcast` queue",
         "broadcasts",
         WORKER,
@@ -160,7 +166,7 @@ PERMISSIONS: Final = (
     Permission("SweepQueues", ("sqs:GetQueueUrl",), "the topic, `bcast-*`", "broadcasts", WORKER),
     Permission(
         "ConsumeBroadcasts",
-        ("sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:ChangeMessageVisibility", "sqs:SendMessage"),
+        (RECEIVE, DELETE, CHANGE_VISIBILITY, SEND),
         "the worker's `Broadcast` queue",
         "broadcasts",
         WORKER,
@@ -171,8 +177,8 @@ PERMISSIONS: Final = (
             "sqs:CreateQueue",
             "sqs:TagQueue",
             "sqs:DeleteQueue",
-            "sqs:SendMessage",
-            "sqs:ReceiveMessage",
+            SEND,
+            RECEIVE,
         ),
         "`celery-control-*`",
         "control_queues",
@@ -181,9 +187,9 @@ PERMISSIONS: Final = (
     Permission(
         "SweepControl", ("sqs:ListQueueTags",), "`celery-control-*`", "control_queues", WORKER | OPERATOR
     ),
-    Permission("ListControl", ("sqs:ListQueues",), "`*`", "lists", WORKER | OPERATOR),
+    Permission("ListControl", (LIST_QUEUES,), "`*`", "lists", WORKER | OPERATOR),
     Permission("TellMonitors", ("sqs:SendMessage",), "`celery-control-celeryev-*`", "monitors", PRODUCER),
-    Permission("ListMonitors", ("sqs:ListQueues",), "`*`", "monitor_lists", PRODUCER),
+    Permission("ListMonitors", (LIST_QUEUES,), "`*`", "monitor_lists", PRODUCER),
     Permission(
         "SampleAges",
         ("cloudwatch:GetMetricData",),
@@ -194,12 +200,12 @@ PERMISSIONS: Final = (
     *OF_COMMANDS,
     Permission(
         "OfAFunction",
-        ("sqs:ChangeMessageVisibility",),
+        (CHANGE_VISIBILITY,),
         "the queue of a [Lambda function](lambda.md#rights)",
         "",
         BY_HAND,
     ),
-    Permission("Purge", ("sqs:PurgeQueue", "sqs:GetQueueAttributes"), "the queue", "", BY_HAND),
+    Permission("Purge", ("sqs:PurgeQueue", GET_ATTRIBUTES), "the queue", "", BY_HAND),
     Permission("Delete", ("sqs:DeleteQueue",), "the queue", "", BY_HAND),
 )
 

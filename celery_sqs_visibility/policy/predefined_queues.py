@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.policy.option_keys import ACCESS_KEY_PAIRS, check_keys, check_pairs, set_keys
 from celery_sqs_visibility.policy.option_parsers import Seconds, account, mapping
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
@@ -33,9 +33,7 @@ BACKOFF: Final = ("backoff_policy", "backoff_tasks")
 
 #: Keys that mean nothing without another.
 NEEDED: Final = (
-    ("access_key_id", "secret_access_key"),
-    ("secret_access_key", "access_key_id"),
-    ("session_token", "access_key_id"),
+    *ACCESS_KEY_PAIRS,
     ("external_id", "sts_role_arn"),
     ("backoff_policy", "backoff_tasks"),
     ("backoff_tasks", "backoff_policy"),
@@ -105,8 +103,8 @@ def parse_predefined_queues(name: str, value: Any) -> dict[str, PredefinedQueue]
 
 def _parse(where: str, queue: str, value: Any) -> PredefinedQueue:
     given = _given(where, value)
-    _check_keys(where, given)
-    _check_pairs(where, given)
+    _check_texts(where, given)
+    check_pairs(where, given, NEEDED)
     texts = {attribute: given[key] for key, attribute in TEXTS.items() if key in given}
     url = texts.get("url", "")
     if url and url.endswith(FIFO_SUFFIX) != str(queue).endswith(FIFO_SUFFIX):
@@ -120,34 +118,22 @@ def _parse(where: str, queue: str, value: Any) -> PredefinedQueue:
 
 
 def _given(where: str, value: Any) -> dict[str, Any]:
-    """The keys that are set, as kombu sees it, and their values."""
+    """The keys that are set, and their values."""
     is_mapping = isinstance(value, Mapping)
-    given = {k: v for k, v in value.items() if v is not None and v != ""} if is_mapping else {}
+    given = set_keys(value) if is_mapping else {}
+    check_keys(where, given, (*TEXTS, *BACKOFF))
     if not given.keys() & {"url", OWNER}:
         got = f"the keys {sorted(map(str, value))}" if is_mapping else f"a {type(value).__name__}"
         raise OptionError(f"expected {where} to be a mapping with a 'url' or a {OWNER!r}, got {got}")
     return given
 
 
-def _check_keys(where: str, given: Mapping[str, Any]) -> None:
-    valid = [*TEXTS, *BACKOFF]
+def _check_texts(where: str, given: Mapping[str, Any]) -> None:
     for key, value in given.items():
-        if key not in valid:
-            near = difflib.get_close_matches(str(key), valid, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"valid ones are: {', '.join(valid)}"
-            raise OptionError(f"unknown key {key!r} in {where}: {hint}")
         if key == OWNER:
             account(f"{where}[{key!r}]", value)
         if key in TEXTS and not isinstance(value, str):
             raise OptionError(f"expected {where}[{key!r}] to be text, got a {type(value).__name__}")
-
-
-def _check_pairs(where: str, given: Mapping[str, Any]) -> None:
-    for key, needed in NEEDED:
-        if key in given and needed not in given:
-            raise OptionError(
-                f"expected {where} to have {needed!r} beside {key!r}, which means nothing alone"
-            )
 
 
 def _backoff(where: str, given: Mapping[str, Any]) -> BackoffPolicy | None:

@@ -14,6 +14,25 @@ REDRIVE_POLICY: Final = "RedrivePolicy"
 #: How long a queue keeps a message, in seconds.
 RETENTION: Final = "MessageRetentionPeriod"
 
+#: All that a queue may be created with (API_CreateQueue).
+ATTRIBUTES: Final = (
+    "ContentBasedDeduplication",
+    "DeduplicationScope",
+    "DelaySeconds",
+    "FifoQueue",
+    "FifoThroughputLimit",
+    "KmsDataKeyReusePeriodSeconds",
+    "KmsMasterKeyId",
+    "MaximumMessageSize",
+    "MessageRetentionPeriod",
+    "Policy",
+    "ReceiveMessageWaitTimeSeconds",
+    "RedriveAllowPolicy",
+    "RedrivePolicy",
+    "SqsManagedSseEnabled",
+    "VisibilityTimeout",
+)
+
 #: SQS's own key, which takes no right in the queue's account: everybody there may use it, by way of SQS.
 AMAZONS_KEY: Final = "alias/aws/sqs"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_fields import option
+from celery_sqs_visibility.policy.option_keys import check_keys, set_keys
 from celery_sqs_visibility.policy.option_parsers import (
     Seconds,
     Whole,
@@ -134,15 +134,9 @@ def _glob(name: str, glob: Any) -> str:
 
 def _entry(name: str, options: Any) -> dict[str, Any]:
     declared = {f.name: f.metadata["parse"] for f in fields(QueueOptions) if f.metadata}
-    values: dict[str, Any] = {}
-    for key, value in instance_of(Mapping, "a mapping of options")(name, options).items():
-        if key not in declared:
-            near = difflib.get_close_matches(str(key), declared, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"a queue may have {', '.join(sorted(declared))}"
-            raise OptionError(f"unknown option {key!r} in {name}: {hint}")
-        if value is not None and value != "":  # as for all options: not set
-            values[key] = declared[key](f"{name}[{key!r}]", value)
-    return values
+    given = instance_of(Mapping, "a mapping of options")(name, options)
+    check_keys(name, given, sorted(declared), "option")
+    return {key: declared[key](f"{name}[{key!r}]", value) for key, value in set_keys(given).items()}
 
 
 def entry_for(entries: Entries, queue: str) -> str | None:

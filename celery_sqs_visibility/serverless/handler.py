@@ -8,6 +8,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -25,6 +26,8 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decod
 from celery_sqs_visibility.delivery.settlements import Park
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.metrics_options import EMF
+from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.serverless.holder import InvocationHolder
 from celery_sqs_visibility.serverless.runs import Runs
@@ -92,6 +95,14 @@ def lambda_handler(
     return Function(app, context, clock, sleep)
 
 
+def _counter_of_invocations(options: Options, clock: Clock) -> Callable[[], AbstractContextManager[None]]:
+    if EMF not in (options.metrics or ()):
+        return nullcontext
+    from celery_sqs_visibility.serverless.metrics import count_invocation  # noqa: PLC0415 - if it is asked for
+
+    return partial(count_invocation, clock)
+
+
 class Function:
     """A Lambda function, called once an invocation. Its process does one after the other."""
 
@@ -105,6 +116,7 @@ class Function:
         self._holder = InvocationHolder(context, clock, open_lease_table())
         self._runs = Runs(app, context)
         options = context.options
+        self._counted = _counter_of_invocations(options, clock)
         self._decoder = Decoder(
             context.decode_for_worker, options.for_queue, clock, self._holder, options.payload_bucket
         )
@@ -120,7 +132,8 @@ class Function:
             return {"batchItemFailures": []}
         until = self._clock.monotonic() + invocation.get_remaining_time_in_millis() / 1000
         self._holder.begin()
-        self._run_all(self._decoded(records, until), until)
+        with self._counted():
+            self._run_all(self._decoded(records, until), until)
         failed = [record["messageId"] for record in records if record["messageId"] not in self._holder.done]
         return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.endings import measure_end
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
@@ -27,7 +28,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Settlement,
     Split,
 )
-from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError, UnreadableError
+from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
@@ -82,6 +83,7 @@ class InvocationHolder:
         if delivery in self._settled:
             return False
         self._settled.add(delivery)
+        measure_end(delivery, settlement, self._clock.monotonic())
         if delivery.lease is not None:
             delivery.lease.end()
             delivery.lease = None
@@ -140,6 +142,8 @@ class InvocationHolder:
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Give back messages that were not run, to be visible at once."""
+        for delivery in deliveries:
+            measure_end(delivery, Release(), self._clock.monotonic())
         for start in range(0, len(deliveries), BATCH_ENTRIES):
             some = deliveries[start : start + BATCH_ENTRIES]
             self._settled.update(some)
@@ -178,15 +182,8 @@ class InvocationHolder:
             else:
                 emit(events.Renewed(facts, delay))
         else:
-            otherwise = self._split(delivery, copy)
+            otherwise = send_records(self._outgoing, self.rejection, delivery, copy)
         self._carry_out(delivery, otherwise or Delete())
-
-    def _split(self, delivery: Delivery, split: Split) -> Settlement | None:
-        try:
-            send_records(self._outgoing, delivery.queue, split)
-        except UnreadableError as error:
-            return self.rejection.refusal(delivery, str(error), split.body)
-        return None
 
     def _hide(self, delivery: Delivery, seconds: int, event: events.DeliveryEvent) -> None:
         if self._change_visibility(delivery.queue, [delivery], seconds) is None:

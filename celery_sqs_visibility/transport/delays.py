@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import ETATooFarError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.delays import DelayLimits
-from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
+from celery_sqs_visibility.policy.delays import DelayLimits, kept_delay
+
+logger = logging.getLogger(__name__)
 
 #: The properties that give a delay, as in kombu.
 DELAY_PROPERTIES: Final = ("delay_seconds", "DelaySeconds")
+
+NOT_KEPT: Final = "delay_seconds=%r of a message to %r is not kept: %s; a countdown waits in SQS, too"
 
 
 class Delay(NamedTuple):
@@ -43,8 +47,9 @@ def delay_of(properties: Mapping[str, Any], eta: float | None, queue: Queue, lim
     if wait is not None and (reason := limits.why_not(wait, fifo=queue.fifo)) is not None:
         raise ETATooFarError(f"an ETA in {wait:,.0f} s is too far for queue {queue.name!r}: {reason}")
     if queue.fifo:
+        warn_of_no_delays(properties, queue.name, "SQS delays no single message of a FIFO queue")
         return NO_DELAY
-    given = _given_delay(properties)
+    given = _given_delay(properties, queue.name)
     if (reason := limits.why_not_delayed(given)) is not None:
         raise ETATooFarError(f"delay_seconds={given} is too long for queue {queue.name!r}: {reason}")
     if given is not None or eta is None or wait is None:
@@ -70,10 +75,21 @@ def headers_with_eta(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return fields if isinstance(fields, dict) else headers
 
 
-def _given_delay(properties: Mapping[str, Any]) -> int | None:
-    delays = (properties.get(name) for name in DELAY_PROPERTIES)
-    try:
-        delay = int(next(delay for delay in delays if delay is not None))
-    except (StopIteration, TypeError, ValueError, OverflowError):
+def warn_of_no_delays(properties: Mapping[str, Any], name: str, reason: str) -> None:
+    """Warn of a delay that is given for a message to a queue, or a topic, whose messages have none."""
+    if given := _written_delay(properties):
+        logger.warning(NOT_KEPT, given, name, reason)
+
+
+def _given_delay(properties: Mapping[str, Any], queue: str) -> int | None:
+    if (given := _written_delay(properties)) is None:
         return None
-    return min(delay, DELAY_SECONDS) if delay >= 0 else None
+    delay, reason = kept_delay(given)
+    if reason:
+        logger.warning(NOT_KEPT, given, queue, reason)
+    return delay
+
+
+def _written_delay(properties: Mapping[str, Any]) -> Any:
+    written = (properties.get(name) for name in DELAY_PROPERTIES)
+    return next((delay for delay in written if delay is not None), None)

@@ -68,11 +68,13 @@ def invoke(site, module="importing"):
         check=True,
         timeout=60,
     )
-    return [each["itemIdentifier"] for each in json.loads(done.stdout)["batchItemFailures"]]
+    *printed, answer = map(json.loads, done.stdout.splitlines())
+    site.printed = printed
+    return [each["itemIdentifier"] for each in answer["batchItemFailures"]]
 
 
 def test_a_function_runs_what_sqs_has_for_it(make_site):
-    site = make_site(visibility_timeout=30)
+    site = make_site(visibility_timeout=30, metrics=["emf"])
     dead_url = site.create_queue_with_dead_letters(receives=10)
     keys = ["good", "bad"]
     for key in keys:
@@ -84,6 +86,8 @@ def test_a_function_runs_what_sqs_has_for_it(make_site):
     assert site.diary.entries("done", key="good")
     # Lambda would delete the good one. The bad one is back after its error visibility timeout, for good.
     assert site.changes() == [1]
+    (line,) = site.printed
+    assert (line["MessagesReceived"], line["TasksSucceeded"], line["TasksRetried"]) == (2, 1, 1)
     assert invoke(site) == []
     assert site.counts(dead_url) == (1, 0)
 

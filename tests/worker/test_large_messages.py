@@ -203,3 +203,17 @@ def test_amazons_own_client_reads_and_writes_the_same_messages(site, emulator, s
     assert (
         len(objects(s3, bucket)) == 1
     )  # several queues' messages may point to an object of another producer
+
+
+def test_payloads_of_a_producer_with_another_prefix_stay_and_one_line_says_so(site, s3, bucket):
+    worker = site.start("large")
+    site.app.conf.broker_transport_options = {
+        **site.app.conf.broker_transport_options,
+        "payload_prefix": "other/",
+    }
+    for key in "ab":
+        task(site, "length", key, LARGE).delay()
+    told = "payload_prefix 'other/', and this worker 'celery/'"
+    wait_until(lambda: site.counts() == (0, 0) and told in worker.log, SOON, "both runs")
+    assert len(objects(s3, bucket)) == 2
+    assert worker.log.count(told) == 1

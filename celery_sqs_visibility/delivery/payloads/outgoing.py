@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnrecognizedResponseError
+from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.message_attributes import message_bytes
 from celery_sqs_visibility.policy.message_limits import (
     PAYLOAD_BYTES,
@@ -18,13 +19,18 @@ from celery_sqs_visibility.policy.message_limits import (
     payload_too_large,
     too_large,
 )
-from celery_sqs_visibility.policy.payload_pointers import is_own_key, new_key, pointer_body, size_attribute
+from celery_sqs_visibility.policy.payload_pointers import new_key, pointer_body, prefix_of, size_attribute
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
 #: After these SQS may have the message.
 _UNANSWERED: Final = (UnavailableError, UnrecognizedResponseError)
+
+OTHER_PREFIX: Final = (
+    "the payload s3://%s/%s of a message that is done stays in S3, as will others like it: its producer has "
+    "payload_prefix %r, and this worker %r; give both the same"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +40,17 @@ class PayloadStore:
     objects: ObjectStore
     threshold: int = MESSAGE_BYTES
     prefix: str = ""
+    _told: list[str] = field(
+        default_factory=list, compare=False, repr=False
+    )  # the first key of another prefix
 
     def owns(self, key: str) -> bool:
-        """Whether the object is one message's alone, and goes with it."""
-        return is_own_key(key, self.prefix)
+        """Whether the object is one message's alone, and goes with it. Any thread."""
+        prefix = prefix_of(key)
+        if prefix is not None and prefix != self.prefix and not self._told:
+            self._told.append(key)
+            log_safely(logger.warning, OTHER_PREFIX, self.objects.bucket, key, prefix, self.prefix)
+        return prefix == self.prefix
 
 
 class OutgoingMessages:

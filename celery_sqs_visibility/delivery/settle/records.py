@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
-from celery_sqs_visibility.delivery.settlements import Split
-from celery_sqs_visibility.errors import (
-    AccessDeniedError,
-    QueueDoesNotExistError,
-    RequestRefusedError,
-    UnreadableError,
-)
+from celery_sqs_visibility.delivery.settle.rejection import Rejection
+from celery_sqs_visibility.delivery.settlements import Settlement, Split
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
 
 
-def send_records(outgoing: OutgoingMessages, queue: Queue, split: Split) -> None:
+def send_records(
+    outgoing: OutgoingMessages, rejection: Rejection, delivery: Delivery, split: Split
+) -> Settlement | None:
     """Send the copies, of any size. A settler's thread.
 
+    Returns:
+        How to settle a message whose queue refuses a copy, and will; `None`: all were sent.
+
     Raises:
-        UnreadableError: the queue refuses one, and will.
         SQSError: one could not be sent now; try again. Those sent before are then sent twice.
     """
+    queue = delivery.queue
     try:
         for copy in split.copies:
             outgoing.send(queue, copy)
     except (AccessDeniedError, QueueDoesNotExistError, RequestRefusedError) as error:
-        raise UnreadableError(
+        reason = (
             f"its {len(split.copies)} records cannot be sent to queue {queue.name!r} "
             f"as a message each: {error}"
-        ) from error
+        )
+        return rejection.refusal(delivery, reason, split.body)
+    return None

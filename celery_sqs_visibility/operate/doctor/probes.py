@@ -17,13 +17,20 @@ from celery_sqs_visibility.aws.port import SQS, BatchResult, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, SQSError
 from celery_sqs_visibility.operate.doctor.facts import Right
+from celery_sqs_visibility.policy.permissions import (
+    CHANGE_VISIBILITY,
+    DECRYPT,
+    DELETE,
+    GENERATE_DATA_KEY,
+    LIST_QUEUES,
+    RECEIVE,
+    SEND,
+)
 from celery_sqs_visibility.policy.queue_attributes import key_in
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 #: No receipt handle looks like it.
 NO_HANDLE: Final = "no-receipt-handle"
-
-SEND: Final = "sqs:SendMessage"
 
 
 def rights_on(queue: Queue) -> dict[str, Right]:
@@ -32,9 +39,9 @@ def rights_on(queue: Queue) -> dict[str, Right]:
     # Nobody misses what a server brings that does not refuse: it is visible at once.
     too_many, at_once = BATCH_ENTRIES + 1, ReceiveOptions(visibility_timeout=0)
     return {
-        "sqs:ReceiveMessage": _shown_by(lambda: bool(sqs.receive(url, too_many, 0, at_once))),
-        "sqs:DeleteMessage": _shown_by(lambda: sqs.delete(url, [NO_HANDLE])),
-        "sqs:ChangeMessageVisibility": _shown_by(lambda: sqs.change_visibility(url, [(NO_HANDLE, 0)])),
+        RECEIVE: _shown_by(lambda: bool(sqs.receive(url, too_many, 0, at_once))),
+        DELETE: _shown_by(lambda: sqs.delete(url, [NO_HANDLE])),
+        CHANGE_VISIBILITY: _shown_by(lambda: sqs.change_visibility(url, [(NO_HANDLE, 0)])),
         **rights_on_dead_letters(queue),
     }
 
@@ -46,7 +53,7 @@ def rights_on_dead_letters(queue: Queue) -> dict[str, Right]:
 
 def rights_of_control(sqs: SQS, prefix: str) -> dict[str, Right]:
     """The right to find the queues of remote control, whose names begin so. The others take a queue made."""
-    return {"sqs:ListQueues": _shown_by(lambda: sqs.list_queues(prefix) is not None)}
+    return {LIST_QUEUES: _shown_by(lambda: sqs.list_queues(prefix) is not None)}
 
 
 def rights_on_key(attributes: Mapping[str, str], settings: ClientSettings, region: str) -> dict[str, Right]:
@@ -56,8 +63,8 @@ def rights_on_key(attributes: Mapping[str, str], settings: ClientSettings, regio
     allowed = may_generate_data_key(settings, key, region)
     # A refusal here may be a key policy's that allows it by way of SQS alone.
     return {
-        "kms:GenerateDataKey": Right.ALLOWED if allowed else Right.NOT_KNOWN,
-        "kms:Decrypt": Right.NOT_KNOWN,
+        GENERATE_DATA_KEY: Right.ALLOWED if allowed else Right.NOT_KNOWN,
+        DECRYPT: Right.NOT_KNOWN,
     }
 
 

@@ -9,6 +9,14 @@ from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
 from celery_sqs_visibility.policy.celery_settings import rules_that_apply
 from celery_sqs_visibility.policy.durations import spoken
+from celery_sqs_visibility.policy.permissions import (
+    CHANGE_VISIBILITY,
+    DELETE,
+    GENERATE_DATA_KEY,
+    GET_ATTRIBUTES,
+    RECEIVE,
+    SEND,
+)
 from celery_sqs_visibility.policy.prices import usd_of
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
@@ -24,13 +32,13 @@ LONG_SLEEP_SECONDS = 5
 
 #: What a missing right means, by its name.
 WITHOUT = {
-    "sqs:ReceiveMessage": "Workers get no messages.",
-    "sqs:DeleteMessage": "A task that has succeeded runs again, until its queue gives it up.",
-    "sqs:ChangeMessageVisibility": "Nothing is extended: a task that outlasts its visibility timeout runs "
+    RECEIVE: "Workers get no messages.",
+    DELETE: "A task that has succeeded runs again, until its queue gives it up.",
+    CHANGE_VISIBILITY: "Nothing is extended: a task that outlasts its visibility timeout runs "
     "twice, and a failed one comes back when that is over.",
-    "sqs:SendMessage": "Producers cannot publish, and a worker cannot send on what waits for a far ETA.",
-    "sqs:GetQueueAttributes": "A worker does not learn the redrive policy, so what fails for good is kept.",
-    "kms:GenerateDataKey": "Nothing can be sent to the queue.",
+    SEND: "Producers cannot publish, and a worker cannot send on what waits for a far ETA.",
+    GET_ATTRIBUTES: "A worker does not learn the redrive policy, so what fails for good is kept.",
+    GENERATE_DATA_KEY: "Nothing can be sent to the queue.",
 }
 
 #: What a setting of Celery's does not do while the option remote_control is off.
@@ -40,7 +48,7 @@ WITHOUT_CONTROL = {
 }
 
 #: Those that a worker may be without, if its tasks have no far ETA.
-PRODUCERS = frozenset({"sqs:SendMessage", "kms:GenerateDataKey"})
+PRODUCERS = frozenset({SEND, GENERATE_DATA_KEY})
 
 
 def check_rights(facts: Facts) -> Iterator[Finding]:
@@ -54,7 +62,7 @@ def check_rights(facts: Facts) -> Iterator[Finding]:
                 f"{name} is not allowed to these credentials",
                 WITHOUT.get(name, "What takes this right fails."),
                 f"{facts.command} policy worker (or producer) prints the policy to give them; who "
-                "only publishes needs sqs:SendMessage alone",
+                f"only publishes needs {SEND} alone",
             )
 
 
@@ -65,7 +73,7 @@ def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 Severity.WARNING,
                 f"dead-letter queue {queue.letters.name!r}",
-                "sqs:SendMessage is not allowed to these credentials",
+                f"{SEND} is not allowed to these credentials",
                 "Its dead letters come without a reason, when SQS moves them."
                 if queue.redrive
                 else "What fails for good stays in its queue, and is not run again.",

@@ -31,6 +31,17 @@ UNITS: Final = {
     "Delayed": "Count",
     "DeadLetters": "Count",
     "OldestAge": "Seconds",
+    # Of an invocation of a Lambda function, by what became of its messages (`measurements.DeliveryEnded`).
+    "MessagesReceived": "Count",
+    "DeadLettered": "Count",
+    "TasksSucceeded": "Count",
+    "TasksRetried": "Count",
+    "TasksFailed": "Count",
+    "TasksLost": "Count",
+    "TasksReleased": "Count",
+    "TasksSkipped": "Count",
+    "TasksDelayed": "Count",
+    "TasksDiscarded": "Count",
 }
 
 #: Its lines are JSON and nothing else, so they do not go the way of the others.

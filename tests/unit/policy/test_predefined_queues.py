@@ -62,6 +62,7 @@ def test_a_queue_has_what_is_its_own(given, expected):
         ({}, r"to be a mapping with a 'url' or a 'QueueOwnerAWSAccountId', got the keys \[\]"),
         ({"url": ""}, r"got the keys \['url'\]"),
         ({"secret_access_key": "hush"}, r"got the keys \['secret_access_key'\]"),
+        ({"ulr": URL}, "unknown key 'ulr' in .* did you mean 'url'"),
         (
             {"url": URL, "acces_key_id": "AKIA"},
             "unknown key 'acces_key_id' in .* did you mean 'access_key_id'",

@@ -15,6 +15,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue, Queues
+from celery_sqs_visibility.aws.topics import Topic
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.errors import ETATooFarError
 from celery_sqs_visibility.policy.delays import DelayLimits
@@ -66,6 +67,30 @@ def test_a_countdown_goes_out_as_a_delay_and_a_delay_that_is_given_goes_before_i
     message = published(**options)
     assert delay(message) == pytest.approx(expected, abs=1)
     assert delay(message, FIFO) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "queue", "reason"),
+    [
+        (901, QUEUE, "delay_seconds=901 of a message to 'q' is not kept: SQS takes 900 at the most"),
+        (-1, QUEUE, "no number of seconds from 0 on"),
+        ("soon", QUEUE, "delay_seconds='soon' of a message to 'q' is not kept: it is no number"),
+        (60, FIFO, "SQS delays no single message of a FIFO queue"),
+        (
+            60,
+            Topic("news", "arn:aws:sns:r:1:news", None),
+            "to 'news' is not kept: SNS has no delays",
+        ),
+        (900, QUEUE, None),
+        (0, FIFO, None),
+        (None, QUEUE, None),
+    ],
+    ids=str,
+)
+def test_a_delay_that_is_not_kept_is_told(published, caplog, given, queue, reason):
+    delay(published(delay_seconds=given, countdown=30), queue)
+    assert len(caplog.messages) == (reason is not None)
+    assert (reason or "") in caplog.text
 
 
 @pytest.mark.parametrize("zone", [timezone.utc, timezone(timedelta(hours=9)), None], ids=repr)

@@ -83,6 +83,22 @@ def test_leaving_the_block_means_sent_and_outside_of_it_publishing_does(site):
     assert site.requests() == [["x"], ["a", "b"], ["y"]]
 
 
+def test_a_block_that_is_never_opened_is_told_where_it_is_forgotten(site):
+    with pytest.warns(RuntimeWarning, match=r"write 'with publish_batch\(app\):' around") as warned:
+        publish_batch("app")
+    assert warned[0].filename == __file__
+    assert not site.publish("a")
+
+
+def test_as_a_decorator_it_opens_a_block_for_each_call(site):
+    @publish_batch("app")
+    def publish_two():
+        return [site.publish("a"), site.publish("b")]
+
+    assert publish_two() == publish_two() == [True, True]
+    assert site.requests() == [["a", "b"]] * 2
+
+
 def test_a_block_is_for_one_app_and_leaves_another_and_its_block_alone(site):
     with publish_batch("app"):
         with publish_batch("other"):

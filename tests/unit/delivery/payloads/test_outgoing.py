@@ -17,7 +17,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
 )
 from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
-from celery_sqs_visibility.policy.payload_pointers import pointer_in
+from celery_sqs_visibility.policy.payload_pointers import new_key, pointer_in
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 LARGE = "x" * (MESSAGE_BYTES + 1)
@@ -162,3 +162,13 @@ def test_a_payload_that_s3_does_not_take_is_not_sent(sqs, queue, objects, outgoi
     with pytest.raises(AccessDeniedError):
         outgoing.send(queue, OutgoingMessage(LARGE))
     assert requests(sqs, "SendMessage") == []
+
+
+@pytest.mark.parametrize("prefix", ["", "celery", "celery/a/"], ids=repr)
+def test_a_producer_with_another_prefix_is_told_once_and_its_payloads_stay(objects, outgoing, caplog, prefix):
+    keys = [new_key(prefix), new_key(prefix)]
+    assert not any(outgoing.store.owns(key) for key in [*keys, "another-programs"])
+    assert outgoing.store.owns(new_key("celery/"))
+    (line,) = caplog.messages
+    assert f"s3://payloads/{keys[0]} " in line
+    assert f"payload_prefix {prefix!r}, and this worker 'celery/'" in line
