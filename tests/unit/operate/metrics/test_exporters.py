@@ -26,7 +26,7 @@ def filled(series, recorder):
     for outcome, ran in (("succeeded", 0.3), ("retried", 50_000.0)):
         emit(measurements.DeliveryEnded(FACTS, outcome, ran + 1, ran))
     emit(measurements.SettlementEnded(FACTS, 0.3))
-    emit(events.Received(FACTS))
+    emit(measurements.ReceiveEnded("q", 10, 1))
     emit(events.SQSRequest("DeleteMessageBatch", 0.02, "ThrottledError", "sqs-q"))
     return series
 
@@ -73,12 +73,11 @@ def test_opentelemetry_gets_them_under_its_conventions(filled):
         conventions.MESSAGING_SYSTEM: conventions.MessagingSystemValues.AWS_SQS.value,
         conventions.MESSAGING_DESTINATION_NAME: "q",
         conventions.MESSAGING_OPERATION_NAME: "receive",
-        conventions.MESSAGING_OPERATION_TYPE: conventions.MessagingOperationTypeValues.RECEIVE.value,
     }
     (run,) = found[messaging_metrics.MESSAGING_PROCESS_DURATION]
     assert (run.count, run.sum, run.explicit_bounds) == (1, 0.3, names.TASK_SECONDS)
     assert run.attributes["error.type"] == "retried"
-    assert run.attributes[conventions.MESSAGING_OPERATION_TYPE] == "process"
+    assert run.attributes[conventions.MESSAGING_OPERATION_NAME] == "process"
     (request,) = found[messaging_metrics.MESSAGING_CLIENT_OPERATION_DURATION]
     assert request.attributes[conventions.MESSAGING_OPERATION_NAME] == "DeleteMessageBatch"
     assert request.attributes[conventions.MESSAGING_OPERATION_TYPE] == "settle"
