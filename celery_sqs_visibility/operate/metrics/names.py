@@ -79,9 +79,8 @@ def _metric(
     operation: str = "",
     buckets: tuple[float, ...] = (),
 ) -> Metric:
-    words = {"messaging.operation.name": operation, "messaging.operation.type": operation}
     otel = otel or f"celery_sqs.{name.removesuffix('_seconds')}"
-    told = words if operation else {}
+    told = {"messaging.operation.name": operation} if operation else {}
     return Metric(kind, f"celery_sqs_{name}", otel, unit, tuple(labels.split()), text, buckets, told)
 
 

@@ -59,7 +59,6 @@ class Recorder:
         if self._ends:
             return
         heard: dict[type[Event], Callable[[Any], None]] = {
-            events.Received: self._received,
             events.Started: self._started,
             events.Extended: lambda event: self._count[names.EXTENSIONS]((event.delivery.queue,)),
             events.Lost: lambda event: self._count[names.LOST]((event.delivery.queue,)),
@@ -83,9 +82,6 @@ class Recorder:
     def _task(self, facts: Facts) -> str:
         return facts.task if facts.task is not None and facts.task in self._tasks else UNKNOWN_TASK
 
-    def _received(self, event: events.Received) -> None:
-        self._count[names.RECEIVED]((event.delivery.queue,))
-
     def _started(self, event: events.Started) -> None:
         facts = event.delivery
         self._count[names.ATTEMPTS]((self._task(facts), facts.queue))
@@ -105,6 +101,7 @@ class Recorder:
     def _receive_ended(self, event: measurements.ReceiveEnded) -> None:
         self._last_receive[event.queue] = self._clock.wall()
         full = event.messages >= event.asked
+        self._count[names.RECEIVED]((event.queue,), event.messages)
         outcome = "empty" if not event.messages else "full" if full else "partial"
         self._count[names.RECEIVES]((event.queue, outcome))
 

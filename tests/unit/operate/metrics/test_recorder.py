@@ -22,7 +22,7 @@ def observed(series, metric):
 @pytest.mark.parametrize(
     ("event", "metric", "expected"),
     [
-        (events.Received(FACTS), names.RECEIVED, {("q",): 1}),
+        (measurements.ReceiveEnded("q", 10, 3), names.RECEIVED, {("q",): 3}),
         (events.Started(FACTS), names.ATTEMPTS, {("tasks.add", "q"): 1}),
         (events.Extended(FACTS, 60), names.EXTENSIONS, {("q",): 1}),
         (events.Lost(FACTS, "late"), names.LOST, {("q",): 1}),

@@ -82,6 +82,13 @@ def test_metrics_begin_and_end_with_the_worker(app):
     assert not any(family.name == names.SLOTS.name for family in REGISTRY.collect())
 
 
+def test_for_lines_of_cloudwatch_alone_no_event_is_made(app):
+    metrics = WorkerMetrics(app, context(), ("emf",))
+    metrics.start()
+    assert not has_listener(DeliveryEnded)
+    metrics.stop()
+
+
 def test_a_forked_child_counts_nothing(app):
     metrics = WorkerMetrics(app, context(), ("prometheus",))
     metrics.start()
