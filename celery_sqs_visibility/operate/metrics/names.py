@@ -157,6 +157,12 @@ LAST_RECEIVE: Final = _gauge(
 PAUSED: Final = _gauge(
     "queue_paused", "1", "queue", "Whether the worker has paused the queue: 1, or 0 while it polls."
 )
+FULL: Final = _gauge(
+    "queue_full",
+    "1",
+    "queue",
+    "Whether the worker holds as much of the queue as `max_running` lets it: 1, or 0.",
+)
 QUEUE_MESSAGES: Final = _gauge(
     "queue_messages",
     "{message}",

@@ -28,24 +28,22 @@ class Recorder:
     Args:
         series: where to.
         tasks: the names that become labels.
-        queues: those that the worker consumes: Celery's names by SQS's.
+        queues: those that the worker consumes now, as one may be added: Celery's names by SQS's.
         clock: for waits, and for retries that are not back.
-        consumed: the queues that the worker consumes now; one may be cancelled.
     """
 
     def __init__(
         self,
         series: Series,
         tasks: Container[str],
-        queues: Mapping[str, str],
+        queues: Callable[[], Mapping[str, str]],
         clock: Clock = SYSTEM_CLOCK,
-        consumed: Callable[[], Container[str]] | None = None,
     ) -> None:
         self._tasks = tasks
         self._clock = clock
         self._queues = queues
-        self._consumed = consumed
-        self._last_receive = dict.fromkeys(queues.values(), clock.wall())
+        self._names = queues()
+        self._last_receive = dict.fromkeys(self._names.values(), clock.wall())
         self._lock = threading.RLock()  # guards _hidden; reentrant as that of `Series`
         self._hidden: defaultdict[str, list[float]] = defaultdict(list)  # heaps of instants, monotonic
         self._ends: list[Callable[[], None]] = []
@@ -82,6 +80,11 @@ class Recorder:
     def _task(self, facts: Facts) -> str:
         return facts.task if facts.task is not None and facts.task in self._tasks else UNKNOWN_TASK
 
+    def _queue(self, sqs_name: str) -> str:
+        if sqs_name not in self._names:
+            self._names = self._queues()
+        return self._names.get(sqs_name, OTHER_QUEUE)
+
     def _started(self, event: events.Started) -> None:
         facts = event.delivery
         self._count[names.ATTEMPTS]((self._task(facts), facts.queue))
@@ -93,7 +96,7 @@ class Recorder:
         self._count[names.DEAD_LETTERED]((self._task(facts), facts.queue))
 
     def _requested(self, event: events.SQSRequest) -> None:
-        queue = self._queues.get(event.queue, OTHER_QUEUE)
+        queue = self._queue(event.queue)
         self._observe[names.REQUESTS]((event.action, queue, event.outcome), event.seconds)
         if event.queue:  # else it was S3's
             self._count[names.COST]((queue,), usd_of(1, event.queue))
@@ -130,7 +133,7 @@ class Recorder:
 
     def _last_receives(self) -> list[tuple[Labels, float]]:
         known = list(self._last_receive.items())
-        consumed = self._consumed() if self._consumed is not None else self._last_receive
+        consumed = self._queues().values()
         return [((queue,), at) for queue, at in known if queue in consumed]
 
     def _retries_waiting(self) -> list[tuple[Labels, float]]:

@@ -102,8 +102,7 @@ class WorkerMetrics:
         self._context = context
         self._series = Series()
         self.routes: dict[str, Callable[[], Response]] = {}
-        queues = sqs_names(context.options, self._queues())
-        self._recorder = Recorder(self._series, app.tasks, queues, consumed=self._queues)
+        self._recorder = Recorder(self._series, app.tasks, lambda: sqs_names(context.options, self._queues()))
         show_state(self._series, context)
         self._ends: list[Callable[[], None]] = [self._recorder.stop]
         self._is_read = exporters != (EMF,)  # whose lines have no number of events
