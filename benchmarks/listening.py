@@ -72,7 +72,7 @@ def timed(facts):
 def listeners():
     without = microseconds()
     series = Series()
-    Recorder(series, {"tasks.add"}, {"celery": "celery"}).start()
+    Recorder(series, {"tasks.add"}, lambda: {"celery": "celery"}).start()
     show("Prometheus, EMF", microseconds() - without)
     provider = MeterProvider([InMemoryMetricReader()])
     opentelemetry.export(series, provider.get_meter("celery_sqs_visibility"))

@@ -204,18 +204,15 @@ E = TypeVar("E", bound=Event)
 Listener = Callable[[Any], None]
 
 
-class _Audience:
-    """Who listens: subscriptions, and the listeners of each class of events that has occurred."""
+class _Audience(dict[type[Event], tuple[Listener, ...]]):
+    """The listeners of each class of events that has occurred, in the order of their subscriptions."""
 
     def __init__(self, subscriptions: tuple[tuple[Listener, type[Event]], ...] = ()) -> None:
         self.subscriptions = subscriptions
-        self._listeners: dict[type[Event], tuple[Listener, ...]] = {}
 
-    def of(self, kind: type[Event]) -> tuple[Listener, ...]:
-        """The listeners of a class of events, in the order of their subscriptions."""
-        if (listeners := self._listeners.get(kind)) is None:
-            listeners = tuple(listener for listener, wanted in self.subscriptions if issubclass(kind, wanted))
-            self._listeners[kind] = listeners
+    def __missing__(self, kind: type[Event]) -> tuple[Listener, ...]:
+        listeners = tuple(listener for listener, wanted in self.subscriptions if issubclass(kind, wanted))
+        self[kind] = listeners
         return listeners
 
 
@@ -257,12 +254,12 @@ def subscribed(listener: Listener) -> bool:
 
 def has_listener(kind: type[Event]) -> bool:
     """Whether anybody hears of events of that class; if not, they need not be made."""
-    return bool(_audience.of(kind))
+    return bool(_audience[kind])
 
 
 def emit(event: Event) -> None:
     """Tell every listener of the event's kind. Never raises."""
-    for listener in _audience.of(type(event)):
+    for listener in _audience[type(event)]:
         try:
             listener(event)
         except Exception:  # noqa: BLE001 - logged, if that works

@@ -144,6 +144,10 @@ class Turns:
         """The queue's option."""
         return self._options_of(queue).max_running
 
+    def is_full(self, queue: str) -> bool:
+        """Whether the process holds as many messages of the queue as `max_running` lets it."""
+        return self.own_share(queue, 0).get("room") == 0
+
     def overtakes(self, queue: str) -> bool:
         """Whether a message of the queue may be run before others that came first."""
         if self._runnable() is None:

@@ -79,9 +79,8 @@ def _metric(
     operation: str = "",
     buckets: tuple[float, ...] = (),
 ) -> Metric:
-    words = {"messaging.operation.name": operation, "messaging.operation.type": operation}
     otel = otel or f"celery_sqs.{name.removesuffix('_seconds')}"
-    told = words if operation else {}
+    told = {"messaging.operation.name": operation} if operation else {}
     return Metric(kind, f"celery_sqs_{name}", otel, unit, tuple(labels.split()), text, buckets, told)
 
 
@@ -157,6 +156,12 @@ LAST_RECEIVE: Final = _gauge(
 )
 PAUSED: Final = _gauge(
     "queue_paused", "1", "queue", "Whether the worker has paused the queue: 1, or 0 while it polls."
+)
+FULL: Final = _gauge(
+    "queue_full",
+    "1",
+    "queue",
+    "Whether the worker holds as much of the queue as `max_running` lets it: 1, or 0.",
 )
 QUEUE_MESSAGES: Final = _gauge(
     "queue_messages",

@@ -28,24 +28,22 @@ class Recorder:
     Args:
         series: where to.
         tasks: the names that become labels.
-        queues: those that the worker consumes: Celery's names by SQS's.
+        queues: those that the worker consumes now, as one may be added: Celery's names by SQS's.
         clock: for waits, and for retries that are not back.
-        consumed: the queues that the worker consumes now; one may be cancelled.
     """
 
     def __init__(
         self,
         series: Series,
         tasks: Container[str],
-        queues: Mapping[str, str],
+        queues: Callable[[], Mapping[str, str]],
         clock: Clock = SYSTEM_CLOCK,
-        consumed: Callable[[], Container[str]] | None = None,
     ) -> None:
         self._tasks = tasks
         self._clock = clock
         self._queues = queues
-        self._consumed = consumed
-        self._last_receive = dict.fromkeys(queues.values(), clock.wall())
+        self._names = queues()
+        self._last_receive = dict.fromkeys(self._names.values(), clock.wall())
         self._lock = threading.RLock()  # guards _hidden; reentrant as that of `Series`
         self._hidden: defaultdict[str, list[float]] = defaultdict(list)  # heaps of instants, monotonic
         self._ends: list[Callable[[], None]] = []
@@ -59,7 +57,6 @@ class Recorder:
         if self._ends:
             return
         heard: dict[type[Event], Callable[[Any], None]] = {
-            events.Received: self._received,
             events.Started: self._started,
             events.Extended: lambda event: self._count[names.EXTENSIONS]((event.delivery.queue,)),
             events.Lost: lambda event: self._count[names.LOST]((event.delivery.queue,)),
@@ -83,8 +80,10 @@ class Recorder:
     def _task(self, facts: Facts) -> str:
         return facts.task if facts.task is not None and facts.task in self._tasks else UNKNOWN_TASK
 
-    def _received(self, event: events.Received) -> None:
-        self._count[names.RECEIVED]((event.delivery.queue,))
+    def _queue(self, sqs_name: str) -> str:
+        if sqs_name not in self._names:
+            self._names = self._queues()
+        return self._names.get(sqs_name, OTHER_QUEUE)
 
     def _started(self, event: events.Started) -> None:
         facts = event.delivery
@@ -97,7 +96,7 @@ class Recorder:
         self._count[names.DEAD_LETTERED]((self._task(facts), facts.queue))
 
     def _requested(self, event: events.SQSRequest) -> None:
-        queue = self._queues.get(event.queue, OTHER_QUEUE)
+        queue = self._queue(event.queue)
         self._observe[names.REQUESTS]((event.action, queue, event.outcome), event.seconds)
         if event.queue:  # else it was S3's
             self._count[names.COST]((queue,), usd_of(1, event.queue))
@@ -105,6 +104,7 @@ class Recorder:
     def _receive_ended(self, event: measurements.ReceiveEnded) -> None:
         self._last_receive[event.queue] = self._clock.wall()
         full = event.messages >= event.asked
+        self._count[names.RECEIVED]((event.queue,), event.messages)
         outcome = "empty" if not event.messages else "full" if full else "partial"
         self._count[names.RECEIVES]((event.queue, outcome))
 
@@ -133,7 +133,7 @@ class Recorder:
 
     def _last_receives(self) -> list[tuple[Labels, float]]:
         known = list(self._last_receive.items())
-        consumed = self._consumed() if self._consumed is not None else self._last_receive
+        consumed = self._queues().values()
         return [((queue,), at) for queue, at in known if queue in consumed]
 
     def _retries_waiting(self) -> list[tuple[Labels, float]]:

@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from celery_sqs_visibility.operate.metrics.names import METRICS, Kind, Metric
 
@@ -34,6 +35,14 @@ class Counter:
             return dict(self._values)
 
 
+@dataclass(slots=True)
+class _Values:
+    """How many values each bucket has, and the sum of all."""
+
+    buckets: list[int]
+    total: float = 0
+
+
 class Histogram:
     """Values in buckets, the last of which has no bound. Any thread.
 
@@ -45,22 +54,22 @@ class Histogram:
     def __init__(self, bounds: tuple[float, ...], lock: threading.RLock) -> None:
         self.bounds = bounds
         self._lock = lock
-        self._buckets: defaultdict[Labels, list[int]] = defaultdict(lambda: [0] * (len(bounds) + 1))
-        self._sums: defaultdict[Labels, float] = defaultdict(float)
+        self._values: defaultdict[Labels, _Values] = defaultdict(lambda: _Values([0] * (len(bounds) + 1)))
         self.record: Callable[[Labels, float], None] | None = None
 
     def observe(self, labels: Labels, value: float) -> None:
         """Count a value."""
         with self._lock:
-            self._buckets[labels][bisect_left(self.bounds, value)] += 1
-            self._sums[labels] += value
+            values = self._values[labels]
+            values.buckets[bisect_left(self.bounds, value)] += 1
+            values.total += value
         if self.record is not None:
             self.record(labels, value)
 
     def read(self) -> dict[Labels, tuple[list[int], float]]:
         """How many values each bucket has, and the sum of all."""
         with self._lock:
-            return {labels: (list(counts), self._sums[labels]) for labels, counts in self._buckets.items()}
+            return {labels: (list(one.buckets), one.total) for labels, one in self._values.items()}
 
 
 class Series:

@@ -102,10 +102,10 @@ class WorkerMetrics:
         self._context = context
         self._series = Series()
         self.routes: dict[str, Callable[[], Response]] = {}
-        queues = sqs_names(context.options, self._queues())
-        self._recorder = Recorder(self._series, app.tasks, queues, consumed=self._queues)
+        self._recorder = Recorder(self._series, app.tasks, lambda: sqs_names(context.options, self._queues()))
         show_state(self._series, context)
         self._ends: list[Callable[[], None]] = [self._recorder.stop]
+        self._is_read = exporters != (EMF,)  # whose lines have no number of events
         self._sampler = self._open_sampler(context.options)
         if PROMETHEUS in exporters:
             self._open_prometheus()
@@ -115,8 +115,9 @@ class WorkerMetrics:
 
     def start(self) -> None:
         """Count from now on."""
-        _started.add(self._recorder)
-        self._recorder.start()
+        if self._is_read:
+            _started.add(self._recorder)
+            self._recorder.start()
         if self._periodic is not None:
             self._periodic.start()
             self._ends.append(self._periodic.stop)
@@ -139,8 +140,7 @@ class WorkerMetrics:
     def _open_opentelemetry(self) -> None:
         from celery_sqs_visibility.operate.metrics import opentelemetry  # noqa: PLC0415 - likewise
 
-        opentelemetry.export(self._series)
-        self._ends.append(lambda: opentelemetry.stop(self._series))
+        self._ends.append(opentelemetry.export(self._series))
 
     def _open_sampler(self, options: Options) -> Sampler | None:
         interval = options.sample_seconds

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_sqs_visibility.delivery.threads import copy_of
 from celery_sqs_visibility.operate.metrics import names
-from celery_sqs_visibility.operate.metrics.series import Series
+from celery_sqs_visibility.operate.metrics.series import Labels, Series
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 
@@ -27,10 +28,10 @@ def worker_state(context: BrokerContext) -> WorkerState:
     return WorkerState(context.slots().number if context.slots else 0, busy, len(held))
 
 
-def paused(context: BrokerContext) -> dict[str, bool]:
-    """Of each queue that the worker consumes whether it is paused."""
+def of_queues(context: BrokerContext, tell: Callable[[str], bool]) -> list[tuple[Labels, float]]:
+    """Of each queue that the worker consumes what is told of it."""
     queues = {queue for consumer in copy_of(context.worker_queue_consumers) for queue in consumer.consumed()}
-    return {queue: context.pauses.get(queue) is not None for queue in sorted(queues)}
+    return [((queue,), tell(queue)) for queue in sorted(queues)]
 
 
 def show_state(series: Series, context: BrokerContext) -> None:
@@ -38,4 +39,6 @@ def show_state(series: Series, context: BrokerContext) -> None:
     series.gauges[names.SLOTS] = lambda: [((), worker_state(context).slots)]
     series.gauges[names.SLOTS_BUSY] = lambda: [((), worker_state(context).busy)]
     series.gauges[names.HELD] = lambda: [((), worker_state(context).held)]
-    series.gauges[names.PAUSED] = lambda: [((queue,), each) for queue, each in paused(context).items()]
+    pauses, turns = context.pauses, context.turns
+    series.gauges[names.PAUSED] = lambda: of_queues(context, lambda queue: pauses.get(queue) is not None)
+    series.gauges[names.FULL] = lambda: of_queues(context, lambda queue: bool(turns and turns.is_full(queue)))

@@ -21,7 +21,7 @@ def series():
 
 @pytest.fixture
 def recorder(series, clock):
-    recorder = Recorder(series, {"tasks.add"}, {"sqs-q": "q", "sqs-q.fifo": "q.fifo"}, clock)
+    recorder = Recorder(series, {"tasks.add"}, lambda: {"sqs-q": "q", "sqs-q.fifo": "q.fifo"}, clock)
     recorder.start()
     yield recorder
     recorder.stop()

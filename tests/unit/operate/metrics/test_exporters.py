@@ -9,6 +9,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.semconv._incubating.attributes import messaging_attributes as conventions
 from opentelemetry.semconv._incubating.metrics import messaging_metrics
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,7 +27,7 @@ def filled(series, recorder):
     for outcome, ran in (("succeeded", 0.3), ("retried", 50_000.0)):
         emit(measurements.DeliveryEnded(FACTS, outcome, ran + 1, ran))
     emit(measurements.SettlementEnded(FACTS, 0.3))
-    emit(events.Received(FACTS))
+    emit(measurements.ReceiveEnded("q", 10, 1))
     emit(events.SQSRequest("DeleteMessageBatch", 0.02, "ThrottledError", "sqs-q"))
     return series
 
@@ -52,8 +53,7 @@ def exported(series):
     """Points by the name of the metric."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
-    opentelemetry.export(series, provider.get_meter("tests"))
-    return reader, provider
+    return reader, provider, opentelemetry.export(series, provider.get_meter("tests"))
 
 
 def points(reader):
@@ -63,7 +63,7 @@ def points(reader):
 
 
 def test_opentelemetry_gets_them_under_its_conventions(filled):
-    reader, provider = exported(filled)
+    reader, provider, _ = exported(filled)
     emit(measurements.DeliveryEnded(FACTS, "retried", 2.0, 0.3))  # of histograms, from now on
     emit(events.SQSRequest("DeleteMessageBatch", 0.02, "ThrottledError", "sqs-q"))
     found = points(reader)
@@ -73,12 +73,11 @@ def test_opentelemetry_gets_them_under_its_conventions(filled):
         conventions.MESSAGING_SYSTEM: conventions.MessagingSystemValues.AWS_SQS.value,
         conventions.MESSAGING_DESTINATION_NAME: "q",
         conventions.MESSAGING_OPERATION_NAME: "receive",
-        conventions.MESSAGING_OPERATION_TYPE: conventions.MessagingOperationTypeValues.RECEIVE.value,
     }
     (run,) = found[messaging_metrics.MESSAGING_PROCESS_DURATION]
     assert (run.count, run.sum, run.explicit_bounds) == (1, 0.3, names.TASK_SECONDS)
     assert run.attributes["error.type"] == "retried"
-    assert run.attributes[conventions.MESSAGING_OPERATION_TYPE] == "process"
+    assert run.attributes[conventions.MESSAGING_OPERATION_NAME] == "process"
     (request,) = found[messaging_metrics.MESSAGING_CLIENT_OPERATION_DURATION]
     assert request.attributes[conventions.MESSAGING_OPERATION_NAME] == "DeleteMessageBatch"
     assert request.attributes[conventions.MESSAGING_OPERATION_TYPE] == "settle"
@@ -87,7 +86,7 @@ def test_opentelemetry_gets_them_under_its_conventions(filled):
 
 
 def test_the_other_histograms_are_counters_of_their_buckets(filled):
-    reader, provider = exported(filled)
+    reader, provider, _ = exported(filled)
     found = points(reader)
     buckets = {point.attributes["le"]: point.value for point in found["celery_sqs.settle.bucket"]}
     assert (buckets["0.25"], buckets["0.5"], buckets["inf"]) == (0, 1, 1)
@@ -96,12 +95,49 @@ def test_the_other_histograms_are_counters_of_their_buckets(filled):
 
 
 def test_a_forked_child_has_nothing_to_tell_and_who_stopped_records_no_more(filled, monkeypatch):
-    reader, provider = exported(filled)
-    opentelemetry.stop(filled)
+    reader, provider, stop = exported(filled)
+    stop()
     emit(measurements.DeliveryEnded(FACTS, "succeeded", 2.0, 0.3))
     assert messaging_metrics.MESSAGING_PROCESS_DURATION not in points(reader)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert not any(points(reader).values())
+    provider.shutdown()
+
+
+def runs(reader):
+    """The number of runs that a reader has been told of, and the spans that their exemplars name."""
+    (point,) = points(reader)[messaging_metrics.MESSAGING_PROCESS_DURATION]
+    return point.count, [exemplar.span_id for exemplar in point.exemplars]
+
+
+def test_values_wait_until_they_are_many_or_read_or_nobody_reads_any_more(series, recorder, monkeypatch):
+    reader, provider, stop = exported(series)
+    meant = []
+    instrument = type(provider.get_meter("tests").create_histogram("any"))
+    record = instrument.record
+    monkeypatch.setattr(instrument, "record", lambda *given: (meant.append(given), record(*given)))
+    run = measurements.DeliveryEnded(FACTS, "succeeded", 2.0, 0.3)
+    for _ in range(opentelemetry.BATCH - 1):
+        emit(run)
+    assert not meant
+    emit(run)
+    assert len(meant) == opentelemetry.BATCH
+    emit(run)
+    assert runs(reader) == (opentelemetry.BATCH + 1, [])
+    emit(run)
+    stop()
+    assert runs(reader) == (opentelemetry.BATCH + 2, [])
+    provider.shutdown()
+
+
+def test_in_a_span_a_value_is_recorded_at_once_and_its_exemplar_names_the_span(series, recorder):
+    reader, provider, _ = exported(series)
+    run = measurements.DeliveryEnded(FACTS, "succeeded", 2.0, 0.3)
+    emit(run)
+    context = SpanContext(1, 2, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    with use_span(NonRecordingSpan(context)):
+        emit(run)
+    assert runs(reader) == (2, [2])
     provider.shutdown()
 
 

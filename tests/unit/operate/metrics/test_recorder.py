@@ -7,6 +7,7 @@ import pytest
 from celery_sqs_visibility import events, measurements
 from celery_sqs_visibility.events import Facts, emit, has_listener
 from celery_sqs_visibility.operate.metrics import names
+from celery_sqs_visibility.operate.metrics.recorder import Recorder
 
 FACTS = Facts("q", "m", 1, 0.0, "tasks.add", "t")
 
@@ -22,7 +23,7 @@ def observed(series, metric):
 @pytest.mark.parametrize(
     ("event", "metric", "expected"),
     [
-        (events.Received(FACTS), names.RECEIVED, {("q",): 1}),
+        (measurements.ReceiveEnded("q", 10, 3), names.RECEIVED, {("q",): 3}),
         (events.Started(FACTS), names.ATTEMPTS, {("tasks.add", "q"): 1}),
         (events.Extended(FACTS, 60), names.EXTENSIONS, {("q",): 1}),
         (events.Lost(FACTS, "late"), names.LOST, {("q",): 1}),
@@ -46,6 +47,19 @@ def observed(series, metric):
 def test_an_event_is_counted(series, recorder, event, metric, expected):
     emit(event)
     assert counted(series, metric) == pytest.approx(expected)
+
+
+def test_a_queue_that_is_added_and_one_that_is_cancelled(series):
+    queues = {"sqs-q": "q"}
+    recorder = Recorder(series, set(), lambda: dict(queues))
+    recorder.start()
+    queues["sqs-more"] = "more"
+    emit(events.SQSRequest("ReceiveMessage", 0.1, "ok", "sqs-more"))
+    emit(measurements.ReceiveEnded("more", 10, 0))
+    assert counted(series, names.COST) == {("more",): pytest.approx(0.4e-6)}
+    del queues["sqs-q"]
+    assert [labels for labels, _ in series.read_gauge(names.LAST_RECEIVE)] == [("more",)]
+    recorder.stop()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from support.clock import FakeClock
 from support.factories import queue_consumer
 
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.events import has_listener
 from celery_sqs_visibility.measurements import DeliveryEnded
@@ -59,13 +60,15 @@ def app():
 
 
 def context(**options):
+    parsed = Options.parse(options)
     return SimpleNamespace(
-        options=Options.parse(options),
+        options=parsed,
         worker_queue_consumers=[],
         slots=None,
         worker_name="w@h",
         exclusive_store=None,
         pauses=Pauses(),
+        turns=Turns(parsed.queue_order, parsed.for_queue) if parsed.has_turns else None,
     )
 
 
@@ -80,6 +83,13 @@ def test_metrics_begin_and_end_with_the_worker(app):
     metrics.stop()
     assert not has_listener(DeliveryEnded)
     assert not any(family.name == names.SLOTS.name for family in REGISTRY.collect())
+
+
+def test_for_lines_of_cloudwatch_alone_no_event_is_made(app):
+    metrics = WorkerMetrics(app, context(), ("emf",))
+    metrics.start()
+    assert not has_listener(DeliveryEnded)
+    metrics.stop()
 
 
 def test_a_forked_child_counts_nothing(app):
@@ -131,3 +141,12 @@ def test_a_paused_queue_is_told():
     here.pauses.pause("mail", 60)
     show_state(series, here)
     assert series.read_gauge(names.PAUSED) == [(("mail",), 1), (("orders",), 0)]
+
+
+def test_a_queue_of_which_no_more_may_run_is_told():
+    here, series = context(queues={"mail": {"max_running": 1}}), Series()
+    here.worker_queue_consumers = [SimpleNamespace(consumed=lambda: ["mail", "orders"])]
+    show_state(series, here)
+    assert series.read_gauge(names.FULL) == [(("mail",), 0), (("orders",), 0)]
+    here.turns.hold("mail", 1)
+    assert series.read_gauge(names.FULL) == [(("mail",), 1), (("orders",), 0)]
