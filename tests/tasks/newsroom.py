@@ -31,7 +31,7 @@ def read(self, key):
 @app.task
 def ping(key):
     """From a process of the pool."""
-    (answer,) = app.control.ping(timeout=5, limit=1)
+    (answer,) = app.control.ping(timeout=20, limit=1)
     note("pinged", key=key, nodes=list(answer))
 
 

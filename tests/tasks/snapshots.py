@@ -10,4 +10,4 @@ class Camera(Polaroid):
 
     def on_shutter(self, state):
         tasks = sorted(f"{task.name} {task.state}" for task in state.tasks.values())
-        print("snapshot:", tasks, flush=True)  # noqa: T201 - the test reads it
+        print("snapshot:", tasks, "of", *state.workers, flush=True)  # noqa: T201 - the test reads it

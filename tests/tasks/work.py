@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 from celery import Task
 from celery.exceptions import Reject, SoftTimeLimitExceeded
@@ -82,6 +83,13 @@ def slow(self, key, seconds):
     while time.monotonic() < until:
         time.sleep(0.05)
     return key
+
+
+@noting
+def held(self, key, path):
+    """Runs until that file exists."""
+    while not Path(path).exists():
+        time.sleep(0.05)
 
 
 @app.task

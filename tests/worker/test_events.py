@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import time
 import uuid
 
@@ -13,6 +14,7 @@ from support.monitors import Exporter, Monitor, Screen
 from support.processes import SOON, wait_until
 
 EVENTS = "-celeryev-"  # in the names of monitors' queues
+NODE = f"worker1@{socket.gethostname()}"
 
 
 @pytest.fixture
@@ -72,7 +74,8 @@ def test_workers_hear_at_once_of_a_monitor_and_forget_it_when_it_ends(site, moni
     dump.wait_for_log("heartbeat:")
     site.send("quick", "unseen")  # without -E
     site.diary.wait_for("started", key="unseen")
-    assert run_celery(site.config, "control", "enable_events").returncode == 0
+    told = run_celery(site.config, "control", "-t", str(SOON), "-d", NODE, "enable_events")
+    assert told.returncode == 0, told.stderr
     site.send("quick", "seen")
     dump.wait_for_log("task succeeded: work.quick")
     assert dump.log.count("task received") == 1
@@ -95,9 +98,9 @@ def test_snapshots_the_terminal_and_the_exporter_show_a_task(site, monitor, prox
         site.start(extra_args=["-E"])
         wait_until(lambda: "celery_worker_up{" in exporter.metrics(), SOON, lambda: exporter.log)
         terminal.wait_for_log("worker1@")
-        camera.wait_for_log("snapshot:")
+        camera.wait_for_log("of worker1@")  # else its queue may be younger than the task
         site.send("quick", "a")
-        camera.wait_for_log("snapshot: ['work.quick SUCCESS']")
+        camera.wait_for_log("snapshot: ['work.quick SUCCESS'] of worker1@")
         terminal.wait_for_log("work.quick")
         succeeded = "celery_task_succeeded_total{hostname="
         wait_until(lambda: succeeded in exporter.metrics(), SOON, lambda: exporter.log)

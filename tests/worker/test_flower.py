@@ -23,7 +23,9 @@ def flower(site, proxy, tmp_path, monkeypatch):
         yield flower
 
 
-def test_flower_lists_the_worker_follows_a_task_and_shuts_the_worker_down(site, flower, pytestconfig):
+def test_flower_lists_the_worker_follows_a_task_and_shuts_the_worker_down(
+    site, flower, pytestconfig, tmp_path
+):
     worker = site.start(name="importer", ready=False)
     with Browser() as browser:
         worker.wait_ready()
@@ -40,8 +42,8 @@ def test_flower_lists_the_worker_follows_a_task_and_shuts_the_worker_down(site, 
         name = re.search(r"importer@\S+", worker.log)[0]
         worker.wait_for_log("Events of group {task} enabled by remote.")  # Flower asks each five seconds
         site.send("quick", "a")
-        site.send("slow", "a", 4)
-        shows("tasks", "work.slow", "STARTED")
+        site.send("held", "a", str(end := tmp_path / "end"))
+        shows("tasks", "work.held", "STARTED")
         shows("tasks", "work.quick", "SUCCESS")
         if path := pytestconfig.getoption("screenshot"):
             browser.driver.save_screenshot(path)
@@ -49,6 +51,7 @@ def test_flower_lists_the_worker_follows_a_task_and_shuts_the_worker_down(site, 
         browser.click("worker-group")
         browser.click("worker-shutdown")
         wait_until(lambda: "Shutting down!" in browser.shown, SOON, lambda: browser.shown)
+        end.touch()
         assert worker.wait_exit() == 0
-        shows("tasks", "work.slow", "SUCCESS")
+        shows("tasks", "work.held", "SUCCESS")
         shows("workers", "Offline")

@@ -10,31 +10,31 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.operate.commands import sqs as group
 from celery_sqs_visibility.operate.nodes import ask
 
-SOON = 10
 FIRST = f"worker1@{socket.gethostname()}"
 TO_FIRST = ("-d", FIRST, "-t", str(SOON))  # who waits for one answer waits no longer than for that
 POLL_SECONDS = 1  # of a long poll, which nobody cuts off
-WORK_SECONDS = 4
+PAUSE_SECONDS = 5
 
 
 @pytest.fixture
 def site(make_site):
     prefix = f"{uuid.uuid4().hex[:8]}-"  # not the workers of the test before, which were killed
-    site = make_site(remote_control=True, control_prefix=prefix, wait_time_seconds=POLL_SECONDS)
+    options = {"wait_time_seconds": POLL_SECONDS, "visibility_timeout": 300}
+    site = make_site(remote_control=True, control_prefix=prefix, **options)
     yield site
     with site.app.connection_for_read() as connection:
         connection.transport.context.end_control()
 
 
-def start(site, **options):
-    """Start the first worker; it may be ready before its queue for commands is."""
+def start(site, node=FIRST, **options):
+    """Start the next worker, which is that one; it may be ready before its queue for commands is."""
     worker = site.start(**options)
-    wait_until(lambda: ask(site.app, "sqs_queues", 2, [FIRST]), 2 * SOON, "it to take commands")
+    wait_until(lambda: ask(site.app, "sqs_queues", 2, [node]), SOON, "it to take commands")
     return worker
 
 
@@ -71,22 +71,26 @@ def test_nothing_begins_from_a_pause_until_the_resume(site, pool):
     assert started["sqs"]["receive_count"] <= 2
 
 
-def test_what_runs_goes_on_what_waits_goes_back_and_a_pause_for_a_time_ends(site):
+def test_what_runs_goes_on_what_waits_goes_back_and_a_pause_for_a_time_ends(site, tmp_path):
     start(site, concurrency=1, prefetch_multiplier=4)
     keys = [f"warm{number}" for number in range(20)]
     for key in keys:  # a worker with short tasks has more than its slots' number
         site.send("quick", key)
     for key in keys:
         site.diary.wait_for("started", key=key)
-    site.send("slow", "running", WORK_SECONDS)
+    site.send("held", "running", str(end := tmp_path / "end"))
     site.diary.wait_for("started", key="running")
     for key in "ab":
         site.send("quick", key)
-    site.app.send_task("work.quick", ["later"], countdown=20, delay_seconds=0)
+    site.app.send_task("work.quick", ["later"], countdown=200, delay_seconds=0)
     wait_until(lambda: site.counts() == (0, 4), SOON, "one to run, two to wait for it, one for its ETA")
-    (answer,) = answers(site, "pause", site.queue, "--for", "3s", *TO_FIRST).values()
-    assert answer["ok"] == {"paused": True, "seconds_left": 3.0, "held": 4, "running": 1}
-    wait_until(lambda: site.counts() == (3, 1), 1, lambda: str(site.counts()))
+    told = {"held": 4, "running": 1}
+    wait_until(lambda: condition(site).items() >= told.items(), SOON, "the main process to hear of all")
+    (answer,) = answers(site, "pause", site.queue, "--for", f"{PAUSE_SECONDS}s", *TO_FIRST).values()
+    assert 0 < answer["ok"].pop("seconds_left") <= PAUSE_SECONDS
+    assert answer["ok"] == {"paused": True, **told}
+    wait_until(lambda: site.counts() == (3, 1), PAUSE_SECONDS, lambda: str(site.counts()))
+    end.touch()
     site.diary.wait_for("done", key="running")
     for key in "ab":
         site.diary.wait_for("started", key=key)
@@ -96,7 +100,7 @@ def test_what_runs_goes_on_what_waits_goes_back_and_a_pause_for_a_time_ends(site
 def test_one_worker_of_two_is_paused_and_an_unknown_queue_has_a_nearest(site):
     second = FIRST.replace("1", "2", 1)
     start(site)
-    site.start()
+    start(site, second)
     unknown = sqs(site, "pause", f"{site.queue}x", *TO_FIRST)
     assert unknown.exit_code == 1
     assert f"The nearest is '{site.queue}'" in unknown.output
@@ -106,7 +110,8 @@ def test_one_worker_of_two_is_paused_and_an_unknown_queue_has_a_nearest(site):
     shown = ask(site.app, "sqs_queues", SOON, [FIRST, second])
     paused = {node: answer["queues"][site.queue]["paused"] for node, answer in shown.items()}
     assert paused == {FIRST: True, second: False}
-    assert f"{site.queue}\n" in sqs(site, "status").output, "the paused queue, at the end of a worker's row"
+    paused_queue = f"{site.queue}\n"  # at the end of a worker's row; the command waits for a second
+    wait_until(lambda: paused_queue in sqs(site, "status").output, SOON, "the status to show the pause")
 
 
 def test_nobody_answers(site):

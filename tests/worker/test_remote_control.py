@@ -8,7 +8,7 @@ import uuid
 import pytest
 from support.commands import run_celery
 from support.faults import error, latency
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.errors import RemoteControlError
 from celery_sqs_visibility.policy.control_life import ALIVE_TAG, STALE_SECONDS
@@ -30,7 +30,8 @@ class ControlRoom:
         workers = [self.site.start(name=name, ready=False, **options) for name in names]
         for worker in workers:
             worker.wait_ready()
-        wait_until(lambda: len(self.control.ping()) == len(names), 20, "the workers to answer")
+        count = len(names)
+        wait_until(lambda: len(self.control.ping(limit=count)) == count, SOON, "the workers to answer")
         return workers
 
     def only(self, replies):
@@ -41,11 +42,11 @@ class ControlRoom:
 
     def ask(self, command, *args):
         """What the only worker says to `inspect`."""
-        return self.only(getattr(self.control.inspect(limit=1), command)(*args))
+        return self.only(getattr(self.control.inspect(limit=1, timeout=SOON), command)(*args))
 
     def tell(self, command, *args, **kwargs):
         """What the only worker says to a command."""
-        return self.only(getattr(self.control, command)(*args, reply=True, limit=1, **kwargs))
+        return self.only(getattr(self.control, command)(*args, reply=True, limit=1, timeout=SOON, **kwargs))
 
     def ids(self, command):
         return [each["id"] for each in self.ask(command)]
@@ -76,7 +77,7 @@ def test_a_saturated_worker_answers(room):
     running, waiting = room.send_slow("a"), room.send_slow("b")
     room.site.diary.wait_for("started", key="a")
     room.site.app.send_task("work.quick", ["c"], countdown=600, task_id="later")
-    assert room.ids("active") == [running]
+    wait_until(lambda: room.ids("active") == [running], SOON, "the main process to hear that it has begun")
     assert waiting not in room.ids("active")
     assert room.ask("scheduled") == []  # it waits at SQS
     assert isinstance(room.ids("reserved"), list)
@@ -99,13 +100,13 @@ def test_a_worker_does_as_it_is_told(room):
     assert "add consumer" in room.tell("add_consumer", f"{room.site.queue}-more")["ok"]
     assert len(room.ask("active_queues")) == 2
     assert "no longer consuming" in room.tell("cancel_consumer", f"{room.site.queue}-more")["ok"]
-    wait_until(lambda: len(room.ask("stats")["pool"]["processes"]) == 2, 15, "the pool to grow")
+    wait_until(lambda: len(room.ask("stats")["pool"]["processes"]) == 2, SOON, "the pool to grow")
     running = room.send_slow("a")
     room.site.diary.wait_for("started", key="a")
     room.control.revoke(running, terminate=True)
-    wait_until(lambda: room.ids("active") == [], 10, "the task to be ended")
+    wait_until(lambda: room.ids("active") == [], SOON, "the task to be ended")
     room.control.revoke("waiting")
-    wait_until(lambda: "waiting" in room.ask("revoked"), 10, "the revoke to arrive")
+    wait_until(lambda: "waiting" in room.ask("revoked"), SOON, "the revoke to arrive")
     room.site.send("quick", "b", task_id="waiting")
     worker.wait_for_log("Discarding revoked task")
     room.control.shutdown()
@@ -116,18 +117,20 @@ def test_a_worker_does_as_it_is_told(room):
 
 def test_commands_are_for_some_of_the_workers(room):
     first, second = (f"{worker_name(worker)}" for worker in room.start("first", "second", concurrency=1))
+    wait_until(lambda: not room.site.proxy.in_flight("SendMessage"), SOON, "earlier replies to be sent")
     room.site.proxy.clear()
-    assert room.only(room.control.ping(destination=[first])) == {"ok": "pong"}
-    assert room.site.proxy.count("SendMessage") == 2, "one command, and one reply"
-    assert list(room.control.inspect(pattern="sec*", matcher="glob").ping()) == [second]
-    assert len(room.control.ping(limit=1)) == 1
+    assert room.only(room.control.ping(destination=[first], timeout=SOON)) == {"ok": "pong"}
+    assert len(room.site.proxy.wait_for_calls("SendMessage", 2)) == 2, "one command, and one reply"
+    only_one = room.control.inspect(pattern="sec*", matcher="glob", limit=1, timeout=SOON)
+    assert list(only_one.ping()) == [second]
+    assert len(room.control.ping(limit=1, timeout=SOON)) == 1
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo", "gevent", "eventlet"])
 def test_in_every_pool(room, pool):
     (worker,) = room.start("node", pool=pool, concurrency=1)
     room.control.revoke("waiting")
-    wait_until(lambda: "waiting" in room.ask("revoked"), 10, "the revoke to arrive")
+    wait_until(lambda: "waiting" in room.ask("revoked"), SOON, "the revoke to arrive")
     room.site.send("quick", "a", task_id="waiting")
     worker.wait_for_log("Discarding revoked task")
     room.control.shutdown()
@@ -137,9 +140,13 @@ def test_in_every_pool(room, pool):
 
 def test_the_command_line_answers_in_time_and_leaves_nothing_behind(room):
     room.start("node", concurrency=1)
+
+    def answered():
+        done = run_celery(room.site.config, "status")  # waits for a second
+        return done.returncode == 0 and "1 node online" in done.stdout
+
     with room.site.proxy.inject(latency(0.05)):
-        done = run_celery(room.site.config, "status")
-    assert (done.returncode, "1 node online" in done.stdout) == (0, True), done.stderr
+        wait_until(answered, SOON, "an answer within a second, on a machine that is busy now and then")
     mine = [call.queue for call in room.site.proxy.calls("CreateQueue") if "reply" in call.queue][-1]
     assert room.site.proxy.calls("DeleteQueue", mine)
 

@@ -9,9 +9,8 @@ import subprocess
 import sys
 
 from support.app import CONFIG_VARIABLE, encode_config
+from support.processes import SOON
 from support.worker import IMPORT_PATHS
-
-SOON = 10
 
 
 def test_watching_ends_well_at_ctrl_c(make_site):

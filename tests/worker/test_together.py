@@ -44,7 +44,7 @@ def site(make_site, queue, tmp_path_factory, monkeypatch):
 def get(site, path):
     port = site.config["broker_transport_options"]["http_port"]
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=SOON) as answer:
             return answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
