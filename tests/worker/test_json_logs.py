@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,19 @@ def test_every_line_of_a_task_has_its_ids_and_celerys_are_not_doubled(site, pool
     (failed,) = (line for line in lines if "failed at attempt 1 of 6" in line["message"])
     assert failed["exception_type"] == "ValueError"
     assert failed["traceback"].endswith("ValueError: b")
+
+
+@pytest.mark.parametrize("life_cycle", [True, False])
+def test_celerys_own_lines_about_a_message_have_its_ids(site, life_cycle):
+    worker = site.start("logged", concurrency=1, env={"LIFE_CYCLE": "1" if life_cycle else ""})
+    send(site, "works", "expired", expires=-60)
+    send(site, "fails_for_good", "bad")
+    send(site, "exits", "gone")
+    worker.wait_for_log("exited with")
+    site.proxy.wait_for(lambda _: site.kept == 0)
+    lines = lines_of(worker)
+    celerys = [line for line in lines if re.search(r"Task .*\]|Discarding", line["message"])]
+    assert not [line for line in celerys if not line.keys() >= IDS]
+    told = Counter(re.search(r"Disc|rec|raised|$", line["message"])[0] for line in celerys)
+    assert told == Counter(Disc=1, raised=1, rec=0 if life_cycle else 3)
+    assert [line["logger"] for line in lines if "exited with" in line["message"]] == ["multiprocessing"]
