@@ -75,6 +75,12 @@ FOUND = [
     (
         queue_checks.check_existence,
         ERROR,
+        facts(queue(attributes=None, exists=None, problem="AccessDenied", denied=True, url="")),
+        "Workers do not start",
+    ),
+    (
+        queue_checks.check_existence,
+        ERROR,
         facts(queue(attributes=None, exists=None, problem="no AWS credentials were found; set AWS_PROFILE")),
         "do as the sentence says",
     ),
