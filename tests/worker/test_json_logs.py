@@ -15,7 +15,7 @@ from support.redis_server import RedisServer
 PAGE = Path(__file__).resolve().parents[2] / "docs/json-logs.md"
 #: Commands, functions and operators of CloudWatch Logs Insights.
 INSIGHTS = {
-    *("filter", "stats", "fields", "display", "by", "as", "and", "not", "in"),
+    *("filter", "stats", "fields", "display", "by", "as", "and", "or", "not", "in", "like"),
     *("count", "latest", "max", "sum", "ispresent", "strcontains", "fromMillis"),
 }
 IDS = {"task", "task_id", "message_id", "queue", "attempt"}
@@ -66,6 +66,7 @@ def test_the_queries_of_the_page_tell_what_became_of_whom(site):
     send(site, "once", "key")
     site.diary.wait_for("done", key="key")
     send(site, "once", "key", task_id="again")
+    send(site, "works", "expired", expires=-60)
     send(site, "fails", "fails")
     site.proxy.wait_for(lambda _: worker.log.count('"task failed"') == 2)
     site.proxy.wait_for(lambda _: site.counts()[0] == 0 and '"skipped"' in worker.log)
@@ -80,7 +81,8 @@ def test_the_queries_of_the_page_tell_what_became_of_whom(site):
         ("dies", told["dies"]["message_id"])
     ]
     assert [(each["task"], each["task_id"], each["key"]) for each in skipped] == [
-        ("logged.once", "again", "logged.once:key")
+        ("logged.once", "again", "logged.once:key"),
+        ("logged.works", "expired", None),
     ]
     (failure,) = failing
     assert (failure["task_id"], failure["failures"], failure["error"]) == ("fails", 2, "ValueError('fails')")
