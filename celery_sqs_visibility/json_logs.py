@@ -17,6 +17,7 @@ from typing import Any, Final
 from celery import signals
 from celery._state import get_current_task
 from celery.app import trace
+from celery.utils.log import get_multiprocessing_logger
 from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_sqs_visibility.delivery.event_log import Fields, log_event
@@ -79,7 +80,7 @@ def log_json(*, life_cycle: bool = True) -> None:
     """
 
     def set_up(logger: logging.Logger, **_: Any) -> None:
-        for handler in logger.handlers:
+        for handler in (*logger.handlers, *_handlers_of_processes()):
             handler.setFormatter(JSONFormatter())
             if life_cycle:
                 handler.addFilter(_is_told_once)
@@ -89,6 +90,12 @@ def log_json(*, life_cycle: bool = True) -> None:
     for signal in (signals.after_setup_logger, signals.after_setup_task_logger):
         signal.disconnect(dispatch_uid=__name__)
         signal.connect(set_up, weak=False, dispatch_uid=__name__)
+
+
+def _handlers_of_processes() -> list[logging.Handler]:
+    """Those of the logger that tells of the pool's processes, which celery/app/log.py sets up apart."""
+    logger = get_multiprocessing_logger()
+    return logger.handlers if logger is not None else []
 
 
 def _is_told_once(record: logging.LogRecord) -> bool:
@@ -120,7 +127,10 @@ def _ids(record: logging.LogRecord) -> dict[str, Any]:
     own = getattr(record, "sqs", None)
     facts = dict(own) if isinstance(own, Mapping) else {}
     if not facts.get("task_id") and not facts.get("message_id"):
-        facts = {**(_of_request(record) or _of_running_task()), **facts}
+        running = _of_running_task()
+        named = [*_names(record)]
+        other = {} if running.get("task_id") in named else _of_request(record, named)
+        facts = {**(other or running), **facts}
     return {name: value for name, value in facts.items() if value is not None}
 
 
@@ -140,11 +150,15 @@ def _of_running_task() -> dict[str, Any]:
     }
 
 
-def _of_request(record: logging.LogRecord) -> dict[str, Any]:
-    """Of the request that a line of Celery's names, in a worker's main process (celery/worker/state.py)."""
+def _of_request(record: logging.LogRecord, named: list[str]) -> dict[str, Any]:
+    """Of the request that a line of Celery's names, in a worker's main process.
+
+    Celery writes that a request is received or discarded before the request is in `celery.worker.state`.
+    """
     requests = getattr(sys.modules.get("celery.worker.state"), "requests", {})
-    for task_id in _names(record):
-        if (request := requests.get(task_id)) is not None:
+    made_last = getattr(sys.modules.get("celery_sqs_visibility.worker.request"), "made_last", ())
+    for request in (*filter(None, map(requests.get, named)), *made_last):
+        if request.id in named:
             delivery = getattr(request, "delivery", None)
             told = {"task": request.name, "task_id": request.id}
             return told if delivery is None else {**told, **asdict(delivery.facts)}

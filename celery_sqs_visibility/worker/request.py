@@ -8,10 +8,11 @@ safe from any thread, and does no I/O.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionInfo
@@ -33,6 +34,9 @@ from celery_sqs_visibility.worker.settling_request import SettlingRequest
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
+
+#: The request that was made last, of which Celery writes before it is in `state.requests`: for JSON lines.
+made_last: Final[deque[DeliveryRequest]] = deque(maxlen=1)
 
 
 class GivenBackError(TaskRevokedError):
@@ -57,6 +61,7 @@ class DeliveryRequest(SettlingRequest):
         if self.delivery is not None:
             self.delivery.acknowledged_early = not self.task.acks_late
             self._describe(self.delivery)
+            made_last.append(self)
             if self.eta is not None and self.worker.on_eta is not None:
                 self.worker.on_eta(self)
             self._note_attempt(self.delivery)

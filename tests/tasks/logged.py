@@ -15,7 +15,7 @@ from support.dying import UNTIL_ACCEPTED
 from celery_sqs_visibility import VisibilityTask, log_json
 
 app = make_app("logged", task_cls=VisibilityTask)
-log_json()
+log_json(life_cycle=bool(os.environ.get("LIFE_CYCLE", "1")))
 
 
 @app.task
@@ -29,6 +29,16 @@ def works(key):
 @app.task(error_visibility_timeout=[1, 600], max_retries=5)
 def fails(key):
     raise ValueError(key)
+
+
+@app.task(max_retries=0)
+def fails_for_good(key):
+    raise ValueError(key)
+
+
+@app.task(max_retries=0)
+def exits(key):
+    os._exit(9)
 
 
 @app.task(exclusive=lambda args, _: args[0])

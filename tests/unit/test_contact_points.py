@@ -240,6 +240,7 @@ MENTIONED = [
     ("celery.worker.state:maybe_shutdown", "should_stop", "should_terminate"),
     # JSON logs leave out two lines of Celery's, and look up the request that another is about.
     ("celery.worker.strategy:default", "info(_app_trace.LOG_RECEIVED, context, extra={'data': context})"),
+    ("celery.app.log:Logging.setup_logging_subsystem", "get_multiprocessing_logger(),"),
     ("celery.app.trace:build_tracer", "info(LOG_SUCCESS, {"),
     ("celery.worker.state:task_reserved", "add_request(request.id, request)"),
     # Botocore signs and finds credentials where we stand before it.

@@ -17,6 +17,7 @@ from support.factories import running
 from celery_sqs_visibility import JSONFormatter, VisibilityTask, events, log_json
 from celery_sqs_visibility.delivery.event_log import Fields, fields_of, listen, log_event
 from celery_sqs_visibility.events import Extended, Facts, subscribed
+from celery_sqs_visibility.worker import request as worker_request
 
 FACTS = Facts("q", "m1", 2, 0.0, "tasks.add", "id-1", attempt=2)
 
@@ -97,7 +98,9 @@ def test_a_line_in_a_task_has_the_tasks_ids_unless_it_is_about_another_message()
     sqs = {"queue": "q", "message_id": "m7", "receive_count": 2}
     with running(task, retries=1, sqs=sqs, id="id-7"), current(task):
         line = line_of("sold")
+        celerys = line_of("bad", {"id": "id-7"}, data={"id": "id-7", "name": "tasks.add"})
         other = line_of("message hidden (%s)", fields_of(FACTS), sqs=fields_of(FACTS))
+    assert celerys["message_id"] == "m7"
     assert {name: line[name] for name in ("task", "task_id", "message_id", "queue", "attempt")} == {
         "task": "tasks.add",
         "task_id": "id-7",
@@ -114,6 +117,10 @@ def test_a_line_of_celerys_about_a_request_has_its_message(monkeypatch):
     monkeypatch.setitem(state.requests, "id-1", request)
     line = line_of("Discarding revoked task: %s[%s]", "tasks.add", "id-1")
     assert (line["message_id"], line["attempt"]) == ("m1", 2)
+    monkeypatch.delitem(state.requests, "id-1")
+    monkeypatch.setattr(worker_request, "made_last", [request])
+    assert line_of("received", {"id": "id-1"}, data={"id": "id-1"})["message_id"] == "m1"
+    assert "message_id" not in line_of("received", {"id": "id-2"}, data={"id": "id-2"})
 
 
 @pytest.fixture

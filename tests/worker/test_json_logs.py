@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from support.redis_server import RedisServer
 PAGE = Path(__file__).resolve().parents[2] / "docs/json-logs.md"
 #: Commands, functions and operators of CloudWatch Logs Insights.
 INSIGHTS = {
-    *("filter", "stats", "fields", "display", "by", "as", "and", "not", "in"),
+    *("filter", "stats", "fields", "display", "by", "as", "and", "or", "not", "in", "like"),
     *("count", "latest", "max", "sum", "ispresent", "strcontains", "fromMillis"),
 }
 IDS = {"task", "task_id", "message_id", "queue", "attempt"}
@@ -65,6 +66,7 @@ def test_the_queries_of_the_page_tell_what_became_of_whom(site):
     send(site, "once", "key")
     site.diary.wait_for("done", key="key")
     send(site, "once", "key", task_id="again")
+    send(site, "works", "expired", expires=-60)
     send(site, "fails", "fails")
     site.proxy.wait_for(lambda _: worker.log.count('"task failed"') == 2)
     site.proxy.wait_for(lambda _: site.counts()[0] == 0 and '"skipped"' in worker.log)
@@ -79,7 +81,8 @@ def test_the_queries_of_the_page_tell_what_became_of_whom(site):
         ("dies", told["dies"]["message_id"])
     ]
     assert [(each["task"], each["task_id"], each["key"]) for each in skipped] == [
-        ("logged.once", "again", "logged.once:key")
+        ("logged.once", "again", "logged.once:key"),
+        ("logged.works", "expired", None),
     ]
     (failure,) = failing
     assert (failure["task_id"], failure["failures"], failure["error"]) == ("fails", 2, "ValueError('fails')")
@@ -110,3 +113,19 @@ def test_every_line_of_a_task_has_its_ids_and_celerys_are_not_doubled(site, pool
     (failed,) = (line for line in lines if "failed at attempt 1 of 6" in line["message"])
     assert failed["exception_type"] == "ValueError"
     assert failed["traceback"].endswith("ValueError: b")
+
+
+@pytest.mark.parametrize("life_cycle", [True, False])
+def test_celerys_own_lines_about_a_message_have_its_ids(site, life_cycle):
+    worker = site.start("logged", concurrency=1, env={"LIFE_CYCLE": "1" if life_cycle else ""})
+    send(site, "works", "expired", expires=-60)
+    send(site, "fails_for_good", "bad")
+    send(site, "exits", "gone")
+    worker.wait_for_log("exited with")
+    site.proxy.wait_for(lambda _: site.kept == 0)
+    lines = lines_of(worker)
+    celerys = [line for line in lines if re.search(r"Task .*\]|Discarding", line["message"])]
+    assert not [line for line in celerys if not line.keys() >= IDS]
+    told = Counter(re.search(r"Disc|rec|raised|$", line["message"])[0] for line in celerys)
+    assert told == Counter(Disc=1, raised=1, rec=0 if life_cycle else 3)
+    assert [line["logger"] for line in lines if "exited with" in line["message"]] == ["multiprocessing"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from celery_sqs_visibility.aws.queue_counts import HIDDEN
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.operate.dead_letters.letter import SOURCE_ARN, Letter
@@ -53,11 +55,20 @@ class Place:
             return self.context.queues.by_arn(arn)
         return self.context.queues.find(letter.source)
 
-    @cached_property
+    @property
     def moves_on(self) -> bool:
         """Whether the dead-letter queue has a redrive policy of its own; no, where we may not ask."""
-        found = look_at(lambda: self.letters, [REDRIVE_POLICY])
-        return parse_redrive_policy(found.attributes or {}) is not None
+        return parse_redrive_policy(self._before) is not None
+
+    @property
+    def hidden_before(self) -> int:
+        """Dead letters that somebody else has received; 0, where we may not ask."""
+        return int(self._before.get(HIDDEN, 0))
+
+    @cached_property
+    def _before(self) -> Mapping[str, str]:
+        """Attributes of the dead-letter queue before a look at its messages."""
+        return look_at(lambda: self.letters, [REDRIVE_POLICY, HIDDEN]).attributes or {}
 
 
 def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place:

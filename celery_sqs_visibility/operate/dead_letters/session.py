@@ -27,6 +27,11 @@ MOVES_ON: Final = (
     "receive: messages may move on."
 )
 
+HIDDEN_BEFORE: Final = (
+    "Left out: {} of {!r} that somebody else has received, or a command that was killed. After "
+    f"{HOLD_SECONDS} s at the most what such a command has left is visible again."
+)
+
 #: How exactly SQS's clock is known: its answers tell whole seconds. A clock that is not further off is right.
 OFFSET_ERROR_SECONDS: Final = 1.0
 
@@ -139,6 +144,9 @@ def session_of(
                     f"{HOLD_SECONDS} s: {held.problem}",
                     err=True,
                 )
+    if place.hidden_before:
+        number = counted(place.hidden_before, "message")
+        click.echo(HIDDEN_BEFORE.format(number, place.letters.name), err=True)
     if session.others:
         click.echo(
             f"Left out: {counted(session.others, 'dead letter')} of other queues; --any-source takes them, "

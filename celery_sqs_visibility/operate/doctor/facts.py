@@ -40,6 +40,7 @@ class TaskFacts:
     max_retries: int | None = 3
     delays: tuple[float, ...] = ()
     time_limit: float | None = None
+    soft_time_limit: float | None = None
     priority: int | None = None
 
     @property

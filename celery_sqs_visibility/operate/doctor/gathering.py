@@ -105,6 +105,7 @@ def _task_facts(app: Celery, task: Any, queue: str, options: Options) -> TaskFac
         max_retries=limit,
         delays=_delays(task, queue, options, limit) if comes_back else (),
         time_limit=task.time_limit or app.conf.task_time_limit,
+        soft_time_limit=task.soft_time_limit or app.conf.task_soft_time_limit,
         priority=getattr(task, "priority", None),
     )
 

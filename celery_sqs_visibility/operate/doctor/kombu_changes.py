@@ -95,16 +95,20 @@ def _new_retries(facts: Facts) -> Iterator[Finding]:
 
 
 def _meaning(given: Mapping[str, Any], refused: Mapping[str, str]) -> Iterator[Finding]:
-    timeout = None if "visibility_timeout" in refused else given.get("visibility_timeout")
-    if timeout and float(timeout) > LONG_TIMEOUT_SECONDS:
+    if _is_timeout_long(given, refused):
         yield Finding(
             Severity.WARNING,
             "option visibility_timeout",
-            f"it is {spoken(float(timeout))}",
+            f"it is {spoken(float(given['visibility_timeout']))}",
             "kombu's has to outlast the longest task. Here it is renewed while a task runs, and is how "
             "long the tasks of a killed worker take to come back.",
             "remove it, for the default of 120 s; while stock workers are left, leave that of the queues",
         )
+
+
+def _is_timeout_long(given: Mapping[str, Any], refused: Mapping[str, str]) -> bool:
+    timeout = None if "visibility_timeout" in refused else given.get("visibility_timeout")
+    return float(timeout or 0) > LONG_TIMEOUT_SECONDS
 
 
 def _defaults(given: Mapping[str, Any]) -> Iterator[Finding]:
@@ -121,7 +125,8 @@ def _defaults(given: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _kept(given: Mapping[str, Any], refused: Mapping[str, str]) -> Iterator[Finding]:
-    kept = sorted(name for name, value in given.items() if name not in refused and value not in (None, ""))
+    told = {*refused, *(["visibility_timeout"] if _is_timeout_long(given, refused) else [])}
+    kept = sorted(name for name, value in given.items() if name not in told and value not in (None, ""))
     if kept:
         yield Finding(
             Severity.NOTE,
@@ -155,9 +160,8 @@ def _fleet() -> Iterator[Finding]:
 
 def settings_to_paste(given: Mapping[str, Any], refused: Mapping[str, str]) -> str:
     """The new settings as Python, after the present ones. No value is shown: some are secret."""
-    timeout = given.get("visibility_timeout")
     gone = list(refused)
-    if timeout and "visibility_timeout" not in refused and float(timeout) > LONG_TIMEOUT_SECONDS:
+    if _is_timeout_long(given, refused):
         gone.append("visibility_timeout")
     lines = ['app.conf.broker_transport = "celery_sqs_visibility"']
     if gone:

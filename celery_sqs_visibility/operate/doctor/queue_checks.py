@@ -31,18 +31,28 @@ def check_existence(facts: Facts) -> Iterator[Finding]:
         if queue.exists is False:
             yield _missing(queue, facts.command)
         elif queue.attributes is None and queue.problem:
-            yield Finding(
-                Severity.WARNING if queue.denied else Severity.ERROR,
-                f"queue {queue.name!r}",
-                f"it cannot be looked at: {queue.problem}",
-                "Its redrive policy and retention are not checked. A worker that may not read the redrive "
-                "policy keeps what failed for good, in place of deleting it."
-                if queue.denied
-                else "It is not checked, and workers may not be able to use it either.",
-                f"allow sqs:GetQueueUrl and sqs:GetQueueAttributes; {facts.command} policy worker prints all"
-                if queue.denied
-                else "do as the sentence says, and run the command again",
-            )
+            yield _unseen(queue, facts.command)
+
+
+def _unseen(queue: QueueFacts, command: str) -> Finding:
+    if not queue.denied:
+        consequence = "It is not checked, and workers may not be able to use it either."
+    elif queue.url:
+        consequence = (
+            "Its redrive policy and retention are not checked. A worker that may not read the redrive "
+            "policy keeps what failed for good, in place of deleting it."
+        )
+    else:
+        consequence = "Workers do not start, and publishing fails. Nothing else of it is checked."
+    return Finding(
+        Severity.WARNING if queue.denied and queue.url else Severity.ERROR,
+        f"queue {queue.name!r}",
+        f"it cannot be looked at: {queue.problem}",
+        consequence,
+        f"allow sqs:GetQueueUrl and sqs:GetQueueAttributes; {command} policy worker prints all"
+        if queue.denied
+        else "do as the sentence says, and run the command again",
+    )
 
 
 def _missing(queue: QueueFacts, command: str) -> Finding:

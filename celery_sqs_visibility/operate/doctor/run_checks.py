@@ -42,12 +42,12 @@ def check_early_acks(facts: Facts) -> Iterator[Finding]:
 
 def check_horizon(facts: Facts) -> Iterator[Finding]:
     """Is a run allowed more than the 12 hours for which SQS hides a message?"""
-    long = [task.name for task in facts.tasks if (task.time_limit or 0) > VISIBILITY_HORIZON_SECONDS]
-    if long:
+    limits = {task.name: task.time_limit or task.soft_time_limit or 0 for task in facts.tasks}
+    if long := [name for name, limit in limits.items() if limit > VISIBILITY_HORIZON_SECONDS]:
         yield Finding(
             Severity.ERROR,
             and_more(long, "task"),
-            "its time_limit is longer than 12 h",
+            "its time limit is longer than 12 h",
             "SQS shows a message again 12 h after its receive: the task runs twice at a time.",
             "time_limit=43000 or less, and self.visibility.continue_later() for the rest",
         )

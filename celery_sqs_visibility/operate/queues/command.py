@@ -55,6 +55,8 @@ def create_queues(
     often as the tasks' max_retries and deploys take. A queue that exists is left as it is, and its
     differences are told (exit status 1), unless --update is given.
     """
+    if as_json and template == "terraform":
+        raise click.UsageError("Terraform's configuration is no JSON: leave out --json")
     app = app_of(ctx)
     with broker_of(app) as context:
         wanted = list(names) or queue_names(app, context.options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sqs_visibility.operate.dead_letters import session as module
+from celery_sqs_visibility.operate.dead_letters.places import find_place
 from celery_sqs_visibility.operate.dead_letters.selection import Selection
 from celery_sqs_visibility.operate.dead_letters.session import session_of
 
@@ -39,3 +40,14 @@ def test_what_an_id_names_is_not_taken_again_when_it_fails_anew(site, monkeypatc
             taken += len(batch)
             site.add(task_id="a-task-of-a")
     assert taken == 1
+
+
+def test_letters_that_a_killed_command_has_left_hidden_are_told_of(site, monkeypatch, capsys):
+    letter = site.add()
+    with session_of(site.place, Selection(), None) as session:
+        assert [each.id for batch in session.batches() for each in batch] == [letter]
+        monkeypatch.setattr(session.held, "release", lambda: 0)  # as if it had been killed
+    anew = find_place(site.context, site.place.source.name, None)
+    with session_of(anew, Selection(), None) as session:
+        assert list(session.batches()) == []
+    assert "Left out: 1 message of 'dead' that somebody else has received" in capsys.readouterr().err

@@ -75,6 +75,12 @@ FOUND = [
     (
         queue_checks.check_existence,
         ERROR,
+        facts(queue(attributes=None, exists=None, problem="AccessDenied", denied=True, url="")),
+        "Workers do not start",
+    ),
+    (
+        queue_checks.check_existence,
+        ERROR,
         facts(queue(attributes=None, exists=None, problem="no AWS credentials were found; set AWS_PROFILE")),
         "do as the sentence says",
     ),
@@ -188,6 +194,7 @@ FOUND = [
         "{'queues': {'p*': {'visibility_timeout': 120}}}",
     ),
     (run_checks.check_horizon, ERROR, facts(task={"time_limit": 50_000}), "longer than 12 h"),
+    (run_checks.check_horizon, ERROR, facts(task={"soft_time_limit": 50_000}), "longer than 12 h"),
     (run_checks.check_long_delays, WARNING, facts(task={"delays": (86_400.0,)}), "hides a message for 12 h"),
     (run_checks.check_early_acks, WARNING, facts(task={"acks_late": False}), "acks_late=False"),
     (
@@ -301,6 +308,7 @@ WELL = [
     facts(queue(996), task={"max_retries": 992}),
     facts(queue(attributes=None, exists=None)),  # and nothing is known of it
     facts(options={"heartbeat_interval": 0}, task={"time_limit": 100}),
+    facts(task={"time_limit": 100, "soft_time_limit": 50_000}),
     facts(queue(), task={"comes_back": False, "max_retries": 30}),
     facts(queue(1), tasks=()),
     facts(machine=Machine(remapped=True, grace=60), settings={"worker_soft_shutdown_timeout": 30}),

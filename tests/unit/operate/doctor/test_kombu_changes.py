@@ -31,6 +31,7 @@ def told(given, *tasks):
         ({}, "option wait_time_seconds", "kombu's default is 10, here it is 20"),
         ({}, "option polling_interval", "kombu's default is 1, here it is 0"),
         ({"region": "eu-west-1", "port": 3}, "options", "region is taken as before"),
+        ({"region": "x", "visibility_timeout": 14_400}, "options", "region is taken as before"),
     ],
 )
 def test_of_each_option_it_is_told_what_becomes_of_it(given, thing, words):

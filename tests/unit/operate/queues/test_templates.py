@@ -4,7 +4,9 @@ import json
 
 import hcl2
 import pytest
+from click.testing import CliRunner
 
+from celery_sqs_visibility.operate.queues.command import create_queues
 from celery_sqs_visibility.operate.queues.templates import cloudformation, terraform
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.provisioning import plan_queues
@@ -53,3 +55,9 @@ def test_a_configuration_of_terraform_is_hcl(plans):
 
 def test_a_label_of_terraform_begins_with_no_digit():
     assert 'resource "aws_sqs_queue" "queue_1a"' in terraform(plan_queues(["1a"], Options.parse({}), {}))
+
+
+def test_a_configuration_of_terraform_is_not_asked_for_as_json():
+    result = CliRunner().invoke(create_queues, ["--format", "terraform", "--json"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "leave out --json" in result.output
