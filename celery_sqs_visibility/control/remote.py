@@ -131,7 +131,7 @@ class RemoteControl:
         urls = self.queues.find(exchange, command.get("destination") or ())
         expires_in = None
         if reply_to := command.get("reply_to"):
-            command = {**command, "reply_to": self._replies.address_for(reply_to)}
+            command = {**command, "reply_to": self._replies.address_for(reply_to, command["ticket"])}
             expires = message["headers"].get(wire.EXPIRES)
             expires_in = expires - self._clock.wall() if expires else None
         text = wire.encode(message, command, exchange, "", expires_in=expires_in, message_id=command_id)
