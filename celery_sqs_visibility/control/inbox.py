@@ -52,6 +52,8 @@ NEW_PAUSE_SECONDS: Final = 0.2
 #: A new queue is waited for, by a caller that needs its address.
 CREATION_SECONDS: Final = 10.0
 
+UNEXPECTED: Final = "unexpected error in a thread that polls a control queue; continuing"
+
 
 class Inbox:
     """Polls one control queue, which it makes and deletes. No method but `address` waits for SQS.
@@ -159,7 +161,7 @@ class Inbox:
             except SQSError as error:
                 self._failed(error)
             except Exception:
-                logger.exception("unexpected error in a thread that polls a control queue; continuing")
+                logger.exception(UNEXPECTED)
                 self._stopped.wait(PAUSE_SECONDS)
             else:
                 self._failures = 0
@@ -181,7 +183,10 @@ class Inbox:
         messages = self._queues.sqs.receive(queue.url, BATCH_ENTRIES, wait, RECEIVE)
         # In the order in which they were sent, as far as one answer has them: SQS keeps none.
         for message in sorted(messages, key=lambda each: int(each["Attributes"].get("SentTimestamp", 0))):
-            self._deliver(message)
+            try:
+                self._deliver(message)
+            except Exception:  # the others are hidden, until they expire
+                logger.exception(UNEXPECTED)
         return len(messages) == BATCH_ENTRIES
 
     def _get_help(self, queue: ControlQueue) -> None:

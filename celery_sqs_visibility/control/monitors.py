@@ -156,8 +156,8 @@ class Monitors:
 
     def _listen(self, urls: Iterable[str]) -> None:
         for url in urls:
-            if url in self._feeds:
-                self._feeds[url].seen()
+            if feed := self._feeds.get(url):  # one look at the table, which another thread may replace
+                feed.seen()
             else:
                 self._add(Queue(url.rpartition("/")[2], url, self._queues.sqs))
 

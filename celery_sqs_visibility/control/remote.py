@@ -37,8 +37,8 @@ BROADCAST_SECONDS: Final = 3.0
 #: A process that ends waits this long for the deletion of its queues.
 END_SECONDS: Final = 1.5
 
-#: And so long for its last events: a worker says that it goes.
-LAST_EVENTS_SECONDS: Final = 0.5
+#: And so long for its last events, since a worker says that it goes, and for its last replies.
+LAST_WORDS_SECONDS: Final = 0.5
 
 
 class RemoteControl:
@@ -68,9 +68,9 @@ class RemoteControl:
         self.events = EventExchanges(self.queues, clock, in_worker)
         self._members = Members(self.queues, self.events, clock, self._deliver, self._end, self._announce)
         self._replies = Replies(self.queues, self._decoded, clock)
-        self._reply_sender = ReplySender(self.queues)
+        self._reply_sender = ReplySender(self.queues, clock)
         #: Send a worker's answer, in another thread. A caller that has gone gets none.
-        self.reply = self._reply_sender.send
+        self.reply = self._reply_sender.reply
         self._pid = os.getpid()
         self._lock = ProcessLock()  # guards everything below
         self._ended: list[Inbox] = []  # whose queues may not be deleted yet
@@ -131,7 +131,7 @@ class RemoteControl:
         urls = self.queues.find(exchange, command.get("destination") or ())
         expires_in = None
         if reply_to := command.get("reply_to"):
-            command = {**command, "reply_to": self._replies.address_for(reply_to)}
+            command = {**command, "reply_to": self._replies.address_for(reply_to, command["ticket"])}
             expires = message["headers"].get(wire.EXPIRES)
             expires_in = expires - self._clock.wall() if expires else None
         text = wire.encode(message, command, exchange, "", expires_in=expires_in, message_id=command_id)
@@ -142,10 +142,10 @@ class RemoteControl:
         if self._pid != os.getpid():
             return
         atexit.unregister(self.close)
-        self.events.close(LAST_EVENTS_SECONDS)
+        self.events.close(LAST_WORDS_SECONDS)
         for inbox in (*self._members.close(), *self._replies.close()):
             self._end(inbox)
-        self._reply_sender.close()
+        self._reply_sender.close(LAST_WORDS_SECONDS)
         until = self._clock.monotonic() + timeout
         for inbox in self._ended:
             inbox.join(max(0.0, until - self._clock.monotonic()))

@@ -23,10 +23,15 @@ IDLE_SECONDS: Final = 60.0
 
 
 class Collector:
-    """The replies to one command, for the consumer that may come later than they do."""
+    """The replies to one command, for the consumer that may come later than they do.
+
+    Attributes:
+        tickets: kombu's of the commands: a late reply to the command before has another.
+    """
 
     def __init__(self, began: float) -> None:
         self.began = began
+        self.tickets: set[str] = set()
         self.mailbox = Mailbox()
 
 
@@ -58,7 +63,7 @@ class Replies:
             collector = self._collectors.setdefault(key, Collector(self._clock.monotonic()))
         collector.mailbox.open(put)
 
-    def address_for(self, reply_to: dict[str, Any]) -> dict[str, Any]:
+    def address_for(self, reply_to: dict[str, Any], ticket: str) -> dict[str, Any]:
         """What a command says of where its replies go, with the queue's address.
 
         Raises:
@@ -76,6 +81,7 @@ class Replies:
                     if collector.mailbox.is_open or now - collector.began < IDLE_SECONDS
                 }
                 self._collectors = {**waiting, key: Collector(now)}
+            self._collectors[key].tickets.add(ticket)
         return {"exchange": exchange, "routing_key": f"{address}.{key}"}
 
     def inbox(self, exchange: str) -> Inbox:
@@ -115,5 +121,6 @@ class Replies:
             return
         with self._lock:
             collector = self._collectors.get(message.routing_key)
-        if collector is not None:
+        # kombu counts each reply that it gets towards its limit (kombu/pidbox.py: `Mailbox._collect`).
+        if collector is not None and message.payload["headers"].get("ticket") in collector.tickets:
             collector.mailbox.deliver(message.id, message.payload, lambda: True)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.aws.process_lock import ProcessLock
+from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.control import wire
 from celery_sqs_visibility.control.queues import ControlQueues
+from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError, TooLargeError
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.measurements import ReplyDropped
+from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -23,16 +26,36 @@ REPLY_PAUSES_SECONDS: Final = (0.1, 0.3, 0.6, 1.0)
 #: Most replies that a process sends at once.
 REPLY_THREADS: Final = 4
 
+#: Replies that wait, their bodies; what exceeds them is dropped.
+MOST_CHARACTERS: Final = 16 * 1024 * 1024
+
+
+@dataclass(slots=True, order=True)
+class Reply:
+    """A reply that waits for the monotonic instant `due`."""
+
+    due: float
+    url: str
+    text: str
+    failures: int = 0
+
 
 class ReplySender:
     """Those of a process. Any thread."""
 
-    def __init__(self, queues: ControlQueues) -> None:
+    def __init__(self, queues: ControlQueues, clock: Clock) -> None:
         self._queues = queues
-        self._lock = ProcessLock()  # guards what follows
-        self._threads: ThreadPoolExecutor | None = None
+        self._clock = clock
+        self.batch_threads: BatchThreads[list[Reply]] = BatchThreads(
+            "sqs-control-reply", "sends replies to commands", REPLY_THREADS, self, clock
+        )
+        self._lock = self.batch_threads.lock  # guards what follows
+        self._done = threading.Condition(self._lock)
+        self._waiting: list[Reply] = []  # a heap
+        self._characters = 0  # of those that wait
+        self._untried = 0
 
-    def send(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
+    def reply(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
         """Send a worker's answer, in another thread. A caller that has gone gets none."""
         address, _, collector = routing_key.partition(".")
         url = self._queues.url_of(exchange, address)
@@ -47,31 +70,63 @@ class ReplySender:
             errors = {node: {"error": f"the reply cannot be sent: {error}"} for node in reply}
             text = wire.encode(message, errors, exchange, collector, message_id=reply_id)
         with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(REPLY_THREADS, "sqs-control-reply")
-            self._threads.submit(self._send, url, text)
+            fits = self._characters + len(text) <= MOST_CHARACTERS
+            if fits:
+                self._untried += 1
+                self._wait(Reply(self._clock.monotonic(), url, text))
+                self.batch_threads.start()
+        if not fits:
+            logger.warning("dropped the reply to a command, since too many wait for SQS")
+            emit(ReplyDropped())
 
-    def close(self) -> None:
-        """Send no more than what is under way."""
+    def close(self, timeout: float) -> None:
+        """Send what was not tried yet, for some seconds at the most, and end the threads."""
         with self._lock:
-            threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=False)
+            self._done.wait_for(lambda: not self._untried, timeout)
+        self.batch_threads.stop()
 
-    def _send(self, url: str, text: str) -> None:
-        """One of the threads."""
-        for seconds in (*REPLY_PAUSES_SECONDS, None):
-            try:
-                self._queues.sqs.send(url, OutgoingMessage(text, repeatable=True))
-            except (*PASSING_ERRORS, QueueDoesNotExistError) as error:
-                if seconds is None:
-                    logger.info("dropped the reply to a command, since its caller has gone: %s", error)
-                    emit(ReplyDropped())
-                    return
-                threading.Event().wait(seconds)
-            except SQSError as error:
-                logger.warning("cannot send the reply to a command: %s", error)
-                emit(ReplyDropped())
-                return
-            else:
-                return
+    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `batch_threads.Work`
+        """See `batch_threads.Work`."""
+        return self._waiting[0].due if self._waiting else None
+
+    def ready(self) -> int:
+        """See `batch_threads.Work`."""
+        return len(self._waiting)
+
+    def take(self, now: float) -> list[Reply] | None:
+        """See `batch_threads.Work`."""
+        if not self._waiting or self._waiting[0].due > now:
+            return None
+        reply = heapq.heappop(self._waiting)
+        self._characters -= len(reply.text)
+        return [reply]
+
+    def send(self, batch: list[Reply], _since: float) -> BatchResult:
+        """See `batch_threads.Work`."""
+        self._queues.sqs.send(batch[0].url, OutgoingMessage(batch[0].text, repeatable=True))
+        return BatchResult({})
+
+    def conclude(self, batch: list[Reply], _since: float, failed: Mapping[int, SQSError]) -> None:
+        """See `batch_threads.Work`: SQS may not know a new queue yet."""
+        (reply,), error = batch, failed.get(0)
+        passes = isinstance(error, (*PASSING_ERRORS, QueueDoesNotExistError))
+        again = passes and reply.failures < len(REPLY_PAUSES_SECONDS)
+        with self._lock:
+            self._untried -= not reply.failures
+            self._done.notify_all()
+            if again:
+                reply.due = self._clock.monotonic() + REPLY_PAUSES_SECONDS[reply.failures]
+                reply.failures += 1
+                self._wait(reply)
+        if error is None or again:
+            return
+        if passes:
+            logger.info("dropped the reply to a command, since its caller has gone: %s", error)
+        else:
+            logger.warning("cannot send the reply to a command: %s", error)
+        emit(ReplyDropped())
+
+    def _wait(self, reply: Reply) -> None:
+        heapq.heappush(self._waiting, reply)
+        self._characters += len(reply.text)
+        self.batch_threads.wake()

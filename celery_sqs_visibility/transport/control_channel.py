@@ -160,22 +160,26 @@ class ControlChannel(FanoutChannel):
         deliver: Callable[[dict[str, Any]], object],
         payload: dict[str, Any],
         is_in_time: Callable[[], bool],
-    ) -> None:
-        if queue not in self._active_queues:
+    ) -> bool:
+        """Deliver to the consumer that it came for, unless that has gone; whether it was delivered."""
+        if self._transport._callbacks.get(queue) is not deliver:  # noqa: SLF001 - as in `basic_consume`
             self.context.control.hand_on(queue, payload, is_in_time)
-        elif is_in_time():
+            return False
+        if in_time := is_in_time():
             deliver(payload)
+        return in_time
 
-    def _handle_command(self, *args: Any) -> None:
+    def _handle_command(self, *args: Any) -> bool:
         """Nothing that a command raises ends the event loop, but a shutdown."""
         try:
-            self._handle(*args)
+            return self._handle(*args)
         except SystemExit:
             if self.context.on_remote_shutdown is None:
                 raise
             self.context.on_remote_shutdown()
         except Exception:
             logger.exception("a command of remote control failed; continuing")
+        return True
 
     def _warn(self) -> None:
         if not ControlChannel._has_warned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from importlib.metadata import version
@@ -129,11 +130,14 @@ class Transport(virtual.Transport):
         """
         self._turn()
         self._raise_prefetch_counts()
-        if not self.buffer.wait(timeout):
-            raise TimeoutError("no message arrived")
-        if self.buffer.run_errand():  # one reply a call: kombu counts them so (kombu/pidbox.py: `_collect`)
-            return
-        self.buffer.dispatch(SYSTEM_CLOCK, raising=not self.for_worker)
+        until = math.inf if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
+        while self.buffer.wait(_until(until)):
+            if not self.buffer.errands:
+                self.buffer.dispatch(SYSTEM_CLOCK, raising=not self.for_worker)
+                return
+            if self.buffer.run_errand():  # one reply a call: kombu counts calls (kombu/pidbox.py: `_collect`)
+                return
+        raise TimeoutError("no message arrived")
 
     def close_connection(self, connection: Any) -> None:
         """Close the channels; the event loop no longer watches for messages."""
@@ -151,8 +155,8 @@ class Transport(virtual.Transport):
 
     def _on_arrival(self) -> None:
         self.buffer.woken()
-        while self.buffer.run_errand():
-            pass
+        while self.buffer.errands:
+            self.buffer.run_errand()
         self.buffer.dispatch(SYSTEM_CLOCK, raising=not self.for_worker)
         self._raise_prefetch_counts()
 
@@ -160,3 +164,8 @@ class Transport(virtual.Transport):
         channels: list[Any] | None = self.channels
         for channel in channels or ():
             channel.raise_prefetch_count()
+
+
+def _until(instant: float) -> float | None:
+    """Seconds from now, never fewer than 0; `None`: for ever."""
+    return None if instant == math.inf else max(0.0, instant - SYSTEM_CLOCK.monotonic())

@@ -82,7 +82,7 @@ class Buffer:
     def __init__(self) -> None:
         self._arrived = threading.Condition()  # guards everything below
         self._line: Line = ArrivalLine()
-        self._errands: deque[Callable[[], None]] = deque()
+        self._errands: deque[Callable[[], bool]] = deque()
         self._pipe: tuple[int, int] | None = None
         self._woken = False
 
@@ -101,8 +101,11 @@ class Buffer:
                 self._arrived.notify_all()
                 self.wake()
 
-    def put_errand(self, errand: Callable[[], None]) -> None:
-        """Have the reader call it, whatever else waits, and wake the reader. Any thread."""
+    def put_errand(self, errand: Callable[[], bool]) -> None:
+        """Have the reader call it, whatever else waits, and wake the reader. Any thread.
+
+        It returns whether it delivered a message.
+        """
         with self._arrived:
             self._errands.append(errand)
             self._arrived.notify_all()
@@ -114,16 +117,15 @@ class Buffer:
         return len(self._errands)
 
     def run_errand(self) -> bool:
-        """Call the oldest errand; whether there was one. The reader's thread."""
+        """Call the oldest errand; whether it delivered a message. The reader's thread."""
         with self._arrived:
             errand = self._errands.popleft() if self._errands else None
             if errand is None:
                 return False
         try:
-            errand()
+            return errand()
         finally:
             self.wake_if_ready()
-        return True
 
     def get(self) -> BufferedMessage | None:
         """Take the next message; `None` if none may go now. The reader's thread."""

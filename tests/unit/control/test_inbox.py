@@ -205,3 +205,12 @@ def test_what_one_receive_brings_is_delivered_in_the_order_in_which_it_was_sent(
     monkeypatch.setattr(world.sqs, "receive", lambda *_: brought)
     world.inbox._receive(queue, 0)
     assert [each["Body"] for each in world.messages] == ["pause", "resume"]
+
+
+def test_a_message_whose_delivery_fails_takes_no_other_with_it(world, caplog):
+    queue = world.inbox._create()
+    world.sqs.send_batch(queue.url, [OutgoingMessage(body) for body in ("first", "second")])
+    world.inbox._deliver = lambda message: {"second": world.messages.append}[message["Body"]](message)
+    world.inbox._receive(queue, 0)
+    assert [each["Body"] for each in world.messages] == ["second"]
+    assert caplog.text.count("KeyError: 'first'") == 1

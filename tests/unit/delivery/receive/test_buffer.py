@@ -110,12 +110,13 @@ def test_an_errand_goes_first_one_at_a_time_and_wakes_the_reader(buffer):
     buffer.fileno()
     buffer.put([buffered(1)])
     for number in range(2):
-        buffer.put_errand(lambda number=number: done.append(number))
+        buffer.put_errand(lambda number=number: done.append(number) or number == 0)
     assert readable(buffer)
     assert buffer.errands == 2
     assert buffer.run_errand()
     assert done == [0]
-    assert buffer.run_errand()
+    assert not buffer.run_errand()  # it delivered nothing
+    assert buffer.errands == 0
     assert not buffer.run_errand()
     assert done == [0, 1]
     assert buffer.get() is not None
@@ -123,7 +124,7 @@ def test_an_errand_goes_first_one_at_a_time_and_wakes_the_reader(buffer):
 
 def test_an_errand_that_raises_leaves_the_rest(buffer):
     buffer.put_errand(lambda: 1 / 0)
-    buffer.put_errand(lambda: None)
+    buffer.put_errand(lambda: True)
     with pytest.raises(ZeroDivisionError):
         buffer.run_errand()
     assert buffer.wait(0)
