@@ -152,9 +152,9 @@ class EventFeed:
             self._gone(self)
         elif refused:
             self._drop(sum(batch[i].events for i in refused), str(next(iter(refused.values()))))
-        elif failed:
-            self._outage.failure(next(iter(failed.values())))
-        else:
+        elif outages := [each for each in failed.values() if not isinstance(each, QueueDoesNotExistError)]:
+            self._outage.failure(outages[0])
+        elif not failed:
             self._outage.success(since)
 
     def _passes(self, error: SQSError, since: float) -> bool:

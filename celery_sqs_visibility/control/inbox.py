@@ -100,6 +100,7 @@ class Inbox:
         self._helpers = threading.BoundedSemaphore(HELPERS)
         self._changed = threading.Condition()  # guards everything below
         self._queue: ControlQueue | None = None
+        self._usable = False  # whether SQS has answered a poll of it
         self._error: SQSError | None = None
         self._deleting: threading.Thread | None = None
         self._used_at = clock.monotonic()
@@ -119,16 +120,16 @@ class Inbox:
             return not self._stopped.is_set()
 
     def address(self) -> str:
-        """The queue's address. Waits until the queue is made.
+        """The queue's address. Waits until the queue is made, and can be used, perhaps a second later.
 
         Raises:
-            SQSError: it cannot be made, or has ended; then another may be made.
+            SQSError: it cannot be made or polled, or has ended; then another may be made.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._queue or self._error or self._stopped.is_set(), CREATION_SECONDS
+                lambda: self._usable or self._error or self._stopped.is_set(), CREATION_SECONDS
             )
-            if self._queue is not None:
+            if self._queue is not None and self._usable:
                 return self._queue.address
             raise self._error or UnavailableError("SQS does not answer: no queue for the replies was made")
 
@@ -171,12 +172,24 @@ class Inbox:
         self._keep(queue, self._clock.monotonic())
         if self._is_full():
             self._stopped.wait(FULL_PAUSE_SECONDS)
-        elif self._receive(queue, WAIT_TIME_SECONDS):
-            self._get_help(queue)
+        else:
+            has_more = self._receive(queue, WAIT_TIME_SECONDS if self._usable else 0)
+            self._answered(queue)
+            if has_more:
+                self._get_help(queue)
         if self._wanted():
             self.use()
         elif self._clock.monotonic() - self._used_at >= self._idle_seconds:
             self.stop()
+
+    def _answered(self, queue: ControlQueue) -> None:
+        """SQS has answered a poll of the queue: whoever waits for its address may give it away."""
+        with self._changed:
+            if self._usable or self._stopped.is_set():
+                return
+            self._usable, self._error = True, None
+            self._changed.notify_all()
+        logger.info("takes messages of remote control (node=%s, queue=%s)", self._node, queue.url)
 
     def _receive(self, queue: ControlQueue, wait: int) -> bool:
         """Receive and deliver; whether there may be more."""
@@ -224,8 +237,6 @@ class Inbox:
         with self._changed:
             if not self._stopped.is_set():
                 self._queue, self._error = queue, None
-                self._changed.notify_all()
-                logger.info("takes messages of remote control (node=%s, queue=%s)", self._node, queue.url)
                 if not is_first:
                     start_thread(self._moved, "sqs-control-moved")
                 return queue
@@ -235,18 +246,19 @@ class Inbox:
     def _failed(self, error: SQSError) -> None:
         if self._stopped.is_set():
             return  # it polled a queue that was deleted
-        missing = isinstance(error, QueueDoesNotExistError)
+        missing, usable = isinstance(error, QueueDoesNotExistError), self._usable
         if missing and self._clock.monotonic() - self._made_at < NEW_SECONDS:
             self._stopped.wait(NEW_PAUSE_SECONDS)
             return
         with self._changed:
             if missing:
-                self._queue = None  # swept, since this process was suspended for long: make another
-            elif self._queue is None:
+                # Swept, since this process was suspended for long: make another.
+                self._queue, self._usable = None, False
+            elif not usable:
                 self._error = error
                 self._changed.notify_all()
-                if self._idle_seconds < math.inf and isinstance(error, RefusedError):
-                    self._stopped.set()  # a caller has the error; its next command makes another
+        if not usable and self._idle_seconds < math.inf and isinstance(error, RefusedError):
+            self.stop()  # a caller has the error; its next command makes another
         if not missing:
             self._failures += 1
             self._outage.failure(error)

@@ -184,10 +184,10 @@ class Channel(ControlChannel):
             self.context.queues.forget(queue.name)
             if self.context.options.predefined_queues:
                 raise no_such_predefined_queue(queue, error) from error
-            # The queue was deleted after it was found.
+            # The queue was deleted after it was found, or has been made just now.
             again = self._target(queue.name, message)
             if again is not None:
-                self.context.outgoing.send(again, encoded)
+                publish_retries.while_new(partial(self.context.outgoing.send, again, encoded))
 
     def _target(self, queue: str, message: dict[str, Any]) -> Queue | None:
         """The queue to send to; `None` for a result whose client has gone, and its queue with it."""

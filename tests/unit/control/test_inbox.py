@@ -14,7 +14,12 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.control import inbox as inboxes
 from celery_sqs_visibility.control.inbox import FIRST_SWEEP_SECONDS, NEW_SECONDS, SWEEP_SECONDS, Inbox
 from celery_sqs_visibility.control.queues import ControlQueues
-from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    QueueDoesNotExistError,
+    ThrottledError,
+    UnavailableError,
+)
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.control_life import SIGN_OF_LIFE_SECONDS
 
@@ -91,6 +96,15 @@ def test_the_address_is_waited_for_and_an_error_told(world, monkeypatch, caplog)
     assert "cannot use its control queue" in caplog.text
 
 
+def test_an_address_is_given_once_sqs_has_answered_a_poll(world, monkeypatch):
+    monkeypatch.setattr(inboxes, "NEW_PAUSE_SECONDS", 0.05)
+    for _ in range(3):
+        world.sqs.fail_next("ReceiveMessage", QueueDoesNotExistError("not yet"))
+    world.inbox.start()
+    world.inbox.address()
+    assert len(requests(world.sqs, "ReceiveMessage")) > 3
+
+
 def test_a_queue_that_was_swept_is_made_anew(monkeypatch, world):
     monkeypatch.setattr(inboxes, "NEW_SECONDS", 0)
     world.inbox.start()
@@ -106,7 +120,7 @@ def test_a_new_queue_may_not_be_there_yet():
     queue = world.inbox._queue
     world.inbox._stopped = threading.Event()
     world.inbox._stopped.wait = lambda _: None
-    gone = inboxes.QueueDoesNotExistError("not yet")
+    gone = QueueDoesNotExistError("not yet")
     world.inbox._failed(gone)
     assert world.inbox._queue is queue
     clock.advance(NEW_SECONDS)

@@ -173,7 +173,7 @@ def test_off_a_caller_is_told_what_to_set_and_nothing_is_made(site, caplog, monk
     assert site.actions() == []
 
 
-@pytest.mark.parametrize("action", ["CreateQueue", "ListQueues"])
+@pytest.mark.parametrize("action", ["CreateQueue", "ListQueues", "ReceiveMessage"])
 def test_a_right_that_is_missing_is_the_callers_error(site, mailbox, action):
     for _ in range(2):
         site.sqs.fail_next(action, AccessDeniedError(f"allow sqs:{action}"))
@@ -213,6 +213,15 @@ def test_a_command_that_sqs_does_not_take_is_an_error_after_a_few_attempts(site,
     with pytest.raises(CommandNotSentError, match="was not sent: not now"):
         mailbox._broadcast("note", {}, reply=reply)
     assert len(requests(site.sqs, "ListQueues")) <= 6
+
+
+def test_a_command_is_tried_until_its_time_is_over_and_then_waits_for_its_replies(site, nodes, monkeypatch):
+    monkeypatch.setattr(remote, "BROADCAST_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "pause", lambda _: 60.0)
+    nodes.start("a@host")
+    site.sqs.fail_next("ListQueues", UnavailableError("not now"))
+    mailbox = Mailbox("celery", type="fanout")(site.connect(**ON))
+    assert mailbox.multi_call("note", {"x": 1}, limit=1, timeout=0.9) == [{"a@host": {"x": 1}}]
 
 
 def test_a_command_whose_answer_was_lost_is_carried_out_once(site, nodes, mailbox, monkeypatch):
