@@ -115,9 +115,12 @@ class RemoteControl:
         until = self._clock.monotonic() + BROADCAST_SECONDS
         command_id, failures = wire.new_id(), 0
         self._commanded.add(exchange)
+        # The caller waits that long once this method has returned (kombu/pidbox.py: `Mailbox._broadcast`).
+        expires = (message.get("headers") or {}).get(wire.EXPIRES)
+        expires_in = expires - self._clock.wall() if expires else None
         while True:
             try:
-                return self._broadcast(exchange, message, command_id)
+                return self._broadcast(exchange, message, command_id, expires_in)
             except PASSING_ERRORS:
                 failures += 1
                 seconds = pause(failures)
@@ -125,15 +128,16 @@ class RemoteControl:
                     raise
                 threading.Event().wait(seconds)
 
-    def _broadcast(self, exchange: str, message: dict[str, Any], command_id: str) -> None:
+    def _broadcast(
+        self, exchange: str, message: dict[str, Any], command_id: str, expires_in: float | None
+    ) -> None:
         message = self.events.announced(message)
         command = wire.body_of(message)
         urls = self.queues.find(exchange, command.get("destination") or ())
-        expires_in = None
         if reply_to := command.get("reply_to"):
             command = {**command, "reply_to": self._replies.address_for(reply_to)}
-            expires = message["headers"].get(wire.EXPIRES)
-            expires_in = expires - self._clock.wall() if expires else None
+        else:
+            expires_in = None
         text = wire.encode(message, command, exchange, "", expires_in=expires_in, message_id=command_id)
         self.queues.send(exchange, urls, text)
 
