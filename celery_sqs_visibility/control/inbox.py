@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 #: No visibility timeout: the queue's own is longer than its messages last.
 RECEIVE: Final = ReceiveOptions(system_attributes=("ApproximateFirstReceiveTimestamp", "SentTimestamp"))
 
+#: After an error a poll is short, to say soon that polls succeed again.
+AFTER_ERROR_WAIT_SECONDS: Final = 1
+
 #: Threads that poll beside the inbox's while batches come back full, and how long such a poll waits.
 HELPERS: Final = 7
 HELPERS_WAIT_SECONDS: Final = 2
@@ -169,7 +172,7 @@ class Inbox:
         self._keep(queue, self._clock.monotonic())
         if self._is_full():
             self._stopped.wait(FULL_PAUSE_SECONDS)
-        elif self._receive(queue, WAIT_TIME_SECONDS):
+        elif self._receive(queue, WAIT_TIME_SECONDS if not self._failures else AFTER_ERROR_WAIT_SECONDS):
             self._get_help(queue)
         if self._wanted():
             self.use()

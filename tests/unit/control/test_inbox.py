@@ -91,6 +91,15 @@ def test_the_address_is_waited_for_and_an_error_told(world, monkeypatch, caplog)
     assert "cannot use its control queue" in caplog.text
 
 
+def test_the_first_poll_after_an_error_is_short_so_that_its_end_is_known_soon():
+    world = World(FakeClock())
+    world.turn()
+    world.inbox._stopped.wait = lambda _seconds: None
+    world.inbox._failed(ThrottledError("slow down"))
+    world.turn()
+    assert [each["wait"] for each in requests(world.sqs, "ReceiveMessage")] == [20, 1]
+
+
 def test_a_queue_that_was_swept_is_made_anew(monkeypatch, world):
     monkeypatch.setattr(inboxes, "NEW_SECONDS", 0)
     world.inbox.start()
