@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from celery_sqs_visibility.aws.error_codes import reworded
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 #: How a queue came to be known: SQS had it, SQS made it for us, or the option `predefined_queues` names it.
 Origin = Literal["found", "created", "predefined"]
+
+#: Pauses between requests about a new queue, which all of SQS knows after a second.
+NEW_QUEUE_PAUSES_SECONDS: Final = (0.2, 0.4, 0.7)
+
+T = TypeVar("T")
 
 #: What the path of SQS's queue URLs begins with.
 _ACCOUNT: Final = re.compile(r"/(\d{12})/")
@@ -231,6 +237,19 @@ class Queues:
                 f"create the queue or allow sqs:CreateQueue. {error}",
             ) from error
         return Queue(name, url, self._sqs, "created")
+
+
+def when_known(request: Callable[[], T]) -> T:
+    """Make a request about a queue that is there, and perhaps so new that a part of SQS does not know it.
+
+    Waits between attempts. Raises an `SQSError`.
+    """
+    for seconds in NEW_QUEUE_PAUSES_SECONDS:
+        try:
+            return request()
+        except QueueDoesNotExistError:
+            threading.Event().wait(seconds)
+    return request()
 
 
 def no_such_predefined_queue(queue: Queue, error: QueueDoesNotExistError) -> QueueDoesNotExistError:

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 #: No visibility timeout: the queue's own is longer than its messages last.
 RECEIVE: Final = ReceiveOptions(system_attributes=("ApproximateFirstReceiveTimestamp", "SentTimestamp"))
 
+#: After an error a poll is short, to say soon that polls succeed again.
+AFTER_ERROR_WAIT_SECONDS: Final = 1
+
 #: Threads that poll beside the inbox's while batches come back full, and how long such a poll waits.
 HELPERS: Final = 7
 HELPERS_WAIT_SECONDS: Final = 2
@@ -173,7 +176,7 @@ class Inbox:
         if self._is_full():
             self._stopped.wait(FULL_PAUSE_SECONDS)
         else:
-            has_more = self._receive(queue, WAIT_TIME_SECONDS if self._usable else 0)
+            has_more = self._receive(queue, self._wait_seconds())
             self._answered(queue)
             if has_more:
                 self._get_help(queue)
@@ -181,6 +184,11 @@ class Inbox:
             self.use()
         elif self._clock.monotonic() - self._used_at >= self._idle_seconds:
             self.stop()
+
+    def _wait_seconds(self) -> int:
+        if not self._usable:
+            return 0
+        return AFTER_ERROR_WAIT_SECONDS if self._failures else WAIT_TIME_SECONDS
 
     def _answered(self, queue: ControlQueue) -> None:
         """SQS has answered a poll of the queue: whoever waits for its address may give it away."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Final
 from celery_sqs_visibility.aws.port import SQS, OutgoingMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.control_life import is_stale, sign_of_life, tags_of
 from celery_sqs_visibility.policy.control_names import (
@@ -42,6 +44,9 @@ MOST_THREADS: Final = 32
 
 #: Attempts at one message, if SQS does not answer the first.
 ATTEMPTS: Final = 2
+
+#: Attempts to delete the queue of a process that ends, which has little time.
+DELETE_ATTEMPTS: Final = 3
 
 #: Queues whose tags one round of a sweep looks at. A round that finds a stale one is followed by another.
 SWEPT_QUEUES: Final = 10
@@ -89,13 +94,23 @@ class ControlQueues:
         return ControlQueue(url, own)
 
     def delete(self, queue: ControlQueue) -> None:
-        """Delete a queue; one that is gone is no error."""
-        try:
-            self.sqs.delete_queue(queue.url)
-        except QueueDoesNotExistError:
-            pass
-        except SQSError as error:
-            logger.warning("cannot delete a control queue, which others sweep: %s (%s)", error, queue.url)
+        """Delete a queue; one that is gone is no error. Waits between attempts."""
+        error: SQSError | None = None
+        for failures in range(DELETE_ATTEMPTS):
+            if failures:
+                threading.Event().wait(pause(failures))
+            try:
+                self.sqs.delete_queue(queue.url)
+            except PASSING_ERRORS as passing:
+                error = passing
+            except QueueDoesNotExistError:
+                return
+            except SQSError as refused:
+                error = refused
+                break
+            else:
+                return
+        logger.warning("cannot delete a control queue, which others sweep: %s (%s)", error, queue.url)
 
     def renew(self, queue: ControlQueue) -> None:
         """Say that this process still has the queue."""

@@ -112,12 +112,12 @@ class RemoteControl:
         Raises:
             SQSError: it could not be sent, for some seconds if the error is one that passes.
         """
-        # The caller begins to wait when this returns.
-        expires = (message.get("headers") or {}).get(wire.EXPIRES)
-        expires_in = expires - self._clock.wall() if expires else None
         until = self._clock.monotonic() + BROADCAST_SECONDS
         command_id, failures = wire.new_id(), 0
         self._commanded.add(exchange)
+        # The caller waits that long once this method has returned (kombu/pidbox.py: `Mailbox._broadcast`).
+        expires = (message.get("headers") or {}).get(wire.EXPIRES)
+        expires_in = expires - self._clock.wall() if expires else None
         while True:
             try:
                 return self._broadcast(exchange, message, command_id, expires_in)

@@ -21,7 +21,7 @@ from celery_sqs_visibility.policy.clock import Clock
 logger = logging.getLogger(__name__)
 
 #: A reply is sent again after these seconds: SQS may not see a new queue for a second.
-REPLY_PAUSES_SECONDS: Final = (0.1, 0.3, 0.6, 1.0)
+REPLY_PAUSES_SECONDS: Final = (0.1, 0.2, 0.3, 0.3, 0.5, 0.6)
 
 #: Most replies that a process sends at once.
 REPLY_THREADS: Final = 4

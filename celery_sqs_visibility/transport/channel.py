@@ -14,7 +14,7 @@ from queue import Empty
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.aws.queues import Queue, no_such_predefined_queue
+from celery_sqs_visibility.aws.queues import Queue, no_such_predefined_queue, when_known
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Delete
@@ -184,10 +184,10 @@ class Channel(ControlChannel):
             self.context.queues.forget(queue.name)
             if self.context.options.predefined_queues:
                 raise no_such_predefined_queue(queue, error) from error
-            # The queue was deleted after it was found, or has been made just now.
+            # The queue was deleted after it was found, or is so new that a part of SQS does not know it.
             again = self._target(queue.name, message)
             if again is not None:
-                publish_retries.while_new(partial(self.context.outgoing.send, again, encoded))
+                when_known(partial(self.context.outgoing.send, again, encoded))
 
     def _target(self, queue: str, message: dict[str, Any]) -> Queue | None:
         """The queue to send to; `None` for a result whose client has gone, and its queue with it."""

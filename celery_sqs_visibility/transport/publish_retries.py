@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, TypeVar
 
-from celery_sqs_visibility.errors import PASSING_ERRORS, CredentialsRefusedError, QueueDoesNotExistError
+from celery_sqs_visibility.errors import PASSING_ERRORS, CredentialsRefusedError
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
@@ -22,9 +22,6 @@ RETRIED_ERRORS: Final = (*PASSING_ERRORS, CredentialsRefusedError)
 
 #: Well within the time for which Celery keeps others from publishing the body of a chord.
 END_OF_RUN_SECONDS: Final = 10.0
-
-#: Before the next attempts to send to a queue that is new: SQS may refuse it for a second.
-NEW_QUEUE_PAUSES_SECONDS: Final = (0.1, 0.3, 0.3, 0.3, 0.3)
 
 #: The monotonic instant until which this thread or greenlet sends a publication again.
 _deadline: ContextVar[float] = ContextVar("celery_sqs_visibility.transport.publish_retries", default=0.0)
@@ -53,18 +50,6 @@ def until_deadline(attempt: Callable[[], T]) -> T:
                 raise
             failures += 1
             threading.Event().wait(pause(failures))
-
-
-def while_new(send: Callable[[], object]) -> None:
-    """Send to a queue that was found or made just now, again while SQS says that there is none."""
-    for seconds in NEW_QUEUE_PAUSES_SECONDS:
-        try:
-            send()
-        except QueueDoesNotExistError:
-            threading.Event().wait(seconds)
-        else:
-            return
-    send()
 
 
 class PublishAttempts:

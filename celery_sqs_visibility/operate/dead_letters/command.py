@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final, TypeVar
 
 import click
@@ -26,6 +26,7 @@ from celery_sqs_visibility.operate.invocation import (
     json_option,
     show_json,
 )
+from celery_sqs_visibility.operate.patience import PASSING, patiently
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,7 +58,8 @@ def _place_options(command: F) -> F:
     @wraps(command)
     def with_place(queue: str, letters: str | None, **options: Any) -> None:
         with broker_of(app_of(click.get_current_context())) as context:
-            command(find_place(context, queue, letters), **options)
+            place = patiently(partial(find_place, context, queue, letters), PASSING)
+            command(place, **options)
 
     return with_place  # type: ignore[return-value] # click's commands return nothing
 

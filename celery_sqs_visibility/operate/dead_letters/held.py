@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import OverLimitError, SQSError
+from celery_sqs_visibility.operate.patience import patiently
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
@@ -70,7 +72,8 @@ class HeldMessages:
 
     def _receive(self) -> list[ReceivedMessage]:
         called = self._clock.monotonic()
-        received = self._queue.sqs.receive(self._queue.url, BATCH_ENTRIES, WAIT_SECONDS, OPTIONS)
+        receive = partial(self._queue.sqs.receive, self._queue.url, BATCH_ENTRIES, WAIT_SECONDS, OPTIONS)
+        received = patiently(receive)
         for message in received:
             self._handles[message["MessageId"]] = message["ReceiptHandle"], called + HOLD_SECONDS
         return received

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
@@ -21,6 +22,7 @@ from celery_sqs_visibility.operate.dead_letters.held import HeldMessages
 from celery_sqs_visibility.operate.dead_letters.letter import Letter
 from celery_sqs_visibility.operate.dead_letters.places import Place
 from celery_sqs_visibility.operate.dead_letters.resend import batches_of, message_to_send_back
+from celery_sqs_visibility.operate.patience import PASSING, patiently
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
@@ -111,7 +113,8 @@ class Moves:
         return True
 
     def _send(self, pairs: Sequence[tuple[Letter, OutgoingMessage]], target: Queue) -> None:
-        failed = target.sqs.send_batch(target.url, [message for _, message in pairs]).failed
+        messages = [message for _, message in pairs]
+        failed = patiently(partial(target.sqs.send_batch, target.url, messages)).failed
         for position, error in failed.items():
             letter, message = pairs[position]
             self.outcome.failed[letter.id] = str(error)
@@ -127,7 +130,7 @@ class Moves:
         queue = self.place.letters
         handles = [self.held.handle(letter.id) for letter in letters]
         try:
-            failed = queue.sqs.delete(queue.url, handles).failed
+            failed = patiently(partial(queue.sqs.delete, queue.url, handles), PASSING).failed
         except SQSError as error:
             self.outcome.failed |= {letter.id: sentence.format(error) for letter in letters}
             raise

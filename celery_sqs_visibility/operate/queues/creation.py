@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import SQS
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.queues import Queue, when_known
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.operate.parallel import for_each
@@ -67,7 +68,7 @@ class Creation:
             url = self._sqs.queue_url(name)
         except QueueDoesNotExistError:
             return None
-        return {**self._sqs.queue_attributes(url, ["All"]), "url": url}
+        return {**when_known(partial(self._sqs.queue_attributes, url, ["All"])), "url": url}
 
     def _see_to(self, plan: QueuePlan, present: Mapping[str, str] | None) -> Finding:
         if present is None:
@@ -88,7 +89,7 @@ class Creation:
         if self._dry_run:
             return Finding(plan.sqs_name, "missing", attributes)
         url = self._sqs.create_queue(plan.sqs_name, attributes, plan.tags)
-        self._arns[plan.sqs_name] = Queue(plan.name, url, self._sqs).arn()
+        self._arns[plan.sqs_name] = when_known(Queue(plan.name, url, self._sqs).arn)
         return Finding(plan.sqs_name, "created", attributes)
 
     def _redrive(self, plan: QueuePlan, present: Mapping[str, str]) -> dict[str, str]:

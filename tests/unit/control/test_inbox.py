@@ -105,6 +105,16 @@ def test_an_address_is_given_once_sqs_has_answered_a_poll(world, monkeypatch):
     assert len(requests(world.sqs, "ReceiveMessage")) > 3
 
 
+def test_the_first_poll_after_an_error_is_short_so_that_its_end_is_known_soon():
+    world = World(FakeClock())
+    world.turn()
+    world.turn()
+    world.inbox._stopped.wait = lambda _seconds: None
+    world.inbox._failed(ThrottledError("slow down"))
+    world.turn()
+    assert [each["wait"] for each in requests(world.sqs, "ReceiveMessage")] == [0, 20, 1]
+
+
 def test_a_queue_that_was_swept_is_made_anew(monkeypatch, world):
     monkeypatch.setattr(inboxes, "NEW_SECONDS", 0)
     world.inbox.start()

@@ -7,8 +7,14 @@ from support.clock import FakeClock
 from support.factories import requests
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.control import queues as directory
 from celery_sqs_visibility.control.queues import LIST_SECONDS, SWEPT_QUEUES, ControlQueues
-from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, ThrottledError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    QueueDoesNotExistError,
+    ThrottledError,
+    UnavailableError,
+)
 from celery_sqs_visibility.policy.control_life import ALIVE_TAG, NODE_TAG, STALE_SECONDS
 
 EXCHANGE = "celery.pidbox"
@@ -79,6 +85,22 @@ def test_a_queue_that_is_gone_is_forgotten(sqs, queues):
     queues.delete(first)
     assert queues.send(EXCHANGE, urls, "body") == 1
     assert queues.find(EXCHANGE) == [second.url]
+
+
+@pytest.mark.parametrize(
+    ("error", "failures", "deletions"),
+    [(ThrottledError, 2, 3), (UnavailableError, 9, 3), (AccessDeniedError, 9, 1)],
+)
+def test_a_deletion_that_fails_for_a_moment_is_repeated(
+    sqs, queues, caplog, monkeypatch, error, failures, deletions
+):
+    monkeypatch.setattr(directory, "pause", lambda _failures: 0)
+    queue = queues.create(EXCHANGE, "a")
+    for _ in range(failures):
+        sqs.fail_next("DeleteQueue", error("no"))
+    queues.delete(queue)
+    assert len(requests(sqs, "DeleteQueue")) == deletions
+    assert (names(sqs) == set()) == ("cannot delete a control queue" not in caplog.text) == (failures == 2)
 
 
 def test_a_message_that_reached_nobody_is_an_error(sqs, queues):

@@ -12,9 +12,9 @@ from kombu.simple import SimpleQueue
 from support.kombu_site import declared_queue, publish
 from support.processes import SOON, wait_until
 
+from celery_sqs_visibility.aws import queues
 from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.transport import publish_retries
 
 
 @pytest.fixture(autouse=True)
@@ -118,15 +118,15 @@ def test_a_worker_without_the_bootsteps_is_refused_before_it_loses_a_message(sit
         consumer.consume()
 
 
-def test_a_queue_that_was_deleted_after_it_was_found_is_created_again(site, channel):
-    site.sqs.delete_queue(site.sqs.queue_url("q"))
-    publish(channel, "a")
+def test_a_queue_so_new_that_sqs_does_not_know_it_yet_is_sent_to_a_moment_later(site, channel, monkeypatch):
+    monkeypatch.setattr(queues, "NEW_QUEUE_PAUSES_SECONDS", (0, 0))
+    for _ in range(3):
+        site.sqs.fail_next("SendMessage", QueueDoesNotExistError("The specified queue does not exist."))
+    publish(channel, 1)
     assert site.counts() == (1, 0, 0)
 
 
-def test_a_queue_that_was_made_just_now_may_be_refused_for_a_second(site, channel, monkeypatch):
-    monkeypatch.setattr(publish_retries, "NEW_QUEUE_PAUSES_SECONDS", (0.0, 0.0))
-    for _ in range(3):
-        site.sqs.fail_next("SendMessage", QueueDoesNotExistError("not yet"))
+def test_a_queue_that_was_deleted_after_it_was_found_is_created_again(site, channel):
+    site.sqs.delete_queue(site.sqs.queue_url("q"))
     publish(channel, "a")
     assert site.counts() == (1, 0, 0)

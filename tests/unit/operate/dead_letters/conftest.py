@@ -14,6 +14,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.operate import patience
 from celery_sqs_visibility.operate.dead_letters.held import HeldMessages
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
 from celery_sqs_visibility.operate.dead_letters.moves import Moves
@@ -22,6 +23,11 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.task_message import message
 
 OPTIONS = ReceiveOptions(0, ("All",), ("All",))
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(patience, "pause", lambda _failures: 0)
 
 
 @dataclasses.dataclass

@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
-from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError, UnavailableError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    RequestRefusedError,
+    ThrottledError,
+    UnavailableError,
+)
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
 from celery_sqs_visibility.operate.dead_letters.resend import batches_of, message_to_send_back
+from celery_sqs_visibility.operate.patience import ATTEMPTS
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_body, size_attribute
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.task_message import message
@@ -51,10 +57,21 @@ def test_nothing_is_deleted_after_a_send_without_an_answer(site):
     assert len(site.held) == 1
 
 
+def test_a_throttled_request_is_made_again_and_so_is_a_delete_without_an_answer(site):
+    letter_id = site.add()
+    for action in ("ReceiveMessage", "SendMessageBatch", "DeleteMessageBatch"):
+        site.sqs.fail_next(action, ThrottledError("slow down"))
+    site.sqs.fail_next("DeleteMessageBatch", UnavailableError("no answer"))
+    site.moves.send_back(site.receive())
+    assert (site.moves.outcome.done, site.moves.outcome.failed) == ([letter_id], {})
+    assert (len(site.messages(site.queue)), site.messages(site.letters)) == (1, [])
+
+
 @pytest.mark.parametrize("position", [0, None])
 def test_who_is_twice_is_told(site, position):
     letter_id = site.add()
-    site.sqs.fail_next("DeleteMessageBatch", UnavailableError("no answer"), position)
+    for _ in range(1 if position == 0 else ATTEMPTS):
+        site.sqs.fail_next("DeleteMessageBatch", UnavailableError("no answer"), position)
     try:
         site.moves.send_back(site.receive())
     except UnavailableError:

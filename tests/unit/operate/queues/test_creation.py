@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from celery_sqs_visibility.aws import queues
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.operate.queues.command import _line
 from celery_sqs_visibility.operate.queues.creation import Creation, Finding, same
 from celery_sqs_visibility.policy.options import Options
@@ -39,6 +41,14 @@ def test_queues_are_created_once_with_their_dead_letters(sqs):
     assert policy(sqs, "orders")["maxReceiveCount"] == 14
     assert policy(sqs, "orders")["deadLetterTargetArn"].endswith(":orders-dead")
     assert attributes(sqs, "orders-dead")["MessageRetentionPeriod"] == "1209600"
+    assert states(run(sqs, "orders")) == {"orders-dead": "as planned", "orders": "as planned"}
+
+
+def test_sqs_may_not_know_a_queue_in_its_first_second(sqs, monkeypatch):
+    monkeypatch.setattr(queues, "NEW_QUEUE_PAUSES_SECONDS", (0,))
+    sqs.fail_next("GetQueueAttributes", QueueDoesNotExistError("The specified queue does not exist."))
+    assert states(run(sqs, "orders")) == {"orders-dead": "created", "orders": "created"}
+    sqs.fail_next("GetQueueAttributes", QueueDoesNotExistError("The specified queue does not exist."))
     assert states(run(sqs, "orders")) == {"orders-dead": "as planned", "orders": "as planned"}
 
 
