@@ -62,14 +62,17 @@ def on_sqs(contender, tasks, seconds, pool, server, directory, *, played=False):
     clockwork = Clockwork()
     clockwork.watch(proxy=os.getpid(), server=server.pid)
     meter = Meter(clockwork, tasks)
-    with (
-        metered(server.url, seconds, meter, *answerers) as proxy,
-        contender.worker(proxy.port, queue, directory, pool=pool) as worker,
-    ):
-        clockwork.watch(main=worker.pid)
-        if not meter.done.wait(DEADLINE):
-            raise TimeoutError(f"{meter.deleted} of {tasks} tasks were done. The log:\n{worker.log[-2000:]}")
+    with metered(server.url, seconds, meter, *answerers) as proxy:
+        work(contender, proxy, queue, directory, meter, pool=pool)
     return figures(meter.first, meter.last, tasks)
+
+
+def work(contender, proxy, queue, directory, meter, **options):
+    """Have a worker do the tasks that a meter waits for."""
+    with contender.worker(proxy.port, queue, directory, **options) as worker:
+        meter.clockwork.watch(main=worker.pid)
+        if not meter.done.wait(DEADLINE):
+            raise TimeoutError(f"{meter.deleted} tasks were done. The log:\n{worker.log[-2000:]}")
 
 
 def figures(first, last, tasks):

@@ -1,9 +1,10 @@
-"""What metrics cost a worker's main process, a task.
+"""What metrics cost a worker, a task.
 
     python benchmarks/listening.py [--worker]
 
-The listeners alone, for the events of a short task, with these events made and told; with `--worker` also the
-CPU of real workers with and without metrics, in turn, which takes a minute.
+The listeners in a loop, for the events of a short task, with these events made and told. In a worker, between
+two steps of its own, that takes more than twice the time: `--worker` has the CPU of real workers with and
+without metrics, in turn, and that of the listeners in them. It takes ten minutes.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ import os
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
-from consume import on_sqs
+from consume import work
 from contenders import OURS, Contender
+from meter import Clockwork, Meter, metered
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from playing import PlayedQueue, bodies_in
+from queues import fill, new_name
 from servers import CREDENTIALS, sqs_server
+from tasks import LISTENED_VARIABLE
 
 from celery_sqs_visibility import events, measurements
 from celery_sqs_visibility.events import emit
@@ -29,9 +35,8 @@ from celery_sqs_visibility.operate.metrics.series import Series
 
 TASKS = 20_000
 ROUNDS = 7
-
-#: CPU of a worker's main process for one short task: `benchmarks/consume.py`.
-MAIN_MICROSECONDS = 600
+WORKERS_TASKS = 2_000
+EXPORTERS = ((), ("prometheus", "emf"), ("opentelemetry",))
 
 
 def one_task(facts):
@@ -80,22 +85,70 @@ def listeners():
 
 
 def show(name, spent):
-    print(f"{name:24} {spent:5.1f} us a task, {spent / MAIN_MICROSECONDS:.1%} of the main process's CPU")
+    print(f"{name:24} {spent:5.1f} us a task")
 
 
-def workers(rounds=5, tasks=1000):
-    contenders = [
-        Contender(f"metrics={names}", OURS, {"metrics": names}) for names in ([], ["prometheus", "emf"])
-    ]
+class WorkersClockwork(Clockwork):
+    """Reads the CPU time of the pool's processes, too."""
+
+    def now(self, requests=0):
+        moment = super().now(requests)
+        pool = Clockwork({child.pid: child for child in self.processes["main"].children()})
+        moment.cpu["all"] = moment.cpu["main"] + sum(pool.now().cpu.values())
+        return moment
+
+
+def workers(rounds, tasks):
+    """Real workers, with a queue that is played: what else the machine does befalls all."""
     os.environ.update(CREDENTIALS)
-    spent = {contender.name: [] for contender in contenders}
     with tempfile.TemporaryDirectory() as directory, sqs_server(Path(directory)) as server:
-        for _ in range(rounds):
-            for contender in contenders:
-                found = on_sqs(contender, tasks, 0.01, "prefork", server, Path(directory), played=True)
-                spent[contender.name].append(1000 * found["main_CPU_ms_per_task"])
-    for name, values in spent.items():
-        print(f"{name:40} {statistics.median(values):.0f} us a task ({min(values):.0f} to {max(values):.0f})")
+        queue = new_name()
+        fill(server, queue, "nothing", tasks)
+        run = partial(once, server, queue, Path(directory), bodies_in(server, queue))
+        for pool in ("prefork", "threads"):
+            spent = {exporters: [] for exporters in EXPORTERS}
+            listened = {exporters: [] for exporters in EXPORTERS[1:]}
+            for _ in range(rounds):
+                for exporters in EXPORTERS:
+                    spent[exporters].append(run(pool, exporters))
+                for exporters, found in listened.items():
+                    found.append(run(pool, exporters, listened=True))
+            for exporters in EXPORTERS[1:]:
+                show_workers(pool, exporters, spent, listened[exporters])
+
+
+def once(server, queue, directory, bodies, pool, exporters, *, listened=False):
+    """Microseconds of CPU a task, of the main process and of all; or of listeners, and their share of all."""
+    contender = Contender(OURS, OURS, {"metrics": exporters})
+    meter = Meter(WorkersClockwork(), len(bodies))
+    told = directory / "listened"
+    settings = {
+        "config": {"imports": ["listened"]},
+        "env": {LISTENED_VARIABLE: str(told)} if listened else {},
+    }
+    with metered(server.url, 0.01, meter, PlayedQueue(bodies)) as proxy:
+        work(contender, proxy, queue, directory, meter, pool=pool, **settings)
+    main, all_ = ((meter.last.cpu[of] - meter.first.cpu[of]) / len(bodies) * 1e6 for of in ("main", "all"))
+    if not listened:
+        return main, all_
+    inside = float(told.read_text())
+    return inside, 100 * inside / all_
+
+
+def show_workers(pool, exporters, spent, listened):
+    without = list(zip(*spent[()], strict=True))
+    with_ = list(zip(*spent[exporters], strict=True))
+    print(f"{pool}, {' and '.join(exporters)}: microseconds of CPU a task, median (quartiles)")
+    for of, bare, full in zip(("main process", "all processes"), without, with_, strict=True):
+        more = quartiles(each - other for each, other in zip(full, bare, strict=True))
+        print(f"  {of:14} {quartiles(bare)} without, {quartiles(full)} with: {more} more")
+    inside, share = zip(*listened, strict=True)
+    print(f"  in listeners   {quartiles(inside)}, % of all processes': {quartiles(share)}")
+
+
+def quartiles(values):
+    least, median, most = statistics.quantiles(values)
+    return f"{median:.1f} ({least:.1f} to {most:.1f})"
 
 
 if __name__ == "__main__":
@@ -105,5 +158,5 @@ if __name__ == "__main__":
     parser.add_argument("--worker", action="store_true")
     arguments = parser.parse_args()
     if arguments.worker:  # before anything listens in this process
-        workers()
+        workers(ROUNDS, WORKERS_TASKS)
     listeners()

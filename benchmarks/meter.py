@@ -69,7 +69,7 @@ class Meter:
         self.done = threading.Event()
         self.received = self.deleted = 0
         self._tasks = tasks
-        self._clockwork = clockwork or Clockwork()
+        self.clockwork = clockwork or Clockwork()
         self._lock = threading.Lock()  # guards everything above
 
     def __call__(self, request, forward, _removed):
@@ -90,11 +90,11 @@ class Meter:
         if request.action == "ReceiveMessage":
             self.received += answer.body.count(b'"ReceiptHandle"')
             if self.received and self.first is None:
-                self.first = self._clockwork.now(len(self.passed) - 1)
+                self.first = self.clockwork.now(len(self.passed) - 1)
         elif request.action.startswith("DeleteMessage"):
             self.deleted += len(request.parameters.get("Entries", [None]))
             if self._tasks and self.deleted >= self._tasks and self.last is None:
-                self.last = self._clockwork.now(len(self.passed))
+                self.last = self.clockwork.now(len(self.passed))
                 self.done.set()
 
 
