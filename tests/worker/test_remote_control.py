@@ -142,7 +142,7 @@ def test_the_command_line_answers_in_time_and_leaves_nothing_behind(room):
         return done.returncode == 0 and "1 node online" in done.stdout
 
     with room.site.proxy.inject(latency(0.05)):
-        wait_until(answered, SOON, "an answer within a second, on a machine that is busy now and then")
+        wait_until(answered, 2 * SOON, "an answer within a second, on a machine that is busy now and then")
     mine = [call.queue for call in room.site.proxy.calls("CreateQueue") if "reply" in call.queue][-1]
     assert room.site.proxy.calls("DeleteQueue", mine)
 
