@@ -14,7 +14,7 @@ from support.worker import IMPORT_PATHS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SECONDS = 60
+SECONDS = 120  # of a command that hangs
 
 
 def run_celery(

@@ -64,7 +64,7 @@ def test_dead_letters_are_listed_shown_sent_back_and_deleted(site):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_retry_loses_nothing_and_hides_nothing(site, number):
     dead = site.create_queue_with_dead_letters(9)
-    for _ in range(9):
+    for _ in range(19):  # for ten seconds
         site.sqs.send_message(QueueUrl=dead, MessageBody="any")
     paths = os.pathsep.join([*map(str, IMPORT_PATHS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, CONFIG_VARIABLE: encode_config(site.config), "PYTHONPATH": paths}
@@ -75,10 +75,10 @@ def test_an_interrupted_retry_loses_nothing_and_hides_nothing(site, number):
     ) as process:
         wait_until(lambda: site.counts() != (0, 0), SOON, "the first batch")
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=SOON)
     assert (process.returncode, b"interrupted" in errors) == (1, True)
     (sent, hidden), (left, held) = site.counts(), site.counts(dead)
-    assert (sent + left, hidden, held) == (9, 0, 0)
+    assert (sent + left, hidden, held) == (19, 0, 0)
     assert left
 
 

@@ -35,7 +35,7 @@ def test_a_worker_and_a_producer_run_with_the_line_that_is_printed(local, tmp_pa
         assert sent.returncode == 0, sent.stderr
         diary.wait_for("started", key="here")
     local.signal_main(signal.SIGINT)
-    assert local.wait_exit(20) == 0
+    assert local.wait_exit() == 0
 
 
 def test_a_port_that_is_taken_is_one_sentence():

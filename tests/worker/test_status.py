@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from support.app import CONFIG_VARIABLE, encode_config
 from support.processes import SOON
 from support.worker import IMPORT_PATHS
@@ -24,7 +25,7 @@ def test_watching_ends_well_at_ctrl_c(make_site):
         documents = 0
         text = ""
         while documents < 2:
-            text += watching.stdout.readline()
+            text += watching.stdout.readline() or pytest.fail("it has ended")
             if text.rstrip().endswith("\n}"):
                 assert json.loads(text)["queues"][0]["queue"] == site.queue
                 documents, text = documents + 1, ""

@@ -9,7 +9,6 @@ import socket
 import urllib.error
 import urllib.request
 import uuid
-from pathlib import Path
 
 import pytest
 from kombu import Queue
@@ -104,9 +103,10 @@ def test_a_detached_worker_answers_from_its_daemon(site, tmp_path):
         site.config, "worker", "-D", "-n", "w1@%h", "-c", "1", f"--pidfile={pidfile}", f"--logfile={log}"
     )
     assert done.returncode == 0, done.stderr
-    wait_until(lambda: list(ask("w1", "/readyz", 1)), 2 * SOON, "the daemon's socket")
-    pid = int(Path(pidfile).read_text())
+    wait_until(lambda: pidfile.exists() and pidfile.read_text(), SOON, "the daemon's pid")
+    pid = int(pidfile.read_text())
     try:
+        wait_until(lambda: list(ask("w1", "/readyz", 1)), 2 * SOON, "the daemon's socket")
         wait_until(lambda: all(each["ok"] for each in ask("w1", "/readyz", 1)), 2 * SOON, "it to be ready")
         (answer,) = ask("w1", "/healthz", SOON)
         assert answer["pid"] == pid
