@@ -14,7 +14,7 @@ from celery.app import trace
 from celery.worker import state
 from support.factories import running
 
-from celery_sqs_visibility import JSONFormatter, VisibilityTask, events, log_json
+from celery_sqs_visibility import JSONFormatter, VisibilityTask, events, json_logs, log_json
 from celery_sqs_visibility.delivery.event_log import Fields, fields_of, listen, log_event
 from celery_sqs_visibility.events import Extended, Facts, subscribed
 from celery_sqs_visibility.worker import request as worker_request
@@ -135,12 +135,17 @@ def set_up(connected, monkeypatch):
     """Celery sets up its logging; the handler of a logger of ours."""
     ours = logging.getLogger("celery_sqs_visibility")
     level = ours.level
+    # pytest's handlers, which it gives the real one, are to keep their formatter.
+    of_processes = logging.StreamHandler()
+    logger = SimpleNamespace(handlers=[of_processes])
+    monkeypatch.setattr(json_logs, "get_multiprocessing_logger", lambda: logger)
 
     def set_up(**options):
         log_json(**options)
         log_json(**options)
         handler = logging.StreamHandler()
         signals.after_setup_logger.send(sender=None, logger=SimpleNamespace(handlers=[handler]))
+        assert isinstance(of_processes.formatter, JSONFormatter)
         return handler
 
     yield set_up
