@@ -187,6 +187,7 @@ PERMISSIONS: Final = (
     Permission(
         "SweepControl", ("sqs:ListQueueTags",), "`celery-control-*`", "control_queues", WORKER | OPERATOR
     ),
+    Permission("SeeMonitors", ("sqs:GetQueueAttributes",), "`celery-control-*`", "control_queues", WORKER),
     Permission("ListControl", (LIST_QUEUES,), "`*`", "lists", WORKER | OPERATOR),
     Permission("TellMonitors", ("sqs:SendMessage",), "`celery-control-celeryev-*`", "monitors", PRODUCER),
     Permission("ListMonitors", (LIST_QUEUES,), "`*`", "monitor_lists", PRODUCER),
