@@ -83,11 +83,17 @@ class Deliveries(SQSStep):
         BadMessages(parent)
 
     def _be_controlled(self, parent: Any, context: BrokerContext, rate_limits: RateLimits) -> None:
-        """Have queues paused by control commands."""
+        """Have queues paused by control commands, and both of the worker's connections be one node."""
         import celery_sqs_visibility.worker.control_commands  # noqa: F401, PLC0415 - workers without need none
         from celery_sqs_visibility.worker.given_back import GivenBack  # noqa: PLC0415
 
         context.forget_given_back = GivenBack(parent, self._worker, rate_limits).forget
+        # Celery publishes replies and events by `broker_write_url`, as callers do their commands.
+        with parent.app.connection_for_write() as connection:
+            writing = connection.transport.context if isinstance(connection.transport, Transport) else context
+        if writing is not context:
+            writing.worker_name = parent.hostname
+            context.control = writing.control
 
     def info(self, parent: Any) -> Any:
         """Say of the broker what Celery says in answer to `inspect stats`, without secrets of the options.

@@ -8,7 +8,7 @@ import uuid
 import pytest
 from support.commands import run_celery
 from support.faults import error, latency
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.errors import RemoteControlError
 from celery_sqs_visibility.policy.control_life import ALIVE_TAG, STALE_SECONDS
@@ -67,6 +67,17 @@ def room(make_site):
     yield room
     with room.site.app.connection_for_write() as connection:
         connection.transport.context.end_control()
+
+
+def test_a_worker_that_reads_and_writes_as_two_users_is_one_node(room, proxy):
+    room.site.config["broker_read_url"] = f"sqs://reader:secret@{proxy.url.removeprefix('http://')}"
+    room.site.config["broker_transport_options"]["is_secure"] = False
+    (worker,) = room.start("split", extra_args=["-E"], concurrency=1)
+    seen = []
+    with room.site.app.connection_for_read() as connection:
+        receiver = room.site.app.events.Receiver(connection, {"worker-heartbeat": seen.append})
+        receiver.capture(limit=1, timeout=SOON)
+    assert seen[0]["hostname"] == worker_name(worker)
 
 
 def test_a_saturated_worker_answers(room):
