@@ -46,6 +46,9 @@ class EventFeed:
         gone: called from the thread that sends, once the queue is gone, and the monitor with it.
         clock: the monotonic clock.
         lingers: whether events wait for others, in a worker. It looks whether the monitor receives them.
+
+    Attributes:
+        seen_at: the monotonic instant at which the monitor was last known to listen.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class EventFeed:
         self._lingers = lingers
         self._listener = Listener(queue, clock)
         self._outage = Outage(logger, "send events", queue.name, clock)
-        self._seen = clock.monotonic()  # when it was last known to listen
+        self.seen_at = clock.monotonic()
         self.batch_threads: BatchThreads[list[EventMessage]] = BatchThreads(
             "sqs-events", "sends events to a monitor", 1, self, clock
         )
@@ -82,7 +85,7 @@ class EventFeed:
 
     def seen(self) -> None:
         """The monitor listens, or did just now."""
-        self._seen = self._clock.monotonic()
+        self.seen_at = self._clock.monotonic()
 
     def submit(self, message: EventMessage) -> None:
         """Send it soon; drop it if too much waits."""
@@ -169,7 +172,7 @@ class EventFeed:
 
     def _passes(self, error: SQSError, since: float) -> bool:
         """Whether it is worth another try. SQS does not know a queue in the first moments of its life."""
-        new = since - self._seen < NEW_SECONDS
+        new = since - self.seen_at < NEW_SECONDS
         return isinstance(error, (*PASSING_ERRORS, QueueDoesNotExistError) if new else PASSING_ERRORS)
 
     def _drop(self, events: int, reason: str) -> None:

@@ -13,7 +13,7 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -42,6 +42,9 @@ LOOK_SECONDS: Final = 600.0
 
 #: How long a client goes by what it knows: it takes no commands, so that no monitor can tell it.
 CLIENT_LOOK_SECONDS: Final = 300.0
+
+#: A monitor that was not heard of for so long, and is not listed, is gone: lists may be a minute old.
+FORGET_SECONDS: Final = 90.0
 
 CANNOT_LIST: Final = (
     "cannot list the queues of monitors: those that listen already get no events from here, those that start "
@@ -104,7 +107,9 @@ class Monitors:
     def look(self) -> None:
         """Ask SQS which monitors there are."""
         try:
-            self._listen(self._queues.find(self._exchange))
+            listed = self._queues.find(self._exchange)
+            self._listen(listed)
+            self._forget_all_but(listed)
         except SQSError as error:
             with self._lock:
                 said, self._refused = self._refused, True
@@ -172,6 +177,13 @@ class Monitors:
         if self._in_worker:
             feed.batch_threads.start()
             self.watch()
+
+    def _forget_all_but(self, listed: Collection[str]) -> None:
+        """Those to whom nothing is sent do not find out otherwise: another app's, for example."""
+        before = self._clock.monotonic() - FORGET_SECONDS
+        for url, feed in self._feeds.items():
+            if url not in listed and feed.seen_at < before:
+                self._forget(feed)
 
     def _forget(self, gone: EventFeed) -> None:
         with self._lock:

@@ -84,12 +84,18 @@ class Deliveries(SQSStep):
         BadMessages(parent)
 
     def _be_controlled(self, parent: Any, context: BrokerContext, rate_limits: RateLimits) -> None:
-        """Have queues paused by control commands, and settings shown without secrets."""
+        """Be one node of remote control: commands pause its queues, and its answers show no secrets."""
         import celery_sqs_visibility.worker.control_commands  # noqa: F401, PLC0415 - workers without need none
         from celery_sqs_visibility.worker.given_back import GivenBack  # noqa: PLC0415
 
         context.forget_given_back = GivenBack(parent, self._worker, rate_limits).forget
         mask_settings()
+        # Celery publishes replies and events by `broker_write_url`, as callers do their commands.
+        with parent.app.connection_for_write() as connection:
+            writing = connection.transport.context if isinstance(connection.transport, Transport) else context
+        if writing is not context:
+            writing.worker_name = parent.hostname
+            context.control = writing.control
 
     def _check_answers(self, control: Any) -> None:
         """Have commands of the user's, too, answer in JSON."""

@@ -74,6 +74,17 @@ def room(make_site):
         connection.transport.context.end_control()
 
 
+def test_a_worker_that_reads_and_writes_as_two_users_is_one_node(room, proxy):
+    room.site.config["broker_read_url"] = f"sqs://reader:secret@{proxy.url.removeprefix('http://')}"
+    room.site.config["broker_transport_options"]["is_secure"] = False
+    (worker,) = room.start("split", extra_args=["-E"], concurrency=1)
+    seen = []
+    with room.site.app.connection_for_read() as connection:
+        receiver = room.site.app.events.Receiver(connection, {"worker-heartbeat": seen.append})
+        receiver.capture(limit=1, timeout=SOON)
+    assert seen[0]["hostname"] == worker_name(worker)
+
+
 def test_a_saturated_worker_answers(room):
     room.start("busy", concurrency=1, prefetch_multiplier=2)
     running, waiting = room.send_slow("a"), room.send_slow("b")

@@ -14,6 +14,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.control.monitors import (
     CLIENT_LOOK_SECONDS,
+    FORGET_SECONDS,
     LATER_LOOKS_SECONDS,
     LOOK_SECONDS,
     SPREAD,
@@ -122,6 +123,17 @@ def test_a_monitor_that_is_gone_costs_nothing_any_more(worker):
     wait_until(lambda: not worker.monitors._feeds, SOON, "the monitor to be forgotten")
     worker.publish()
     assert worker.requests(SENDS) == 1
+
+
+def test_a_look_forgets_a_monitor_that_is_gone_and_none_that_may_not_be_listed_yet(worker):
+    gone, here = worker.open(), worker.open()
+    worker.monitors.told([gone.address, here.address])
+    worker.queues.delete(gone)
+    worker.monitors.look()
+    assert len(worker.monitors._feeds) == 2
+    worker.clock.advance(FORGET_SECONDS + 1)
+    worker.monitors.look()
+    assert [*worker.monitors._feeds] == [here.url]
 
 
 def test_a_client_asks_now_and_then_and_sends_at_once(client):
