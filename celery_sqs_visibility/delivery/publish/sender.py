@@ -7,10 +7,11 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.queues import Queue, when_known
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.pending import LINGER_SECONDS, PendingMessage, PendingMessages
@@ -157,7 +158,8 @@ class Sender:
     def _send(self, batch: list[PendingMessage]) -> BatchResult | SQSError:
         queue = batch[0].queue
         try:
-            return self._outgoing.send_batch(queue, [pending.message for pending in batch])
+            send = partial(self._outgoing.send_batch, queue, [pending.message for pending in batch])
+            return when_known(send) if queue.origin == "created" else send()
         except SQSError as error:
             return error
         except Exception as bug:

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 #: What SQS refuses, it refuses within this time, and does not wait for messages.
 REFUSED_WITHIN_SECONDS: Final = 2.0
 
+#: Polls of a queue that this process has made which SQS may refuse: all of it knows a queue after a second.
+NEW_QUEUE_FAILURES: Final = 2
+
 #: Takes the messages of a poll, with the monotonic instants before and after the call.
 Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
 
@@ -201,7 +204,11 @@ class Polls:
     def _count_failure(self, error: SQSError) -> None:
         with self.changed:
             self.failures += 1
-        self._outage.failure(error)
+            is_new = (
+                self._queue.origin == "created" and not self.answered and self.failures <= NEW_QUEUE_FAILURES
+            )
+        if not (is_new and isinstance(error, QueueDoesNotExistError)):
+            self._outage.failure(error)
 
     def _succeed(self, poll: Poll, message_ids: Sequence[str]) -> None:
         now = self._clock.monotonic()

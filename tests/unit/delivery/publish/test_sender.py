@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from support.factories import EVERYTHING, sqs_queue
 from support.processes import SOON
 
+from celery_sqs_visibility.aws import queues
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
@@ -170,6 +172,15 @@ def test_a_queue_that_is_gone_is_told_of(sqs, queue):
     assert task_id == "1"
     assert isinstance(reason, QueueDoesNotExistError)
     assert missing == ["q"]
+
+
+def test_a_queue_that_this_process_made_just_now_is_sent_to_a_moment_later(sqs, queue, monkeypatch):
+    monkeypatch.setattr(queues, "NEW_QUEUE_PAUSES_SECONDS", (0, 0))
+    for _ in range(2):
+        sqs.fail_next(BATCHES, QueueDoesNotExistError("not yet"))
+    sender = Sender()
+    put(sender, replace(queue, origin="created"), 1)
+    assert sender.close() == ([], 1)
 
 
 def test_without_a_thread_nothing_is_taken(sqs, queue, monkeypatch):

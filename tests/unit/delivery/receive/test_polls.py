@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +112,26 @@ def test_an_outage_is_logged_once_for_each_kind_and_so_is_its_end(world, caplog)
         "cannot receive from SQS: network; trying again (queue=q)",
         "can receive from SQS again after 0 s (queue=q failures=3)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("origin", "failures", "lines"), [("created", 2, 0), ("created", 3, 2), ("found", 1, 2)]
+)
+def test_a_queue_made_just_now_may_be_unknown_to_a_part_of_sqs(world, caplog, origin, failures, lines):
+    polls = Polls(
+        replace(world.queue, origin=origin),
+        world.capacity,
+        world.schedule,
+        20,
+        RECEIVE_OPTIONS,
+        world.clock,
+        print,
+    )
+    for _ in range(failures):
+        world.sqs.fail_next("ReceiveMessage", QueueDoesNotExistError("not yet"))
+    for _ in range(failures + 1):
+        polls.poll(world.reserve(), wait=0)
+    assert len(caplog.records) == lines
 
 
 def test_one_waits_for_polls_in_flight_until_their_messages_are_taken_and_no_longer(world):
