@@ -10,6 +10,7 @@ from typing import Final
 
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.control.listener import LOOK_SECONDS, Listener
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.outage import Outage
@@ -44,7 +45,7 @@ class EventFeed:
         encode: makes SQS's message.
         gone: called from the thread that sends, once the queue is gone, and the monitor with it.
         clock: the monotonic clock.
-        lingers: whether events wait for others.
+        lingers: whether events wait for others, in a worker. It looks whether the monitor receives them.
 
     Attributes:
         seen_at: the monotonic instant at which the monitor was last known to listen.
@@ -63,7 +64,8 @@ class EventFeed:
         self._encode = encode
         self._gone = gone
         self._clock = clock
-        self._linger = LINGER_SECONDS if lingers else 0.0
+        self._lingers = lingers
+        self._listener = Listener(queue, clock)
         self._outage = Outage(logger, "send events", queue.name, clock)
         self.seen_at = clock.monotonic()
         self.batch_threads: BatchThreads[list[EventMessage]] = BatchThreads(
@@ -89,8 +91,8 @@ class EventFeed:
         """Send it soon; drop it if too much waits."""
         now = self._clock.monotonic()
         with self._lock:
-            if self._ended:
-                return
+            if self._ended or (self._waiting and self._listener.is_silent):
+                return  # one event now and then shows whether it receives again
             if fits := self._bytes + len(message.body) <= MOST_BYTES:
                 if not self._waiting:
                     self._since = now
@@ -101,6 +103,12 @@ class EventFeed:
                     self.batch_threads.wake()
         if not fits:
             self._drop(message.events, "too many wait")
+
+    @property
+    def _linger(self) -> float:
+        if self._listener.is_silent:
+            return LOOK_SECONDS
+        return LINGER_SECONDS if self._lingers else 0.0
 
     def flush(self, timeout: float) -> bool:
         """Send everything without lingering; whether all was sent within `timeout` seconds."""
@@ -134,6 +142,8 @@ class EventFeed:
 
     def send(self, batch: list[EventMessage], _since: float) -> BatchResult:
         """See `batch_threads.Work`."""
+        if self._lingers:
+            self._listener.look()
         return self.queue.sqs.send_batch(self.queue.url, [self._encode(each) for each in batch])
 
     def conclude(self, batch: list[EventMessage], since: float, failed: Mapping[int, SQSError]) -> None:

@@ -150,6 +150,15 @@ class RemoteControl:
         for inbox in self._ended:
             inbox.join(max(0.0, until - self._clock.monotonic()))
 
+    def close_first(self) -> None:
+        """Close before the exit hooks of others: at SIGHUP Celery's replaces the process.
+
+        See celery/apps/worker.py: `install_worker_restart_handler`.
+        """
+        if self._pid == os.getpid():
+            atexit.unregister(self.close)
+            atexit.register(self.close)
+
     def _announce(self) -> None:
         """A thread: as Celery's receivers say that they listen, say so again from a queue that is new."""
         for exchange in list(self._commanded if self.events.listens else ()):

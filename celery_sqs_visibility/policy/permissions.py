@@ -181,6 +181,7 @@ PERMISSIONS: Final = (
     Permission(
         "SweepControl", ("sqs:ListQueueTags",), "`celery-control-*`", "control_queues", WORKER | OPERATOR
     ),
+    Permission("SeeMonitors", ("sqs:GetQueueAttributes",), "`celery-control-*`", "control_queues", WORKER),
     Permission("ListControl", ("sqs:ListQueues",), "`*`", "lists", WORKER | OPERATOR),
     Permission(
         "SampleAges",

@@ -159,6 +159,11 @@ class BrokerContext:
         if self.options.remote_control:
             self.control.close()
 
+    def end_control_first(self) -> None:
+        """The process ends, or is made anew: delete its control queues before other exit hooks run."""
+        if self.options.remote_control:
+            self.control.close_first()
+
     def is_broadcast(self, queue: str, exchange: str | None) -> bool:
         """Whether a message of that queue came by a fanout exchange. No request."""
         return self.options.supports_fanout and self.fanout.is_subscribed(queue, exchange)

@@ -17,6 +17,7 @@ from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import in_sighandler
 from celery.worker import state
 from celery.worker.consumer.connection import Connection
+from celery.worker.consumer.control import Control
 
 from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
 from celery_sqs_visibility.signals import send_signals
@@ -95,6 +96,12 @@ class Deliveries(SQSStep):
             writing.worker_name = parent.hostname
             context.control = writing.control
 
+    def _check_answers(self, control: Any) -> None:
+        """Have commands of the user's, too, answer in JSON."""
+        from celery_sqs_visibility.worker.control_commands import have_answers_checked  # noqa: PLC0415
+
+        have_answers_checked(control.box.node)
+
     def info(self, parent: Any) -> Any:
         """Say of the broker what Celery says in answer to `inspect stats`, without secrets of the options.
 
@@ -113,6 +120,9 @@ class Deliveries(SQSStep):
         if parent.hub is not None:
             leases = open_lease_table()
             parent.hub.add_reader(leases.fileno(), leases.on_readable)
+        for step in parent.steps:
+            if isinstance(step, Control):
+                self._check_answers(step)
 
 
 class Endings(SQSStep):

@@ -5,10 +5,13 @@ A worker's bootstep imports this where there is remote control. Answers are JSON
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
+from kombu.utils.json import dumps
 
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.worker import pausing
@@ -52,6 +55,25 @@ def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
         "busy": len(worker_state.active_requests),
         "queues": pausing.conditions(_context(state)),
     }
+
+
+def have_answers_checked(node: Any) -> None:
+    """Have a command whose answer is not JSON answer with an error. Harmless if done before.
+
+    kombu encodes an answer where it catches nothing: the caller would wait in vain (kombu/pidbox.py:
+    `Node.dispatch`).
+    """
+    node.handle_call = partial(_checked, node.handle)
+
+
+def _checked(handle: Callable[[str, Any], Any], method: str, arguments: Any) -> Any:
+    """The answer; kombu logs what is raised here, and sends it as Celery does other errors of commands."""
+    answer = handle(method, arguments)
+    try:
+        dumps(answer)
+    except Exception as error:
+        raise TypeError(f"the answer of the control command {method!r} is not JSON: {error}") from error
+    return answer
 
 
 def _context(state: Any) -> BrokerContext:

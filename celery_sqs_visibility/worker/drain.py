@@ -103,8 +103,12 @@ class Drain:
             self._drained.wait(RECHECK_SECONDS)
 
     def end_broadcasts(self) -> None:
-        """Delete the worker's Broadcast queues. Main thread, after `finish`."""
+        """Delete the worker's Broadcast queues; its control queue as the process ends. After `finish`.
+
+        Main thread.
+        """
         self._context.end_broadcasts()
+        self._context.end_control_first()
 
     def cancel(self) -> None:
         """End the thread if it has not begun: the worker has stopped."""

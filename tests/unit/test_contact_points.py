@@ -226,6 +226,8 @@ MENTIONED = [
         "chan.after_reply_message_received(queue.name)",
     ),
     ("kombu.pidbox:Node.dispatch", "except SystemExit: ... raise"),
+    ("kombu.pidbox:Node.dispatch", "reply_to and self.handle_call", "reply = {'error': repr(exc)}"),
+    ("celery.apps.worker:install_worker_restart_handler", "atexit.register(_reload_current_worker)"),
     ("celery.worker.control:shutdown", "raise WorkerShutdown(EX_OK)"),
     ("celery.worker.state:maybe_shutdown", "raise WorkerShutdown(should_stop)"),
     ("celery.worker.pidbox:Pidbox.start", "c.connection.channel() ... self.node.listen("),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import uuid
 
 import pytest
@@ -187,6 +188,28 @@ def test_a_killed_workers_queue_is_swept(room):
     with room.site.app.connection_for_write() as connection:
         connection.transport.context.control.queues.sweep("celery.pidbox")
     assert left not in room.queues()
+
+
+INT, QUIT, HUP = signal.SIGINT, signal.SIGQUIT, signal.SIGHUP
+
+
+@pytest.mark.parametrize(("pool", "ends"), [("prefork", [INT, INT]), ("threads", [QUIT]), ("prefork", [HUP])])
+def test_however_a_worker_ends_its_queues_go(room, pool, ends):
+    (worker,) = room.start("ended", pool=pool, concurrency=1)
+    for number in ends:
+        worker.signal_main(number)
+    worker.wait_exit()  # at SIGHUP Celery execs itself, which a worker of `python -m celery` does not survive
+    assert not [url for url in room.queues() if "reply" not in url]
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_an_answer_that_is_not_json_is_an_error_at_once(room, pool):
+    (worker,) = room.start("node", pool=pool, concurrency=1)
+    for _ in range(2):
+        said = room.only(room.control.broadcast("not_json", reply=True, limit=1))["error"]
+        assert "'not_json' is not JSON: Object of type object" in said
+    assert worker.log.count("pidbox command error") == 2
+    assert room.only(room.control.broadcast("typed", reply=True, limit=1))["ok"]
 
 
 def worker_name(worker):

@@ -49,6 +49,7 @@ def consumer():
         queue_consumers=[],
         worker_queue_consumers=[],
         end_broadcasts=lambda: None,
+        end_control_first=lambda: None,
     )
     conf = SimpleNamespace(worker_soft_shutdown_timeout=SOFT_TIMEOUT)
     return SimpleNamespace(
