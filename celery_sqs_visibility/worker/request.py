@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, Final
+from weakref import ref
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionInfo
@@ -36,7 +37,8 @@ from celery_sqs_visibility.worker.worker_context import WorkerContext
 logger = get_logger(__name__)
 
 #: The request that was made last, of which Celery writes before it is in `state.requests`: for JSON lines.
-made_last: Final[deque[DeliveryRequest]] = deque(maxlen=1)
+#: Weak, since a run that nobody refers to gives back its slot (`delivery/receive/turns.py`).
+made_last: Final[deque[ref[DeliveryRequest]]] = deque(maxlen=1)
 
 
 class GivenBackError(TaskRevokedError):
@@ -61,7 +63,7 @@ class DeliveryRequest(SettlingRequest):
         if self.delivery is not None:
             self.delivery.acknowledged_early = not self.task.acks_late
             self._describe(self.delivery)
-            made_last.append(self)
+            made_last.append(ref(self))
             if self.eta is not None and self.worker.on_eta is not None:
                 self.worker.on_eta(self)
             self._note_attempt(self.delivery)

@@ -118,7 +118,7 @@ def test_a_line_of_celerys_about_a_request_has_its_message(monkeypatch):
     line = line_of("Discarding revoked task: %s[%s]", "tasks.add", "id-1")
     assert (line["message_id"], line["attempt"]) == ("m1", 2)
     monkeypatch.delitem(state.requests, "id-1")
-    monkeypatch.setattr(worker_request, "made_last", [request])
+    monkeypatch.setattr(worker_request, "made_last", [lambda: request])
     assert line_of("received", {"id": "id-1"}, data={"id": "id-1"})["message_id"] == "m1"
     assert "message_id" not in line_of("received", {"id": "id-2"}, data={"id": "id-2"})
 

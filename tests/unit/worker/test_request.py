@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +58,12 @@ def raising(exc):
         raise exc
 
     return fail
+
+
+def test_a_request_that_nobody_refers_to_goes_and_gives_back_its_slot(make):
+    gone = weakref.ref(make().delivery)
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("started", [True, False])
