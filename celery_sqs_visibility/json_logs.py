@@ -157,7 +157,7 @@ def _of_request(record: logging.LogRecord, named: list[str]) -> dict[str, Any]:
     """
     requests = getattr(sys.modules.get("celery.worker.state"), "requests", {})
     made_last = getattr(sys.modules.get("celery_sqs_visibility.worker.request"), "made_last", ())
-    for request in (*map(requests.get, named), *(refer() for refer in made_last)):
+    for request in (*map(requests.get, named), *(refer() for refer in tuple(made_last))):
         if request is not None and request.id in named:
             delivery = getattr(request, "delivery", None)
             told = {"task": request.name, "task_id": request.id}

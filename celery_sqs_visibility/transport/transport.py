@@ -155,7 +155,7 @@ class Transport(virtual.Transport):
 
     def _on_arrival(self) -> None:
         self.buffer.woken()
-        while self.buffer.errands:
+        for _ in range(self.buffer.errands):  # those that come meanwhile do not keep messages waiting
             self.buffer.run_errand()
         self.buffer.dispatch(SYSTEM_CLOCK, raising=not self.for_worker)
         self._raise_prefetch_counts()

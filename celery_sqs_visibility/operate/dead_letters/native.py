@@ -74,13 +74,13 @@ def _start(place: Place, source_arn: str, pace: int | None) -> MoveTask | None:
 
 def _watched(queue: Queue, source_arn: str, before: MoveTask | None) -> MoveTask:
     """The task when it has ended; not the one that was the latest before."""
-    without = 0
+    former, without = before and before.started, 0
     while without < MOST_LOOKS_WITHOUT:
         try:
             task = queue.sqs.latest_move_task(source_arn)
         except UnavailableError:
             task = MoveTask("RUNNING")
-        if task is None or (before is not None and task.started == before.started):
+        if task is None or (former is not None and task.started == former):
             without += 1
         elif task.status not in {"RUNNING", "CANCELLING"}:
             return task

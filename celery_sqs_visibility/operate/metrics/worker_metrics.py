@@ -102,7 +102,9 @@ class WorkerMetrics:
         self._context = context
         self._series = Series()
         self.routes: dict[str, Callable[[], Response]] = {}
-        self._recorder = Recorder(self._series, app.tasks, lambda: sqs_names(context.options, self._queues()))
+        self._consumed: list[str] = []
+        self._names: dict[str, str] = {}
+        self._recorder = Recorder(self._series, app.tasks, self._names_at_sqs)
         show_state(self._series, context)
         self._ends: list[Callable[[], None]] = [self._recorder.stop]
         self._is_read = exporters != (EMF,)  # whose lines have no number of events
@@ -129,6 +131,12 @@ class WorkerMetrics:
 
     def _queues(self) -> list[str]:
         return list(self._app.amqp.queues.consume_from)
+
+    def _names_at_sqs(self) -> dict[str, str]:
+        """Of the queues that are consumed now. Any thread; asked at each request about another queue."""
+        if (consumed := self._queues()) != self._consumed:
+            self._names, self._consumed = sqs_names(self._context.options, consumed), consumed
+        return self._names
 
     def _open_prometheus(self) -> None:
         from celery_sqs_visibility.operate.metrics import prometheus  # noqa: PLC0415 - an optional dependency
