@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.control import wire
@@ -11,9 +11,7 @@ from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.monitors import Monitors
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.policy.clock import Clock
-
-#: What the names of exchanges for commands and replies end with (kombu/pidbox.py: `Mailbox.exchange_fmt`).
-COMMANDS: Final = ".pidbox"
+from celery_sqs_visibility.policy.exchange_uses import Use, use_of
 
 
 class EventExchanges:
@@ -39,7 +37,7 @@ class EventExchanges:
 
     def consume(self, queue: str, exchange: str, inbox: Inbox) -> None:
         """An inbox was made, perhaps for events: then this process is a monitor."""
-        if not exchange.endswith(COMMANDS):
+        if use_of(exchange) is not Use.COMMANDS:
             with self._lock:
                 self._inboxes[queue] = exchange, inbox
 

@@ -14,9 +14,9 @@ from celery_sqs_visibility.control.event_exchanges import EventExchanges
 from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.mailbox import IsInTime, Mailbox, Put
 from celery_sqs_visibility.control.queues import ControlQueues
-from celery_sqs_visibility.control.replies import REPLY
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.exchange_uses import replies_of
 
 #: A queue stays for so long after its consumer was cancelled.
 KEPT_SECONDS: Final = 5.0
@@ -98,7 +98,7 @@ class Members:
 
     def _new(self, queue: str, exchange: str, mailbox: Mailbox) -> Member:
         node = queue.removesuffix(f".{exchange}")
-        sweeps = (exchange, f"{REPLY}{exchange}")
+        sweeps = (exchange, replies_of(exchange))
         deliver = partial(self._deliver, mailbox)
         inbox = Inbox(
             self._queues,

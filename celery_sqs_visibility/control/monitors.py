@@ -23,8 +23,9 @@ from celery_sqs_visibility.control import wire
 from celery_sqs_visibility.control.event_feed import EventFeed
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.delivery.threads import start_thread
-from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.errors import PASSING_ERRORS, SQSError
 from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.event_batches import EventMessage
 
@@ -39,6 +40,9 @@ SPREAD: Final = 0.15
 
 #: And then from time to time, while somebody listens.
 LOOK_SECONDS: Final = 600.0
+
+#: So often at the most a worker asks in one look, while the error is one that passes: for up to 3 s.
+LOOK_ATTEMPTS: Final = 5
 
 #: How long a client goes by what it knows: it takes no commands, so that no monitor can tell it.
 CLIENT_LOOK_SECONDS: Final = 300.0
@@ -104,17 +108,21 @@ class Monitors:
         urls = [self._queues.url_of(self._exchange, address) for address in addresses]
         self._listen(url for url in urls if url is not None)
 
-    def look(self) -> None:
-        """Ask SQS which monitors there are."""
-        try:
-            listed = self._queues.find(self._exchange)
-            self._listen(listed)
-            self._forget_all_but(listed)
-        except SQSError as error:
-            with self._lock:
-                said, self._refused = self._refused, True
-            if not said:
-                log_safely(logger.warning, CANNOT_LIST, error)
+    def look(self, attempts: int = 1) -> None:
+        """Ask SQS which monitors there are; with more attempts, again soon after an error that passes."""
+        for failures in range(1, attempts + 1):
+            try:
+                listed = self._queues.find(self._exchange)
+            except SQSError as error:
+                if failures == attempts or not isinstance(error, PASSING_ERRORS):
+                    self._cannot_list(error)
+                    return
+            else:
+                self._listen(listed)
+                self._forget_all_but(listed)
+                return
+            if self._pause(pause(failures)):
+                return
 
     def watch(self) -> None:
         """Look for monitors, in a thread, until none listens. Harmless if that goes on already."""
@@ -136,14 +144,14 @@ class Monitors:
 
     def _watch(self) -> None:
         """The thread that looks; it deletes the queues of monitors that were killed, too."""
-        self.look()
+        self.look(LOOK_ATTEMPTS)
         for seconds in LATER_LOOKS_SECONDS:
             if self._pause(_spread(seconds)):
                 return
-            self.look()
+            self.look(LOOK_ATTEMPTS)
         while not self._is_over() and not self._pause(_spread(LOOK_SECONDS)):
             self._queues.sweep(self._exchange)
-            self.look()
+            self.look(LOOK_ATTEMPTS)
 
     def _is_over(self) -> bool:
         with self._lock:
@@ -158,6 +166,12 @@ class Monitors:
                 self._looked = now  # other threads go by what is known meanwhile
         if due:
             self.look()
+
+    def _cannot_list(self, error: SQSError) -> None:
+        with self._lock:
+            said, self._refused = self._refused, True
+        if not said:
+            log_safely(logger.warning, CANNOT_LIST, error)
 
     def _listen(self, urls: Iterable[str]) -> None:
         for url in urls:

@@ -18,7 +18,7 @@ from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.mailbox import IsInTime, Mailbox, Put, never
 from celery_sqs_visibility.control.members import Members
 from celery_sqs_visibility.control.queues import ControlQueues
-from celery_sqs_visibility.control.replies import REPLY, Replies
+from celery_sqs_visibility.control.replies import Replies
 from celery_sqs_visibility.control.reply_sender import ReplySender
 from celery_sqs_visibility.errors import (
     PASSING_ERRORS,
@@ -27,6 +27,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.exchange_uses import Use, use_of
 from celery_sqs_visibility.policy.options import Options
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class RemoteControl:
 
         While `is_full`, what is no reply stays at SQS.
         """
-        if exchange.startswith(REPLY):
+        if use_of(exchange) is Use.REPLIES:
             self._replies.collect(queue.removesuffix(f".{exchange}"), put)
             return
         self._members.consume(queue, exchange, put, is_full)
@@ -93,7 +94,7 @@ class RemoteControl:
 
         That of the replies stays for the next command.
         """
-        if exchange.startswith(REPLY):
+        if use_of(exchange) is Use.REPLIES:
             self._replies.forget(queue.removesuffix(f".{exchange}"))
         else:
             self._members.cancel(queue)

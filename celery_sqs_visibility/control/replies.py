@@ -15,9 +15,6 @@ from celery_sqs_visibility.control.mailbox import Mailbox, Put
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.policy.clock import Clock
 
-#: What the names of exchanges for replies begin with (kombu/pidbox.py: `Mailbox.reply_exchange_fmt`).
-REPLY: Final = "reply."
-
 #: A process keeps the queue of its replies for this long after its last command, and then makes another.
 IDLE_SECONDS: Final = 60.0
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.errors import AccessDeniedError, CommandNotSentError, RemoteControlError, SQSError
-from celery_sqs_visibility.transport.exchanges import is_celerys_own, is_for_control, is_for_events, is_reply
+from celery_sqs_visibility.policy.exchange_uses import Use, use_of
+from celery_sqs_visibility.transport.exchanges import use_here
 from celery_sqs_visibility.transport.fanout_channel import FanoutChannel
 from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS
 
@@ -59,7 +60,7 @@ class ControlChannel(FanoutChannel):
         **kwargs: Any,
     ) -> None:
         """Bind the queue. One of Celery's own, whose names change, has no place in the exchange's table."""
-        if exchange and is_celerys_own(exchange):
+        if exchange and use_here(exchange):
             state: Any = self.state
             state.binding_declare(queue, exchange, routing_key, arguments)
         else:
@@ -70,14 +71,14 @@ class ControlChannel(FanoutChannel):
 
         An event goes to the monitors that listen.
         """
-        if exchange and self._has_control and is_for_events(exchange):
-            self.context.control.events.publish(exchange, message)
-            return None
-        if not is_for_control(exchange):
+        use = use_here(exchange) if exchange and self._has_control else use_of(exchange)
+        if use is None or (use is Use.EVENTS and not self._has_control):
             return super().basic_publish(message, exchange, routing_key, **kwargs)
         if not self._has_control:
             self._warn()
-        elif is_reply(exchange):
+        elif use is Use.EVENTS:
+            self.context.control.events.publish(exchange, message)
+        elif use is Use.REPLIES:
             self.context.control.reply(exchange, routing_key, message)
         else:
             self._broadcast(exchange, message)
@@ -109,13 +110,13 @@ class ControlChannel(FanoutChannel):
 
     def _new_queue(self, queue: str, **kwargs: Any) -> None:
         """Make the queue; one of Celery's own only when it is consumed, or replies are about to come."""
-        exchange = self._declared or self._own_exchange_of(queue)
-        if exchange is None or not _is_celerys(queue, exchange):
+        exchange = self._own_exchange_of(queue, self._declared)
+        if exchange is None:
             super()._new_queue(queue, **kwargs)
         elif not self._has_control:
             error = RemoteControlError(f"remote control is off here: {REMEDY}")
             raise shown_in_one_line(error, EX_UNAVAILABLE)
-        elif is_reply(exchange):
+        elif use_of(exchange) is Use.REPLIES:
             self.context.control.expect_replies(exchange)
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
@@ -125,10 +126,9 @@ class ControlChannel(FanoutChannel):
 
     def _consume_control(self, queue: str, deliver: Callable[[dict[str, Any]], object]) -> bool:
         """Have a queue of Celery's own consumed; whether it is one."""
-        exchange = self._exchange_of(queue)
-        if exchange is None:
+        if not self._has_control or (exchange := self._own_exchange_of(queue)) is None:
             return False
-        handle = self._handle_command if is_for_control(exchange) and not is_reply(exchange) else self._handle
+        handle = self._handle_command if use_of(exchange) is Use.COMMANDS else self._handle
         buffer = self._transport.buffer
 
         def put(payload: dict[str, Any], is_in_time: Callable[[], bool]) -> None:
@@ -139,20 +139,18 @@ class ControlChannel(FanoutChannel):
 
     def _cancel_control(self, queue: str) -> bool:
         """Have it consumed no longer; whether it is one of Celery's own."""
-        exchange = self._exchange_of(queue)
-        if exchange is None:
+        if not self._has_control or (exchange := self._own_exchange_of(queue)) is None:
             return False
         self.context.control.cancel(queue, exchange)
         return True
 
-    def _exchange_of(self, queue: str) -> str | None:
-        """The exchange of Celery's own that the queue is bound to, where remote control is on."""
-        return self._own_exchange_of(queue) if self._has_control else None
+    def _own_exchange_of(self, queue: str, declared: str | None = None) -> str | None:
+        """The exchange of Celery's own that the queue is bound to. The queue's name tells nothing.
 
-    def _own_exchange_of(self, queue: str) -> str | None:
-        """The exchange of Celery's own that the queue is bound to. Its name tells nothing."""
-        bound = (each.exchange for each in self.state.queue_bindings(queue))
-        return next((exchange for exchange in bound if _is_celerys(queue, exchange)), None)
+        A task queue's exchange is named like the queue. `declared` is the exchange of a queue not bound yet.
+        """
+        bound = [declared] if declared else [each.exchange for each in self.state.queue_bindings(queue)]
+        return next((each for each in bound if each != queue and use_here(each)), None)
 
     def _handle(
         self,
@@ -185,8 +183,3 @@ class ControlChannel(FanoutChannel):
         if not ControlChannel._has_warned:
             ControlChannel._has_warned = True
             logger.warning(DROPPED, REMEDY)
-
-
-def _is_celerys(queue: str, exchange: str) -> bool:
-    """Whether it is a queue of Celery's own, by its exchange. A task queue's is named like the queue."""
-    return exchange != queue and is_celerys_own(exchange)

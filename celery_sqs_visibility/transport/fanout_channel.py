@@ -8,7 +8,7 @@ from typing import Any
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.transport import publish_retries
 from celery_sqs_visibility.transport.administration import AdministrativeChannel
-from celery_sqs_visibility.transport.exchanges import is_an_apps_fanout, is_celerys_own
+from celery_sqs_visibility.transport.exchanges import is_an_apps_fanout, use_here
 
 
 class FanoutChannel(AdministrativeChannel):
@@ -34,7 +34,7 @@ class FanoutChannel(AdministrativeChannel):
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], *_: Any, **__: Any) -> None:
         """Publish to all queues that are subscribed, at once: in a block of `publish_batch`, too."""
-        if is_celerys_own(exchange):
+        if use_here(exchange):
             return
         attempts = self._publish_attempts
         with attempts.counted():
@@ -52,8 +52,6 @@ class FanoutChannel(AdministrativeChannel):
         if not self.supports_fanout:
             return
         bound = dict.fromkeys(each.exchange for each in self.state.queue_bindings(queue.name))
-        exchanges = [
-            each for each in bound if self.typeof(each).type == "fanout" and not is_celerys_own(each)
-        ]
+        exchanges = [each for each in bound if self.typeof(each).type == "fanout" and not use_here(each)]
         if exchanges:
             self.context.fanout.subscribe(queue, exchanges)

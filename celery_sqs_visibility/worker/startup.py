@@ -22,7 +22,7 @@ from celery_sqs_visibility.errors import SQSError, UnroutableError
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.exchanges import is_celerys_own, refuse_type
+from celery_sqs_visibility.transport.exchanges import refuse_type, use_here
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, temporary
 from celery_sqs_visibility.worker.refusals import passes, reason_and_remedy
 from celery_sqs_visibility.worker.start_report import report
@@ -128,7 +128,7 @@ def _exchanges(queue: Any) -> list[Any]:
 
 
 def _fanout_exchanges(queue: Any) -> list[str]:
-    kinds = {each.name: each.type for each in _exchanges(queue) if not is_celerys_own(each.name)}
+    kinds = {each.name: each.type for each in _exchanges(queue) if not use_here(each.name)}
     return [name for name, kind in kinds.items() if kind == "fanout"]
 
 

@@ -38,10 +38,11 @@ from celery_sqs_visibility.aws import fast_requests, topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.operate.doctor.kombu_changes import DEFAULTS
+from celery_sqs_visibility.policy.exchange_uses import Use, replies_of, use_of
 from celery_sqs_visibility.policy.queue_policy import allow_topics
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
-from celery_sqs_visibility.transport import channel, exchanges
+from celery_sqs_visibility.transport import channel
 from celery_sqs_visibility.transport.codec import eta_of
 from celery_sqs_visibility.transport.temporary_queues import temporary
 
@@ -400,10 +401,11 @@ def test_what_context_knows_is_not_sent_along_as_a_header():
 
 def test_celerys_names_and_its_default_retry_delay_are_what_we_say():
     assert Task.default_retry_delay == CELERY_RETRY_DELAY_SECONDS == 180
-    assert kombu.pidbox.Mailbox.exchange_fmt.endswith(exchanges.CONTROL_SUFFIX)
-    assert kombu.pidbox.Mailbox.reply_exchange_fmt.endswith(exchanges.CONTROL_SUFFIX)
-    assert kombu.pidbox.Mailbox.reply_exchange_fmt.startswith(exchanges.REPLY_PREFIX)
-    assert celery.events.event.EVENT_EXCHANGE_NAME == exchanges.EVENT_EXCHANGE
+    commands = kombu.pidbox.Mailbox.exchange_fmt % "celery"
+    assert use_of(commands) is Use.COMMANDS
+    assert use_of(kombu.pidbox.Mailbox.reply_exchange_fmt % "celery") is Use.REPLIES
+    assert kombu.pidbox.Mailbox.reply_exchange_fmt % "celery" == replies_of(commands)
+    assert use_of(celery.events.event.EVENT_EXCHANGE_NAME) is Use.EVENTS
     assert Consumer.on_decode_error.__module__ == channel.CELERYS_CONSUMER
 
 

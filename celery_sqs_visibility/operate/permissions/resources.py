@@ -20,7 +20,7 @@ from celery_sqs_visibility.policy.provisioning import plan_queues
 from celery_sqs_visibility.policy.queue_attributes import KEY, REDRIVE_POLICY, key_in
 from celery_sqs_visibility.policy.queue_names import sqs_name
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.exchanges import is_celerys_own
+from celery_sqs_visibility.transport.exchanges import use_here
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
 
 #: Stands for an account that is not known: IAM takes it, and so does a reader.
@@ -194,7 +194,7 @@ class AppResources:
     def _fanouts(self) -> list[str]:
         queues = self._app.amqp.queues.values()
         exchanges = {each.name: each.type for q in queues for each in (q.exchange, *_bound(q))}
-        return [name for name, kind in exchanges.items() if kind == "fanout" and not is_celerys_own(name)]
+        return [name for name, kind in exchanges.items() if kind == "fanout" and not use_here(name)]
 
     def _is_fanout(self, name: str) -> bool:
         queue = self._app.amqp.queues.get(name)

@@ -16,12 +16,14 @@ from celery_sqs_visibility.control.monitors import (
     CLIENT_LOOK_SECONDS,
     FORGET_SECONDS,
     LATER_LOOKS_SECONDS,
+    LOOK_ATTEMPTS,
     LOOK_SECONDS,
     SPREAD,
     Monitors,
 )
 from celery_sqs_visibility.control.queues import ControlQueues
-from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
+from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
+from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS
 from celery_sqs_visibility.policy.control_life import STALE_SECONDS
 
 LISTS, SENDS = "ListQueues", "SendMessageBatch"
@@ -99,6 +101,34 @@ def test_a_worker_looks_until_nobody_listens_and_sweeps_monitors_that_were_kille
         assert seconds < paused < seconds * (1 + SPREAD)
     assert [call["queue_url"] for call in factories.requests(worker.sqs, "DeleteQueue")] == [killed.url]
     assert not worker.monitors._feeds
+
+
+@pytest.mark.parametrize(
+    ("error", "times", "requests", "warnings"),
+    [
+        (ThrottledError("too fast"), LOOK_ATTEMPTS - 1, LOOK_ATTEMPTS, 0),
+        (ThrottledError("too fast"), LOOK_ATTEMPTS, LOOK_ATTEMPTS, 1),
+        (AccessDeniedError("not allowed"), 1, 1, 1),
+    ],
+)
+def test_a_workers_look_is_made_again_soon_after_an_error_that_passes(
+    worker, caplog, error, times, requests, warnings
+):
+    queue, over = worker.open(), threading.Event()
+    for _ in range(times):
+        worker.sqs.fail_next(LISTS, error)
+
+    def pause(seconds):
+        if seconds > LONGEST_PAUSE_SECONDS:
+            over.set()
+        return over.is_set()
+
+    worker.monitors._pause = pause
+    worker.monitors.watch()
+    assert over.wait(SOON)
+    assert worker.requests(LISTS) == requests
+    assert len([each for each in caplog.records if each.levelname == "WARNING"]) == warnings
+    assert (queue.url in worker.monitors._feeds) == (not warnings)
 
 
 def test_what_may_not_be_listed_is_said_once_and_the_told_ones_get_their_events(worker, caplog):
