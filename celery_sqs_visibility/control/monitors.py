@@ -201,6 +201,8 @@ class Monitors:
 
     def _forget(self, gone: EventFeed) -> None:
         with self._lock:
+            if gone not in self._feeds.values():
+                return  # what still waited in a feed that was forgotten has found no queue
             self._feeds = {url: feed for url, feed in self._feeds.items() if feed is not gone}
         gone.batch_threads.stop()
         logger.info("a monitor listens no more (queue=%s)", gone.queue.name)

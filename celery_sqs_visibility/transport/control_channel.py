@@ -160,7 +160,9 @@ class ControlChannel(FanoutChannel):
         is_in_time: Callable[[], bool],
     ) -> bool:
         """Deliver to the consumer that it came for, unless that has gone; whether it was delivered."""
-        if self._transport._callbacks.get(queue) is not deliver:  # noqa: SLF001 - as in `basic_consume`
+        registered = self._transport._callbacks.get(queue)  # noqa: SLF001 - as in `basic_consume`
+        # kombu takes away the callback of all consumers of a queue that one of them cancels: it is used on.
+        if registered is not deliver and (registered or queue not in self._active_queues):
             self.context.control.hand_on(queue, payload, is_in_time)
             return False
         if in_time := is_in_time():

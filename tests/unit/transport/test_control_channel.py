@@ -114,6 +114,18 @@ def test_what_waits_for_a_consumer_that_has_gone_is_no_event(nodes, mailbox):
         mailbox.connection.drain_events(timeout=0)
 
 
+def test_a_command_comes_where_another_consumer_of_the_queue_was_cancelled(site, mailbox):
+    connection, heard = site.connect(**ON), []
+    node = Mailbox("celery", type="fanout")(connection).Node("a@host")
+    channel = connection.channel()
+    _, other = (node.listen(channel, callback=lambda body, _: heard.append(body["method"])) for _ in range(2))
+    other.cancel()
+    wait_until(lambda: site.sqs.list_queues("celery-control-celery-pidbox"), SOON, "the node's queue")
+    mailbox.cast(["a@host"], "note", {})
+    connection.drain_events(timeout=SOON)
+    assert heard == ["note"]
+
+
 def test_a_command_for_a_node_goes_to_its_queue_alone(site, nodes, mailbox):
     nodes.start("a@host", "b@host")
     assert mailbox.call(["b@host"], "note", {"x": 2}, timeout=SOON) == [{"b@host": {"x": 2}}]
