@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from celery_sqs_visibility.aws.attempts import attempt
 from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
@@ -244,12 +244,7 @@ def when_known(request: Callable[[], T]) -> T:
 
     Waits between attempts. Raises an `SQSError`.
     """
-    for seconds in NEW_QUEUE_PAUSES_SECONDS:
-        try:
-            return request()
-        except QueueDoesNotExistError:
-            threading.Event().wait(seconds)
-    return request()
+    return attempt(request, QueueDoesNotExistError, NEW_QUEUE_PAUSES_SECONDS)
 
 
 def no_such_predefined_queue(queue: Queue, error: QueueDoesNotExistError) -> QueueDoesNotExistError:

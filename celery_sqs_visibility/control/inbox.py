@@ -89,8 +89,7 @@ class Inbox:
         moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._queues = queues
-        self._exchange = exchange
-        self._node = node
+        self._exchange, self._node = exchange, node
         self._deliver = deliver
         self._clock = clock
         self._sweeps = sweeps
@@ -191,7 +190,7 @@ class Inbox:
         return AFTER_ERROR_WAIT_SECONDS if self._failures else WAIT_TIME_SECONDS
 
     def _answered(self, queue: ControlQueue) -> None:
-        """SQS has answered a poll of the queue: whoever waits for its address may give it away."""
+        """SQS has answered a poll of the queue: commands may name its address from now on."""
         with self._changed:
             if self._usable or self._stopped.is_set():
                 return

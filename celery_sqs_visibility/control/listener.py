@@ -52,7 +52,7 @@ class Listener:
             logger.info(MAY_NOT_LOOK, error)
             self.is_silent, self._look_at = False, math.inf
         except QueueDoesNotExistError:
-            pass  # whoever sends finds out
+            pass  # the next send finds out, and ends the feed
         except SQSError as error:
             logger.debug("cannot tell whether a monitor still listens: %s", error)
         else:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from celery_sqs_visibility.aws.attempts import attempt
 from celery_sqs_visibility.aws.port import SQS, OutgoingMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError
@@ -95,22 +95,13 @@ class ControlQueues:
 
     def delete(self, queue: ControlQueue) -> None:
         """Delete a queue; one that is gone is no error. Waits between attempts."""
-        error: SQSError | None = None
-        for failures in range(DELETE_ATTEMPTS):
-            if failures:
-                threading.Event().wait(pause(failures))
-            try:
-                self.sqs.delete_queue(queue.url)
-            except PASSING_ERRORS as passing:
-                error = passing
-            except QueueDoesNotExistError:
-                return
-            except SQSError as refused:
-                error = refused
-                break
-            else:
-                return
-        logger.warning("cannot delete a control queue, which others sweep: %s (%s)", error, queue.url)
+        delete = partial(self.sqs.delete_queue, queue.url)
+        try:
+            attempt(delete, PASSING_ERRORS, map(pause, range(1, DELETE_ATTEMPTS)))
+        except QueueDoesNotExistError:
+            pass
+        except SQSError as error:
+            logger.warning("cannot delete a control queue, which others sweep: %s (%s)", error, queue.url)
 
     def renew(self, queue: ControlQueue) -> None:
         """Say that this process still has the queue."""

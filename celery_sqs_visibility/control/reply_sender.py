@@ -80,7 +80,7 @@ class ReplySender:
             emit(ReplyDropped())
 
     def close(self, timeout: float) -> None:
-        """Send what was not tried yet, for some seconds at the most, and end the threads."""
+        """Send the replies that were not tried yet, for so many seconds at the most, and end the threads."""
         with self._lock:
             self._done.wait_for(lambda: not self._untried, timeout)
         self.batch_threads.stop()

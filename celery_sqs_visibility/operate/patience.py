@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from celery_sqs_visibility.aws.attempts import attempt
 from celery_sqs_visibility.errors import SQSError, ThrottledError, UnavailableError
 from celery_sqs_visibility.policy.backoff import pause
 
@@ -31,9 +31,4 @@ def patiently(request: Callable[[], T], errors: tuple[type[SQSError], ...] = NOT
     Raises:
         SQSError: another error, or the last attempt's.
     """
-    for failures in range(1, ATTEMPTS):
-        try:
-            return request()
-        except errors:
-            threading.Event().wait(pause(failures))
-    return request()
+    return attempt(request, errors, map(pause, range(1, ATTEMPTS)))

@@ -26,7 +26,7 @@ from celery_sqs_visibility.policy.delays import DelayLimits
 from celery_sqs_visibility.policy.message_attributes import is_asked_for
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
-from celery_sqs_visibility.transport.delays import NO_DELAY, delay_of, headers_with_eta, warn_of_no_delays
+from celery_sqs_visibility.transport.delays import delay_of, headers_with_eta, without_delay
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.aws.topics import Topic  # for fanout only
@@ -86,8 +86,7 @@ def encode_message(
     if isinstance(queue, Queue):
         delay, visible_at = delay_of(properties, eta, queue, limits)
     else:  # the workers hide what came by a topic until its ETA
-        warn_of_no_delays(properties, queue.exchange, "SNS has no delays")
-        delay, visible_at = NO_DELAY
+        delay, visible_at = without_delay(properties, queue.exchange, "SNS has no delays")
     text = dumps({**message, "properties": properties})
     return OutgoingMessage(
         body=base64.b64encode(text.encode()).decode() if base64_encoded else text,

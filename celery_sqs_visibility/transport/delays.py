@@ -47,8 +47,7 @@ def delay_of(properties: Mapping[str, Any], eta: float | None, queue: Queue, lim
     if wait is not None and (reason := limits.why_not(wait, fifo=queue.fifo)) is not None:
         raise ETATooFarError(f"an ETA in {wait:,.0f} s is too far for queue {queue.name!r}: {reason}")
     if queue.fifo:
-        warn_of_no_delays(properties, queue.name, "SQS delays no single message of a FIFO queue")
-        return NO_DELAY
+        return without_delay(properties, queue.name, "SQS delays no single message of a FIFO queue")
     given = _given_delay(properties, queue.name)
     if (reason := limits.why_not_delayed(given)) is not None:
         raise ETATooFarError(f"delay_seconds={given} is too long for queue {queue.name!r}: {reason}")
@@ -75,10 +74,11 @@ def headers_with_eta(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return fields if isinstance(fields, dict) else headers
 
 
-def warn_of_no_delays(properties: Mapping[str, Any], name: str, reason: str) -> None:
-    """Warn of a delay that is given for a message to a queue, or a topic, whose messages have none."""
+def without_delay(properties: Mapping[str, Any], name: str, reason: str) -> Delay:
+    """No delay, and a warning if the message has one: SQS delays none to that queue or topic."""
     if given := _written_delay(properties):
         logger.warning(NOT_KEPT, given, name, reason)
+    return NO_DELAY
 
 
 def _given_delay(properties: Mapping[str, Any], queue: str) -> int | None:

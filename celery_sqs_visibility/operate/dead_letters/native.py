@@ -58,7 +58,7 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
 
 
 def _start(place: Place, source_arn: str, pace: int | None) -> MoveTask | None:
-    """Start the task. Return what was the latest before."""
+    """Start the task. Return the task that was the latest before."""
     try:
         before = place.letters.sqs.latest_move_task(source_arn)
         place.letters.sqs.start_move_task(source_arn, place.source.arn(), pace)

@@ -36,7 +36,7 @@ WITHOUT = {
     DELETE: "A task that has succeeded runs again, until its queue gives it up.",
     CHANGE_VISIBILITY: "Nothing is extended: a task that outlasts its visibility timeout runs "
     "twice, and a failed one comes back when that is over.",
-    SEND: "Producers cannot publish, and a worker cannot send on what waits for a far ETA.",
+    SEND: "Producers cannot publish, and a worker cannot send on messages with a far ETA.",
     GET_ATTRIBUTES: "A worker does not learn the redrive policy, so what fails for good is kept.",
     GENERATE_DATA_KEY: "Nothing can be sent to the queue.",
 }
