@@ -11,12 +11,18 @@ EXPORTER := .venvs/exporter/.installed
 # One for each version of Celery and kombu that we claim.
 MATRIX := .venvs
 VERSIONS := 5.5 5.6 5.7
+# All but what `.venv` has.
+OLDER := 5.5 5.6
+BOUNDS := tests/unit/cost_bounds.json
 TESTS := tests/unit tests/worker
 ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends \
 	limits nothing_is_lost settling)
 
+# Tests start a thousand processes: without bytecode each of them compiles the package anew, for half a second.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pools matrix matrix-ends reliability soak bench check package clean
+.PHONY: help demo test test-pools matrix matrix-ends reliability soak bench cost check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -52,6 +58,13 @@ soak: $(INSTALLED) ## Watch a worker at full load for ten minutes, or MINUTES=n
 # A quarter of an hour, on a machine that does nothing else.
 bench: $(INSTALLED) $(EMULATOR) ## Run the benchmarks and rewrite docs/benchmarks.md
 	@$(BIN)/python benchmarks/bench.py --write docs/benchmarks.md --json docs/benchmarks/run.json
+
+# The bounds of older Celerys too, and the page of the newest.
+cost: $(INSTALLED) $(OLDER:%=$(MATRIX)/celery-%/.installed) ## Count what a task costs, and rewrite docs/costs.md and the bounds of its test
+	@for version in $(OLDER); do \
+		$(MATRIX)/celery-$$version/bin/python benchmarks/cost.py --no-instructions --bounds $(BOUNDS) || exit 1; \
+	done
+	@$(BIN)/python benchmarks/cost.py --bounds $(BOUNDS) --write docs/costs.md
 
 check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/ruff check

@@ -12,7 +12,7 @@ from paths import ROOT
 from plots import bars
 from results import by_measurement, table
 
-BEGIN, END = "<!-- make bench: {} -->", "<!-- end of {} -->"
+BEGIN, END = "<!-- make {}: {} -->", "<!-- end of {} -->"
 PACKAGES = ("celery", "kombu", "boto3", "botocore", "redis", "pycurl")
 PLOTS = {  # file: measurement, figure, title
     "consume-rate": ("consume", "tasks/s", "Tasks consumed a second"),
@@ -69,9 +69,9 @@ def write(path, run, results):
     path.write_text(page)
 
 
-def replaced(page, name, body):
-    """The page with that between the markers of that name."""
-    begin, end = (marker.format(name) for marker in (BEGIN, END))
+def replaced(page, name, body, made_by="bench"):
+    """The page with that between the markers of that name and target of make."""
+    begin, end = BEGIN.format(made_by, name), END.format(name)
     before, found, rest = page.partition(begin)
     if not found:
         raise ValueError(f"the page has no {begin}")

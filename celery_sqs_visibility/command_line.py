@@ -16,11 +16,8 @@ E = TypeVar("E", bound=Exception)
 
 def shown_in_one_line(error: E, exit_status: int = 1) -> E:
     """Return `error`, or in a `celery` command one of its class that click prints as a line. Any thread."""
-    # Not imported: a command has both, and a producer needs none.
-    click: Any = sys.modules.get("click")
-    celerys: Any = sys.modules.get("celery.bin.base")
-    context = click and click.get_current_context(silent=True)
-    if celerys is None or context is None or context.find_object(celerys.CLIContext) is None:
+    click = _click_of_command()
+    if click is None:
         return error
     cls = type(error)
     body = {
@@ -30,3 +27,20 @@ def shown_in_one_line(error: E, exit_status: int = 1) -> E:
     }
     one_line: E = type(cls.__name__, (click.ClickException, cls), body)(str(error))
     return one_line
+
+
+def ends_command(error: Exception) -> Exception:
+    """Return `error`, or in a `celery` command one that ends it, of no class that the command catches."""
+    click = _click_of_command()
+    return error if click is None else click.ClickException(str(error))
+
+
+def _click_of_command() -> Any:
+    """The module click in a `celery` command, else `None`."""
+    # Not imported: a command has both, and a producer needs none.
+    click: Any = sys.modules.get("click")
+    celerys: Any = sys.modules.get("celery.bin.base")
+    context = click and click.get_current_context(silent=True)
+    if celerys is None or context is None or context.find_object(celerys.CLIContext) is None:
+        return None
+    return click

@@ -82,6 +82,10 @@ class TooLargeError(SQSVisibilityError, ValueError):
     """A body would be larger than allowed when decompressed or fetched."""
 
 
+class InvalidIdError(SQSVisibilityError, ValueError):
+    """A message was not published: SQS refuses its group, or no worker would run a task of that id."""
+
+
 class ETATooFarError(SQSVisibilityError, ValueError):
     """A message was not published, since SQS would delete it before its ETA, or the end of its delay."""
 
@@ -101,6 +105,10 @@ class InactivityError(SQSVisibilityError):
 
 class StoreError(SQSVisibilityError):
     """The store of exclusive tasks does not answer, or refuses; the message says which."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store of exclusive tasks gave no answer in time, or cannot be reached."""
 
 
 class ExclusiveKeyError(SQSVisibilityError, ValueError):
@@ -124,6 +132,14 @@ class SQSError(SQSVisibilityError):
 
 class UnavailableError(SQSError):
     """Network failure, timeout or 5xx: try again, with backoff."""
+
+
+class AnswerLostError(UnavailableError):
+    """No answer came to a request that was sent, or may have been: it may have been carried out."""
+
+
+class UnreachableError(UnavailableError, ConnectionError):
+    """Nobody takes connections at SQS's endpoint, or at the proxy before it: try again, with backoff."""
 
 
 class TLSError(UnavailableError):

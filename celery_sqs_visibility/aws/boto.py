@@ -10,12 +10,13 @@ from celery_sqs_visibility.aws.error_codes import translate, translate_entry, wr
 from celery_sqs_visibility.aws.fast_requests import Caller
 from celery_sqs_visibility.aws.port import SQS, BatchResult, Location, MoveTask
 from celery_sqs_visibility.aws.process_lock import SESSIONS
+from celery_sqs_visibility.aws.reachability import connect
 from celery_sqs_visibility.errors import (
+    AnswerLostError,
     ClockSkewError,
     CredentialsRefusedError,
     RequestRefusedError,
     SQSError,
-    UnavailableError,
 )
 from celery_sqs_visibility.events import SQSRequest, emit, has_listener
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -40,6 +41,9 @@ _PURPOSES: Final = {
 _NO_ANSWER: Final = {"ReadTimeoutError", "ConnectTimeoutError"}
 _NO_SUCH_HOST: Final = {"EndpointConnectionError", "ProxyConnectionError"}
 
+#: For how long an endpoint that took a connection counts as reached.
+REACHED_SECONDS: Final = 5.0
+
 #: Codes for "there is a queue of that name with other attributes", in both protocols.
 _NAME_IS_TAKEN: Final = {"QueueAlreadyExists", "QueueNameExists"}
 
@@ -56,6 +60,7 @@ class BotoSQS(SQS):
         # Written under SESSIONS; read without, a dict's look-up being one step.
         self._callers: dict[tuple[int, Purpose], Caller] = {}
         self._answered = False  # whether SQS has ever answered
+        self._reached = (0, 0.0)  # by which process, until which monotonic instant; replaced whole
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings!r})"
@@ -69,6 +74,20 @@ class BotoSQS(SQS):
             error = translate(exc, action)
             raise error from error.__cause__ or exc
         return Location(meta.region_name, meta.endpoint_url)
+
+    def reach(self) -> None:
+        """See `SQS`. A process looks once in `REACHED_SECONDS`, however many connections it makes."""
+        pid, until = self._reached
+        if pid == os.getpid() and SYSTEM_CLOCK.monotonic() < until:
+            return
+        caller: Caller | None = None
+        try:
+            caller = self._caller(Purpose.SETTLE, "connect")
+            connect(caller.client)
+        except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
+            error = self._react(translate(exc, "connect"), caller)
+            raise error from error.__cause__ or exc
+        self._reached = os.getpid(), SYSTEM_CLOCK.monotonic() + REACHED_SECONDS
 
     def receive(
         self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
@@ -274,7 +293,8 @@ def _latest_task(answer: Mapping[str, Any]) -> MoveTask | None:
 
 
 def _batch_result(answer: Mapping[str, Any], entries: int, action: str) -> BatchResult:
-    done = {entry.get("Id") for entry in answer.get("Successful", [])}
+    successful = answer.get("Successful", [])
+    done = {entry.get("Id") for entry in successful}
     errors = {entry.get("Id"): entry for entry in answer.get("Failed", [])}
     failed: dict[int, SQSError] = {}
     for position in range(entries):
@@ -282,5 +302,5 @@ def _batch_result(answer: Mapping[str, Any], entries: int, action: str) -> Batch
             failed[position] = translate_entry(error, action)
         elif str(position) not in done:
             sentence = f"{action} was answered without a result for this message"
-            failed[position] = UnavailableError(sentence, action=action)
-    return BatchResult(failed)
+            failed[position] = AnswerLostError(sentence, action=action)
+    return BatchResult(failed, successful)

@@ -6,8 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.client_factory import DEFAULT_REGION, network_options, open_session
+from celery_sqs_visibility.aws.error_codes import is_unanswered, translate
 from celery_sqs_visibility.aws.process_clients import ProcessClients
-from celery_sqs_visibility.errors import StoreError
+from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 #: Seconds to connect, and to wait for an answer; DynamoDB answers within milliseconds.
 TIMEOUT_SECONDS: Final = 3
 
-#: Attempts of one update; each is conditional, and does no harm when it is repeated.
+#: Attempts of one update that DynamoDB answers with "later"; each is conditional, and may be repeated.
 ATTEMPTS: Final = 3
 
 CONDITION_FAILED: Final = "ConditionalCheckFailedException"
@@ -48,7 +49,8 @@ class Table:
         The expressions may use `#owner`, and the names of `values` after a colon.
 
         Raises:
-            StoreError: DynamoDB does not answer or refuses.
+            StoreUnavailableError: DynamoDB does not answer.
+            StoreError: it refuses.
         """
         try:
             answer = self._clients.get().update_item(
@@ -73,7 +75,8 @@ class Table:
         if code in {"ExpiredTokenException", "UnrecognizedClientException"}:
             self._clients.discard()  # a new client reads rotated credentials
         remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
-        return StoreError(f"UpdateItem on the DynamoDB table {self.name!r} failed: {code}: {exc}{remedy}")
+        kind = StoreUnavailableError if _is_unanswered(exc) else StoreError
+        return kind(f"UpdateItem on the DynamoDB table {self.name!r} failed: {code}: {exc}{remedy}")
 
 
 def _new_client(settings: ClientSettings) -> DynamoDBClient:
@@ -86,7 +89,19 @@ def _new_client(settings: ClientSettings) -> DynamoDBClient:
         read_timeout=TIMEOUT_SECONDS,
         retries={"total_max_attempts": ATTEMPTS, "mode": "standard"},
     )
-    return session.client("dynamodb", region_name=region or DEFAULT_REGION, config=config)
+    client = session.client("dynamodb", region_name=region or DEFAULT_REGION, config=config)
+    client.meta.events.register_first("needs-retry.dynamodb", _do_not_wait_again)
+    return client
+
+
+def _do_not_wait_again(caught_exception: Exception | None = None, **_: Any) -> None:
+    """Raise what botocore would try again, as its legacy retries do, where nobody answers."""
+    if caught_exception is not None and _is_unanswered(caught_exception):
+        raise caught_exception
+
+
+def _is_unanswered(exc: Exception) -> bool:
+    return is_unanswered(translate(exc, "UpdateItem", "dynamodb"))
 
 
 def _typed(name: str, value: str | float) -> Any:

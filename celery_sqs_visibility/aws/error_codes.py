@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
+    AnswerLostError,
     ClockSkewError,
     CredentialsRefusedError,
     ObjectDoesNotExistError,
@@ -28,6 +29,10 @@ from celery_sqs_visibility.errors import (
     UnrecognizedResponseError,
 )
 from celery_sqs_visibility.policy.message_attributes import beginning
+
+#: Answers that point elsewhere; botocore follows none of SQS's.
+FIRST_REDIRECT_STATUS: Final = 300
+FIRST_ERROR_STATUS: Final = 400
 
 #: Of an answer without a code, which may be a proxy's page, so much is shown.
 BODY_CHARACTERS: Final = 200
@@ -59,8 +64,10 @@ _CODES: Final[dict[type[SQSError], str]] = {
     RequestRefusedError: "FilterPolicyLimitExceeded SubscriptionLimitExceeded TopicLimitExceeded",
 }
 
-#: botocore's exceptions by their own or a base class's name; any other is an `UnavailableError`.
+#: botocore's exceptions by their own or a base class's name; after any other the request may have been sent.
 _EXCEPTIONS: Final[dict[type[SQSError], str]] = {
+    # There was no connection to send it through.
+    UnavailableError: "ConnectTimeoutError EndpointConnectionError ProxyConnectionError",
     CredentialsRefusedError: "NoCredentialsError PartialCredentialsError CredentialRetrievalError "
     "NoAuthTokenError TokenRetrievalError UnknownCredentialError RefreshWithMFAUnsupportedError "
     "MetadataRetrievalError SSOError LoginError "
@@ -70,6 +77,11 @@ _EXCEPTIONS: Final[dict[type[SQSError], str]] = {
     "UnknownEndpointError EndpointProviderError InvalidRetryConfigurationError "
     "InvalidEndpointConfigurationError InvalidProxiesConfigError",
 }
+
+#: botocore's exceptions, by name, where a dependency let time pass, or is not there.
+_SILENCES: Final = frozenset(
+    {"ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError", "ProxyConnectionError"}
+)
 
 #: What to do about settings that are wrong.
 _GIVE_CREDENTIALS: Final = (
@@ -128,20 +140,28 @@ def translate(exc: Exception, action: str, service: str = "sqs") -> SQSError:
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
         operation = getattr(exc, "operation_name", action)
         error = _answered(response["Error"], status, action, operation, service)
+        if FIRST_REDIRECT_STATUS <= status < FIRST_ERROR_STATUS:
+            location = response["ResponseMetadata"].get("HTTPHeaders", {}).get("location")
+            error = reworded(error, f"{error} (redirected to {location or 'nowhere'}: check the endpoint)")
     else:
         cls = _class_of_exception(exc)
         error = cls(_unanswered(cls, exc, action, service), code=type(exc).__name__, action=action)
-        if cls is not UnavailableError:
+        if cls not in (UnavailableError, AnswerLostError):
             return error  # its sentence says all
     error.__cause__ = exc
     return error
+
+
+def is_unanswered(error: Exception) -> bool:
+    """Whether there was no answer in time, or nobody to give one: the next request would wait, too."""
+    return isinstance(error, UnavailableError) and error.code in _SILENCES
 
 
 def _class_of_exception(exc: Exception) -> type[SQSError]:
     names = [base.__name__ for base in type(exc).__mro__]
     if "SSLError" in names and any(reason in str(exc) for reason in _TLS_REMEDIES):
         return TLSError
-    return next(filter(None, map(_CLASS_BY_EXCEPTION.get, names)), UnavailableError)
+    return next(filter(None, map(_CLASS_BY_EXCEPTION.get, names)), AnswerLostError)
 
 
 def wrong_settings(exc: Exception, action: str) -> RequestRefusedError:
@@ -168,6 +188,8 @@ def _unanswered(cls: type[SQSError], exc: Exception, action: str, service: str =
 
 def _reason_of_silence(exc: Exception) -> str:
     name, reason = type(exc).__name__, str(exc).rstrip(".")
+    if type(exc) is KeyError:  # ours: botocore reads a page as an answer without any member
+        return f"its answer has no {exc}: is the endpoint right, or does a proxy answer with a page?"
     if not type(exc).__module__.startswith("botocore"):
         return f"{name}: {exc}"
     if name == "ConnectionClosedError" and "http://" in reason:

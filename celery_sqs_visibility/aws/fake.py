@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_sqs_visibility.aws.fake_queue import FakeQueue, Message, Now, refused
+from celery_sqs_visibility.aws.fake_queue import FakeQueue, LateChange, Message, Now, refused
 from celery_sqs_visibility.aws.fake_refusals import check_batch_size, check_outgoing, require_range
 from celery_sqs_visibility.aws.port import (
     SQS,
@@ -22,6 +22,7 @@ from celery_sqs_visibility.aws.port import (
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
 from celery_sqs_visibility.policy.message_attributes import is_asked_for, message_bytes
+from celery_sqs_visibility.policy.queue_attributes import creation_attributes
 from celery_sqs_visibility.policy.queue_names import why_illegal
 from celery_sqs_visibility.policy.quotas import (
     BATCH_ENTRIES,
@@ -50,10 +51,10 @@ class FakeSQS(SQS):
         sqs.send(queue.url, OutgoingMessage("a task"))
         sqs.fail_next("DeleteMessageBatch", ThrottledError("slow down"))
 
-    It keeps Amazon's rules where emulators differ: an old handle deletes nothing and extends nothing, and 12
-    hours count from the receive. A handle whose time has run out still extends, as long as nobody has
-    received the message since. It does not know: retention, in-flight limits, PurgeQueue's and DeleteQueue's
-    60 seconds, permissions, encryption.
+    It keeps Amazon's rules where emulators differ: an old handle deletes nothing, though it changes the
+    visibility of a standard queue's message; a FIFO queue refuses what comes after the visibility timeout; a
+    dead letter's receives go on; and 12 hours count from the receive. It does not know: retention, in-flight
+    limits, PurgeQueue's and DeleteQueue's 60 seconds, permissions, encryption.
 
     Args:
         clock: where time comes from. A long poll waits with a `SystemClock`; with any other clock it returns
@@ -61,6 +62,7 @@ class FakeSQS(SQS):
 
     Attributes:
         calls: every call so far: the API action, and the arguments by the port's names.
+        late_change: what becomes of a visibility change that comes after the visibility timeout.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -69,22 +71,32 @@ class FakeSQS(SQS):
         self._changed = threading.Condition()  # guards everything below
         self._queues: dict[str, FakeQueue] = {}
         self._moves: dict[str, MoveTask] = {}  # the latest of each source
-        self._failures: dict[str, deque[tuple[SQSError, int | None]]] = defaultdict(deque)
+        self._failures: dict[str, deque[tuple[SQSError, int | None, bool]]] = defaultdict(deque)
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.late_change = LateChange.HIDES
 
-    def fail_next(self, action: str, error: SQSError, position: int | None = None) -> None:
+    def fail_next(
+        self, action: str, error: SQSError, position: int | None = None, *, carried_out: bool = False
+    ) -> None:
         """Have the next call of an API action raise an error, and do nothing else. Errors queue up.
 
         Args:
             action: for example `"DeleteMessageBatch"`.
             error: what to raise.
             position: in a batch, fail only this entry; the others go ahead.
+            carried_out: raise it when the call has done its work: the answer is lost.
         """
         with self._changed:
-            self._failures[action].append((error, position))
+            self._failures[action].append((error, position, carried_out))
 
     def location(self) -> Location:
         return Location(REGION, ENDPOINT)
+
+    def reach(self) -> None:
+        """It is in this process; `fail_next("connect", ...)` has it out of reach. No call, as no request."""
+        with self._changed:
+            if self._failures["connect"]:
+                raise self._failures["connect"].popleft()[0]
 
     def receive(
         self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
@@ -123,14 +135,16 @@ class FakeSQS(SQS):
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
         action = "DeleteMessageBatch"
         with self._call(action, queue_url=queue_url, handles=list(handles)) as failed:
-            return self._batch(action, handles, self._queue(action, queue_url).delete, failed)
+            queue, now = self._queue(action, queue_url), self._now()
+            return self._batch(action, handles, lambda handle: queue.delete(handle, now), failed)
 
     def change_visibility(self, queue_url: str, changes: Sequence[tuple[str, int]]) -> BatchResult:
         action = "ChangeMessageVisibilityBatch"
         with self._call(action, queue_url=queue_url, changes=list(changes)) as failed:
             queue, now = self._queue(action, queue_url), self._now()
+            late = self.late_change
             return self._batch(
-                action, changes, lambda pair: queue.change_visibility(pair[0], pair[1], now), failed
+                action, changes, lambda pair: queue.change_visibility(pair[0], pair[1], now, late), failed
             )
 
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
@@ -146,11 +160,15 @@ class FakeSQS(SQS):
             if sum(message_bytes(message.body, message.attributes) for message in messages) > MESSAGE_BYTES:
                 raise refused(action, f"A batch has {MESSAGE_BYTES} bytes at most.", "BatchRequestTooLong")
 
-            def send(message: OutgoingMessage) -> None:
-                check_outgoing(queue, message)
-                queue.send(message, now)
+            successful: list[dict[str, str]] = []
 
-            return self._batch(action, messages, send, failed)
+            def send(entry: tuple[int, OutgoingMessage]) -> None:
+                check_outgoing(queue, entry[1])
+                successful.append({"Id": str(entry[0]), "MessageId": queue.send(entry[1], now)})
+
+            return BatchResult(
+                self._batch(action, list(enumerate(messages)), send, failed).failed, successful
+            )
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
         with self._call("GetQueueUrl", name=name, owner=owner):
@@ -163,6 +181,8 @@ class FakeSQS(SQS):
         with self._call(action, name=name, attributes=dict(attributes), tags=dict(tags)):
             if why_illegal(name) or name.endswith(".fifo") != ("FifoQueue" in attributes):
                 raise refused(action, f"{name!r} with {dict(attributes)} cannot be a queue's name.")
+            if creation_attributes(name, attributes) != attributes:
+                raise refused(action, f"Unknown Attribute among {dict(attributes)}.")
             arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
             queue = FakeQueue(_url(name), arn, dict(attributes), tags=dict(tags))
             return self._queues.setdefault(_url(name), queue).url
@@ -221,11 +241,14 @@ class FakeSQS(SQS):
         """Record a call and hold the lock for it; raise or yield the errors of `fail_next`."""
         with self._changed:
             self.calls.append((action, arguments))
-            error, position = self._failures[action].popleft() if self._failures[action] else (None, None)
-            if error is not None and position is None:
+            failures = self._failures[action]
+            error, position, carried_out = failures.popleft() if failures else (None, None, False)
+            if error is not None and position is None and not carried_out:
                 raise error
             yield {} if error is None or position is None else {position: error}
             self._changed.notify_all()
+            if error is not None and carried_out:
+                raise error
 
     def _batch(
         self, action: str, entries: Sequence[Any], act: Callable[[Any], object], failed: dict[int, SQSError]

@@ -5,6 +5,7 @@ Source of the rules: "Amazon SQS visibility timeout", "FIFO queue delivery logic
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import itertools
 import uuid
@@ -30,7 +31,17 @@ BEYOND_HORIZON: Final = (
     f"beyond the limit [{VISIBILITY_HORIZON_SECONDS} seconds]."
 )
 
+NOT_IN_FLIGHT: Final = "Message does not exist or is not available for visibility timeout change."
+
 _sequence = itertools.count(1)
+
+
+class LateChange(enum.Enum):
+    """What SQS makes of a visibility change after the visibility timeout, which nobody can tell before."""
+
+    HIDES = "it hides the message again"
+    DOES_NOTHING = "it is answered yes, and the message stays visible"
+    IS_REFUSED = "it is refused"
 
 
 class Now(NamedTuple):
@@ -182,10 +193,9 @@ class FakeQueue:
         return [message for message in self.messages if message.visible_at > now.monotonic]
 
     def add_dead_letter(self, message: Message, source_arn: str, now: Now) -> None:
-        """Add a message that its queue, `source_arn`, gave up. It starts anew here, with its id and age."""
-        message.system.pop("ApproximateFirstReceiveTimestamp", None)
+        """Add a message that its queue, `source_arn`, gave up. Its id, its age and its receives go on."""
         message.system["DeadLetterQueueSourceArn"] = source_arn
-        message.handle, message.receive_count, message.visible_at = None, 0, now.monotonic
+        message.handle, message.visible_at = None, now.monotonic
         self.messages.append(message)
 
     def move_to(self, target: FakeQueue, now: Now) -> int:
@@ -198,28 +208,43 @@ class FakeQueue:
         self.messages = [message for message in self.messages if message not in moving]
         return len(moving)
 
-    def delete(self, handle: str) -> None:
-        """Delete the message, if this is its newest handle; an older one is answered yes and does nothing."""
-        message = self._message(handle, "DeleteMessageBatch")
-        if message.handle == handle and message in self.messages:
+    def delete(self, handle: str, now: Now) -> None:
+        """Delete the message, if this is its newest handle; an older one is answered yes and does nothing.
+
+        A FIFO queue refuses a handle whose visibility timeout has passed.
+        """
+        action = "DeleteMessageBatch"
+        message = self._message(handle, action)
+        if message not in self.messages:
+            return
+        if self.fifo and (message.handle != handle or message.visible_at <= now.monotonic):
+            raise _invalid("The receipt handle has expired.", action)
+        if message.handle == handle:
             self.messages.remove(message)
 
-    def change_visibility(self, handle: str, seconds: int, now: Now) -> None:
-        """Hide the message for `seconds` from now. A message that is visible again is hidden again."""
+    def change_visibility(
+        self, handle: str, seconds: int, now: Now, late: LateChange = LateChange.HIDES
+    ) -> None:
+        """Hide the message for `seconds` from now: by an older handle, too, but in a FIFO queue.
+
+        `late` says what becomes of a change of a message that is visible again.
+        """
         action = "ChangeMessageVisibilityBatch"
         message = self._message(handle, action)
-        if message.handle != handle or message not in self.messages:
-            sentence = "Message does not exist or is not available for visibility timeout change."
-            raise ReceiptHandleInvalidError(sentence, code="InvalidParameterValue", action=action)
+        if message not in self.messages or (self.fifo and message.handle != handle):
+            raise _invalid(NOT_IN_FLIGHT, action)
         total = now.monotonic - message.received_at + seconds
         if not 0 <= seconds <= VISIBILITY_HORIZON_SECONDS or total > VISIBILITY_HORIZON_SECONDS:
             raise refused(action, BEYOND_HORIZON % seconds)
+        if message.visible_at <= now.monotonic and late is not LateChange.HIDES:
+            if late is LateChange.IS_REFUSED:
+                raise _invalid(NOT_IN_FLIGHT, action)
+            return
         message.visible_at, message.attempt_id = now.monotonic + seconds, None
 
     def _message(self, handle: str, action: str) -> Message:
         if handle not in self._handles:
-            sentence = "The input receipt handle is invalid."
-            raise ReceiptHandleInvalidError(sentence, code="ReceiptHandleIsInvalid", action=action)
+            raise _invalid("The input receipt handle is invalid.", action, "ReceiptHandleIsInvalid")
         return self._handles[handle]
 
     def next_change(self, now: Now) -> float:
@@ -240,3 +265,7 @@ class FakeQueue:
 def refused(action: str, sentence: str, code: str = "InvalidParameterValue") -> RequestRefusedError:
     """Return the error of a request that is wrong."""
     return RequestRefusedError(sentence, code=code, action=action)
+
+
+def _invalid(sentence: str, action: str, code: str = "InvalidParameterValue") -> ReceiptHandleInvalidError:
+    return ReceiptHandleInvalidError(sentence, code=code, action=action)

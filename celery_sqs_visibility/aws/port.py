@@ -76,9 +76,20 @@ class OutgoingMessage:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The entries of a batch that failed, by position; the others succeeded. Batches often fail in part."""
+    """The entries of a batch that failed, by position; the others succeeded. Batches often fail in part.
+
+    Attributes:
+        failed: their errors.
+        successful: SQS's own entries for the others; their `Id` is the position, as text.
+    """
 
     failed: Mapping[int, SQSError]
+    successful: Sequence[Mapping[str, Any]] = ()
+
+    def message_id(self, position: int) -> str:
+        """The id of the message that was sent from that position; empty if it is not known."""
+        found = (entry for entry in self.successful if entry.get("Id") == str(position))
+        return str(next(found, {}).get("MessageId", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,15 @@ class SQS(Protocol):
 
     def location(self) -> Location:
         """Return where requests go. None is made."""
+        ...
+
+    def reach(self) -> None:
+        """Connect to the endpoint, unless that was done just now. No request, and no permission.
+
+        Raises:
+            UnreachableError: nobody takes connections there.
+            RequestRefusedError: the settings are no good.
+        """
         ...
 
     def receive(

@@ -11,10 +11,15 @@ from urllib.parse import urlsplit
 from celery_sqs_visibility.aws.attempts import attempt
 from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
-from celery_sqs_visibility.policy.arns import account_and_name
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    QueueDoesNotExistError,
+    RequestRefusedError,
+    UnreachableError,
+)
+from celery_sqs_visibility.policy.arns import account_and_name, region_of
 from celery_sqs_visibility.policy.predefined_queues import predefined_queue
-from celery_sqs_visibility.policy.queue_attributes import ARN, REDRIVE_POLICY, fifo_attribute
+from celery_sqs_visibility.policy.queue_attributes import ARN, REDRIVE_POLICY, creation_attributes
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name, why_illegal
 
 if TYPE_CHECKING:
@@ -131,8 +136,28 @@ class Queues:
         Raises:
             SQSError: the settings are no good.
         """
-        accesses = {self._sqs_for(definition) for definition in self._predefined.values()} or {self._sqs}
-        return {sqs.location() for sqs in accesses}
+        return {sqs.location() for sqs in self._accesses()}
+
+    def reach(self) -> None:
+        """Connect to SQS, without a request. Where predefined queues differ, one place that answers will do.
+
+        Raises:
+            UnreachableError: nobody takes connections.
+            SQSError: the settings are no good.
+        """
+        unreached: UnreachableError | None = None
+        for sqs in {sqs.location(): sqs for sqs in self._accesses()}.values():
+            try:
+                sqs.reach()
+            except UnreachableError as error:
+                unreached = error
+            else:
+                return
+        if unreached is not None:
+            raise unreached
+
+    def _accesses(self) -> set[SQS]:
+        return {self._sqs_for(definition) for definition in self._predefined.values()} or {self._sqs}
 
     def find(self, name: str) -> Queue:
         """Return the queue of that name. SQS is asked for its URL the first time.
@@ -179,15 +204,37 @@ class Queues:
         """Return the queue of an ARN, under Celery's name of it. SQS is not asked.
 
         Raises:
+            QueueDoesNotExistError: it is in a region that requests do not go to.
             SQSError: the settings are no good.
         """
+        if (name := self._predefined_name(arn)) is not None:
+            return self.find(name)
+        location, region = self._sqs.location(), region_of(arn)
+        if location.is_amazons and location.region != region:
+            raise QueueDoesNotExistError(
+                f"{arn} is in region {region!r}, and requests go to {location.region!r}: add the queue to "
+                "the option predefined_queues, with its url",
+                code="QueueDoesNotExist",
+            )
         account, name_at_sqs = account_and_name(arn)
+        url = f"{location.endpoint}/{account}/{name_at_sqs}"
+        found = Queue(name_at_sqs.removeprefix(self._prefix), url, self._sqs)
+        kept = self._keep(found)
+        # Another queue may have the name: a predefined one, or one of another account.
+        at = kept.sqs_name, kept.account or account, kept.sqs.location()
+        return kept if at == (name_at_sqs, account, location) else found
+
+    def _predefined_name(self, arn: str) -> str | None:
+        """The name of the predefined queue of that ARN. An emulator may know no regions."""
+        account, name_at_sqs = account_and_name(arn)
+        locations = {}
         for name, definition in self._predefined.items():
             path = definition.url or f"/{definition.owner}/{sqs_name(name, self._prefix)}"
             if path.endswith(f"/{account}/{name_at_sqs}"):
-                return self.find(name)
-        url = f"{self._sqs.location().endpoint}/{account}/{name_at_sqs}"
-        return self._keep(Queue(name_at_sqs.removeprefix(self._prefix), url, self._sqs))
+                locations[name] = self._sqs_for(definition).location()
+        there = [name for name, location in locations.items() if location.region == region_of(arn)]
+        elsewhere = [name for name, location in locations.items() if not location.is_amazons]
+        return next(iter(there + elsewhere), None)
 
     def forget(self, name: str) -> None:
         """Ask again when that name is needed next: the queue was deleted."""
@@ -224,11 +271,9 @@ class Queues:
 
     def _created(self, name: str, attributes: Mapping[str, str]) -> Queue:
         canonical = self.canonical_name(name)
-        fifo = fifo_attribute(canonical)
+        wanted = creation_attributes(canonical, {**self._attributes(name), **attributes})
         try:
-            url = self._sqs.create_queue(
-                canonical, {**self._attributes(name), **attributes, **fifo}, self._tags
-            )
+            url = self._sqs.create_queue(canonical, wanted, self._tags)
         except AccessDeniedError as error:
             which = f"{canonical!r} (for Celery's queue {name!r})"
             raise reworded(

@@ -53,18 +53,19 @@ class RedriveBook:
 
     def __init__(self, plain: Callable[[str], Callable[[], Queue] | None] = lambda _name: None) -> None:
         self._plain = plain
-        self._lock = ProcessLock()  # guards _asked, _errors, _known, _retention and _dead_letter_queues
+        self._lock = ProcessLock()  # guards everything below
         self._asked: dict[str, float] = {}
         self._errors: dict[str, SQSError] = {}
         self._known: dict[str, Redrive | None] = {}
         self._retention: dict[str, int] = {}
         self._dead_letter_queues: dict[tuple[str, str], Queue] = {}
+        self._least_receives: dict[str, int] = {}  # by the ARN of the queue from which SQS has moved messages
 
-    def get(self, queue: Queue, now: float) -> Redrive | None:
+    def get(self, queue: Queue, now: float, *, quietly: bool = False) -> Redrive | None:
         """Return the policy, asking SQS at most every `REDRIVE_SECONDS`. Raises nothing.
 
         While one thread asks, and after a failure until it is time to ask again, the last known policy holds.
-        `now` is in seconds on the monotonic clock.
+        `now` is in seconds on the monotonic clock; `quietly` leaves out the warning of a missing permission.
         """
         with self._lock:
             asked = self._asked.get(queue.url)
@@ -74,20 +75,20 @@ class RedriveBook:
         try:
             attributes = queue.sqs.queue_attributes(queue.url, [REDRIVE_POLICY, RETENTION])
         except SQSError as error:
-            self._failed(queue, error, now)
+            self._failed(queue, error, now, quietly=quietly)
             return self.peek(queue)
         with self._lock:
             policy = self._known[queue.url] = parse_redrive_policy(attributes)
             self._retention[queue.url] = int(attributes.get(RETENTION, DEFAULT_RETENTION_SECONDS))
         return policy
 
-    def _failed(self, queue: Queue, error: SQSError, now: float) -> None:
+    def _failed(self, queue: Queue, error: SQSError, now: float, *, quietly: bool) -> None:
         passes = not isinstance(error, AccessDeniedError)
         with self._lock:
             self._errors[queue.url] = error
             if passes:
                 self._asked[queue.url] = now - REDRIVE_SECONDS + RETRY_SECONDS
-        if not passes:
+        if not passes and not quietly:
             self._warn(queue, error)
 
     def _warn(self, queue: Queue, error: SQSError) -> None:
@@ -101,6 +102,20 @@ class RedriveBook:
             "go to the dead_letter_queue of the transport options" if self._plain(queue.name) else kept,
             error,
         )
+
+    def receives_in_source(self, queue: Queue, source_arn: str, receive_count: int, now: float) -> int:
+        """Return how many receives a dead letter had in the queue from which SQS has moved it, as it goes on.
+
+        They are as many as that queue's policy allows. Where that may not be read they are one less than the
+        smallest count with which a message from there has come: that message may have an attempt too many.
+        """
+        account, name = account_and_name(source_arn)
+        source = Queue(name, f"{queue.url.rsplit('/', 2)[0]}/{account}/{name}", queue.sqs)
+        policy = self.get(source, now, quietly=True)
+        with self._lock:
+            least = min(receive_count, self._least_receives.get(source_arn, receive_count))
+            self._least_receives[source_arn] = least
+        return min(least - 1 if policy is None else policy.max_receive_count, receive_count - 1)
 
     def knows(self, queue: Queue) -> bool:
         """Return whether SQS has ever answered, if only that there is no policy. No request is made."""

@@ -21,12 +21,20 @@ class EventExchanges:
         queues: the directory of control queues.
         clock: the clock.
         in_worker: whether this is the main process of a worker.
+        use_here: what an exchange is for, as the apps of this process name theirs.
     """
 
-    def __init__(self, queues: ControlQueues, clock: Clock, in_worker: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        queues: ControlQueues,
+        clock: Clock,
+        in_worker: Callable[[], bool],
+        use_here: Callable[[str], Use | None],
+    ) -> None:
         self._queues = queues
         self._clock = clock
         self._in_worker = in_worker
+        self._use_here = use_here
         self._lock = ProcessLock()  # guards what follows
         self._monitors: dict[str, Monitors] = {}  # by exchange
         self._inboxes: dict[str, tuple[str, Inbox]] = {}  # with its exchange, by Celery's name of the queue
@@ -67,9 +75,10 @@ class EventExchanges:
         return {**command, "headers": {**(command.get("headers") or {}), wire.MONITORS: addresses}}
 
     def heard(self, announced: Mapping[str, Sequence[str]]) -> None:
-        """A command has named monitors, by exchange. No request."""
+        """A command has named monitors, by exchange, of which this process heeds its own. No request."""
         for exchange, addresses in announced.items():
-            self._of(exchange).told(addresses)
+            if self._use_here(exchange) is Use.EVENTS:
+                self._of(exchange).told(addresses)
 
     def close(self, timeout: float) -> None:
         """Send the events that wait, for some seconds at the most, and end the threads."""

@@ -38,7 +38,7 @@ class Members:
         queues: the directory of control queues.
         events: Celery's events, which are told of receivers.
         clock: the clock.
-        deliver: takes what a queue has received, for its mailbox.
+        deliver: takes what a queue of an exchange has received, for its mailbox.
         end: ends an inbox.
         moved: called in a thread when a queue of events was made anew: other processes know the one before.
     """
@@ -48,7 +48,7 @@ class Members:
         queues: ControlQueues,
         events: EventExchanges,
         clock: Clock,
-        deliver: Callable[[Mailbox, ReceivedMessage], None],
+        deliver: Callable[[str, Mailbox, ReceivedMessage], None],
         end: Callable[[Inbox], None],
         moved: Callable[[], None],
     ) -> None:
@@ -99,7 +99,7 @@ class Members:
     def _new(self, queue: str, exchange: str, mailbox: Mailbox) -> Member:
         node = queue.removesuffix(f".{exchange}")
         sweeps = (exchange, replies_of(exchange))
-        deliver = partial(self._deliver, mailbox)
+        deliver = partial(self._deliver, exchange, mailbox)
         inbox = Inbox(
             self._queues,
             exchange,

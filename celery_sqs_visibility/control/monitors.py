@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 #: a monitor may have begun just before others could see this worker.
 LATER_LOOKS_SECONDS: Final = (60.0, 65.0)
 
+#: So many monitors are believed to listen since a command says so: each has a thread. Others are listed.
+MOST_TOLD: Final = 32
+
 #: Each of these times is longer by up to so much, so that a fleet does not look at the same time.
 SPREAD: Final = 0.15
 
@@ -105,8 +108,13 @@ class Monitors:
 
     def told(self, addresses: Iterable[str]) -> None:
         """Monitors of these addresses listen, as they say themselves. No request."""
-        urls = [self._queues.url_of(self._exchange, address) for address in addresses]
-        self._listen(url for url in urls if url is not None)
+        found = (self._queues.url_of(self._exchange, address) for address in addresses)
+        urls = dict.fromkeys(url for url in found if url is not None)
+        room = max(0, MOST_TOLD - len(self._feeds))
+        new = [url for url in urls if url not in self._feeds]
+        if len(new) > room:
+            logger.info("%d monitors listen already: others are found by SQS's list of queues", MOST_TOLD)
+        self._listen([*(url for url in urls if url in self._feeds), *new[:room]])
 
     def look(self, attempts: int = 1) -> None:
         """Ask SQS which monitors there are; with more attempts, again soon after an error that passes."""

@@ -27,7 +27,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
-from celery_sqs_visibility.policy.exchange_uses import Use, use_of
+from celery_sqs_visibility.policy.exchange_uses import Use, replies_of, use_of
 from celery_sqs_visibility.policy.options import Options
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class RemoteControl:
         options: the transport options.
         clock: the clock.
         in_worker: whether this is the main process of a worker.
+        use_here: what an exchange is for, as the apps of this process name theirs.
 
     Attributes:
         queues: the directory.
@@ -63,10 +64,11 @@ class RemoteControl:
         clock: Clock = SYSTEM_CLOCK,
         *,
         in_worker: Callable[[], bool] = lambda: False,
+        use_here: Callable[[str], Use | None] = use_of,
     ) -> None:
         self.queues = ControlQueues(sqs, options.whole_control_prefix, options.queue_tags, clock)
         self._clock = clock
-        self.events = EventExchanges(self.queues, clock, in_worker)
+        self.events = EventExchanges(self.queues, clock, in_worker, use_here)
         self._members = Members(self.queues, self.events, clock, self._deliver, self._end, self._announce)
         self._replies = Replies(self.queues, self._decoded, clock)
         self._reply_sender = ReplySender(self.queues, clock)
@@ -177,9 +179,10 @@ class RemoteControl:
         with self._lock:
             self._ended = [*(each for each in self._ended if each.is_deleting), inbox]
 
-    def _deliver(self, mailbox: Mailbox, received: ReceivedMessage) -> None:
+    def _deliver(self, exchange: str, mailbox: Mailbox, received: ReceivedMessage) -> None:
         """A command, or an event. The inbox's thread."""
-        message = self._decoded(received)
+        is_command = use_of(exchange) is Use.COMMANDS
+        message = self._decoded(received, replies_of(exchange) if is_command else None)
         if message is not None:
             self.events.heard(message.monitors)
             until = None if message.expires_in is None else self._clock.monotonic() + message.expires_in
@@ -191,9 +194,11 @@ class RemoteControl:
         logger.info("dropped a command, since its caller no longer waits for the reply")
         return False
 
-    def _decoded(self, received: ReceivedMessage) -> wire.ControlMessage | None:
+    def _decoded(
+        self, received: ReceivedMessage, reply_exchange: str | None = None
+    ) -> wire.ControlMessage | None:
         try:
-            return wire.decode(received)
+            return wire.decode(received, reply_exchange)
         except UnreadableError as error:
             if not self._unreadable:
                 self._unreadable = True

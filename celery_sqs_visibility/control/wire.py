@@ -13,6 +13,8 @@ from kombu.utils.json import dumps, loads
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
+from celery_sqs_visibility.policy.control_names import is_address
+from celery_sqs_visibility.policy.message_attributes import beginning
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 JSON: Final = "application/json"
@@ -22,6 +24,9 @@ EXPIRES: Final = "expires"
 
 #: The header with the addresses of the monitors in the caller's process, by the exchange of their events.
 MONITORS: Final = "monitors"
+
+#: Addresses that are heeded of one exchange: a process has a queue of events for each receiver.
+MOST_ADDRESSES: Final = 16
 
 #: The property with the seconds until then: two machines' clocks differ.
 EXPIRES_IN: Final = "expires_in"
@@ -109,18 +114,20 @@ def envelope(
     return str(dumps(content))
 
 
-def decode(received: ReceivedMessage) -> ControlMessage:
-    """Read a message.
+def decode(received: ReceivedMessage, reply_exchange: str | None = None) -> ControlMessage:
+    """Read a message: with `reply_exchange`, a command whose replies go to a queue of that exchange.
 
     Raises:
-        UnreadableError: it is not JSON, or not of this form.
+        UnreadableError: it is not JSON, or not of this form, or names another place for its replies.
     """
     try:
         sent = json.loads(received["Body"])
         properties, headers, body = sent["properties"], sent["headers"], sent["body"]
         routing_key = properties["delivery_info"]["routing_key"]
-        if sent["content-type"] != JSON or not isinstance(loads(body), dict | list):
+        if sent["content-type"] != JSON or not isinstance(said := loads(body), dict | list):
             raise UnreadableError("its content is not JSON")  # noqa: TRY301
+        if reply_exchange is not None:
+            _check_reply_to(said, reply_exchange)
         expires_in = properties.get(EXPIRES_IN)
         if expires_in is not None:
             expires_in = float(expires_in) - _seconds_in_queue(received)
@@ -137,7 +144,20 @@ def decode(received: ReceivedMessage) -> ControlMessage:
 
 def _monitors(headers: Mapping[str, Any]) -> dict[str, list[str]]:
     named = headers.get(MONITORS) or {}
-    return {str(exchange): [str(each) for each in addresses] for exchange, addresses in named.items()}
+    return {
+        str(exchange): [str(each) for each in addresses[:MOST_ADDRESSES]]
+        for exchange, addresses in named.items()
+    }
+
+
+def _check_reply_to(command: Any, exchange: str) -> None:
+    """Refuse a place for replies that this package has not named: a worker may send to other queues, too."""
+    reply_to = command.get("reply_to")
+    if not reply_to:
+        return
+    address = str(reply_to["routing_key"]).partition(".")[0]
+    if reply_to["exchange"] != exchange or not is_address(address):
+        raise UnreadableError(f"its reply_to is no queue for replies: {beginning(repr(reply_to), 200)}")
 
 
 def _plain(headers: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -12,14 +13,23 @@ from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.model import Delivery, Rejecter
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
-from celery_sqs_visibility.delivery.receive.decoder import Content, DecodedMessage, Decoder, ReadContent
+from celery_sqs_visibility.delivery.receive.decoder import (
+    Content,
+    DecodedMessage,
+    Decoder,
+    ReadContent,
+    ReadLater,
+)
 from celery_sqs_visibility.delivery.receive.receivers import OnMessage
 from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Park, Renew, Settlement, Split
 from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 logger = logging.getLogger(__name__)
+
+UNEXPECTED: Final = "unexpected error with a message of %r; it comes back at its own time"
+NOT_HANDED: Final = "message could not be handed to Celery (%s)"
 
 #: Gives a buffered message to Celery: the field of `BufferedMessage`.
 Dispatch = Callable[[BufferedMessage, bool], None]
@@ -34,6 +44,9 @@ class Arrivals:
     `on_message` returns a queue's callback; `None` where the queue is not consumed any more, whose messages
     `give_back` settles. `dispatching` returns whether Celery gets any messages. Without `fetch` there are no
     payloads in S3.
+
+    Attributes:
+        handed: how many messages Celery was given.
     """
 
     def __init__(
@@ -51,6 +64,7 @@ class Arrivals:
         self._give_back = give_back
         self._dispatching = dispatching
         self._fetch = fetch
+        self.handed = 0
 
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -59,27 +73,30 @@ class Arrivals:
 
         A receiver's thread.
         """
-        arrived = self._decoder.decode(queue, messages, called, returned)
-        for _ in range(len(messages) - len(arrived)):
-            self._holder.capacity.release(queue=queue.name, fifo=queue.fifo)
-        self._holder.ledger.add(delivery for delivery, _, _ in arrived)
+        arrived: list[tuple[Delivery, Content, ReceivedMessage]] = []
+        try:
+            decoded = self._decoder.decode(queue, messages, called, returned)
+            added = self._holder.ledger.add(delivery for delivery, _, _ in decoded)
+            arrived = decoded if len(added) == len(decoded) else [d for d in decoded if d[0] in added]
+        finally:
+            for _ in range(len(messages) - len(arrived)):
+                self._holder.capacity.release(queue=queue.name, fifo=queue.fifo)
         dispatch = self._dispatch(queue)
         buffered: list[BufferedMessage] = []
         for delivery, content, message in arrived:
             try:
                 if (one := self._sort(delivery, content, message, dispatch)) is not None:
                     buffered.append(one)
-            except Exception:
-                logger.exception(
-                    "unexpected error with a message of %r; it comes back at its own time", queue.name
-                )
+            except Exception:  # noqa: BLE001 - it is logged
                 delivery.settle(Lapse())
+                log_safely(logger.exception, UNEXPECTED, queue.name)
         return buffered
 
     def fetched(
         self, delivery: Delivery, content: ReadContent, message: ReceivedMessage
     ) -> list[BufferedMessage]:
         """The payload of a message that is held has come from S3. A thread of `Fetches`."""
+        delivery.current.in_hand = False
         content = with_payload(delivery, content, message)
         if isinstance(content, DecodedMessage):
             for each in delivery.generations():
@@ -88,22 +105,15 @@ class Arrivals:
         return [] if one is None else [one]
 
     def take_back(self, delivery: Delivery, renew: Renew) -> list[BufferedMessage]:
-        """Hold a settled message again, whose copy its queue refuses. A settler's thread."""
-        asked_at, queue = delivery.horizon - VISIBILITY_HORIZON_SECONDS, delivery.queue
-        attributes = delivery.message_attributes
-        again = Delivery(
-            queue, delivery.handle, delivery.facts, asked_at, delivery.deadline, self._holder, attributes
-        )
-        again.pointer = delivery.pointer
-        again.parks = delivery.parks
+        """Celery is to hold a message whose copy its queue refuses. A thread that sends copies."""
+        delivery, queue = delivery.current, delivery.queue
         self._holder.capacity.hold(1, queue=queue.name, fifo=queue.fifo)
-        self._holder.ledger.add([again])
+        self._holder.ledger.disclaim(delivery)
         dispatch = self._dispatch(queue)
-        if not self._holder.is_new(again):
-            return []
         if dispatch is not None:
-            return [BufferedMessage(again, renew.payload, dispatch)]
-        self._give_back(again)
+            delivery.in_hand = True
+            return [BufferedMessage(delivery, renew.payload, dispatch)]
+        self._give_back(delivery)
         return []
 
     def _sort(
@@ -123,6 +133,7 @@ class Arrivals:
         if dispatch is None or self._fetch is None:
             self._give_back(delivery)
         else:
+            delivery.in_hand = True
             self._fetch(delivery, content, message)
         return None
 
@@ -137,6 +148,9 @@ class Arrivals:
         if isinstance(content, UnreadableError):
             refuse(self._holder.rejection, delivery, content, message["Body"])
             return None
+        if isinstance(content, ReadLater):
+            delivery.come_back(content.error)
+            return None
         unrun: Settlement | None
         if isinstance(content, DecodedMessage):
             unrun = parking.waiting(delivery, content, message)
@@ -148,6 +162,7 @@ class Arrivals:
         elif dispatch is None or not isinstance(content, DecodedMessage):
             self._give_back(delivery)
         else:
+            delivery.current.in_hand = True
             return BufferedMessage(delivery, content.payload, dispatch)
         return None
 
@@ -163,17 +178,19 @@ class Arrivals:
 
         def dispatch(buffered: BufferedMessage, raising: bool) -> None:  # noqa: FBT001 - see BufferedMessage
             delivery = buffered.delivery
-            if not self._dispatching() or self._holder.lapsed(delivery.current):
-                return  # a held delivery that does not run is given back
-            self._holder.capacity.turn_given()
             try:
+                if not self._dispatching() or self._holder.lapsed(delivery.current):
+                    return  # a held delivery that does not run is given back
+                self._holder.capacity.turn_given()
+                self.handed += 1
                 on_message(buffered.payload)
             except Exception:
                 if raising:
                     raise
-                fields = Fields(message_id=delivery.facts.message_id)
-                logger.exception("message could not be handed to Celery (%s)", fields, extra={"sqs": fields})
+                delivery.current.in_hand = False
                 delivery.settle(delivery.after_an_error())
+                fields = Fields(message_id=delivery.facts.message_id)
+                log_safely(logger.exception, NOT_HANDED, fields, extra={"sqs": fields})
 
         return dispatch
 

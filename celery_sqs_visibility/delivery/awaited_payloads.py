@@ -11,13 +11,13 @@ from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.fetches import Fetch, Fetches
-from celery_sqs_visibility.delivery.receive.decoder import Opened, ReadContent
+from celery_sqs_visibility.delivery.receive.decoder import Opened, ReadContent, ReadLater
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 
 
 class AwaitedPayloads:
-    """Has payloads fetched for a holder's messages, which take no capacity while S3 does not give theirs.
+    """Has payloads fetched for a holder's messages, which take no capacity while S3 keeps them waiting.
 
     Args:
         objects: the bucket.
@@ -37,14 +37,18 @@ class AwaitedPayloads:
     ) -> None:
         self._holder = holder
         self._take = fetched
-        self._fetches = Fetches[Opened](
+        self._fetches = Fetches[Opened | ReadLater](
             objects, decode, _is_held, self._has_place, self._wait, self._fetched, clock
         )
 
     @property
-    def batch_threads(self) -> BatchThreads[Fetch[Opened]]:
+    def batch_threads(self) -> BatchThreads[Fetch[Opened | ReadLater]]:
         """The threads that fetch, to be started."""
         return self._fetches.batch_threads
+
+    def replace_stuck(self, now: float) -> None:
+        """See `supervisor.Supervised`: nothing is replaced here, and no message keeps its place in vain."""
+        self._fetches.notice_silence(now)
 
     def submit(self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage) -> None:
         """Fetch the payload of a message that is held. Any thread; it does not block."""

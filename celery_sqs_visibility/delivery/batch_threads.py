@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.threads import start_thread
-from celery_sqs_visibility.errors import SQSError, UnavailableError
+from celery_sqs_visibility.errors import AnswerLostError, SQSError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import Clock
 
@@ -119,6 +119,10 @@ class BatchThreads(Generic[Batch]):
         self._conclude(mine, failed)
         return True
 
+    def in_progress(self) -> list[InProgressBatch[Batch]]:
+        """The batches that threads send now. Under the lock, none of them is concluded before it is free."""
+        return list(self._in_progress.values())
+
     def progress(self) -> None:
         """The request that the calling thread makes goes on, though it may take long."""
         with self.lock:
@@ -145,7 +149,7 @@ class BatchThreads(Generic[Batch]):
             state = "hangs" if thread.is_alive() else "died"
             log_safely(logger.error, "a thread that %s %s; another takes its place", self.does, state)
         for batch in abandoned:
-            self._conclude(batch, _all_of(batch.batch, UnavailableError("no answer")))
+            self._conclude(batch, _all_of(batch.batch, AnswerLostError("no answer")))
         self.wake()  # all threads may be busy for longer than what is due can wait
 
     def _is_stuck(self, thread: threading.Thread, now: float) -> bool:
@@ -201,7 +205,7 @@ class BatchThreads(Generic[Batch]):
             return _all_of(batch.batch, error)
         except Exception as bug:  # noqa: BLE001 - it is logged
             log_safely(logger.exception, UNEXPECTED, self.does)
-            return _all_of(batch.batch, UnavailableError(repr(bug)))
+            return _all_of(batch.batch, AnswerLostError(repr(bug)))
 
     def _conclude(self, batch: InProgressBatch[Batch], failed: Mapping[int, SQSError]) -> None:
         try:

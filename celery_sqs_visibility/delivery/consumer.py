@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,6 +14,7 @@ from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
 from celery_sqs_visibility.delivery.batch_threads import batch_threads_of
 from celery_sqs_visibility.delivery.event_log import listen
+from celery_sqs_visibility.delivery.hold.forgotten import ForgottenMessages
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
@@ -44,7 +45,8 @@ class QueueConsumer(DeliveryHolder):
     `consume`, `cancel` and `close` belong to the main thread, the rest to any.
     The consumers of a process share `redeliveries`, and may share `buffer`, from which Celery gets messages.
     Outside a worker `slots`, which returns those of its pool, is `None`, and `worker_name` is empty.
-    `payloads` is the bucket of the option `payload_bucket`.
+    `payloads` is the bucket of the option `payload_bucket`. `consumers` returns the consumers of this
+    process, with the same options, to which this one's last polls may give their messages.
     """
 
     def __init__(
@@ -62,17 +64,27 @@ class QueueConsumer(DeliveryHolder):
         outgoing: OutgoingMessages | None = None,
         turns: Turns | None = None,
         pauses: Pauses | None = None,
+        consumers: Callable[[], Collection[QueueConsumer]] = tuple,
     ) -> None:
         super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name, outgoing, turns)
         if turns is not None:
             turns.attach(buffer, slots)
         self._receive = receive
         self._pauses = pauses or Pauses(clock)
+        self._consumers = consumers
         self._buffer = buffer
         self._receivers = Receivers()
-        self._arrivals, awaited = self._new_arrivals(open_message)
+        self._arrivals, self._awaited = self._new_arrivals(open_message)
         self._shutdown = self._new_shutdown()
-        self._batch_threads = batch_threads_of(self._heartbeat, self._settler, awaited, self._removals)
+        self._batch_threads = batch_threads_of(
+            self._heartbeat, self._settler, self._copies, self._awaited, self._removals
+        )
+        self._forgotten = ForgottenMessages(
+            self.ledger,
+            lambda: self.capacity.held,
+            lambda: self.capacity.runs,
+            lambda: self._arrivals.handed,
+        )
         self._supervisor = Supervisor(self._supervised, clock)
         # Guards _running, _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
@@ -154,6 +166,11 @@ class QueueConsumer(DeliveryHolder):
         batches = [DutyFacts(each.does, each.late(now)) for each in self._batch_threads]
         return DutyFacts("replaces threads that hang", self._supervisor.late(now)), *batches
 
+    @property
+    def forgotten(self) -> float:
+        """For how many seconds there have been none but messages that nobody will run. Any thread."""
+        return self._forgotten.seconds if self._running else 0.0
+
     def end_by(self, until: float, polls_until: float) -> None:
         """The worker ends at `until`, and waits for polls until `polls_until`, both monotonic instants."""
         self._shutdown.end_by(until, polls_until)
@@ -221,7 +238,7 @@ class QueueConsumer(DeliveryHolder):
     def _new_arrivals(self, open_message: DecodeMessage) -> tuple[Arrivals, AwaitedPayloads | None]:
         """The arrivals, and the payloads that some of them wait for, if there is a bucket."""
         options = self.options
-        decoder = Decoder(open_message, options.for_queue, self._clock, self, options.payload_bucket)
+        decoder = Decoder(open_message, options.for_queue, self._clock, self, options.readable_payloads)
         awaited = None
         if (store := self._outgoing.store) is not None:
             awaited = AwaitedPayloads(store.objects, decoder.content, self, self._fetched, self._clock)
@@ -239,6 +256,7 @@ class QueueConsumer(DeliveryHolder):
         return Shutdown(
             self.ledger,
             self._settler,
+            self._copies,
             self._receivers,
             self._take_buffered,
             self.options.for_queue,
@@ -269,15 +287,41 @@ class QueueConsumer(DeliveryHolder):
             batch_threads.stop()
 
     def _supervised(self) -> list[Supervised]:
-        some = [each for each in (self._leases, self._turns) if each is not None]
-        return [*self._receivers.all(), self.capacity, *self._batch_threads, *some, self._run_watch]
+        some = [each for each in (self._leases, self._turns, self._awaited) if each is not None]
+        return [
+            *self._receivers.all(),
+            self.capacity,
+            *self._batch_threads,
+            *some,
+            self._run_watch,
+            self._forgotten,
+        ]
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> None:
-        """A poll brought these. A receiver's thread."""
+        """A poll brought these. A receiver's thread.
+
+        The last poll of an embedded worker that has ended may be open for 20 s. Its messages go to the next
+        worker of the process: given back, a message might be received by another such poll, and be hidden.
+        """
+        if (other := self._consumer_instead(queue)) is not None:
+            other.capacity.hold(len(messages), queue=queue.name, fifo=queue.fifo)
+            for _ in messages:
+                self.capacity.release(queue=queue.name, fifo=queue.fifo)
+            other._arrived(queue, messages, called, returned)  # noqa: SLF001 - of this class
+            return
         self._put(queue, self._arrivals.decode(queue, messages, called, returned))
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
+
+    def _consumer_instead(self, queue: Queue) -> QueueConsumer | None:
+        """Another consumer that gives the queue's messages to Celery, if this one does not any more."""
+        if self._dispatches(queue.name):
+            return None
+        return next((each for each in self._consumers() if each._dispatches(queue.name)), None)  # noqa: SLF001
+
+    def _dispatches(self, queue_name: str) -> bool:
+        return self._dispatching and self._on_message(queue_name) is not None
 
     def _fetched(self, delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> None:
         """The payload of a message has come. A thread that fetches."""
@@ -288,7 +332,12 @@ class QueueConsumer(DeliveryHolder):
 
     def _put(self, queue: Queue, arrived: Sequence[BufferedMessage]) -> None:
         """Have the buffer give them to Celery, unless they had arrived before a pause that has begun."""
-        self._buffer.put(arrived)
+        try:
+            self._buffer.put(arrived)
+        except Exception:
+            for one in self._buffer.take(lambda each: each in arrived):
+                one.delivery.settle(Lapse())
+            raise
         if self._pauses.get(queue.name) is not None:
             self._release_buffered(queue)
         self._heartbeat.notice()  # not before: a delivery that has lapsed may have been superseded just now

@@ -15,6 +15,7 @@ from typing import Final
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.events import DeliveryEvent, Facts, subscribe, subscribed
+from celery_sqs_visibility.policy.printable import printable
 
 logger = logging.getLogger("celery_sqs_visibility")
 
@@ -76,7 +77,7 @@ def _text(key: str, value: object) -> str | None:
         return f"{datetime.fromtimestamp(value, timezone.utc):%Y-%m-%dT%H:%M:%SZ}" if value else None
     if isinstance(value, float):
         return f"{value:.1f}".removesuffix(".0")
-    return None if value is None else str(value)
+    return None if value is None else printable(str(value))
 
 
 def listen() -> None:

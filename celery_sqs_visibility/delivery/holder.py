@@ -14,16 +14,19 @@ from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
 from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.set_aside import SetAside
 from celery_sqs_visibility.delivery.receive.turns import Turns
+from celery_sqs_visibility.delivery.settle.copies import Copies
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
+from celery_sqs_visibility.delivery.settle.originals import settlement_of
 from celery_sqs_visibility.delivery.settle.parking import Parking
-from celery_sqs_visibility.delivery.settle.records import send_records
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
+from celery_sqs_visibility.delivery.settle.sending import Sending
 from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.delivery.settlements import (
     DeadLetter,
@@ -68,7 +71,8 @@ class DeliveryHolder:
         self._turns = turns
         self.ledger = Ledger(options.for_queue, leases)
         self.set_aside = SetAside(self.capacity, self.ledger.holds)
-        self.parking = Parking(redrive, options.for_queue, clock)
+        permissions = CopyPermissions(clock)
+        self.parking = Parking(redrive, options.for_queue, clock, permissions)
         self.rejection = Rejection(redrive, options.for_queue, redeliveries)
         self._redeliveries = redeliveries
         self._leases = leases
@@ -76,8 +80,12 @@ class DeliveryHolder:
         self._outgoing = outgoing or OutgoingMessages()
         store = self._outgoing.store
         self._removals = Removals(store.objects, clock) if store else None
-        self._dead_letters = DeadLetters(redrive, worker_name)
-        self._settler = Settler(options.settle_window, clock, self._settled, self._send_copy)
+        self._dead_letters = DeadLetters(redrive, permissions, worker_name)
+        self._settler = Settler(options.settle_window, clock, self._settled, self._send_letter, permissions)
+        self._permissions = permissions
+        self._copies = Copies(
+            self._outgoing, permissions, self._spare, options.settle_window, clock, self._copied
+        )
         self._heartbeat = Heartbeat(self.ledger, clock, self._carry_out)
         self._run_watch = RunWatch(self.ledger)
 
@@ -151,10 +159,10 @@ class DeliveryHolder:
         return True
 
     def renewal(
-        self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
+        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
     ) -> Renew | None:
         """See `model.Holder`."""
-        return self.parking.renewal(delivery, eta, body, payload)
+        return self.parking.renewal(delivery, eta, copied, payload)
 
     def ran(self, delivery: Delivery) -> None:
         """See `model.Holder`."""
@@ -164,19 +172,71 @@ class DeliveryHolder:
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """See `model.Holder`."""
+        if isinstance(settlement, (Renew, Split)):
+            return self._copy(delivery, settlement)
         if isinstance(settlement, Delete) and self.ledger.holds(delivery):
             self._redeliveries.finish(delivery)
         held, now = self.ledger.settle(delivery, settlement)
+        try:
+            if held:
+                self._redeliveries.remove(delivery)
+                self.set_aside.remove(delivery)
+                measure_end(delivery, settlement, self._clock.monotonic())
+            if now:
+                self._carry_out(delivery, settlement)
+        finally:
+            if held:  # not before: nothing that this wakes may keep the settlement from being sent
+                self._free_capacity(delivery)
+                self._released()
+        return held
+
+    def _copy(self, delivery: Delivery, copying: Renew | Split) -> bool:
+        """Send its copies, while it stays held without a share of the capacity; `_copied` settles it."""
+        if delivery.lost or delivery.deadline <= self._clock.monotonic():
+            return self.settle(delivery, Lapse())
+        if not self.ledger.claim(delivery):
+            return False
+        self.set_aside.remove(delivery)
+        measure_end(delivery, copying, self._clock.monotonic())
+        self._copies.submit(delivery, copying)
+        self._free_capacity(delivery)
+        return True
+
+    def _spare(self, delivery: Delivery) -> float:
+        """Half of the seconds before the deadline at which the heartbeat extends it, or would."""
+        options = self.options.for_queue(delivery.queue.name)
+        return (options.heartbeat_interval or options.visibility_timeout / 3) / 2
+
+    def _copied(self, sending: Sending) -> None:
+        """Nothing more is sent of its copies: settle it. A thread of `Copies`."""
+        then, copying = settlement_of(sending, self._permissions, self.rejection), sending.copying
+        if then is None and isinstance(copying, Renew):
+            self._take_back(sending.delivery, copying)
+        elif then is not None:
+            if isinstance(then, Delete) and isinstance(copying, Renew):
+                self._renewed(sending.delivery.current, copying, sending.message_id)
+            while not self._settle_claimed(delivery := sending.delivery.current, then):
+                if delivery.superseded_by is None:
+                    return
+            self._released()
+
+    def _settle_claimed(self, delivery: Delivery, settlement: Settlement) -> bool:
+        if isinstance(settlement, Delete):
+            self._redeliveries.finish(delivery)
+        held, now = self.ledger.settle(delivery, settlement, claimed=True)
         if held:
             self._redeliveries.remove(delivery)
-            self.set_aside.remove(delivery)
-            measure_end(delivery, settlement, self._clock.monotonic())
         if now:
             self._carry_out(delivery, settlement)
-        if held:  # not before: nothing that this wakes may keep the settlement from being sent
-            self._free_capacity(delivery)
-            self._released()
         return held
+
+    def _renewed(self, delivery: Delivery, renew: Renew, copy_id: str) -> None:
+        """The copy goes on, and has the payload."""
+        delivery.pointer = None
+        delay = renew.copy.delay_at(self._clock.wall()) or 0
+        visible_at = self._clock.monotonic() + delay
+        self._expect(delivery.queue, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)
+        emit(events.Renewed(delivery.facts, delay))
 
     def _free_capacity(self, delivery: Delivery) -> None:
         """A message that is acknowledged early is held no more, but its run has begun."""
@@ -198,7 +258,7 @@ class DeliveryHolder:
             delivery.lost = True
             emit(events.Lost(delivery.facts, DEADLINE_PASSED))
         if delivery.lost and not isinstance(settlement, Delete):
-            return  # it is visible again by itself; a delete may still spare a second run
+            return  # it is visible again by itself; a delete may spare a second run, if not of a FIFO queue
         if isinstance(settlement, Lapse):
             timeout = self.options.for_queue(delivery.queue.name).visibility_timeout
             if delivery.deadline <= now + timeout:
@@ -231,46 +291,28 @@ class DeliveryHolder:
                     event = events.Hidden(facts, max(0.0, visible_at - now))
                 case Release():
                     event = events.Released(facts)
-                case DeadLetter() | Renew() | Split():
-                    return  # `_send_copy` has submitted what follows
+                case DeadLetter():
+                    return  # `_send_letter` has submitted what follows
+                case Renew() | Split():
+                    raise AssertionError("`Copies` sends them")
         if visible_at is not None:
             self._expect(delivery.queue, facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(event)
         measure_settlement(delivery, now)
 
     def _remove_payload(self, delivery: Delivery) -> None:
-        """SQS has deleted the message; but one that was lost may be there still, under a newer handle."""
+        """SQS has deleted the message; but one that may be lost may be there still, under a newer handle."""
         pointer, store = delivery.pointer, self._outgoing.store
-        if self._removals and store and pointer and store.owns(pointer.key) and not delivery.lost:
+        lost = delivery.lost or delivery.deadline <= self._clock.monotonic()
+        if self._removals and store and pointer and store.owns(pointer.key) and not lost:
             self._removals.submit(pointer.key)
 
-    def _send_copy(self, delivery: Delivery, copy: DeadLetter | Renew | Split) -> None:
-        """Send the copy, and submit what follows. A settler's thread."""
-        if isinstance(copy, Renew):
-            sent = self._renew(delivery, copy)
-        elif isinstance(copy, Split):
-            refusal = send_records(self._outgoing, self.rejection, delivery, copy)
-            sent = refusal is None
-            if refusal is not None:
-                self._carry_out(delivery, refusal)
-        elif sent := self._dead_letters.send(delivery, copy):
-            emit(events.DeadLettered(delivery.facts, copy.reason))
-        elif not self.ledger.postponed(delivery, copy.otherwise):
-            self._carry_out(delivery, copy.otherwise)
-        if sent:
+    def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
+        """Send the dead letter, and submit what follows. A settler's thread."""
+        if self._dead_letters.send(delivery, letter):
+            emit(events.DeadLettered(delivery.facts, letter.reason))
             self._redeliveries.finish(delivery)
-            if not isinstance(copy, Split):
-                delivery.pointer = None  # the payload is the copy's now
+            delivery.pointer = None  # the payload is the copy's now
             self._carry_out(delivery, Delete())
-
-    def _renew(self, delivery: Delivery, renew: Renew) -> bool:
-        delay = renew.copy.delay_at(self._clock.wall()) or 0
-        if (copy_id := self.parking.send(delivery, renew)) is not None:
-            visible_at = self._clock.monotonic() + delay
-            self._expect(delivery.queue, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)
-            emit(events.Renewed(delivery.facts, delay))
-        elif renew.park is not None:
-            self._carry_out(delivery, Park(renew.park))
-        else:
-            self._take_back(delivery, renew)
-        return copy_id is not None
+        elif not self.ledger.postponed(delivery, letter.otherwise):
+            self._carry_out(delivery, letter.otherwise)

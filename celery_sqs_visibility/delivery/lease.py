@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 # The numbers of a row, all floats, so that each is read and written whole.
-GENERATION, DEADLINE, LOST, REQUESTED, HORIZON, LAST_SIGN, KEY = range(7)
-CELLS: Final = 7
+GENERATION, DEADLINE, LOST, REQUESTED, HORIZON, LAST_SIGN, KEY, RETRIES = range(8)
+CELLS: Final = 8
 
 #: Last signs of life that are no instants: the run need not show life; it was silent for too long.
 UNWATCHED: Final = 0.0
@@ -103,11 +103,23 @@ class Lease:
         if not self.over:  # the row may be another lease's
             self._cells[self._first + KEY] = self.key[1] if holds else 0.0
 
+    @property
+    def retries(self) -> int | None:
+        """How many attempts came before, as its key's store knows; `None`: nobody has asked that."""
+        retries = self._cells[self._first + RETRIES]
+        return None if retries < 0 else int(retries)
+
+    @retries.setter
+    def retries(self, retries: int) -> None:
+        if not self.over:  # the row may be another lease's
+            self._cells[self._first + RETRIES] = retries
+
     def begin(self, deadline: float, horizon: float) -> None:
         """The row is this lease's from now on. The main process."""
         self.renew(deadline, horizon)
         self._cells[self._first + LAST_SIGN] = UNWATCHED
         self._cells[self._first + REQUESTED] = 0.0
+        self._cells[self._first + RETRIES] = -1.0
         self._cells[self._first + GENERATION] = self.key[1]  # last: until then the row is nobody's
 
     def renew(self, deadline: float, horizon: float) -> None:

@@ -29,8 +29,10 @@ from celery_sqs_visibility.delivery.lease import CELLS, GENERATION, Lease, Lease
 #: Tasks that may run at once and have a row. Only rows that were ever used take up memory.
 ROWS: Final = 65_536
 
-#: The last cell says that the worker is stopping.
-BYTES: Final = (ROWS * CELLS + 1) * 8
+#: After the rows: whether the worker is stopping, and what it knows of the store of exclusive keys.
+STOPPING: Final = ROWS * CELLS
+STORE_ANSWERS_SINCE: Final = STOPPING + 1
+BYTES: Final = (STORE_ANSWERS_SINCE + 1) * 8
 
 
 class LeaseTableView:
@@ -46,7 +48,12 @@ class LeaseTableView:
     @property
     def stopping(self) -> bool:
         """Whether the worker's shutdown has begun."""
-        return self.cells[-1] != 0
+        return self.cells[STOPPING] != 0
+
+    @property
+    def store_answers_since(self) -> float:
+        """Since which monotonic instant the store of exclusive keys answers; infinite while it does not."""
+        return self.cells[STORE_ANSWERS_SINCE]
 
     def lease(self, key: LeaseKey) -> Lease:
         """The lease of that key, to be read. Any process."""
@@ -78,7 +85,11 @@ class LeaseTable(LeaseTableView):
 
     def stop(self, *, stopping: bool = True) -> None:
         """Tell every running task. In a signal handler: a write to memory."""
-        self.cells[-1] = float(stopping)
+        self.cells[STOPPING] = float(stopping)
+
+    def tell_of_store(self, answers_since: float) -> None:
+        """Tell every run that is about to begin. The main process, any thread."""
+        self.cells[STORE_ANSWERS_SINCE] = answers_since
 
     def take(
         self, deadline: float, on_request: Callable[[float], None], horizon: float = math.inf

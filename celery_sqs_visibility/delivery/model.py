@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Protocol
+from weakref import ref
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
@@ -15,6 +16,9 @@ from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
+
+#: Makes body and message attributes of a copy; `None` where there can be none.
+MakeCopy = Callable[["Delivery"], tuple[str, Mapping[str, Any]] | None]
 
 
 class Rejecter(Protocol):
@@ -41,6 +45,9 @@ class Rejecter(Protocol):
 
     def after_an_error(self, delivery: Delivery) -> Settlement:
         """See `Delivery.after_an_error`."""
+
+    def come_back(self, delivery: Delivery, error: BaseException) -> None:
+        """See `Delivery.come_back`."""
 
     def may_return(self, delivery: Delivery) -> bool:
         """See `Delivery.may_return`."""
@@ -83,7 +90,7 @@ class Holder(Protocol):
         """A run has ended whose message was acknowledged when it began."""
 
     def renewal(
-        self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
+        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
     ) -> Renew | None:
         """See `Delivery.renewal`."""
 
@@ -113,14 +120,22 @@ class Delivery(_WeaklyReferenced):
     holder: Holder
     #: The sender's, in SQS's own shape.
     message_attributes: Mapping[str, Any] = field(default_factory=dict)
+    #: The ARN of the queue from which SQS itself has moved its message, whose receives it counts on.
+    moved_from: str | None = None
     #: Where its payload is, if that is in S3. One of ours goes with the message, unless a copy needs it.
     pointer: PayloadPointer | None = None
     #: The instant beyond which SQS refuses to extend it.
     horizon: float = field(init=False)
+    #: Whether the buffer, Celery or whoever fetches its payload has it.
+    in_hand: bool = field(default=False, init=False)
+    #: Celery's request for it, which alone settles it from then on. Where that is gone, nobody will.
+    request: ref[Any] | None = field(default=None, init=False)
     #: When a pool began to run it.
     began: float | None = field(default=None, init=False)
     #: Whether it was given to a pool that may run it any moment.
     dispatched: bool = field(default=False, init=False)
+    #: Whether its copies are sent, and only their sender settles it.
+    claimed: bool = field(default=False, init=False)
     #: Whether it is settled when its run begins, and not when that ends.
     acknowledged_early: bool = field(default=False, init=False)
     #: What its request knows of a run whose message is deleted: "failed", "retried" or "skipped".
@@ -138,7 +153,7 @@ class Delivery(_WeaklyReferenced):
     bucket: float | None = field(default=None, init=False)
     #: The instant until which its task asks to have it hidden; 0 once that is done, or cannot be.
     requested_deadline: float = field(default=0.0, init=False)
-    #: How many of its message's receives so far only had it wait for its ETA.
+    #: How many of its message's receives so far were no attempts: it waited for its ETA, or was elsewhere.
     parks: int = field(default=0, init=False)
     #: What its task can see of all this, in whatever process it runs.
     lease: Lease | None = field(default=None, init=False)
@@ -177,15 +192,20 @@ class Delivery(_WeaklyReferenced):
             yield delivery
             delivery = delivery.superseded_by
 
+    @property
+    def is_dropped(self) -> bool:
+        """Whether Celery has dropped its request, and so its run."""
+        return self.request is not None and self.request() is None and not self.claimed
+
     def take_after(self, older: Delivery) -> None:
         """Know what the older delivery does by its message's payload, which is not fetched again."""
         self.parks = max(self.parks, older.parks)
         if self.facts.task is None:
             self.facts = replace(self.facts, task=older.facts.task, task_id=older.facts.task_id)
 
-    def renewal(self, eta: float, body: Callable[[], str], payload: dict[str, Any]) -> Renew | None:
+    def renewal(self, eta: float, copied: MakeCopy, payload: dict[str, Any]) -> Renew | None:
         """How the message can wait for another ETA; `None` if it cannot: see `settle.parking`."""
-        return self.holder.renewal(self, eta, body, payload)
+        return self.holder.renewal(self, eta, copied, payload)
 
     @property
     def lease_key(self) -> LeaseKey | None:
@@ -247,6 +267,10 @@ class Delivery(_WeaklyReferenced):
     def after_an_error(self) -> Settlement:
         """How to settle a failure about which its task says nothing."""
         return self.holder.rejection.after_an_error(self.current)
+
+    def come_back(self, error: BaseException) -> None:
+        """An error of this process keeps the message from being read or run: another time it can be."""
+        self.holder.rejection.come_back(self.current, error)
 
     @property
     def may_return(self) -> bool:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.errors import AnswerLostError, SQSError, UnavailableError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import Clock
 
@@ -55,8 +55,10 @@ class Outage:
             self.error = error
             self._failures += 1
             self._failed_at = now
-            new = type(error) not in self._kinds
-            self._kinds.add(type(error))
+            # A silence, whether the request went out or not.
+            kind = UnavailableError if isinstance(error, AnswerLostError) else type(error)
+            new = kind not in self._kinds
+            self._kinds.add(kind)
         if new:
             self._log(self._logger.error, "cannot %s: %s; trying again (%s)", error)
 

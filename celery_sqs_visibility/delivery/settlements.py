@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,10 +49,15 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Several runs: send `copies`, then delete. Where its queue refuses one: a dead letter of `body`."""
+    """Several runs: send `copies`, then delete. Where its queue refuses all: a dead letter of `body`.
 
-    copies: tuple[OutgoingMessage, ...]
+    Each copy is made when it is asked for. `remainder` makes the one message that stands for the copies at
+    the given indices, in order; `None` where there can be none.
+    """
+
+    copies: Sequence[OutgoingMessage]
     body: str
+    remainder: Callable[[Sequence[int]], OutgoingMessage | None] = lambda _indices: None
 
 
 @dataclass(frozen=True, slots=True)

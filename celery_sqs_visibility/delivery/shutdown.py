@@ -11,6 +11,7 @@ from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.receivers import Receivers
+from celery_sqs_visibility.delivery.settle.copies import Copies
 from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.delivery.settlements import Hide, Release
 from celery_sqs_visibility.policy.clock import Clock
@@ -37,6 +38,7 @@ class Shutdown:
     Args:
         ledger: what the consumer holds.
         settler: sends the settlements.
+        copies: sends copies; what is left of events goes on as a message each.
         receivers: the consumer's, which are stopped before anything is given back.
         take_buffered: takes the consumer's deliveries out of the buffer, those of one queue or all.
         options_of: of a queue, whose long polls last `wait_time_seconds`.
@@ -48,6 +50,7 @@ class Shutdown:
         self,
         ledger: Ledger,
         settler: Settler,
+        copies: Copies,
         receivers: Receivers,
         take_buffered: Callable[[str | None], Iterable[Delivery]],
         options_of: OptionsOfQueue,
@@ -56,6 +59,7 @@ class Shutdown:
     ) -> None:
         self._ledger = ledger
         self._settler = settler
+        self._copies = copies
         self._receivers = receivers
         self._take_buffered = take_buffered
         self._options_of = options_of
@@ -94,6 +98,8 @@ class Shutdown:
             self._given_back.pop(queue_name, None)  # in an earlier pause
         # The ledger lacks buffered deliveries that another consumer has superseded.
         buffered = self._take_buffered(queue_name) if self._gives_back(queue_name) else []
+        if queue_name is None:
+            self._copies.interrupt()
         unstarted = [*self._unstarted(queue_name), *buffered]
         polled = self._receivers.polled()
         first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}
@@ -149,6 +155,7 @@ class Shutdown:
             logger.warning("not everything could be settled in time; those messages come back by themselves")
 
     def _finish_settling(self, until: float) -> bool:
+        self._copies.flush(max(0.0, until - self._clock.monotonic()))
         resumed = self._ledger.wait_for_extensions(max(0.0, until - self._clock.monotonic()))
         return self._settler.flush(max(0.0, until - self._clock.monotonic())) and resumed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
@@ -11,15 +12,54 @@ T = TypeVar("T")
 #: A copy is tried anew when a member came or went meanwhile; one attempt takes microseconds.
 COPY_ATTEMPTS: Final = 1000
 
+#: A new thread begins within milliseconds, and on a machine that is far too busy within a second.
+START_SECONDS: Final = 5.0
+
 
 def start_thread(target: Callable[..., None], name: str, *args: object) -> threading.Thread | None:
-    """Start a daemon thread; `None` if the system refuses a new one. Any thread; never raises."""
-    thread = threading.Thread(target=target, name=name, args=args, daemon=True)
+    """Start a daemon thread; `None` if the system has no room for one. Any thread; never raises.
+
+    Python itself waits for ever, with all that its caller has locked, where the new thread meets a
+    MemoryError before its first line (CPython's issue 140746). A thread that begins too late, on a machine
+    that stood still, ends at once: it was given up.
+    """
+    claim = threading.Lock()  # whoever takes it decides: the thread runs, or was given up
+
+    def run() -> None:
+        if claim.acquire(blocking=False):
+            target(*args)
+
     try:
+        # Not a class of ours, made when this was imported: gevent may replace `threading.Thread` after that.
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread._started = started = _BoundedStart()  # type: ignore[attr-defined] # noqa: SLF001
         thread.start()
-    except RuntimeError:  # no more threads just now, or the interpreter is ending
+    except (RuntimeError, MemoryError):  # no more threads just now, or the interpreter is ending
         return None
-    return thread
+    return None if started.expired and claim.acquire(blocking=False) else thread
+
+
+class _BoundedStart(threading.Event):
+    """What `Thread.start` waits for."""
+
+    expired = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        begun = super().wait(START_SECONDS if timeout is None else timeout)
+        self.expired = not begun
+        return begun
+
+
+def is_main_thread() -> bool:
+    """Whether the caller is the main thread, or a greenlet of it, whatever a green pool has patched."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None:  # one that was not installed from Python, and cannot be from there
+        return threading.current_thread() is threading.main_thread()
+    try:
+        signal.signal(signal.SIGINT, handler)  # Python lets no other thread do that
+    except ValueError:
+        return False
+    return True
 
 
 def copy_of(members: Iterable[T]) -> list[T]:

@@ -17,8 +17,11 @@ def queue_names(app: Celery, options: Options) -> list[str]:
     Those that workers consume (`task_queues` or `task_default_queue`), those that `task_routes` and tasks
     name, and, of the option `queues`, names that are no glob; with `predefined_queues` those and no others.
     """
-    if options.predefined_queues:
-        return list(options.predefined_queues)
+    return list(options.predefined_queues) or named_queues(app, options)
+
+
+def named_queues(app: Celery, options: Options) -> list[str]:
+    """The same without a look at `predefined_queues`."""
     named = [name for name in options.queues if not any(sign in name for sign in "*?[")]
     routed = [name for route in _routes(app.conf.task_routes) if (name := _queue_of(route))]
     of_tasks = [str(name) for task in app.tasks.values() if (name := getattr(task, "queue", None))]

@@ -6,6 +6,7 @@ imports nothing but click.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Final
 
@@ -43,9 +44,12 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup)
-def sqs() -> None:
+@click.pass_context
+def sqs(ctx: click.Context) -> None:
     """See and steer Celery on Amazon SQS.
 
     Exit status: 0 all is well; 1 it is not, or the command failed; 2 wrong usage; 69 nobody answers; 77 a
     right is missing.
     """
+    if os.environ.get("NO_COLOR") or getattr(ctx.obj, "no_color", False):  # `celery --no-color`
+        ctx.color = False

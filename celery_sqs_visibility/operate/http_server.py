@@ -1,8 +1,8 @@
 """Answers probes and scrapers over HTTP: at a Unix socket, and at a TCP port where one is wanted.
 
 One thread waits for connections, without waking while nobody connects, and a short-lived one answers each, so
-that a slow client keeps nobody waiting. Under gevent and eventlet both are greenlets: a blocked loop answers
-nobody.
+that a slow client keeps nobody waiting. There are few at a time: the oldest makes place for a new one. Under
+gevent and eventlet both are greenlets: a blocked loop answers nobody.
 """
 
 from __future__ import annotations
@@ -15,19 +15,32 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from io import BytesIO
 from typing import Any, Final
 from weakref import WeakSet
 
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.http_hosts import is_allowed_host
 
 logger = logging.getLogger(__name__)
 
-#: A client that sends or takes nothing for so long is cut off.
+#: A client has so long to send its request, and so long to take the answer.
 CLIENT_SECONDS: Final = 5.0
+
+#: Connections of one listener at a time, each of which has a thread.
+MOST_CONNECTIONS: Final = 16
+
+#: The thread of the oldest has so long to end. It does not where a worker hangs: then nobody new is answered.
+END_SECONDS: Final = 0.5
+
+#: Bytes of a request, headers included.
+MOST_BYTES: Final = 16 * 1024
 
 JSON: Final = "application/json"
 
@@ -36,6 +49,12 @@ TOO_MUCH_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, err
 
 #: Until such a connection is accepted anew.
 RETRY_SECONDS: Final = 0.5
+
+#: The answer to a request by another name.
+NOT_ALLOWED: Final = "{!r} is no host of this worker: add it to the transport option http_allowed_hosts\n"
+
+#: From one attempt to take a port that another process has, or a socket without a place, to the next.
+CLAIM_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -55,24 +74,35 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """A socket that listens. It is closed in forked children, which would keep it open beyond this process.
 
     Args:
-        bound: a bound socket.
+        listening: the socket.
         routes: looked up at each request, so that some may be added.
 
-    Raises:
-        OSError: it cannot listen.
+    Attributes:
+        listens: whether it listens; if not, `claim` is called until it does.
+        claimed: what the log says when that works at last.
     """
 
+    listens = True
+    claimed = ""
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
     timeout = 0.0  # `handle_request` does not wait: the selector has
 
-    def __init__(self, bound: socket.socket, routes: Routes) -> None:
-        socketserver.BaseServer.__init__(self, bound.getsockname(), _Handler)
-        self.socket = bound
+    def __init__(self, listening: socket.socket, routes: Routes) -> None:
+        socketserver.BaseServer.__init__(self, listening.getsockname(), _Handler)
+        self.socket = listening
         self.routes = routes
         self.stopped = threading.Event()
-        self.server_activate()
+        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._open: dict[socket.socket, None] = {}  # the oldest first; changed by single operations
+
+    def claim(self) -> None:
+        """Listen from now on.
+
+        Raises:
+            OSError: that is not possible yet.
+        """
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection. One that cannot be accepted just now would be tried anew at once."""
@@ -83,17 +113,101 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 self.stopped.wait(RETRY_SECONDS)
             raise
 
+    def is_allowed(self, host: str) -> bool:  # noqa: ARG002 - see `PortListener`
+        """Whether a request to a host of that name, as its header has it, is answered."""
+        return True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own. The thread that accepts waits `END_SECONDS` for a place."""
+        if not self._places.acquire(blocking=False):
+            self._end_oldest()
+            if not self._places.acquire(timeout=END_SECONDS):
+                self.shutdown_request(request)
+                return
+        self._open[request] = None
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no more threads
+            self._leave(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and leave the place to another."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._leave(request)
+
+    def _end_oldest(self) -> None:
+        with suppress(StopIteration, RuntimeError, OSError):  # it has just ended
+            oldest = next(iter(self._open))
+            self._open.pop(oldest, None)
+            oldest.shutdown(socket.SHUT_RDWR)
+
+    def _leave(self, request: socket.socket) -> None:
+        self._open.pop(request, None)
+        self._places.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
         """A client that went away, or no thread to answer it: it asks again."""
         log_safely(logger.debug, "a request over HTTP failed", exc_info=True)
+
+
+class PortListener(Listener):
+    """A TCP port, from the moment on in which `claim` takes it. One thread at a time.
+
+    Args:
+        host, port: where it is to listen.
+        routes: as of `Listener`.
+        hosts: see `is_allowed`.
+
+    Raises:
+        OSError: there is no such host.
+    """
+
+    allow_reuse_address = True
+    listens = False
+
+    def __init__(self, host: str, port: int, routes: Routes, hosts: Sequence[str] = ()) -> None:
+        self._hosts = {host, socket.gethostname(), *hosts}
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        self.address_family, _, _, _, address = found[0]
+        super().__init__(socket.socket(self.address_family), routes)
+        self.server_address = address  # type: ignore[assignment] # typeshed names none but IP's
+        self.claimed = f"http_port {port} is free"
+
+    def is_allowed(self, host: str) -> bool:
+        """See `policy.http_hosts`: a page in a browser of this network has a name that is its author's."""
+        return is_allowed_host(host, self._hosts)
+
+    def claim(self) -> None:
+        """See `Listener`: another process may have the port, or it may not be taken."""
+        self.socket.close()
+        self.socket = socket.socket(self.address_family)  # unbound yet: a forked child closes what is here
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        self.server_bind()
+        self.server_activate()
+        self.listens = True
 
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = CLIENT_SECONDS
     server: Listener
 
+    def setup(self) -> None:
+        """Read the head of the request, in the time that it has as a whole."""
+        super().setup()
+        self.rfile = BytesIO(_head_of(self.connection))
+
     def do_GET(self) -> None:
-        response = self._response(self.path.partition("?")[0])
+        self.connection.settimeout(CLIENT_SECONDS)  # of each of the two `sendall`
+        hosts = self.headers.get_all("Host", ())
+        refused = next((host for host in hosts if not self.server.is_allowed(host)), None)
+        if refused is None:
+            response = self._response(self.path.partition("?")[0])
+        else:
+            response = Response(NOT_ALLOWED.format(refused), HTTPStatus.FORBIDDEN, "text/plain")
         body = response.body.encode()
         self.send_response(response.status)
         self.send_header("Content-Type", response.content_type)
@@ -116,8 +230,30 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: a probe comes every few seconds."""
 
 
+def _head_of(connection: socket.socket) -> bytes:
+    """What a client has sent, up to the end of its headers.
+
+    Raises:
+        OSError: that took too long, or the client went away.
+    """
+    until = SYSTEM_CLOCK.monotonic() + CLIENT_SECONDS
+    head = b""
+    while len(head) < MOST_BYTES and b"\r\n\r\n" not in head and b"\n\n" not in head:
+        if (left := until - SYSTEM_CLOCK.monotonic()) <= 0:
+            raise TimeoutError("the request did not come in time")
+        connection.settimeout(left)
+        if not (received := connection.recv(4096)):
+            break
+        head += received
+    return head
+
+
 class HTTPServer:
-    """Has a thread for its listeners from `start` to `stop`. Main thread."""
+    """Has a thread for its listeners from `start` to `stop`. Main thread.
+
+    Args:
+        listeners: those that cannot listen yet begin when they can.
+    """
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
@@ -136,16 +272,21 @@ class HTTPServer:
         self._stop.close()
 
     def _serve(self) -> None:
+        waiting = [each for each in self._listeners if not each.listens]
         with selectors.DefaultSelector() as selector:
             selector.register(self._stopped, selectors.EVENT_READ)
             for listener in self._listeners:
-                selector.register(listener, selectors.EVENT_READ)
+                if listener.listens:
+                    selector.register(listener, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select():
+                for key, _ in selector.select(CLAIM_SECONDS if waiting else None):
                     if key.fileobj is self._stopped:
                         self.close()
                         return
                     key.fileobj.handle_request()  # type: ignore[union-attr] # a listener
+                for claimed in filter(_claims, list(waiting)):
+                    waiting.remove(claimed)
+                    selector.register(claimed, selectors.EVENT_READ)
 
     def close(self) -> None:
         """Close everything. The thread that answers, or a forked child."""
@@ -153,6 +294,16 @@ class HTTPServer:
             listener.server_close()
         self._stopped.close()
         self._stop.close()
+
+
+def _claims(listener: Listener) -> bool:
+    """Whether it listens now."""
+    try:
+        listener.claim()
+    except OSError:
+        return False
+    log_safely(logger.info, "%s at last: HTTP requests are answered", listener.claimed)
+    return True
 
 
 _started: WeakSet[HTTPServer] = WeakSet()

@@ -5,20 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from itertools import zip_longest
+from typing import Any, Final, TypeVar
 
 import click
 from celery import Celery
 
 from celery_sqs_visibility.errors import AccessDeniedError, OptionError, SQSVisibilityError, UnavailableError
 from celery_sqs_visibility.policy.durations import parse_duration
+from celery_sqs_visibility.policy.printable import printable, printable_json, printable_lines
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: No column of a table is narrowed further.
+LEAST_WIDTH: Final = 6
 
 #: The decorator of a command that takes `as_json`.
 json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -34,6 +41,10 @@ def duration(text: str) -> float:
 
 class CommandError(click.ClickException):
     """Printed as one line; the exit status of the command is 1. Those of its subclasses are of sysexits.h."""
+
+    def format_message(self) -> str:
+        """As click prints it."""
+        return printable_lines(super().format_message())
 
 
 class UnavailableCommandError(CommandError):
@@ -108,25 +119,46 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def say(text: str = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
+    """Print a text, whoever wrote it, so that it gives the terminal no orders; with a style of click."""
+    shown = printable_lines(text)
+    click.echo(click.style(shown, **style) if style else shown, err=err, nl=nl)
+
+
 def show_json(value: Any) -> None:
     """Print a value as JSON, indented; what JSON does not know as text."""
-    click.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+    click.echo(printable_json(json.dumps(value, indent=2, default=str, ensure_ascii=False)))
 
 
 def show_table(columns: list[str], rows: list[list[Any]]) -> None:
-    """Print rows under their columns' names; numbers to the right."""
+    """Print rows under their columns' names; numbers to the right.
+
+    On a terminal cells are broken into lines where the table would be wider; otherwise a row is a line.
+    """
     texts = [columns, *([_text(cell) for cell in row] for row in rows)]
     widths = [max(len(row[number]) for row in texts) for number in range(len(columns))]
     numeric = [
         all(isinstance(row[number], int | float | None) for row in rows) for number in range(len(columns))
     ]
+    if sys.stdout.isatty():
+        widths = _fitted(widths, shutil.get_terminal_size().columns)
     for row in texts:
-        cells = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ]
-        click.echo("  ".join(cells).rstrip())
+        broken = [textwrap.wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for line in zip_longest(*broken, fillvalue=""):
+            cells = [
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(line, widths, numeric, strict=True)
+            ]
+            say("  ".join(cells).rstrip())
+
+
+def _fitted(widths: list[int], room: int) -> list[int]:
+    """The widths of columns, the widest of them narrowed until the table has room."""
+    fitted = list(widths)
+    while sum(fitted) + 2 * (len(fitted) - 1) > room and max(fitted) > LEAST_WIDTH:
+        fitted[fitted.index(max(fitted))] -= 1
+    return fitted
 
 
 def _text(cell: Any) -> str:
-    return "-" if cell is None else str(cell)
+    return "-" if cell is None else printable(str(cell))

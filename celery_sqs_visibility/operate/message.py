@@ -18,6 +18,7 @@ from celery_sqs_visibility.operate.invocation import (
     broker_of,
     duration,
     json_option,
+    say,
     show_json,
 )
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -66,9 +67,9 @@ def message(
     if as_json:
         show_json(request)
         return
-    click.echo(request.pop("MessageBody"))
+    say(request.pop("MessageBody"))
     beside = "".join(f", {name} {value}" for name, value in request.items())
-    click.echo(f"For queue {sqs_name(queue, prefix)!r} at SQS{beside}.", err=True)
+    say(f"For queue {sqs_name(queue, prefix)!r} at SQS{beside}.", err=True)
 
 
 def _parsed(option: str, text: str, kind: type) -> Any:

@@ -16,6 +16,7 @@ from celery_sqs_visibility.operate.invocation import (
     broker_of,
     duration,
     json_option,
+    say,
     show_json,
 )
 from celery_sqs_visibility.operate.nodes import CONTROL_IS_OFF, ask, is_controlled, timeout_option
@@ -76,8 +77,8 @@ def pause(
         show_json({"queue": queue, "workers": answers})
         return
     for node, answer in answers.items():
-        click.echo(f"{node}: {_outcome(answer, _paused)}")
-    click.echo(STARTED_LATER)
+        say(f"{node}: {_outcome(answer, _paused)}")
+    say(STARTED_LATER)
 
 
 @click.command()
@@ -93,7 +94,7 @@ def resume(ctx: click.Context, queue: str, nodes: tuple[str, ...], timeout: floa
         show_json({"queue": queue, "workers": answers})
         return
     for node, answer in answers.items():
-        click.echo(f"{node}: {_outcome(answer, _resumed)}")
+        say(f"{node}: {_outcome(answer, _resumed)}")
 
 
 def _tell(

@@ -11,7 +11,7 @@ from celery.utils.log import get_logger
 
 from celery_sqs_visibility.operate.health.sockets import ProbedSocket
 from celery_sqs_visibility.operate.health.worker_health import WorkerHealth
-from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, Response
+from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, PortListener, Response, Routes
 from celery_sqs_visibility.policy.operate_options import OperateOptions
 from celery_sqs_visibility.worker.bootsteps import SQSStep
 
@@ -30,7 +30,7 @@ class Operations(SQSStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._server: HTTPServer | None = None
-        self._probed: ProbedSocket | None = None
+        self._probed: ProbedListener | None = None
         self._metrics: WorkerMetrics | None = None
         health = WorkerHealth(parent)
         #: What is answered to whom. Others of this room add to it.
@@ -56,18 +56,18 @@ class Operations(SQSStep):
         """Start, once, however often the worker connects anew. Main thread."""
         if self._server is not None:
             return
-        self._probed = probed_socket(parent.hostname)
-        bound = [self._probed and self._probed.socket, tcp_socket(parent.conninfo.transport.options)]
-        self._server = HTTPServer([Listener(each, self.routes) for each in bound if each])
+        self._probed = probed_listener(parent.hostname, self.routes)
+        at_port = port_listener(parent.conninfo.transport.options, self.routes)
+        self._server = HTTPServer([each for each in (self._probed, at_port) if each])
         self._server.start()
         if self._metrics is not None:
             self._metrics.start()
 
     def _stop(self, **_: Any) -> None:
-        if self._server is not None:
-            self._server.stop()
         if self._probed is not None:
             self._probed.remove()
+        if self._server is not None:
+            self._server.stop()
         if self._metrics is not None:
             self._metrics.stop()
 
@@ -82,33 +82,58 @@ def metrics_of(parent: Any) -> WorkerMetrics | None:
     return open_metrics(parent.app, context)
 
 
-def probed_socket(node: str) -> ProbedSocket | None:
-    """The socket for probes of this host; `None` where the temporary directory does not take it."""
+class ProbedListener(Listener):
+    """A node's Unix socket for probes of this host, from the moment on in which `claim` makes it."""
+
+    listens = False
+    claimed = "the directory for probes of this host takes a socket"
+
+    def __init__(self, node: str, routes: Routes) -> None:
+        super().__init__(socket.socket(socket.AF_UNIX), routes)
+        self._node = node
+        self._probed: ProbedSocket | None = None
+
+    def claim(self) -> None:
+        """See `Listener`: the temporary directory may not take it."""
+        probed = ProbedSocket(self._node)
+        self.socket.close()  # unbound yet: a forked child closes what is here
+        self.socket, self._probed, self.listens = probed.socket, probed, True
+
+    def remove(self) -> None:
+        """Remove the file; harmless where there is none."""
+        if self._probed is not None:
+            self._probed.remove()
+
+
+def probed_listener(node: str, routes: Routes) -> ProbedListener:
+    """What listens for probes of this host, or will."""
+    listener = ProbedListener(node, routes)
     try:
-        return ProbedSocket(node)
+        listener.claim()
     except OSError as error:
         logger.warning(
             "cannot listen for probes of this host, so celery sqs health finds no worker: let TMPDIR name a "
-            "directory with a short path that this user may write to (%s)",
+            "directory with a short path that this user may write to (%s); it is tried again",
             error,
         )
-        return None
+    return listener
 
 
-def tcp_socket(options: OperateOptions) -> socket.socket | None:
-    """The socket of the option `http_port`; `None` without it, and where another process has the port."""
-    host, port = options.http_host, options.http_port
+def port_listener(options: OperateOptions, routes: Routes) -> PortListener | None:
+    """What listens at the option `http_port`, or will; `None` without it, and where there is no such host."""
+    host, port, listener = options.http_host, options.http_port, None
     if port is None:
         return None
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
+        listener = PortListener(host, port, routes, options.http_allowed_hosts)
+        listener.claim()
     except OSError as error:
         logger.warning(
             "cannot answer HTTP requests, so the worker goes on without: http_port %s of %s: %s; give each "
-            "worker of a host a port of its own, or none",
+            "worker of a host a port of its own, or none%s",
             port,
             host,
             error,
+            "" if listener is None else "; it takes the port when that is free",
         )
-        return None
+    return listener

@@ -14,6 +14,11 @@ def account_and_name(arn: str) -> tuple[str, str]:
     return account, name
 
 
+def region_of(arn: str) -> str:
+    """The part before these."""
+    return arn.split(":")[-3]
+
+
 def beside(arn: str, name: str) -> str:
     """The ARN of a thing of another name, of the same service, region and account."""
     return f"{arn.rpartition(':')[0]}:{name}"

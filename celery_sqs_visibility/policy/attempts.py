@@ -12,6 +12,11 @@ RECEIVES_OF_NO_TASK: Final = 4
 SECONDS_OF_AN_UNKNOWN_TASK: Final = 3600.0
 
 
+#: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and a
+#: message that was only released must not fail without a run.
+RELEASES_FORGIVEN: Final = 3
+
+
 def attempts_made(receive_count: int, parks: int, published_retries: int) -> int:
     """How many attempts came before this one: Celery's `request.retries`.
 
@@ -41,6 +46,11 @@ def is_last_attempt(
     """Whether a failure now is final: see `attempts_allowed`."""
     allowed = attempts_allowed(retries, max_retries, receive_count, max_receive_count)
     return allowed is not None and retries + 1 >= allowed
+
+
+def are_spent(retries: int, max_retries: int | None) -> bool:
+    """Whether a message has had its attempts, and more receives than are forgiven as releases."""
+    return max_retries is not None and retries - max_retries > RELEASES_FORGIVEN
 
 
 def is_no_task_for_good(receive_count: int, seconds_known: float, *, others_may: bool) -> bool:

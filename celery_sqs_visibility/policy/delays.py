@@ -14,6 +14,11 @@ from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS
 _ADVICE: Final = "Let EventBridge Scheduler send it, or raise the queue's MessageRetentionPeriod."
 
 
+#: The longest wait for an ETA. A message waits in hops of 12 hours, each of which costs requests.
+LONGEST_WAIT_SECONDS: Final = 10 * 365 * 86_400
+NEVER: Final = "more than ten years away: leave the task to a schedule"
+
+
 @dataclass(frozen=True, slots=True)
 class DelayLimits:
     """What a publisher knows of the queue and its workers. Durations are seconds.
@@ -66,6 +71,11 @@ class DelayLimits:
     def _kept(self, retention: int) -> str:
         most = " at the most" if self.retention is None else ""
         return f"the queue keeps a message for {retention:,} s{most}"
+
+
+def is_never(wait: float) -> bool:
+    """Whether an ETA that is `wait` seconds away is a mistake, or another word for never."""
+    return wait > LONGEST_WAIT_SECONDS
 
 
 def kept_delay(given: Any) -> tuple[int | None, str]:

@@ -100,7 +100,12 @@ def seconds_to_wait(lease_left: float) -> int:
 
 def is_same_message(owner: str, message_id: str) -> bool:
     """Whether an owner is a run of that message: SQS has delivered it twice, or the worker has died."""
-    return owner.partition("/")[0] == message_id
+    return message_of(owner) == message_id
+
+
+def message_of(owner: str) -> str:
+    """The id of the message whose run an owner is."""
+    return owner.partition("/")[0]
 
 
 def owner_of(message_id: str, run: str) -> str:

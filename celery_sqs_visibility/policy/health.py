@@ -20,6 +20,13 @@ LATE_SECONDS: Final = 30.0
 POLL_LATE_SECONDS: Final = 120.0
 
 
+#: A pool's process that is replaced may import for a while before it takes a run.
+HANDOVER_LATE_SECONDS: Final = 60.0
+
+#: A message may be decoded for a while, where a `message_adapter` asks others.
+FORGOTTEN_SECONDS: Final = 120.0
+
+
 class Phase(enum.Enum):
     """Where a worker is between its start and its end."""
 
@@ -51,6 +58,23 @@ class DutyFacts:
 
 
 @dataclass(frozen=True)
+class WaitingFacts:
+    """Tasks that Celery wants its pool to run, at an instant at which nothing runs.
+
+    Attributes:
+        begun: how many runs have begun so far.
+        tasks: their ids.
+    """
+
+    begun: int
+    tasks: frozenset[str]
+
+    def still(self, earlier: WaitingFacts) -> bool:
+        """Whether a task that waited earlier waits yet, and none has begun to run meanwhile."""
+        return self.begun == earlier.begun and bool(self.tasks & earlier.tasks)
+
+
+@dataclass(frozen=True)
 class WorkerFacts:
     """A worker at one instant.
 
@@ -58,9 +82,11 @@ class WorkerFacts:
         phase: between its start and its end.
         loop: seconds since Celery's event loop last came round; 0 where a task has the main thread (solo).
         processes: how many of the pool live; `None` in a pool without.
+        handover: seconds for which tasks have waited for a pool that ran none, as far as probes have seen.
         wanted_processes: how many it is to have, which autoscaling sets; `None` if it does not say.
         polls: of each queue that it consumes.
         duties: of its other threads.
+        forgotten: seconds for which it has had none but messages that nothing in it will run or give back.
     """
 
     phase: Phase
@@ -69,6 +95,8 @@ class WorkerFacts:
     polls: tuple[PollingFacts, ...] = ()
     duties: tuple[DutyFacts, ...] = ()
     wanted_processes: int | None = None
+    handover: float = 0.0
+    forgotten: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +139,10 @@ def _stuck(facts: WorkerFacts) -> Iterator[str]:
         yield f"Celery's main thread has not come round its event loop for {facts.loop:.0f} s"
     if facts.processes == 0 and facts.wanted_processes != 0:
         yield "no process of the pool is alive"
+    if facts.handover > HANDOVER_LATE_SECONDS:
+        yield f"tasks have been waiting for the pool for {facts.handover:.0f} s, and it runs none"
+    if facts.forgotten > FORGOTTEN_SECONDS:
+        yield f"for {facts.forgotten:.0f} s it has held messages that Celery was not given, and run nothing"
     for poll in facts.polls:
         if poll.late > POLL_LATE_SECONDS:
             yield f"the thread that polls queue {poll.queue!r} is {poll.late:.0f} s late"

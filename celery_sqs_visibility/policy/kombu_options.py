@@ -70,7 +70,7 @@ class KombuOptions:
         {},
         queue_attributes,
         "Attributes for queues that are created, as for the API action CreateQueue; a policy may be a "
-        "mapping.",
+        "mapping. Those of FIFO queues are for FIFO queues alone.",
     )
     queue_tags: Mapping[str, str] = option({}, tags, "Tags for queues that are created.")
     supports_fanout: bool = option(
@@ -105,7 +105,9 @@ class KombuOptions:
         "How long the role's credentials are good for.",
     )
     sts_token_buffer_time: int = option(
-        0, Seconds(0, VISIBILITY_HORIZON_SECONDS, whole=True), "How much earlier than that they are renewed."
+        0,
+        Seconds(0, VISIBILITY_HORIZON_SECONDS - 1, whole=True),
+        "How much earlier than that they are renewed; less than `sts_token_timeout`.",
     )
 
     def __post_init__(self) -> None:

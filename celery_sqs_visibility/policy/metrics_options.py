@@ -14,8 +14,9 @@ OPENTELEMETRY: Final = "opentelemetry"
 EMF: Final = "emf"
 EXPORTERS: Final = (PROMETHEUS, OPENTELEMETRY, EMF)
 
-#: How often queues are counted, where workers can agree on one that does.
+#: How often queues are counted where workers can agree on one that does, and where each counts.
 SAMPLE_SECONDS: Final = 60.0
+SAMPLE_ALONE_SECONDS: Final = 300.0
 
 
 class ExporterNames:
@@ -44,9 +45,10 @@ class MetricsOptions:
     sample_queues: float | None = option(
         None,
         Seconds(10, 3600, zero=True),
-        "How often a worker that has metrics asks SQS how many messages its queues have; 0: never. Where "
-        "`exclusive_store` is set, one worker does for all.",
-        f"{SAMPLE_SECONDS:g} with `exclusive_store`, else 0",
+        "How often a worker that has metrics asks SQS how many messages its queues have, and CloudWatch how "
+        "old the oldest is; 0: never. Where `exclusive_store` is set, one worker asks for all; without it "
+        "each does.",
+        f"{SAMPLE_SECONDS:g} with `exclusive_store`, else {SAMPLE_ALONE_SECONDS:g}",
     )
 
     @property
@@ -60,7 +62,7 @@ class MetricsOptions:
         """How often a worker that has metrics counts its queues; 0: never."""
         agree = self.exclusive_store is not None  # type: ignore[attr-defined]
         if self.sample_queues is None:
-            return SAMPLE_SECONDS if agree else 0.0
+            return SAMPLE_SECONDS if agree else SAMPLE_ALONE_SECONDS
         return self.sample_queues
 
     @property

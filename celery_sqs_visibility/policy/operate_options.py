@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,12 +12,27 @@ from celery_sqs_visibility.policy.option_parsers import Whole, text
 
 LOOPBACK: Final = "127.0.0.1"
 
+HOST_NAME: Final = re.compile(r"\*|\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+
 
 def host(name: str, value: Any) -> str:
     """An address or a host's name: no URL, no port."""
     if "/" in text(name, value) or value.count(":") == 1:
         raise OptionError(f"expected {name} to be an address, as '0.0.0.0', without a port, got {value!r}")
     return str(value)
+
+
+def host_names(name: str, value: Any) -> tuple[str, ...]:
+    """Names of hosts, without ports: a list, or text with commas."""
+    names = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(names, list | tuple | set) or not all(
+        isinstance(each, str) and HOST_NAME.fullmatch(each) for each in names
+    ):
+        raise OptionError(
+            f"expected {name} to be a list of names as 'worker.example.com' or '.example.com', or ['*'], "
+            f"got {value!r}"
+        )
+    return tuple(names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +50,15 @@ class OperateOptions:
         LOOPBACK, host, "The address of that port. What is not loopback answers whoever reaches it."
     )
 
+    http_allowed_hosts: tuple[str, ...] = option(
+        (),
+        host_names,
+        "More names by which that port may be asked, as a request's `Host` header has them; `.example.com` "
+        "stands for all names that end so, `*` for all ([health](health.md#over-http)).",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc] # the next in Options' line has one
-        if self.http_host != LOOPBACK and self.http_port is None:
-            raise OptionError("expected http_port to be set where http_host is: without it nothing listens")
+        given = {"http_host": self.http_host != LOOPBACK, "http_allowed_hosts": self.http_allowed_hosts}
+        for name in (name for name, is_set in given.items() if is_set and self.http_port is None):
+            raise OptionError(f"expected http_port to be set where {name} is: without it nothing listens")

@@ -34,6 +34,7 @@ class Seconds:
     whole: bool = False
     why: str = ""
     zero: bool = False  # whether 0 is allowed below `low`
+    clamp: bool = False  # whether more than `high` means `high`
 
     @property
     def bounds(self) -> str:
@@ -43,6 +44,8 @@ class Seconds:
     def __call__(self, name: str, value: Any) -> float:
         """The seconds, an `int` if they must be whole."""
         seconds = number(name, value)
+        if self.clamp and seconds > self.high:
+            seconds = self.high
         if not (self.low <= seconds <= self.high or (self.zero and seconds == 0)):
             raise OptionError(
                 f"expected {name} to be {'0 or ' if self.zero else ''}between {self.low:.12g} and "

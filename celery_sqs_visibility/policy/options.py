@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.policy.content_options import ContentOptions
 from celery_sqs_visibility.policy.control_options import ControlOptions
 from celery_sqs_visibility.policy.exclusive import (
     LONGEST_TTL_SECONDS,
@@ -41,7 +42,15 @@ __all__ = ["OptionError", "Options", "option_name", "reference_table"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(MetricsOptions, OperateOptions, ControlOptions, PayloadOptions, SharedOptions, KombuOptions):
+class Options(
+    MetricsOptions,
+    OperateOptions,
+    ControlOptions,
+    ContentOptions,
+    PayloadOptions,
+    SharedOptions,
+    KombuOptions,
+):
     """`broker_transport_options`, checked. Durations are seconds.
 
     A name with a dash in kombu (`client-config`) has an underscore here.

@@ -10,8 +10,9 @@ from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, VISIBILITY_HO
 #: How early a parked message comes back, to be held until its ETA and start on time.
 LEAD_SECONDS = 5
 
-#: The shortest wait for an ETA that is worth a copy.
-SHORTEST_COPY_SECONDS = 2 * LEAD_SECONDS
+#: The shortest wait for an ETA that is worth a copy: less than is left when a park ends, for that may have
+#: been another worker's, with another visibility timeout.
+SHORTEST_COPY_SECONDS = 1
 
 #: The 12 hours count from the receive, which was a moment ago.
 LONGEST_PARK_SECONDS = VISIBILITY_HORIZON_SECONDS - 60
@@ -121,7 +122,8 @@ def wasted_receives(
     """How many receives of a message before this one were neither parks nor attempts: its ETA is to come.
 
     Another worker held the message for its ETA, and gave it back or died: kombu's own SQS transport holds
-    such messages in memory, and gives all of them back when it ends.
+    such messages in memory, and gives all of them back when it ends. Or it has parked the message, where a
+    worker with this visibility timeout would hold it.
 
     Args:
         receive_count: of the message, this receive included.

@@ -8,6 +8,7 @@ from typing import Any
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_fields import option
 from celery_sqs_visibility.policy.option_parsers import text
+from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 #: S3's longest key has 1024 bytes, and a UUID follows the prefix.
@@ -65,7 +66,17 @@ class PayloadOptions:
         "Messages with more bytes than this, attributes included, have their payload in S3; so have those "
         "beyond their queue's own limit.",
     )
-    payload_prefix: str = option("", prefix, "What the keys of payloads in the bucket begin with.")
+    payload_prefix: str = option(
+        "",
+        prefix,
+        "What the keys of payloads in the bucket begin with. Payloads with other keys are not read: a "
+        "worker's prefix is its producers', or a beginning of it.",
+    )
+
+    @property
+    def readable_payloads(self) -> ReadablePayloads:
+        """The objects in S3 that messages may point to."""
+        return ReadablePayloads(self.payload_bucket, self.payload_prefix)
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc] # the next in Options' line has one

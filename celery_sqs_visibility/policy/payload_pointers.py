@@ -41,6 +41,42 @@ class PayloadPointer:
         return f"s3://{self.bucket}/{self.key}"
 
 
+@dataclass(frozen=True, slots=True)
+class ReadablePayloads:
+    """The objects that a pointer may name: those of the bucket whose keys begin with the prefix.
+
+    Whoever may send to the queue could name any object that this process may read.
+    """
+
+    bucket: str | None = None
+    prefix: str = ""
+
+    def check(self, pointer: PayloadPointer) -> None:
+        """Refuse a pointer to any other object.
+
+        Raises:
+            UnreadableError: it names the object, the option and the remedy.
+        """
+        if pointer.bucket != self.bucket:
+            remedy = (
+                f"payload_bucket is {self.bucket!r}"
+                if self.bucket
+                else f"set payload_bucket to {pointer.bucket!r}"
+            )
+            raise UnreadableError(
+                f"its payload is in {pointer}, and only that of payload_bucket is read: {remedy}"
+            )
+        if not pointer.key.startswith(self.prefix):
+            raise UnreadableError(
+                f"its payload is in {pointer}, and only that under payload_prefix is read: "
+                f"payload_prefix is {self.prefix!r}; give its producer the same"
+            )
+
+
+#: Without `payload_bucket`: each pointer is refused.
+NO_PAYLOADS: Final = ReadablePayloads()
+
+
 def new_key(prefix: str) -> str:
     """The key of an object for one message."""
     return f"{prefix}{uuid.uuid4()}{OWN_KEY_END}"
@@ -66,23 +102,16 @@ def size_attribute(payload_bytes: int) -> dict[str, dict[str, str]]:
     return {SIZE_ATTRIBUTE: {"DataType": "Number", "StringValue": str(payload_bytes)}}
 
 
-def pointer_in(body: str, attributes: Mapping[str, Any], bucket: str | None) -> PayloadPointer | None:
+def pointer_in(body: str, attributes: Mapping[str, Any], readable: ReadablePayloads) -> PayloadPointer | None:
     """The pointer that a received message is; `None` for one with its payload in its body.
 
-    Only objects of `bucket`, the option `payload_bucket`, are read: whoever may send to the queue
-    could name any object that this worker may read.
-
     Raises:
-        UnreadableError: its attribute says that it is a pointer, and it is none, or one to another bucket.
+        UnreadableError: its attribute says that it is a pointer, and it is none, or its object is not read.
     """
     if not attributes or SIZE_ATTRIBUTES.isdisjoint(attributes):
         return None
     pointer = _parsed(body)
-    if pointer.bucket != bucket:
-        remedy = f"payload_bucket is {bucket!r}" if bucket else f"set payload_bucket to {pointer.bucket!r}"
-        raise UnreadableError(
-            f"its payload is in {pointer}, and only that of payload_bucket is read: {remedy}"
-        )
+    readable.check(pointer)
     return pointer
 
 

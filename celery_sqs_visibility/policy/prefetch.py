@@ -13,6 +13,9 @@ On a whiteboard, the tasks that wait in memory for their ETA left out:
   an idle queue for       unclaimed / (queues that wait)      if that is,
                           or for 1                            if it is not polled, nor `polls` idle queues are
 
+Where tasks collect messages, as those of celery-batches do, one slot runs many of them: Celery's prefetch
+count takes the place of the slots.
+
 Where queues have an order, no queue is to wait for what others hold: one that may overtake them asks in any
 case until enough of its own messages wait here (`_to_overtake`). A queue's own `max_running` bounds all that.
 
@@ -56,6 +59,9 @@ UNLIMITED: Final = 10_000
 #: idle queue costs two polls in 20 seconds at the most.
 IDLE_QUEUE_PERIOD_SECONDS: Final = 10
 
+#: Messages that were held for this long, as many as there are slots, while nothing runs, are collected.
+COLLECTED_AFTER_SECONDS: Final = 1.0
+
 #: A poll of a busy queue that has brought nothing for this long is not likely to bring anything.
 LIKELY_SECONDS: Final = 0.5
 
@@ -65,18 +71,29 @@ class Slots:
     """The pool's slots, and what Celery makes of them with `worker_prefetch_multiplier`.
 
     Celery adds each task that it holds in memory for its ETA to its prefetch count.
+
+    Attributes:
+        collecting: whether tasks collect messages that no slot runs: Celery's prefetch count counts then.
+        idle: whether nothing runs.
     """
 
     number: int
     prefetch_count: int
     waiting_for_eta: int = 0
+    collecting: bool = False
+    idle: bool = False
+
+    @property
+    def fillable(self) -> int:
+        """Messages that may be of use at once: as many as there are slots, or as tasks may collect."""
+        return max(self.number, self.prefetch_count) if self.collecting else self.number
 
     @property
     def runnable(self) -> int | None:
         """Messages that Celery may have: for each slot one, and those that wait for an ETA; `None`: any."""
         if self.prefetch_count <= 0:
             return None
-        return (self.number or BATCH_ENTRIES) + self.waiting_for_eta
+        return (self.fillable or BATCH_ENTRIES) + self.waiting_for_eta
 
 
 class RecentRuns:
@@ -119,12 +136,12 @@ def message_limit(
 
     Of long tasks, and before the first has run, as many as there are slots: another worker could run the
     others. Of shorter tasks up to Celery's prefetch count, of short ones more: those that run in
-    `prefetch_seconds` at the measured pace.
+    `prefetch_seconds` at the measured pace. Where tasks collect messages, not less than the prefetch count.
     """
     if task_seconds is None or task_seconds >= LONG_TASK_SECONDS:
-        return slots.number
+        return slots.fillable
     beyond = min(slots.number * prefetch_seconds / max(task_seconds, SHORTEST_TASK_SECONDS), UNLIMITED)
-    few = min(slots.prefetch_count, slots.number + math.floor(beyond))
+    few = min(slots.prefetch_count, slots.fillable + math.floor(beyond))
     work = tasks_per_second * prefetch_seconds
     return few if work <= few * WORTHWHILE else min(math.floor(work), UNLIMITED)
 

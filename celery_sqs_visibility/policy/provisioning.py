@@ -8,7 +8,7 @@ from typing import Final
 
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined_queues import name_at_sqs
-from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, RETENTION, fifo_attribute
+from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, RETENTION, creation_attributes
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, why_illegal
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS
 
@@ -72,7 +72,7 @@ def _alike(letters: str, queue: str) -> str:
 
 def dead_letter_attributes(name: str) -> dict[str, str]:
     """What a dead-letter queue is created with: it keeps a message as long as SQS allows."""
-    return {RETENTION: str(RETENTION_SECONDS), **fifo_attribute(name)}
+    return creation_attributes(name, {RETENTION: str(RETENTION_SECONDS)})
 
 
 def plan_queues(
@@ -110,12 +110,9 @@ def why_impossible(plans: Iterable[QueuePlan]) -> str | None:
 def _with_letters(name: str, options: Options, max_receive_count: int) -> list[QueuePlan]:
     given = options.sqs_creation_attributes
     timeout = str(options.for_queue(name).visibility_timeout)
-    plan = QueuePlan(
-        name,
-        _name_at_sqs(name, options),
-        {"VisibilityTimeout": timeout, **given, **fifo_attribute(name)},
-        tags=options.queue_tags,
-    )
+    sqs_name = _name_at_sqs(name, options)
+    attributes = creation_attributes(sqs_name, {"VisibilityTimeout": timeout, **given})
+    plan = QueuePlan(name, sqs_name, attributes, tags=options.queue_tags)
     if REDRIVE_POLICY in given:  # the user's own
         return [plan]
     if of_option := options.for_queue(name).dead_letter_queue:

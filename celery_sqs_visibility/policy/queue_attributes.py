@@ -14,6 +14,14 @@ REDRIVE_POLICY: Final = "RedrivePolicy"
 #: How long a queue keeps a message, in seconds.
 RETENTION: Final = "MessageRetentionPeriod"
 
+#: Whether a queue is a FIFO queue, which it is for ever.
+FIFO: Final = "FifoQueue"
+
+#: What only FIFO queues have.
+FIFO_ATTRIBUTES: Final = frozenset(
+    {FIFO, "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"}
+)
+
 #: All that a queue may be created with (API_CreateQueue).
 ATTRIBUTES: Final = (
     "ContentBasedDeduplication",
@@ -43,9 +51,11 @@ def key_in(attributes: Mapping[str, str]) -> str:
     return "" if key.endswith(AMAZONS_KEY) else key
 
 
-def fifo_attribute(name: str) -> dict[str, str]:
-    """What a queue of that name needs at its creation."""
-    return {"FifoQueue": "true"} if name.endswith(FIFO_SUFFIX) else {}
+def creation_attributes(name: str, attributes: Mapping[str, str]) -> dict[str, str]:
+    """Attributes as a queue of that name of SQS's can have them: SQS refuses those of the other kind."""
+    if name.endswith(FIFO_SUFFIX):
+        return {**attributes, FIFO: "true"}
+    return {key: value for key, value in attributes.items() if key not in FIFO_ATTRIBUTES}
 
 
 def redrive_policy(dead_letter_arn: object, max_receive_count: object) -> dict[str, object]:

@@ -39,9 +39,10 @@ class SharedOptions:
 
     visibility_timeout: int = option(
         120,
-        Seconds(1, VISIBILITY_HORIZON_SECONDS, whole=True, why=_HORIZON),
+        Seconds(1, VISIBILITY_HORIZON_SECONDS, whole=True, why=_HORIZON, clamp=True),
         "How long a received message stays hidden. Sent on every receive and renewed by the heartbeat, so it "
-        "is also how long the message of a killed worker takes to come back.",
+        "is also how long the message of a killed worker takes to come back. More than SQS's 12 hours count "
+        "as 12 hours, and a worker warns of it.",
     )
     heartbeat_interval: float = option(
         None,
@@ -120,6 +121,17 @@ OptionsOfQueue = Callable[[str], QueueOptions]
 
 #: What the user wrote for queues, checked one by one: options by field, by the name or glob of the queues.
 Entries = Mapping[str, Mapping[str, Any]]
+
+
+def beyond_horizon(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The visibility timeouts beyond SQS's 12 hours, by option, of transport options that were checked."""
+    name = "visibility_timeout"
+    of_queues = {f"queues[{glob!r}]": own for glob, own in (given.get("queues") or {}).items()}
+    named = {name: given, **{f"{entry}[{name!r}]": own for entry, own in of_queues.items()}}
+    timeouts = {option: own.get(name) or 0 for option, own in named.items()}
+    return {
+        option: seconds for option, seconds in timeouts.items() if float(seconds) > VISIBILITY_HORIZON_SECONDS
+    }
 
 
 def queue_entries(name: str, value: Any) -> Entries:

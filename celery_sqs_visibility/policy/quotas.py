@@ -13,7 +13,8 @@ BATCH_ENTRIES: Final = 10
 #: Bytes in one message or one SendMessageBatch, attributes included.
 MESSAGE_BYTES: Final = 1024 * 1024
 
-#: Bytes in one message that is published to an SNS topic, attributes included.
+#: Bytes in one message that is published to an SNS topic, attributes included, unless the topic's attribute
+#: `MaximumMessageSize` says otherwise.
 TOPIC_MESSAGE_BYTES: Final = 256 * 1024
 
 #: Longest visibility timeout, counted from the receive: SQS refuses what lies beyond, it does not clamp.
@@ -35,6 +36,9 @@ DELAY_SECONDS: Final = 15 * 60
 
 #: Attributes a message may carry.
 MESSAGE_ATTRIBUTES: Final = 10
+
+#: A FIFO queue drops a message whose MessageDeduplicationId it has accepted this long ago.
+DEDUPLICATION_SECONDS: Final = 5 * 60
 
 #: Longest MessageDeduplicationId.
 DEDUPLICATION_ID_CHARACTERS: Final = 128

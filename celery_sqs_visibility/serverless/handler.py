@@ -22,14 +22,14 @@ from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.fetches import fetch, settle_unfetched
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder, ReadContent
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder, ReadContent, ReadLater
 from celery_sqs_visibility.delivery.settlements import Park
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.metrics_options import EMF
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
-from celery_sqs_visibility.serverless.holder import InvocationHolder
+from celery_sqs_visibility.serverless.holder import ANSWER_SECONDS, InvocationHolder
 from celery_sqs_visibility.serverless.runs import Runs
 from celery_sqs_visibility.serverless.sqs_event import message_of, records_of
 from celery_sqs_visibility.task.settings import refuse_on_other_tasks
@@ -44,9 +44,6 @@ logger = logging.getLogger(__name__)
 
 #: An event that is never set: waiting for it is sleeping.
 NEVER: Final = threading.Event()
-
-#: Before Lambda's timeout nothing is begun any more: the answer has to be given.
-ANSWER_SECONDS: Final = 1.0
 
 SEVERAL_OF_A_GROUP: Final = (
     "%d messages of one group of FIFO queue %r came in one batch: when one of them fails those behind it "
@@ -113,12 +110,12 @@ class Function:
         self._clock = clock
         self._sleep = sleep
         self._warned_of_groups = False
-        self._holder = InvocationHolder(context, clock, open_lease_table())
+        self._holder = InvocationHolder(context, clock, open_lease_table(), sleep)
         self._runs = Runs(app, context)
         options = context.options
         self._counted = _counter_of_invocations(options, clock)
         self._decoder = Decoder(
-            context.decode_for_worker, options.for_queue, clock, self._holder, options.payload_bucket
+            context.decode_for_worker, options.for_queue, clock, self._holder, options.readable_payloads
         )
 
     def __call__(self, event: Any, invocation: Any) -> Answer:
@@ -145,7 +142,8 @@ class Function:
         queue = self._context.queues.by_arn(records[0]["eventSourceARN"])
         now = self._clock.monotonic()
         self._context.redrive.get(queue, now)
-        arrived = self._decoder.decode(queue, [message_of(record) for record in records], now, now)
+        listed_once = {record.get("receiptHandle"): message_of(record) for record in records}
+        arrived = self._decoder.decode(queue, list(listed_once.values()), now, now)
         for delivery, _, _ in arrived:
             delivery.deadline = until
         if queue.fifo:
@@ -188,6 +186,9 @@ class Function:
                 return
         if isinstance(content, UnreadableError):
             refuse(self._holder.rejection, delivery, content, message["Body"])
+            return
+        if isinstance(content, ReadLater):
+            delivery.come_back(content.error)
             return
         if not isinstance(content, DecodedMessage):
             delivery.settle(content)

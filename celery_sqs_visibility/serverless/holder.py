@@ -12,11 +12,14 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.endings import measure_end
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
+from celery_sqs_visibility.delivery.settle.copies import Copies
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
+from celery_sqs_visibility.delivery.settle.originals import settlement_of
 from celery_sqs_visibility.delivery.settle.parking import Parking
-from celery_sqs_visibility.delivery.settle.records import send_records
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
+from celery_sqs_visibility.delivery.settle.sending import Sending
 from celery_sqs_visibility.delivery.settlements import (
     DeadLetter,
     Delete,
@@ -45,6 +48,15 @@ NOT_HIDDEN: Final = (
 #: before the ETA, and so does a wait in SQS. Of Lambda's default timeout, 3 s, the rest is for the run.
 HOLD_SECONDS: Final = 2
 
+#: Before Lambda's timeout nothing is begun any more: the answer has to be given.
+ANSWER_SECONDS: Final = 1.0
+
+#: Before that no further copy is begun: one request is to be ended, and one to say what is left.
+COPY_SECONDS: Final = 1.5
+
+#: From one look at the time that is left to the next, while copies are sent.
+CHECK_SECONDS: Final = 0.05
+
 NOT_SETTLED: Final = "the copy of message %r could not be sent, so the message comes back: %s"
 
 
@@ -57,7 +69,13 @@ class InvocationHolder:
         done: the message ids that Lambda is to delete, since the last `begin`.
     """
 
-    def __init__(self, context: BrokerContext, clock: Clock, leases: LeaseTable) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        clock: Clock,
+        leases: LeaseTable,
+        sleep: Callable[[float], object],
+    ) -> None:
         self.options = context.options
         self.redrive = context.redrive
         self.rejection = Rejection(
@@ -65,10 +83,23 @@ class InvocationHolder:
             self.options.for_queue,
             RedeliveryIndex(self.options.longest_visibility_timeout, clock),
         )
-        self.parking = Parking(context.redrive, self.options.for_queue, clock, held=HOLD_SECONDS, lead=0)
-        self._dead_letters = DeadLetters(context.redrive, context.worker_name)
-        self._outgoing = context.outgoing
+        self._permissions = CopyPermissions(clock)
+        self.parking = Parking(
+            context.redrive, self.options.for_queue, clock, self._permissions, held=HOLD_SECONDS, lead=0
+        )
+        self._dead_letters = DeadLetters(context.redrive, self._permissions, context.worker_name)
+        self._copies = Copies(
+            context.outgoing,
+            self._permissions,
+            lambda _delivery: ANSWER_SECONDS + COPY_SECONDS,
+            0.0,
+            clock,
+            self._copied,
+            reserve=ANSWER_SECONDS,
+            check=CHECK_SECONDS,
+        )
         self._clock = clock
+        self._sleep = sleep
         self._leases = leases
         self._settled: set[Delivery] = set()
         self.done: set[str] = set()
@@ -87,10 +118,7 @@ class InvocationHolder:
         if delivery.lease is not None:
             delivery.lease.end()
             delivery.lease = None
-        try:
-            self._carry_out(delivery, settlement)
-        except SQSError as error:
-            logger.warning(NOT_SETTLED, delivery.facts.message_id, error)
+        self._carry_out(delivery, settlement)
         return True
 
     def start(self, delivery: Delivery) -> bool:
@@ -135,10 +163,10 @@ class InvocationHolder:
         """See `model.Holder`."""
 
     def renewal(
-        self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
+        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
     ) -> Renew | None:
         """See `model.Holder`."""
-        return self.parking.renewal(delivery, eta, body, payload)
+        return self.parking.renewal(delivery, eta, copied, payload)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Give back messages that were not run, to be visible at once."""
@@ -164,26 +192,38 @@ class InvocationHolder:
                 self._hide(delivery, 0, events.Released(facts))
             case Lapse():
                 pass
-            case _:
-                self._send(delivery, settlement)
+            case DeadLetter():
+                self._send_letter(delivery, settlement)
+            case Renew() | Split():
+                self._send_copies(delivery, settlement)
 
-    def _send(self, delivery: Delivery, copy: DeadLetter | Renew | Split) -> None:
-        """Send a copy; Lambda deletes the original. What becomes of it where it is refused."""
-        facts, otherwise = delivery.facts, None
-        if isinstance(copy, DeadLetter):
-            if self._dead_letters.send(delivery, copy):
-                emit(events.DeadLettered(facts, copy.reason))
-            else:
-                otherwise = copy.otherwise
-        elif isinstance(copy, Renew):
-            delay = copy.copy.delay_at(self._clock.wall()) or 0
-            if self.parking.send(delivery, copy) is None:
-                otherwise = Park(copy.park or 0)
-            else:
-                emit(events.Renewed(facts, delay))
-        else:
-            otherwise = send_records(self._outgoing, self.rejection, delivery, copy)
-        self._carry_out(delivery, otherwise or Delete())
+    def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
+        """Send it; Lambda deletes the original. What becomes of it where it is refused."""
+        try:
+            sent = self._dead_letters.send(delivery, letter)
+        except SQSError as error:
+            logger.warning(NOT_SETTLED, delivery.facts.message_id, error)
+            return
+        if sent:
+            emit(events.DeadLettered(delivery.facts, letter.reason))
+        self._carry_out(delivery, Delete() if sent else letter.otherwise)
+
+    def _send_copies(self, delivery: Delivery, copying: Renew | Split) -> None:
+        """Send them on this thread, for as long as there is time; then `_copied` has been called."""
+        self._copies.submit(delivery, copying)
+        while self._copies.unfinished:
+            if not self._copies.batch_threads.send_next():
+                now = self._clock.monotonic()
+                self._sleep(max(0.0, (self._copies.due(now) or now) - now))
+
+    def _copied(self, sending: Sending) -> None:
+        """Nothing more is sent: settle the original, which Lambda deletes where that is all."""
+        delivery, copying = sending.delivery, sending.copying
+        sending.given_back = True
+        then = settlement_of(sending, self._permissions, self.rejection)
+        if isinstance(then, Delete) and isinstance(copying, Renew):
+            emit(events.Renewed(delivery.facts, copying.copy.delay_at(self._clock.wall()) or 0))
+        self._carry_out(delivery, then or Park(0))
 
     def _hide(self, delivery: Delivery, seconds: int, event: events.DeliveryEvent) -> None:
         if self._change_visibility(delivery.queue, [delivery], seconds) is None:

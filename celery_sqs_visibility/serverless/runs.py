@@ -42,11 +42,9 @@ class Runs:
         self._pool.apply_async = watched(self._pool, processes=False)
         self._trace = partial(cast("Any", trace).trace_task_ret, app=app)
         self._accept = prepare_accept_content(app.conf.accept_content)
-        worker = WorkerContext(None, has_processes=False)
+        self._worker = worker = WorkerContext(None, has_processes=False)
         # Never started: the lease of a key lasts as long as the invocation, and the run itself releases it.
         worker.key_leases = open_key_leases(context, app.tasks.values())
-        for task in app.tasks.values():
-            bind_request_class(task, worker)
         # The parts of a consumer that stand before what Celery would do with bad messages.
         consumer = SimpleNamespace(strategies=app.tasks, create_task_handler=lambda: self._run)
         self._bad_messages = BadMessages(consumer)
@@ -94,6 +92,7 @@ class Runs:
         else:
             parts = message.body, message.headers, False, self._app.uses_utc_timezone()
         content, headers, decoded, utc = parts
+        bind_request_class(task, self._worker)  # it may be registered late, by an import
         make = cast("Any", request).create_request_cls(
             task.Request, task, self._pool, self._context.worker_name, None, trace=self._trace, app=self._app
         )

@@ -13,6 +13,7 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.dynamodb import Table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.exclusive import message_of
 from celery_sqs_visibility.stores.port import (
     RECORD_SECONDS,
     Acquired,
@@ -45,21 +46,35 @@ class DynamoDBStore(ExclusiveStore):
         self._table = Table(table, settings)
         self._clock = clock
 
-    def acquire(self, key: str, owner: str, seconds: float) -> Acquisition:
-        """See `port.ExclusiveStore`."""
-        now = self._clock.wall()
+    def acquire(self, key: str, owner: str, seconds: float, retries: int = 0) -> Acquisition:
+        """See `port.ExclusiveStore`. An answer that is lost may count a run twice.
+
+        One request more where another message's run had the key.
+        """
+        now, message = self._clock.wall(), message_of(owner)
         done, item = self._table.update(
             key,
-            "SET #owner = :owner, lease_until = :until, expires = :expires",
+            "SET #owner = :owner, lease_until = :until, expires = :expires, "
+            "message_id = if_not_exists(message_id, :message), retries = if_not_exists(retries, :retries), "
+            "runs = if_not_exists(runs, :none) + :one",
             _FREE,
             owner=owner,
             now=now,
             until=now + seconds,
             expires=now + seconds + RECORD_SECONDS,
+            message=message,
+            retries=retries,
+            none=0,
+            one=1,
         )
         if done:
-            checkpoint = item.get("checkpoint")
-            return Acquired(None if checkpoint is None else json.loads(checkpoint))
+            if item.get("message_id") != message:
+                begin = "SET message_id = :message, retries = :retries, runs = :runs"
+                self._change(key, owner, begin, message=message, retries=retries, runs=1)
+                item |= {"retries": str(retries), "runs": "1"}
+            checkpoint, runs = item.get("checkpoint"), int(float(item["runs"])) - 1
+            before = int(float(item["retries"])) + runs
+            return Acquired(None if checkpoint is None else json.loads(checkpoint), before, runs)
         if float(item.get("processed_until", 0)) > now:
             return Processed()
         return Processing(float(item["lease_until"]) - now, item["owner"])
@@ -76,7 +91,8 @@ class DynamoDBStore(ExclusiveStore):
     def finish(self, key: str, owner: str, ttl: float) -> bool:
         """See `port.ExclusiveStore`."""
         now = self._clock.wall()
-        processed = "SET lease_until = :now, processed_until = :until, expires = :expires REMOVE checkpoint"
+        processed = "SET lease_until = :now, processed_until = :until, expires = :expires "
+        processed += "REMOVE checkpoint, message_id, retries, runs"
         return self._change(key, owner, processed, now=now, until=now + ttl, expires=now + ttl)
 
     def release(self, key: str, owner: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.exclusive import message_of
 from celery_sqs_visibility.stores.port import (
     Acquired,
     Acquisition,
@@ -27,6 +28,9 @@ class Record:
     lease_until: float | None = None
     processed_until: float = 0.0
     checkpoint: str | None = None
+    message: str | None = None
+    retries: int = 0
+    runs: int = 0
 
 
 class MemoryStore(ExclusiveStore):
@@ -37,7 +41,7 @@ class MemoryStore(ExclusiveStore):
         self._lock = threading.Lock()  # guards _records
         self._records: dict[str, Record] = {}
 
-    def acquire(self, key: str, owner: str, seconds: float) -> Acquisition:
+    def acquire(self, key: str, owner: str, seconds: float, retries: int = 0) -> Acquisition:
         """See `port.ExclusiveStore`."""
         with self._lock:
             now, record = self._clock.monotonic(), self._records.setdefault(key, Record())
@@ -46,8 +50,11 @@ class MemoryStore(ExclusiveStore):
             left = (record.lease_until or 0.0) - now
             if left > 0 and record.owner != owner:
                 return Processing(left, record.owner)
+            _count_run(record, owner, retries)
             record.owner, record.lease_until = owner, now + seconds
-            return Acquired(None if record.checkpoint is None else json.loads(record.checkpoint))
+            checkpoint = None if record.checkpoint is None else json.loads(record.checkpoint)
+            runs = record.runs - 1
+            return Acquired(checkpoint, record.retries + runs, runs)
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
         """See `port.ExclusiveStore`."""
@@ -61,7 +68,8 @@ class MemoryStore(ExclusiveStore):
         """See `port.ExclusiveStore`."""
 
         def finished(record: Record, now: float) -> None:
-            record.lease_until, record.processed_until, record.checkpoint = now, now + ttl, None
+            record.lease_until, record.processed_until = now, now + ttl
+            record.checkpoint = record.message = None
 
         return self._change(key, owner, finished)
 
@@ -81,3 +89,11 @@ class MemoryStore(ExclusiveStore):
                 return False
             change(record, self._clock.monotonic())
             return True
+
+
+def _count_run(record: Record, owner: str, retries: int) -> None:
+    message = message_of(owner)
+    if record.message != message:
+        record.message, record.retries, record.runs = message, retries, 1
+    elif record.owner != owner:
+        record.runs += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS
@@ -25,9 +25,13 @@ class Acquired:
 
     Attributes:
         checkpoint: the value that a run before this one saved last; `None` if none did.
+        retries: how many attempts of its message came before, at the most.
+        runs: how many of them had the key right before this one, one after the other.
     """
 
     checkpoint: Any = None
+    retries: int = field(default=0, compare=False)
+    runs: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +64,35 @@ class Renewal(NamedTuple):
 
 
 class ExclusiveStore(Protocol):
-    """The store. Any thread of one process. Each call but `renew` is one request, of ten seconds at most.
+    """The store. Any thread of one process. Each call but `renew` is one request, of some seconds at most.
 
     All calls may be repeated with the same owner: an answer that was lost does no harm.
 
     Raises:
-        StoreError: all of them, when the store does not answer or refuses.
+        StoreUnavailableError: all of them, when the store does not answer in time.
+        StoreError: all of them, when it refuses.
     """
 
+    @property
+    def error(self) -> str:
+        """Why nobody asks the store now; empty: it answers, as far as is known. No request."""
+        return ""
+
+    def unanswered(self, error: str, since: float) -> None:
+        """Another process had no answer to its request of that monotonic instant. Makes no request."""
+        del error, since  # a store remembers nothing; `guarded.GuardedStore` does
+
+    def answered(self, at: float) -> None:
+        """A probe of another process was answered at that monotonic instant. Makes no request."""
+        del at
+
     @abstractmethod
-    def acquire(self, key: str, owner: str, seconds: float) -> Acquisition:
-        """Take the key for that long, if it is free. An owner is one run, and has a name of its own."""
+    def acquire(self, key: str, owner: str, seconds: float, retries: int = 0) -> Acquisition:
+        """Take the key for that long, if it is free. An owner is one run, and has a name of its own.
+
+        The store counts the runs of one message in a row (`policy.exclusive.message_of`), and adds them to
+        the `retries` of the first of them.
+        """
 
     @abstractmethod
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:

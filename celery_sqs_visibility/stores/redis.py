@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from celery_sqs_visibility.errors import OptionError, StoreError
+from celery_sqs_visibility.errors import OptionError, StoreError, StoreUnavailableError
+from celery_sqs_visibility.policy.exclusive import message_of
 from celery_sqs_visibility.stores.port import (
     RECORD_SECONDS,
     Acquired,
@@ -33,17 +34,23 @@ local function keep(seconds) redis.call('PEXPIRE', KEYS[1], math.ceil(seconds * 
 local function at(seconds) return string.format('%.6f', now + seconds) end
 """
 
-#: ARGV: the owner, the seconds of the lease, those for which the record is kept.
+#: ARGV: the owner, the seconds of the lease, those for which the record is kept, the owner's message, and the
+#: attempts of that message before this one, should this be its first run in a row.
 _ACQUIRE: Final = f"""{_NOW}
-local owner, lease, processed, checkpoint = unpack(
-    redis.call('HMGET', KEYS[1], 'owner', 'lease_until', 'processed_until', 'checkpoint'))
+local owner, lease, processed, checkpoint, message = unpack(
+    redis.call('HMGET', KEYS[1], 'owner', 'lease_until', 'processed_until', 'checkpoint', 'message_id'))
 if processed and tonumber(processed) > now then return {{'processed'}} end
 if lease and tonumber(lease) > now and owner ~= ARGV[1] then
     return {{'processing', string.format('%.6f', lease - now), owner}}
 end
+if message ~= ARGV[4] then
+    redis.call('HSET', KEYS[1], 'message_id', ARGV[4], 'retries', ARGV[5], 'runs', 1)
+elseif owner ~= ARGV[1] then
+    redis.call('HINCRBY', KEYS[1], 'runs', 1)
+end
 redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'lease_until', at(ARGV[2]))
 keep(ARGV[2] + ARGV[3])
-return {{'acquired', checkpoint}}
+return {{'acquired', checkpoint, unpack(redis.call('HMGET', KEYS[1], 'retries', 'runs'))}}
 """
 
 #: Scripts for the owner alone, ARGV[1], begin so; the answer is 0 for any other, and after a release.
@@ -60,7 +67,7 @@ return 1
 
 _FINISH: Final = f"""{_OWNED}
 redis.call('HSET', KEYS[1], 'lease_until', at(0), 'processed_until', at(ARGV[2]))
-redis.call('HDEL', KEYS[1], 'checkpoint')
+redis.call('HDEL', KEYS[1], 'checkpoint', 'message_id')
 keep(ARGV[2])
 return 1
 """
@@ -91,12 +98,13 @@ class RedisStore(ExclusiveStore):
     def __init__(self, url: str) -> None:
         redis = _redis_py()
         limits = {"socket_timeout": TIMEOUT_SECONDS, "socket_connect_timeout": TIMEOUT_SECONDS}
-        again = {
-            "retry": redis.retry.Retry(redis.backoff.ExponentialBackoff(cap=0.5, base=0.1), retries=2),
-            "retry_on_error": [redis.ConnectionError, redis.TimeoutError],
-        }
+        # A connection that was closed is opened again. A server that lets time pass is not asked twice.
+        backoff, closed = redis.backoff.ExponentialBackoff(cap=0.5, base=0.1), (redis.ConnectionError,)
+        retry = redis.retry.Retry(backoff, retries=2, supported_errors=closed)
         try:
-            client = redis.Redis.from_url(url, decode_responses=True, **limits, **again)
+            client = redis.Redis.from_url(
+                url, decode_responses=True, retry=retry, retry_on_error=list(closed), **limits
+            )
         except ValueError:  # whose text may show a part of the password
             raise OptionError(
                 "expected exclusive_store to be a URL such as redis://:password@host:6379/0; in a password, "
@@ -104,17 +112,19 @@ class RedisStore(ExclusiveStore):
             ) from None
         self._redis = client
         self._error = redis.RedisError
+        self._unanswered = (redis.ConnectionError, redis.TimeoutError)
         self._scripts = {name: client.register_script(text) for name, text in _SCRIPTS.items()}
 
-    def acquire(self, key: str, owner: str, seconds: float) -> Acquisition:
+    def acquire(self, key: str, owner: str, seconds: float, retries: int = 0) -> Acquisition:
         """See `port.ExclusiveStore`."""
-        match self._run("acquire", key, owner, seconds, RECORD_SECONDS):
+        match self._run("acquire", key, owner, seconds, RECORD_SECONDS, message_of(owner), retries):
             case ["processed"]:
                 return Processed()
             case ["processing", left, other]:
                 return Processing(float(left), other)
-            case ["acquired", *checkpoint]:
-                return Acquired(json.loads(checkpoint[0]) if checkpoint and checkpoint[0] else None)
+            case ["acquired", checkpoint, before, in_a_row]:
+                runs = int(in_a_row) - 1
+                return Acquired(json.loads(checkpoint) if checkpoint else None, int(before) + runs, runs)
             case answer:
                 raise StoreError(f"Redis has answered {answer!r}, which is no record of an exclusive key")
 
@@ -149,7 +159,8 @@ class RedisStore(ExclusiveStore):
         try:
             return send()
         except self._error as error:
-            raise StoreError(f"Redis: {type(error).__name__}: {error}") from error
+            kind = StoreUnavailableError if isinstance(error, self._unanswered) else StoreError
+            raise kind(f"Redis: {type(error).__name__}: {error}") from error
 
 
 def _redis_py() -> Any:

@@ -1,8 +1,9 @@
 """The task base class: a failure hides the message it came with, instead of publishing another.
 
-The pool's child decides, since not every exception can be pickled: `run` and `before_start` are wrapped, as
-Celery's autoretry wraps `run` (celery/app/autoretry.py). Of a failure that comes back they make a
-`VisibilityRetry`: Celery's tracer records it as RETRY, and the worker's main process hides the message.
+The pool's child decides, since not every exception can be pickled: `run` and `before_start` of the class are
+wrapped, within Celery's autoretry, which wraps `run` of the task (celery/app/autoretry.py). Of a failure that
+comes back they make a `VisibilityRetry`: Celery's tracer records it as RETRY, and the worker's main process
+hides the message.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 
-from celery import Task
-from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Reject, Retry
+from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, QueueNotFound, Reject, Retry
 from celery.utils.time import maybe_make_aware
 
 from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.errors import QueueDoesNotExistError, UnroutableError
+from celery_sqs_visibility.option_secrets import mask_settings
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.task.context import (
     LIMIT_HEADER,
@@ -33,14 +36,14 @@ from celery_sqs_visibility.task.context import (
 )
 from celery_sqs_visibility.task.continuation import free_key, publish_continuation
 from celery_sqs_visibility.task.generic import P, R_co
+from celery_sqs_visibility.task.methods import wrap_method
 from celery_sqs_visibility.task.on_commit import OnCommitTask
-from celery_sqs_visibility.task.retries import RetryDecisions, horizon_left
+from celery_sqs_visibility.task.retries import RetryDecisions, horizon_left, keep_celerys_own
 from celery_sqs_visibility.task.settings import check_settings
 from celery_sqs_visibility.task.tracing import (
     CHORD_UNLOCK,
     VisibilityRetry,
     decide_failures,
-    decide_failures_of_call,
     log_errors,
     trace_deliveries,
 )
@@ -48,6 +51,12 @@ from celery_sqs_visibility.visibility import Visibility
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in `typing` from Python 3.11 on
+
+
+#: Where a retry was to go there is no queue: another attempt would not find any, either.
+NOWHERE: Final = (QueueNotFound, QueueDoesNotExistError, UnroutableError)
+
+mask_settings()
 
 
 class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
@@ -86,28 +95,24 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
     sqs_event_per: ClassVar[Literal["record", "message"]] = "record"
     exclusive: ClassVar[bool | Callable[[Any, Any], str | int]] = False
     exclusive_ttl: ClassVar[float | None] = None
+    _instance: ClassVar[Any] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004 - a task class may take some
-        """Wrap the parts of the task that may fail; a `__call__` or `__init__` of the user's keeps that."""
-        made = super().__new__(cls)
-        task: Any = made  # whose methods are replaced
-        task.given_retry_kwargs = dict(getattr(task, "retry_kwargs", None) or {})
-        if task.exclusive:
-            task.run = exclusive_tasks().refuse_without_key(task, task.run)
-        task.run = decide_failures(task, task.run)
-        task.on_failure = log_errors(task, task.on_failure)
-        if cls.before_start is not Task.before_start:
-            task.before_start = decide_failures(task, task.before_start, ends=False)
+        """Keep the instance, which a `run` without `self` does not get."""
+        cls._instance = made = super().__new__(cls)
         return made
 
     @classmethod
     def bind(cls, app: Any) -> Any:
-        """Check the settings, once, when the task gets its app (celery/app/task.py: `Task.bind`).
+        """Check the settings, and wrap the parts that may fail, when the task gets its app.
+
+        Celery has annotated the class then (celery/app/task.py: `Task.bind`).
 
         Raises:
             ImproperlyConfigured: naming the task, the attribute, the value and the remedy.
         """
         bound = super().bind(app)
+        keep_celerys_own(cls)
         try:
             cls._check_settings()
         except ValueError as error:
@@ -116,9 +121,20 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
         task: Any = cls
         task.acks_on_failure_or_timeout = task.acks_on_failure = task.acks_on_timeout = True
         task.reject_on_worker_lost = task.retry_on_worker_lost = False
-        if cls.__call__ is not Task.__call__:
-            task.__call__ = decide_failures_of_call(cls.__call__)
+        cls._wrap_methods()
         return bound
+
+    @classmethod
+    def _wrap_methods(cls) -> None:
+        """Decide about the failures of the class's own methods, once, whoever wrote or annotated them."""
+        if "given_retry_kwargs" not in vars(cls):
+            cls.given_retry_kwargs = dict(getattr(cls, "retry_kwargs", None) or {})
+        if cls.exclusive:
+            wrap_method(cls, "run", exclusive_tasks().refuse_without_key)
+        wrap_method(cls, "run", decide_failures)
+        wrap_method(cls, "__call__", decide_failures)
+        wrap_method(cls, "before_start", partial(decide_failures, ends=False))
+        wrap_method(cls, "on_failure", log_errors)
 
     @classmethod
     def _check_settings(cls) -> None:
@@ -167,6 +183,7 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
         """
         if not is_delivery(self):
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+        exc = instance_of(exc)
         self.request.visibility_given_limit = max_retries
         if eta is not None and countdown is None:
             aware = maybe_make_aware(eta, self.app.timezone)
@@ -273,6 +290,9 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
             # Celery could not publish the retry, and would have the message deleted.
             rejected: Any = failure
             reason = rejected.reason if isinstance(rejected.reason, BaseException) else failure
+            if goes_elsewhere and isinstance(reason, NOWHERE):
+                request.visibility_final = reason
+                raise reason from exc
             delay = self.delay_after(request, reason, countdown, explicit=True)
             raise VisibilityRetry(None, reason, delay) from failure
         except Exception as final:
@@ -282,6 +302,14 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
         finally:
             # Celery keeps it on the task, for its autoretry: the next message would be given it, too.
             self.__dict__.pop("override_max_retries", None)
+
+
+def instance_of(exc: Any) -> Any:
+    """The exception that a task gave to `self.retry()`, which may be a class, as for `raise`."""
+    if isinstance(exc, type) and issubclass(exc, BaseException):
+        with suppress(TypeError):  # it takes arguments
+            return exc()
+    return exc
 
 
 def exclusive_tasks() -> ModuleType:

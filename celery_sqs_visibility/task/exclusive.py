@@ -11,10 +11,12 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
 from billiard.einfo import ExceptionInfo
 from celery import states
@@ -22,12 +24,18 @@ from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Reject
 
 from celery_sqs_visibility.delivery.lease import Lease
-from celery_sqs_visibility.delivery.lease_table import find_lease
-from celery_sqs_visibility.errors import ExclusiveKeyError, StoreError, VisibilityLostError
+from celery_sqs_visibility.delivery.lease_table import find_lease, lease_table_of
+from celery_sqs_visibility.errors import (
+    ExclusiveKeyError,
+    StoreError,
+    StoreUnavailableError,
+    VisibilityLostError,
+)
+from celery_sqs_visibility.policy.attempts import are_spent
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.exclusive import CHECKPOINT_BYTES, key_of
 from celery_sqs_visibility.stores.port import Acquired, ExclusiveStore, Processed, Processing, Renewal
-from celery_sqs_visibility.task.context import is_delivery
+from celery_sqs_visibility.task.context import DeliveryContext, is_delivery
 from celery_sqs_visibility.transport.transport import Transport
 
 if TYPE_CHECKING:
@@ -49,11 +57,28 @@ class Ownership(TypedDict):
         key: its name in the store; empty if there is an error.
         owner: the name of this run there.
         error: why the arguments make no key.
+        published_retries: the attempts that messages before this one have used up.
+        spent: whether the receives say that no attempts are left, and the result backend that a run began
+            which has told no end. The key says whether that run is over.
     """
 
     key: str
     owner: str
     error: str
+    published_retries: int
+    spent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The key was free: the runs before were lost, and no attempts are left."""
+
+
+class Unanswered(NamedTuple):
+    """The store's silence: its `error`, of a request that was made at the monotonic instant `since`."""
+
+    error: str
+    since: float
 
 
 class NotRun(Reject):
@@ -63,7 +88,7 @@ class NotRun(Reject):
         why: the state of the key, or the error of the store.
     """
 
-    def __init__(self, why: Processing | Processed | str, requeue: bool = True) -> None:  # noqa: FBT001, FBT002
+    def __init__(self, why: Processing | Processed | Spent | Unanswered | str, requeue: bool = True) -> None:  # noqa: FBT001, FBT002
         super().__init__(cast("str", why), requeue)
         self.why = why
 
@@ -73,6 +98,8 @@ class ExclusiveRun:
 
     Attributes:
         checkpoint: the value that was saved last, by this run or one before it.
+        retries: how many attempts of its message came before: receives that waited for the key were none.
+        runs: how many of them had the key right before this run, one after the other.
     """
 
     def __init__(self, store: ExclusiveStore, ownership: Ownership, lease: Lease | None) -> None:
@@ -80,9 +107,14 @@ class ExclusiveRun:
         self._key, self._owner = ownership["key"], ownership["owner"]
         self._lease = lease
         self.checkpoint: Any = None
+        self.retries = self.runs = 0
 
-    def begin(self, visibility_timeout: float) -> None:
+    def begin(self, visibility_timeout: float, retries: int) -> None:
         """Take the key for as long as the message is hidden; the main process prolongs both.
+
+        Args:
+            visibility_timeout: of a run without a lease.
+            retries: how many attempts came before, at the most.
 
         Raises:
             NotRun: another run has it, or has succeeded, or the store does not say.
@@ -90,13 +122,15 @@ class ExclusiveRun:
         lease, until = self._lease, SYSTEM_CLOCK.monotonic() + visibility_timeout
         if lease is not None:
             until = lease.deadline
-        outcome = self._store.acquire(self._key, self._owner, self._seconds(until))
+        outcome = self._store.acquire(self._key, self._owner, self._seconds(until), retries)
         if not isinstance(outcome, Acquired):
             raise NotRun(outcome)
-        self.checkpoint = outcome.checkpoint
+        self.checkpoint, self.runs = outcome.checkpoint, outcome.runs
+        self.retries = min(retries, outcome.retries)
         if lease is None:
             logger.warning("the lease of the key %r cannot be renewed: its run has no lease", self._key)
             return
+        lease.retries = self.retries
         lease.holds_key = True  # the main process renews it after each extension from now on
         if lease.deadline > until:  # there was one since the key was acquired
             with suppress(StoreError):  # the next extension is followed by the next renewal
@@ -181,17 +215,12 @@ def exclusive_key(task: Any, task_id: str, args: Any, kwargs: Any) -> str:
         raise ExclusiveKeyError(f"`exclusive` of task {task.name!r} failed: {error!r}") from error
 
 
-def refuse_without_key(task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the task's code: where its arguments made no key, the run fails, as with an error of its own."""
-
-    @wraps(run, updated=())
-    def keyed(*args: Any, **kwargs: Any) -> Any:
-        ownership = task.request.visibility_exclusive if is_delivery(task) else None
-        if ownership and ownership["error"]:
-            raise ExclusiveKeyError(ownership["error"])
-        return run(*args, **kwargs)
-
-    return keyed
+def refuse_without_key(task: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run the task's code: where its arguments made no key, the run fails, as with an error of its own."""
+    ownership = task.request.visibility_exclusive if is_delivery(task) else None
+    if ownership and ownership["error"]:
+        raise ExclusiveKeyError(ownership["error"])
+    return run(*args, **kwargs)
 
 
 def trace_exclusively(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,7 +236,7 @@ def trace_exclusively(task: Any, tracer: Callable[..., Any]) -> Callable[..., An
             return trace_ok_t(ExceptionInfo(), TraceInfo(states.REJECTED, outcome), 0.0, None)
         succeeded = False
         try:
-            traced = tracer(uuid, args, kwargs, {**request, "visibility_run": run})
+            traced = tracer(uuid, args, kwargs, {**request, "retries": run.retries, "visibility_run": run})
             succeeded = traced.info is None
             return traced
         finally:
@@ -216,14 +245,38 @@ def trace_exclusively(task: Any, tracer: Callable[..., Any]) -> Callable[..., An
     return trace
 
 
+def _heed_worker(store: ExclusiveStore, lease_key: Any) -> None:
+    """Know of the store what the worker's main process knows: it has handed over this run before, perhaps.
+
+    Raises:
+        NotRun: the store does not answer, as another run has found out.
+    """
+    table = lease_table_of(lease_key)
+    if table is None:
+        return
+    if table.store_answers_since < math.inf:
+        store.answered(table.store_answers_since)
+    elif not store.error:
+        raise NotRun("another run had no answer from the store; it is not asked again until it answers")
+
+
 def _begin(task: Any, ownership: Ownership, request: dict[str, Any]) -> tuple[ExclusiveRun, float]:
     context: Any = broker_context(task.app)  # the worker has looked at both before it started
+    since = SYSTEM_CLOCK.monotonic()
     try:
         options = context.options
+        _heed_worker(context.exclusive_store, request.get("visibility_lease"))
         run = ExclusiveRun(context.exclusive_store, ownership, find_lease(request.get("visibility_lease")))
-        run.begin(options.for_queue(request["sqs"]["queue"]).visibility_timeout)
+        run.begin(options.for_queue(request["sqs"]["queue"]).visibility_timeout, request["retries"])
     except NotRun:
         raise
+    except StoreUnavailableError as error:
+        raise NotRun(Unanswered(str(error), since)) from error
     except Exception as error:  # the message is to come back, whatever a store raises
         raise NotRun(str(error) if isinstance(error, StoreError) else repr(error)) from error
+    if ownership["spent"] and are_spent(
+        ownership["published_retries"] + run.runs, task.limit_of(DeliveryContext(request))
+    ):
+        run.end(0.0, succeeded=False)
+        raise NotRun(Spent())
     return run, options.exclusive_ttl if task.exclusive_ttl is None else task.exclusive_ttl

@@ -16,6 +16,7 @@ from kombu.utils.encoding import safe_repr
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.attempts import attempts_allowed
 from celery_sqs_visibility.policy.message_attributes import beginning
+from celery_sqs_visibility.policy.printable import printable
 from celery_sqs_visibility.task.context import DeliveryContext, sqs_delivery
 from celery_sqs_visibility.task.retries import RetryDecisions
 
@@ -44,10 +45,10 @@ def log_failed_attempt(
     """
     expected = bool(task.throws) and isinstance(exc, task.throws)  # a tuple, or one class
     name = request.shadow or task.name
-    error = beginning(safe_repr(exc), EXCEPTION_CHARACTERS)
+    error = beginning(printable(safe_repr(exc)), EXCEPTION_CHARACTERS)
     told = {
-        "name": name,
-        "id": request.id,
+        "name": printable(str(name)),
+        "id": printable(str(request.id)),
         "attempt": attempt_of(task, request),
         "when": retry.humanize(),
         "exc": error,

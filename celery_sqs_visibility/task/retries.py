@@ -42,8 +42,10 @@ class _EveryException(tuple[()]):
 
 EVERY_EXCEPTION: tuple[type[BaseException], ...] = _EveryException()
 
+TIME_LIMITS = (SoftTimeLimitExceeded, TimeLimitExceeded)
+
 #: A time limit, an inactive run or a lost pool child says nothing about the task's own errors.
-LOST_RUNS = (SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError, InactivityError)
+LOST_RUNS = (*TIME_LIMITS, WorkerLostError, InactivityError)
 
 #: Logged, not raised: an error of a rule must not take the place of the task's own.
 RULE_FAILED = "error_visibility_timeout of task %s failed; the next rule decides"
@@ -63,7 +65,7 @@ class RetryDecisions(GenericTask[P, R_co]):
     dont_autoretry_for: ClassVar[tuple[type[BaseException], ...]] = ()
     error_visibility_timeout: Any = None
     #: The task's `retry_kwargs`, copied: Celery's autoretry changes them until 5.7.
-    given_retry_kwargs: dict[str, Any]
+    given_retry_kwargs: ClassVar[dict[str, Any]] = {}
 
     if TYPE_CHECKING:
 
@@ -157,6 +159,15 @@ class RetryDecisions(GenericTask[P, R_co]):
         elif inspect.isfunction(value) and len(inspect.signature(value).parameters) > DELAY_ARGUMENTS:
             value = partial(value, task)  # a method; a function given to the decorator takes no self
         return parse_delay("error_visibility_timeout", value)
+
+
+def keep_celerys_own(cls: type[RetryDecisions[..., Any]]) -> None:
+    """Leave a built-in task of Celery's as it is (celery/app/builtins.py), but for a lost child.
+
+    `celery.map` and its like run other tasks, whose own settings say how often.
+    """
+    if cls.__module__.startswith("celery.") and cls.autoretry_for is EVERY_EXCEPTION:
+        cls.autoretry_for, cls.dont_autoretry_for = (), TIME_LIMITS
 
 
 def _celery_backoff(task: Any) -> DelayRule | None:

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from functools import cache, partial, wraps
+from functools import cache, partial
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -23,6 +23,7 @@ from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
+from celery_sqs_visibility.task import chord_end
 from celery_sqs_visibility.task.context import DeliveryContext, is_delivery
 from celery_sqs_visibility.task.continuation import Continuation
 from celery_sqs_visibility.task.failure_log import exception_behind, log_failed_attempt, traceback_of
@@ -131,6 +132,8 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
             return trace_ok_t(_raised(retry, ExceptionInfo), DeliveryTrace(states.RETRY, retry), 0.0, None)
         finally:
             publish_retries.clear_deadline()
+            if request.get("chord"):
+                chord_end.end()
         _store_release(task, request, info)
         # Where Celery itself failed, `result` is that error, whatever was made of it.
         return trace_ok_t(getattr(info, "einfo", result), info, seconds, shown)
@@ -138,60 +141,44 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
     return trace
 
 
-def decide_failures(task: Any, function: Callable[..., Any], *, ends: bool = True) -> Callable[..., Any]:
-    """Wrap a part of a task's own code: `task.on_run_failed` decides about its exceptions.
+def decide_failures(
+    task: Any, function: Callable[..., Any], args: Any, kwargs: Any, *, ends: bool = True
+) -> Any:
+    """Run a part of a task's own code: `task.on_run_failed` decides about its exceptions.
 
     The outermost call alone: the task's code may call `self.run()`, and handle its errors. `ends`: the task's
     own code is over when the part returns.
     """
+    request = task.request if is_delivery(task) else None
+    if request is None or request.visibility_in_run:
+        return function(*args, **kwargs)
+    request.visibility_in_run = True
+    if ends:
+        describe_span(request)
+    try:
+        result = function(*args, **kwargs)
+    except (Ignore, Reject, Retry):
+        raise
+    except Exception as exc:  # noqa: BLE001 - on_run_failed raises it, or a VisibilityRetry from it
+        return task.on_run_failed(exc)
+    finally:
+        request.visibility_in_run = False
+        end_watch(task, request.visibility_lease if ends else None)
+    if ends:
+        publish_retries.set_deadline()
+        if request.chord:
+            chord_end.begin()
+    return result
 
-    @wraps(function, updated=())
-    def run(*args: Any, **kwargs: Any) -> Any:
-        request = task.request if is_delivery(task) else None
-        if request is None or request.visibility_in_run:
-            return function(*args, **kwargs)
-        request.visibility_in_run = True
-        if ends:
-            describe_span(request)
-        try:
-            result = function(*args, **kwargs)
-        except (Ignore, Reject, Retry):
+
+def log_errors(task: Any, handler: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a handler of the user's once the outcome is stored: its error decides nothing."""
+    try:
+        return handler(*args, **kwargs)
+    except Exception:
+        if not is_delivery(task):
             raise
-        except Exception as exc:  # noqa: BLE001 - on_run_failed raises it, or a VisibilityRetry from it
-            return task.on_run_failed(exc)
-        finally:
-            request.visibility_in_run = False
-            end_watch(task, request.visibility_lease if ends else None)
-        if ends:
-            publish_retries.set_deadline()
-        return result
-
-    return run
-
-
-def decide_failures_of_call(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a `__call__` of the user's, which the tracer calls instead of `run`."""
-
-    @wraps(call)
-    def decided(task: Any, *args: Any, **kwargs: Any) -> Any:
-        return decide_failures(task, partial(call, task))(*args, **kwargs)
-
-    return decided
-
-
-def log_errors(task: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a handler of the user's that is called once the outcome is stored: its error decides nothing."""
-
-    @wraps(handler)
-    def handle(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return handler(*args, **kwargs)
-        except Exception:
-            if not is_delivery(task):
-                raise
-            logger.exception("%s of task %s failed; the outcome stays as stored", handler.__name__, task.name)
-
-    return handle
+        logger.exception("%s of task %s failed; the outcome stays as stored", handler.__name__, task.name)
 
 
 def is_raised_in(file: str, traceback: Any) -> bool:

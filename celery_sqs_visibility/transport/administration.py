@@ -9,7 +9,8 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined] # as in kombu's docs
 
 from celery_sqs_visibility.aws.queue_counts import DELAYED, HIDDEN, VISIBLE, count
-from celery_sqs_visibility.errors import QueueDoesNotExistError
+from celery_sqs_visibility.command_line import ends_command
+from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import refuse_type
 from celery_sqs_visibility.transport.publish_retries import PublishAttempts
@@ -115,9 +116,16 @@ class AdministrativeChannel(virtual.Channel):
         return 0
 
     def _purge(self, queue: str) -> int:
-        target = self.context.queues.find_or_create(queue)
-        purged = int(target.sqs.queue_attributes(target.url, [VISIBLE]).get(VISIBLE, 0))
-        target.sqs.purge(target.url)
+        try:
+            target = self.context.queues.find_or_create(queue)
+            purged = int(target.sqs.queue_attributes(target.url, [VISIBLE]).get(VISIBLE, 0))
+            target.sqs.purge(target.url)
+        except SQSError as error:
+            # celery/bin/purge.py counts a queue that raises one of `channel_errors` as empty.
+            ended = ends_command(error)
+            if ended is error:
+                raise
+            raise ended from error
         return purged
 
     def _delete(self, queue: str, *_: Any, **__: Any) -> None:

@@ -6,6 +6,8 @@ import json
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_plus
 
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+
 #: The `Type` of an SNS message without raw delivery (Amazon SNS Developer Guide, "Message formats").
 SNS_NOTIFICATION: Final = "Notification"
 SNS_CONFIRMATIONS: Final = ("SubscriptionConfirmation", "UnsubscribeConfirmation")
@@ -69,7 +71,8 @@ def contents(body: Any) -> list[dict[str, Any]]:
     if not is_sns(body) or body["Type"] != SNS_NOTIFICATION:
         return [body]
     try:
-        carried = json.loads(body["Message"])
+        # SNS takes no more than SQS does; in a payload in S3 the text might hold as much as that.
+        carried = json.loads(body["Message"]) if len(body["Message"]) <= MESSAGE_BYTES else None
     except Exception:  # noqa: BLE001 - any text, and as deeply nested as anybody likes
         carried = None
     return [carried, body] if isinstance(carried, dict) else [body]

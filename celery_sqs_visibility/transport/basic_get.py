@@ -12,9 +12,11 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.payloads.fetches import fetch
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
+from celery_sqs_visibility.delivery.settle.rejection import rejected
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse
 from celery_sqs_visibility.errors import SQSError, UnavailableError
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_in
+from celery_sqs_visibility.policy.payload_pointers import NO_PAYLOADS, PayloadPointer, pointer_in
 from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
@@ -59,8 +61,8 @@ class FetchedMessages:
             UnreadableError: there is no such payload.
             SQSError: S3 does not give it while the message is hidden.
         """
-        bucket = self._payloads.objects.bucket if self._payloads else None
-        pointer = pointer_in(message["Body"], message.get("MessageAttributes", {}), bucket)
+        readable = self._payloads.readable if self._payloads else NO_PAYLOADS
+        pointer = pointer_in(message["Body"], message.get("MessageAttributes", {}), readable)
         if pointer is None or self._payloads is None:
             return None, message
         deadline = self._deadline(queue, called)
@@ -88,7 +90,8 @@ class FetchedMessages:
     def reject(self, handle: str, redrive: RedriveBook, *, requeue: bool) -> bool:
         """Make the message visible again or, without `requeue`, give it up, as `Rejection.reject` does.
 
-        Given up, it is left to the redrive policy, or deleted where there is none.
+        Given up, it is left to the redrive policy; where there is none, it is deleted, or hidden for an hour
+        with `on_exhausted="keep"`, after which another `basic_get` may fetch it.
         """
         if (message := self._take(handle)) is None:
             return False
@@ -97,8 +100,13 @@ class FetchedMessages:
             _raise_failure(queue.sqs.change_visibility(queue.url, [(handle, 0)]))
             return True
         redrive.get(queue, self._clock.monotonic())
-        if redrive.knows(queue) and not redrive.has_dead_letter_queue(queue):
-            self._delete(handle, message)
+        match rejected(redrive, queue, self._options_of(queue.name).on_exhausted):
+            case Delete():
+                self._delete(handle, message)
+            case Hide(seconds):
+                _raise_failure(queue.sqs.change_visibility(queue.url, [(handle, seconds)]))
+            case Lapse():
+                pass
         return True
 
     def release_all(self) -> None:

@@ -6,11 +6,13 @@ from dataclasses import replace
 from functools import partial
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
+from celery_sqs_visibility.aws.guarded_objects import GuardedObjectStore
 from celery_sqs_visibility.aws.object_store import S3ObjectStore
 from celery_sqs_visibility.aws.port import SQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
+from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue, predefined_queue
 from celery_sqs_visibility.transport.broker_url import BrokerURL
@@ -58,7 +60,7 @@ def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | No
     """Where large payloads go; `None`: nowhere. No request."""
     if options.payload_bucket is None:
         return None
-    objects = S3ObjectStore(settings, options.payload_bucket)
+    objects = GuardedObjectStore(S3ObjectStore(settings, options.payload_bucket), start_thread)
     return PayloadStore(objects, options.payload_threshold, options.payload_prefix)
 
 

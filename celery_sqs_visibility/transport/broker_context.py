@@ -22,6 +22,7 @@ from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
+from celery_sqs_visibility.delivery.threads import copy_of, start_thread
 from celery_sqs_visibility.policy.delays import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
@@ -29,18 +30,20 @@ from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.transport.broker_clients import payloads_of, queues_of, settings_of
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.codec import decode_message
+from celery_sqs_visibility.transport.exchanges import use_here
 from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.control.remote import RemoteControl
-    from celery_sqs_visibility.stores.port import ExclusiveStore
+    from celery_sqs_visibility.stores.guarded import GuardedStore
     from celery_sqs_visibility.transport.fanout import Fanout
 
 #: The system attributes that every receive asks for.
 SYSTEM_ATTRIBUTES: Final = {
     "ApproximateFirstReceiveTimestamp",
     "ApproximateReceiveCount",
+    "DeadLetterQueueSourceArn",
     "MessageGroupId",
     "SentTimestamp",
 }
@@ -83,7 +86,7 @@ class BrokerContext:
         # All message attributes: a dead letter keeps those of its sender, and they cost no request.
         self.receive_options = ReceiveOptions(options.visibility_timeout, system, ("All",))
         self.attribute_names = custom
-        self.decode_message = partial(decode_message, attribute_names=custom)
+        self.decode_message = partial(decode_message, attribute_names=custom, limits=options)
         self.decode_for_worker: DecodeMessage = self.decode_message
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self._redeliveries = RedeliveryIndex(options.longest_visibility_timeout)
@@ -113,6 +116,7 @@ class BrokerContext:
             outgoing=self.outgoing,
             turns=self.turns if for_worker else None,
             pauses=self.pauses if for_worker else None,
+            consumers=partial(copy_of, self.worker_queue_consumers if for_worker else ()),
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:
@@ -127,7 +131,7 @@ class BrokerContext:
         return DelayLimits(options.polling_interval_max, retention, options.visibility_timeout)
 
     @cached_property
-    def exclusive_store(self) -> ExclusiveStore | None:
+    def exclusive_store(self) -> GuardedStore | None:
         """Where the keys of exclusive tasks are; `None` without the option. No request.
 
         Raises:
@@ -135,9 +139,10 @@ class BrokerContext:
         """
         if self.options.exclusive_store is None:
             return None
-        from celery_sqs_visibility.stores.opening import open_store  # noqa: PLC0415 - few need it
+        from celery_sqs_visibility.stores.guarded import GuardedStore  # noqa: PLC0415 - few need it
+        from celery_sqs_visibility.stores.opening import open_store  # noqa: PLC0415
 
-        return open_store(self.options.exclusive_store, self.client_settings)
+        return GuardedStore(open_store(self.options.exclusive_store, self.client_settings), start_thread)
 
     @cached_property
     def fanout(self) -> Fanout:
@@ -152,7 +157,9 @@ class BrokerContext:
         """Remote control. Imported when first needed: it is off by default."""
         from celery_sqs_visibility.control.remote import RemoteControl  # noqa: PLC0415
 
-        return RemoteControl(self.queues.sqs, self.options, in_worker=lambda: bool(self.worker_name))
+        return RemoteControl(
+            self.queues.sqs, self.options, in_worker=lambda: bool(self.worker_name), use_here=use_here
+        )
 
     def end_control(self) -> None:
         """The process is about to be ended: delete its control queues."""

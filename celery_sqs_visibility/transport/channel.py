@@ -24,7 +24,7 @@ from celery_sqs_visibility.transport import publish_retries, publish_scope
 from celery_sqs_visibility.transport.basic_get import FetchedMessages
 from celery_sqs_visibility.transport.codec import encode_message
 from celery_sqs_visibility.transport.control_channel import ControlChannel
-from celery_sqs_visibility.transport.exchanges import refuse_unbound
+from celery_sqs_visibility.transport.exchanges import bound_by_apps, refuse_unbound
 from celery_sqs_visibility.transport.message import Message, QoS
 from celery_sqs_visibility.transport.temporary_queues import is_reply
 
@@ -154,8 +154,8 @@ class Channel(ControlChannel):
         return message
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str] | set[str]:
-        """The queues that are bound to the exchange, on this connection. See `refuse_unbound`."""
-        queues = super()._lookup(exchange, routing_key, default)
+        """The queues that are bound to the exchange, on this connection or by apps. See `refuse_unbound`."""
+        queues = super()._lookup(exchange, routing_key, default) or bound_by_apps(exchange, routing_key)
         if not queues:
             refuse_unbound(exchange, routing_key)
         return queues

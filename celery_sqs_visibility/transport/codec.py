@@ -10,6 +10,7 @@ import base64
 import binascii
 import codecs
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -20,13 +21,18 @@ from kombu.utils.json import dumps, loads
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receive.decoder import ILLEGIBLE, DecodedMessage, legible
-from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.policy.delays import DelayLimits
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, legible
+from celery_sqs_visibility.errors import TooLargeError, UnreadableError
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.content_options import DEFAULT_LIMITS, ContentOptions
+from celery_sqs_visibility.policy.delays import NEVER, DelayLimits, is_never
+from celery_sqs_visibility.policy.json_bounds import check_json
 from celery_sqs_visibility.policy.message_attributes import is_asked_for
+from celery_sqs_visibility.policy.passing_errors import passes
+from celery_sqs_visibility.policy.published_ids import check_names, checked_id
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
-from celery_sqs_visibility.transport.delays import delay_of, headers_with_eta, without_delay
+from celery_sqs_visibility.transport.delays import delay_of, fields_of_body, headers_with_eta, without_delay
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.aws.topics import Topic  # for fanout only
@@ -47,6 +53,9 @@ DEEPEST: Final = 100
 SLOW_ENCODINGS: Final = ("idna", "punycode")
 #: Encodings that kombu does not decode (kombu/serialization.py: `SKIP_DECODE`).
 NOT_DECODED: Final = ("binary", "ascii-8bit")
+
+#: Characters that SQS refuses in any text (API_SendMessage: those outside XML 1.0), and control characters.
+ILLEGIBLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 #: Bytes left to a dead letter's attributes.
 ATTRIBUTE_BYTES: Final = 4096
@@ -78,10 +87,16 @@ def encode_message(
 
     Raises:
         ETATooFarError: SQS would delete the message before its time.
+        InvalidIdError: SQS refuses its group, or workers the task's id.
     """
     properties = dict(message.get("properties", {}))
     attributes = properties.pop("message_attributes", None) or {}
-    group = properties.get("MessageGroupId") or (DEFAULT_GROUP if queue.fifo else None)
+    group = properties.get("MessageGroupId")
+    if queue.fifo:
+        group = group or DEFAULT_GROUP
+    headers = message.get("headers") or {}
+    if "task" in headers:
+        check_names(headers)
     eta = eta_of(headers_with_eta(message))
     if isinstance(queue, Queue):
         delay, visible_at = delay_of(properties, eta, queue, limits)
@@ -92,11 +107,14 @@ def encode_message(
         body=base64.b64encode(text.encode()).decode() if base64_encoded else text,
         attributes=attributes,
         delay=delay,
-        # SQS would refuse a number or a UUID, and with it all messages of its batch.
-        group_id=None if group is None else str(group),
+        group_id=None if group is None else checked_id("MessageGroupId", group, _name_of(queue)),
         deduplication_id=_deduplication_id(message) if queue.fifo else None,
         visible_at=visible_at,
     )
+
+
+def _name_of(target: Queue | Topic) -> str:
+    return target.name if isinstance(target, Queue) else target.exchange
 
 
 def _deduplication_id(message: Mapping[str, Any]) -> str:
@@ -108,7 +126,10 @@ def _deduplication_id(message: Mapping[str, Any]) -> str:
 
 
 def decode_message(
-    queue: Queue, message: ReceivedMessage, attribute_names: Sequence[str] = ("All",)
+    queue: Queue,
+    message: ReceivedMessage,
+    attribute_names: Sequence[str] = ("All",),
+    limits: ContentOptions = DEFAULT_LIMITS,
 ) -> DecodedMessage:
     """Read a received message. The task sees the message attributes of the given names.
 
@@ -116,7 +137,7 @@ def decode_message(
         NoTaskError: it is not kombu's.
         UnreadableError: it is, and something in it is wrong.
     """
-    return open_payload(_parse(_text(message["Body"])), queue, message, attribute_names)
+    return open_payload(_parse(_text(message["Body"]), limits), queue, message, attribute_names)
 
 
 def open_payload(
@@ -133,11 +154,14 @@ def open_payload(
     info = properties["delivery_info"]
     info["sqs_message"] = _metadata(message, attribute_names)
     info["sqs_queue"] = queue.url
+    named = headers if "task" in headers else fields_of_body(payload, '"task"')
+    if (eta := eta_of(named) or eta_of(headers)) is not None and is_never(eta - SYSTEM_CLOCK.wall()):
+        raise UnreadableError(f"its ETA, {legible(str(named.get('eta') or headers['eta']))}, is {NEVER}")
     return DecodedMessage(
         payload,
-        task=_name_or_none(headers.get("task")),
-        task_id=_name_or_none(headers.get("id")),
-        eta=eta_of(headers),
+        task=_name_or_none(named.get("task")),
+        task_id=_name_or_none(named.get("id")),
+        eta=eta_of(headers) if eta else None,  # Celery holds a message of protocol 1 for its ETA
     )
 
 
@@ -152,7 +176,6 @@ def encode_payload(payload: Mapping[str, Any]) -> str:
     info = payload["properties"].get("delivery_info", {})
     info = {key: value for key, value in info.items() if key not in RECEIVED_KEYS}
     message = {**payload, "properties": {**payload["properties"], "delivery_info": info}}
-    message.pop(OWN_BODY, None)
     text = dumps(message)
     most = MESSAGE_BYTES - ATTRIBUTE_BYTES
     if 4 * len(text) // 3 + 4 <= most:
@@ -176,8 +199,10 @@ def eta_of(headers: Mapping[str, Any]) -> float | None:
     try:
         instant = maybe_iso8601(eta)
         return None if instant is None else maybe_make_aware(instant).timestamp()
-    except Exception:  # noqa: BLE001 - the parser may raise anything; `worker.validation` refuses the message
-        return None
+    except Exception as error:
+        if passes(error):
+            raise
+        return None  # the parser may raise anything; `worker.validation` refuses the message
 
 
 def with_eta(headers: Mapping[str, Any], eta: float, retries: int) -> dict[str, Any]:
@@ -206,7 +231,11 @@ def _text(body: str) -> str:
         raise NoTaskError("its body is neither a JSON object nor base64 of one") from None
 
 
-def _parse(text: str) -> dict[str, Any]:
+def _parse(text: str, limits: ContentOptions) -> dict[str, Any]:
+    try:
+        check_json(text, limits)
+    except TooLargeError as error:
+        raise UnreadableError(str(error)) from None
     try:
         payload = json.loads(text) if TYPED not in text else loads(text)
     except Exception as error:  # noqa: BLE001 - kombu's decoders of typed values may raise anything

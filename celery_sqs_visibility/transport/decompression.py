@@ -1,7 +1,8 @@
 """Decompression with a bound: a message of a megabyte may hold gigabytes.
 
 kombu decompresses by the header `compression`, without a bound (kombu/compression.py). This bounds its own
-codecs. What cannot be bounded is left to kombu: brotli before 1.2, and codecs that users have registered.
+codecs. What cannot be bounded is left to kombu, and measured afterwards: brotli before 1.2, and codecs that
+users have registered.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from kombu import compression
 from kombu.utils.encoding import ensure_bytes
 
 from celery_sqs_visibility.errors import TooLargeError
-from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+from celery_sqs_visibility.policy.content_options import DECOMPRESSED_BYTES
 
-#: Most bytes of a decompressed body: 64 times what SQS takes of it compressed.
-LARGEST_BODY: Final = 64 * MESSAGE_BYTES
+#: Most bytes of a decompressed body, where no option says so.
+LARGEST_BODY: Final = DECOMPRESSED_BYTES
 
 #: Most bytes of an xz dictionary, whose size its header names; the highest preset needs 65 MiB.
 LZMA_MEMORY: Final = 128 * 1024 * 1024
@@ -32,6 +33,17 @@ STANDARD: Final = (
 )
 
 
+def knows(method: Any) -> bool:
+    """Whether a value of the header `compression` names a codec that is installed here, or none."""
+    if not isinstance(method, str) or not method:
+        return True
+    try:
+        compression.get_decoder(method)
+    except KeyError:
+        return False
+    return True
+
+
 def inflate(body: bytes, method: str, largest: int = LARGEST_BODY) -> bytes:
     """Decompress one stream by the header `compression`, with at most `largest` + 1 bytes in memory.
 
@@ -41,13 +53,14 @@ def inflate(body: bytes, method: str, largest: int = LARGEST_BODY) -> bytes:
     """
     decompress = compression.get_decoder(method)
     decompressor = _decompressor(decompress)
+    plain: bytes
     if decompressor is None:
-        unbounded: bytes = ensure_bytes(decompress(body))
-        return unbounded
-    plain: bytes = decompressor.decompress(body, largest + 1)
+        plain = ensure_bytes(decompress(body))
+    else:
+        plain = decompressor.decompress(body, largest + 1)
     if len(plain) > largest:
         raise TooLargeError(f"it is larger than {largest} bytes when decompressed ({method})")
-    if not decompressor.eof or decompressor.unused_data:
+    if decompressor is not None and (not decompressor.eof or decompressor.unused_data):
         raise ValueError(f"it is not one whole {method} stream")
     return plain
 

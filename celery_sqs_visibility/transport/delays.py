@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import ETATooFarError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.delays import DelayLimits, kept_delay
+from celery_sqs_visibility.policy.delays import NEVER, DelayLimits, is_never, kept_delay
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ def delay_of(properties: Mapping[str, Any], eta: float | None, queue: Queue, lim
         ETATooFarError: SQS would delete the message before its time.
     """
     wait = None if eta is None else eta - SYSTEM_CLOCK.wall()
+    if wait is not None and is_never(wait):
+        raise ETATooFarError(f"an ETA in {wait:,.0f} s, for queue {queue.name!r}, is {NEVER}")
     if wait is not None and (reason := limits.why_not(wait, fifo=queue.fifo)) is not None:
         raise ETATooFarError(f"an ETA in {wait:,.0f} s is too far for queue {queue.name!r}: {reason}")
     if queue.fifo:
@@ -62,16 +65,21 @@ def headers_with_eta(message: Mapping[str, Any]) -> Mapping[str, Any]:
     A delay is all that the ETA of such a body brings about: workers do not look into it before Celery does.
     """
     headers: Mapping[str, Any] = message.get("headers") or {}
-    if "task" in headers or message.get("content-type") != "application/json":
-        return headers
+    return headers if "task" in headers else fields_of_body(message, '"eta"') or headers
+
+
+def fields_of_body(message: Mapping[str, Any], wanted: str) -> Mapping[str, Any]:
+    """The fields of a message of protocol 1, whose body is JSON; none where `wanted` is not in its text."""
+    if message.get("content-type") != "application/json":
+        return {}
     try:
         body = message["body"]
         if message.get("properties", {}).get("body_encoding") == "base64":
             body = base64.b64decode(body).decode()
-        fields = json.loads(body) if '"eta"' in body else None
-    except (KeyError, TypeError, ValueError):  # no task of Celery's, or one that is compressed
-        return headers
-    return fields if isinstance(fields, dict) else headers
+        fields = json.loads(body) if wanted in body and len(body) <= MESSAGE_BYTES else None
+    except (KeyError, TypeError, ValueError, RecursionError):  # no task of Celery's, or a compressed one
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def without_delay(properties: Mapping[str, Any], name: str, reason: str) -> Delay:

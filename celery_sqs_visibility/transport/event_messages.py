@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, overload
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -17,6 +17,14 @@ from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, DecodeMessage, legible
 from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.policy.continued_events import (
+    WHOLE,
+    ContinuedEvent,
+    continued_in,
+    what_is_left,
+    with_ours,
+    without_ours,
+)
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
 from celery_sqs_visibility.policy.payload_pointers import SIZE_ATTRIBUTES
 from celery_sqs_visibility.transport.aws_events import contents, events_of, is_s3_test
@@ -26,16 +34,27 @@ from celery_sqs_visibility.transport.codec import (
     decode_message,
     encode_payload,
     open_payload,
+    with_eta,
 )
 from celery_sqs_visibility.transport.task_message import task_id_for, task_payload
 
 logger = logging.getLogger(__name__)
 
-#: What an adapter returns: the task's name, or the task, its arguments and keyword arguments.
-Run = tuple[Any, Sequence[Any], Mapping[str, Any]]
+
+class Run(NamedTuple):
+    """What an adapter returns: the task, or its name, its arguments and keyword arguments; and its place.
+
+    The place is that of its record in the event, or `WHOLE`.
+    """
+
+    task: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    place: int = WHOLE
+
 
 #: The option `message_adapter`: `None` where it takes no such message.
-Adapter = Callable[[str, Mapping[str, Any]], Run | None]
+Adapter = Callable[[str, Mapping[str, Any]], tuple[Any, Sequence[Any], Mapping[str, Any]] | None]
 
 #: An adapter's answer: task, arguments, keyword arguments.
 RUN_PARTS: Final = 3
@@ -72,13 +91,15 @@ class EventMessages:
             fields = Fields(queue=queue.name, message_id=message["MessageId"])
             logger.info("S3's test event is deleted: notifications arrive (%s)", fields)
             return Delete()
-        runs = self._routed(body) or self._adapted(queue, message)
+        event = continued_in(message.get("MessageAttributes", {}), message["MessageId"])
+        attributes = without_ours(message.get("MessageAttributes", {}))
+        runs = self._routed(body) or self._adapted(queue, event.message_id, message, attributes)
         if not runs:
             raise self._untaken(no_task, body)
         if len(runs) == 1:
-            return self._one(runs[0], queue, message)
-        copies = [_copy(run, index, queue, message) for index, run in enumerate(runs)]
-        return Split(tuple(copies), message["Body"])
+            return self._one(runs[0], event, queue, {**message, "MessageAttributes": dict(attributes)})
+        copies = Copies(runs, event, queue, message)
+        return Split(copies, message["Body"], copies.remainder) if copies else Delete()
 
     def _routed(self, body: Any) -> list[Run]:
         """The runs of an event of AWS; none if there is a record that no task takes."""
@@ -89,11 +110,13 @@ class EventMessages:
                 return _runs(content, [(route, record) for route, record in taken if route])
         return []
 
-    def _adapted(self, queue: Queue, message: ReceivedMessage) -> list[Run]:
+    def _adapted(
+        self, queue: Queue, message_id: str, message: ReceivedMessage, attributes: Mapping[str, Any]
+    ) -> list[Run]:
         if self.adapter is None:
             return []
         try:
-            run = self.adapter(message["Body"], _attributes(queue, message))
+            run = self.adapter(message["Body"], _seen(queue, message_id, message, attributes))
         except Exception as error:
             raise UnreadableError(f"the message_adapter failed: {error!r}") from error
         if run is None:
@@ -103,10 +126,12 @@ class EventMessages:
                 "the message_adapter should return (task, args, kwargs) or None, and returned one of type "
                 f"{type(run).__name__}"
             )
-        return [(run[0], run[1], run[2])]
+        return [Run(*run)]
 
-    def _one(self, run: Run, queue: Queue, message: ReceivedMessage) -> DecodedMessage:
-        payload = _payload(run, task_id_for(message["MessageId"]), queue)
+    def _one(self, run: Run, event: ContinuedEvent, queue: Queue, message: ReceivedMessage) -> DecodedMessage:
+        payload = _payload(run, task_id_for(event.message_id), queue)
+        if event.eta is not None:
+            payload["headers"] = with_eta(payload["headers"], event.eta, event.retries)
         return open_payload({**payload, OWN_BODY: message["Body"]}, queue, message, self.attribute_names)
 
     def _untaken(self, error: NoTaskError, body: Any) -> UnreadableError:
@@ -127,36 +152,83 @@ def _parsed(body: str) -> Any:
 
 def _runs(content: dict[str, Any], taken: Sequence[tuple[EventRoute, dict[str, Any]]]) -> list[Run]:
     """One run a record, and one for the whole message of each task that wants that."""
-    whole = {route.task: content for route, _ in taken if route.per_message}
-    each = [(route.task, record) for route, record in taken if not route.per_message]
-    return [(task, [argument], {}) for task, argument in (*whole.items(), *each)]
+    whole = {route.task: Run(route.task, [content], {}) for route, _ in taken if route.per_message}
+    each = [
+        Run(route.task, [record], {}, place)
+        for place, (route, record) in enumerate(taken)
+        if not route.per_message
+    ]
+    return [*whole.values(), *each]
 
 
 def _payload(run: Run, task_id: str, queue: Queue) -> dict[str, Any]:
-    task, args, kwargs = run
+    task, args, kwargs, _ = run
     try:
         return task_payload(task, args, kwargs, task_id, queue.name)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnreadableError(f"the arguments of its task {task!r} cannot be sent: {error!r}") from error
 
 
-def _copy(run: Run, index: int, queue: Queue, message: ReceivedMessage) -> OutgoingMessage:
-    """A message for one run of several. It has its payload in its body, wherever the event had its own."""
-    task_id = task_id_for(message["MessageId"], index)
-    attributes = message.get("MessageAttributes", {})
-    return OutgoingMessage(
-        body=encode_payload(_payload(run, task_id, queue)),
-        attributes={name: value for name, value in attributes.items() if name not in SIZE_ATTRIBUTES},
-        group_id=message.get("Attributes", {}).get("MessageGroupId"),
-        deduplication_id=task_id if queue.fifo else None,
-    )
+class Copies(Sequence[OutgoingMessage]):
+    """A message for each run of an event that has several; those of a continued event are what is left.
+
+    Each is made when it is asked for. It has its payload in its body, wherever the event had its own.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], event: ContinuedEvent, queue: Queue, message: ReceivedMessage
+    ) -> None:
+        self._left = [(index, run) for index, run in enumerate(runs) if event.left(run.place)]
+        self._records = 1 + max(run.place for run in runs)
+        self._event = event
+        self._queue = queue
+        attributes = message.get("MessageAttributes", {})
+        self._body = message["Body"]
+        self._attributes = {name: v for name, v in attributes.items() if name not in SIZE_ATTRIBUTES}
+        self._group = message.get("Attributes", {}).get("MessageGroupId")
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    @overload
+    def __getitem__(self, index: int) -> OutgoingMessage: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[OutgoingMessage]: ...
+
+    def __getitem__(self, index: int | slice) -> OutgoingMessage | list[OutgoingMessage]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        number, run = self._left[index]
+        task_id = task_id_for(self._event.message_id, number)
+        body = encode_payload(_payload(run, task_id, self._queue))
+        return self._message(body, without_ours(self._attributes), task_id)
+
+    def remainder(self, indices: Sequence[int]) -> OutgoingMessage | None:
+        """The event as a message for these copies, in order; `None` if it has too many attributes."""
+        places = [self._left[index][1].place for index in indices]
+        event = what_is_left(self._event, places, self._records)
+        attributes = with_ours(self._attributes, event)
+        if attributes is None:
+            return None
+        return self._message(self._body, attributes, task_id_for(self._event.message_id, -1 - len(places)))
+
+    def _message(self, body: str, attributes: Mapping[str, Any], unique: str) -> OutgoingMessage:
+        return OutgoingMessage(
+            body=body,
+            attributes=attributes,
+            group_id=self._group,
+            deduplication_id=unique if self._queue.fifo else None,
+        )
 
 
-def _attributes(queue: Queue, message: ReceivedMessage) -> dict[str, Any]:
-    """What an adapter sees: message attributes as text or bytes, SQS's own beside them, which go first."""
-    custom = {
-        name: value.get("StringValue", value.get("BinaryValue"))
-        for name, value in message.get("MessageAttributes", {}).items()
-    }
+def _seen(
+    queue: Queue, message_id: str, message: ReceivedMessage, attributes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What an adapter sees: message attributes as text or bytes, SQS's own beside them, which go first.
+
+    The message id is that of the event's first message.
+    """
+    custom = {name: value.get("StringValue", value.get("BinaryValue")) for name, value in attributes.items()}
     own = message.get("Attributes", {})
-    return {**custom, **own, "MessageId": message["MessageId"], "queue": queue.name}
+    return {**custom, **own, "MessageId": message_id, "queue": queue.name}

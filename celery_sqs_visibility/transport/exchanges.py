@@ -40,6 +40,24 @@ def refuse_unbound(exchange: str, routing_key: str) -> None:
         )
 
 
+def bound_by_apps(exchange: str, routing_key: str) -> list[str]:
+    """The names of the queues that the apps of this process bind to a direct exchange, by their settings.
+
+    An AMQP broker knows these bindings from whoever declares them; Celery publishes without declaring a queue
+    where a route names an exchange (celery/app/amqp.py: `_create_task_sender`).
+    """
+    queues = [queue for app in _configured_apps() for queue in app.amqp.queues.values()]
+    return sorted({queue.name for queue in queues if _binds(queue, exchange, routing_key)})
+
+
+def _binds(queue: Any, exchange: str, routing_key: str) -> bool:
+    return any(
+        each.exchange is not None
+        and (each.exchange.name, each.exchange.type, each.routing_key) == (exchange, "direct", routing_key)
+        for each in (queue, *queue.bindings)
+    )
+
+
 def use_here(exchange: str) -> Use | None:
     """What Celery uses the exchange for, if it is its own, as the apps of this process name theirs."""
     return use_of(exchange, (str(app.conf.event_exchange) for app in _configured_apps()))

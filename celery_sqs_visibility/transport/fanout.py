@@ -25,13 +25,16 @@ from celery_sqs_visibility.errors import (
     SQSError,
 )
 from celery_sqs_visibility.policy.message_attributes import DATA_TYPE, message_bytes
-from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, TOPIC_MESSAGE_BYTES
+from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES, TOPIC_MESSAGE_BYTES
 from celery_sqs_visibility.transport.codec import encode_message
 
 logger = logging.getLogger(__name__)
 
 #: SNS's code for a topic that does not exist.
 NO_TOPIC: Final = "NotFound"
+
+#: SNS's sentence about a message that is larger than its topic takes.
+TOO_LONG: Final = "Message too long"
 
 RIGHTS: Final = "allow sqs:GetQueueAttributes, sqs:SetQueueAttributes and sns:Subscribe"
 
@@ -165,11 +168,12 @@ def _refused(topic: Topic, message: OutgoingMessage, error: RequestRefusedError)
         )
         return reworded(error, sentence)
     size = message_bytes(message.body, message.attributes)
-    if size <= TOPIC_MESSAGE_BYTES:
+    if size <= TOPIC_MESSAGE_BYTES or TOO_LONG not in str(error):
         return reworded(error, str(error))
     return MessageTooLargeError(
-        f"the message for exchange {topic.exchange!r} has {size:,} bytes with its attributes, and SNS takes "
-        f"{TOPIC_MESSAGE_BYTES:,}: put the data into S3 and send its key. payload_bucket is not for "
+        f"the message for exchange {topic.exchange!r} has {size:,} bytes with its attributes, and its topic "
+        f"takes fewer: {TOPIC_MESSAGE_BYTES:,} unless its attribute MaximumMessageSize allows up to "
+        f"{MESSAGE_BYTES:,}. Raise that, or put the data into S3 and send its key. payload_bucket is not for "
         f"broadcasts, since no worker knows when all others have read a payload. {error}",
         code=error.code,
         action=error.action,

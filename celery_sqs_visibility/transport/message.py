@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kombu.serialization import registry  # type: ignore[attr-defined] # celery-types leaves it out
@@ -13,8 +16,12 @@ from kombu.utils.json import loads as kombu_loads
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Renew
+from celery_sqs_visibility.policy.content_options import DEFAULT_LIMITS, ContentOptions
+from celery_sqs_visibility.policy.continued_events import continued_in, with_ours
+from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.codec import OWN_BODY, TYPED, encode_payload, with_eta
+from celery_sqs_visibility.transport.content_bounds import check_content
 from celery_sqs_visibility.transport.decompression import inflate
 
 if TYPE_CHECKING:
@@ -46,7 +53,7 @@ class Message(virtual.Message):
         try:
             super().__init__(plain, channel=channel, **kwargs)
             if headers.get("compression"):
-                self.body = inflate(self.body, headers["compression"])
+                self.body = inflate(self.body, headers["compression"], self._largest_body())
         except Exception:  # noqa: BLE001 - kombu's consumer gives `errors` to `on_decode_error`
             super().__init__({**plain, "body": None}, channel=channel, **kwargs)
             self.errors = [sys.exc_info()]
@@ -62,8 +69,22 @@ class Message(virtual.Message):
         context: BrokerContext = self.channel.context
         return context.is_broadcast(self.delivery.queue.name, self.delivery_info.get("exchange"))
 
+    def _largest_body(self) -> int:
+        """Most bytes of the decompressed body; where the payload was in S3, of any such payload."""
+        channel: Any = self.channel
+        most, delivery = _limits(channel).decompressed_max_bytes, channel.delivery(self.delivery_tag)
+        in_s3 = delivery is not None and delivery.pointer is not None
+        return max(most, PAYLOAD_BYTES) if in_s3 else most
+
     def _decode(self) -> Any:
-        """Decode the body. The plain JSON of most takes a third of the time that kombu's typed JSON takes."""
+        """Decode the body. The plain JSON of most takes a third of the time that kombu's typed JSON takes.
+
+        Raises:
+            TooLargeError: it would become more than may be.
+        """
+        if isinstance(self.body, (bytes, str)):
+            limits = _limits(self.channel)
+            check_content(self.body, self.content_type, self.content_encoding, limits, self.accept)
         if self._is_plain_json():
             with suppress(Exception):  # kombu raises its own
                 return json.loads(self.body.decode(self.content_encoding))
@@ -89,19 +110,38 @@ class Message(virtual.Message):
         # A message of protocol 1 has its ETA in the body, one with its payload in S3 there.
         if self.delivery is None or self.delivery.pointer is not None or "task" not in self.headers:
             return None
-        payload = {**self._raw, "headers": with_eta(self.headers, eta, retries), OWN_BODY: None}
-        return self.delivery.renewal(eta, lambda: encode_payload(payload), self._raw)
+        return self.delivery.renewal(eta, partial(self._copied, eta, retries), self._raw)
+
+    def _copied(self, eta: float, retries: int, delivery: Delivery) -> tuple[str, Mapping[str, Any]] | None:
+        """Body and attributes of a copy that waits; an event stays as it was, if it has space for ours."""
+        if (own := self._raw.get(OWN_BODY)) is None:
+            payload = {**self._raw, "headers": with_eta(self.headers, eta, retries)}
+            return encode_payload(payload), delivery.message_attributes
+        event = continued_in(delivery.message_attributes, delivery.facts.message_id)
+        attributes = with_ours(delivery.message_attributes, replace(event, eta=eta, retries=retries))
+        return None if attributes is None else (str(own), attributes)
 
     def _encoded(self) -> str:
         """The body of a copy: as it was sent, or the pointer to it."""
         pointer = self.delivery.pointer if self.delivery is not None else None
         return encode_payload(self._raw) if pointer is None else pointer.body
 
+    def come_back(self, error: BaseException) -> None:
+        """An error of this process keeps it from being read or run: see `Delivery.come_back`."""
+        if self.delivery is not None:
+            self.delivery.come_back(error)
+            self._state = "REJECTED"
+
     def refuse(self, reason: str, *, others_may: bool = False) -> None:
         """This worker can make no task of the message: see `Delivery.refuse`. It is never deleted here."""
         if self.delivery is not None:
             self.delivery.refuse(reason, self._encoded(), others_may=others_may)
             self._state = "REJECTED"
+
+
+def _limits(channel: Any) -> ContentOptions:
+    """The options of the message's connection."""
+    return getattr(getattr(channel, "context", None), "options", DEFAULT_LIMITS)
 
 
 class QoS(virtual.QoS):

@@ -1,16 +1,20 @@
 """Queues that AMQP would delete by itself: of rpc:// results, of `Broadcast`, of remote control's replies.
 
-SQS has no queues that expire. Their messages expire instead, and a queue is deleted where its consumer ends.
+SQS has no queues that expire. Their messages expire instead, and a queue is deleted where its consumer ends;
+a client's own, for results of rpc://, where its process exits.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.queues import Queue, Queues
+from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.policy.queue_attributes import RETENTION
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, SHORTEST_RETENTION_SECONDS
@@ -19,10 +23,13 @@ logger = logging.getLogger(__name__)
 
 STAYS: Final = (
     "created the temporary queue %r, and SQS has no queues that expire: it is deleted when its consumer in "
-    "this process ends, but stays if it has none, or if the process is killed. result_backend='rpc://' makes "
-    "such a queue for each thread that publishes: use another result backend, or delete the queues that "
-    "stay. (Said once.)"
+    "this process ends, or a client's process exits, but stays if that is killed. result_backend='rpc://' "
+    "makes such a queue for each thread that publishes: use another result backend, or delete the queues "
+    "that stay. (Said once.)"
 )
+
+#: A process that exits waits this long for the deletion of its clients' queues.
+END_CLIENTS_SECONDS: Final = 2.0
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -38,6 +45,7 @@ class TemporaryQueues:
         self._declared: dict[str, Mapping[str, str]] = {}
         self._created: set[str] = set()
         self._logged = False
+        self._pid: int | None = None  # of the process at whose exit clients' queues are deleted
 
     def declare(self, name: str, attributes: Mapping[str, str]) -> None:
         """Have `for_consumer` create a `Broadcast`'s queue: who only publishes to the exchange needs none."""
@@ -61,10 +69,27 @@ class TemporaryQueues:
         except QueueDoesNotExistError:
             queue = self._queues.find_or_create(name, attributes)
         self._created.add(name)
+        if _UUID.fullmatch(name) and self._pid is None:
+            self._pid = os.getpid()
+            atexit.register(self.end_clients)
         if not self._logged and not is_of_a_broadcast(name):
             self._logged = True
             logger.warning(STAYS, name)
         return queue
+
+    def end_clients(self) -> None:
+        """The process exits: delete its clients' own queues, which nobody else reads. Waits 2 s at most."""
+        atexit.unregister(self.end_clients)
+        names = [name for name in self._created if _UUID.fullmatch(name)]
+        if self._pid != os.getpid() or not names:
+            return
+        deleting = start_thread(self._delete_all, "sqs-end-clients", names)
+        if deleting is not None:
+            deleting.join(END_CLIENTS_SECONDS)
+
+    def _delete_all(self, names: list[str]) -> None:
+        for name in names:
+            self.delete(name)
 
     def created(self, name: str) -> bool:
         """Whether this process created the queue."""

@@ -20,7 +20,7 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext, shared_context
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.channel import Channel
-from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS
+from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS, until_deadline
 
 #: The types of exchanges, with remote control (Celery's step `Control` asks for fanout). Those of other
 #: exchanges than Celery's own are refused where they are declared.
@@ -106,12 +106,17 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Any:
         """Connect, without a request; before a retry of a publication, after its policy's interval.
 
-        kombu connects anew before each retry, and waits only between attempts to connect
-        (kombu/connection.py: `Connection.ensure`), which always work here.
+        kombu connects anew before each retry, and waits only between attempts to connect that fail
+        (kombu/connection.py: `Connection.ensure`).
+
+        Raises:
+            UnreachableError: nobody takes connections at SQS's endpoint.
+            SQSError: the settings are no good.
         """
         failed = self.context.publish_attempts(self.client).failed
         if failed:
             threading.Event().wait(retry_interval(self.client.transport_options, failed))
+        until_deadline(self.context.queues.reach)
         return super().establish_connection()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:  # noqa: ARG002 - kombu's

@@ -8,8 +8,11 @@ from typing import Any
 
 from celery import signals
 from celery.exceptions import InvalidTaskError
-from kombu.exceptions import ContentDisallowed
+from kombu.exceptions import ContentDisallowed, SerializerNotInstalled
 
+from celery_sqs_visibility.errors import TooLargeError
+from celery_sqs_visibility.policy.passing_errors import passes
+from celery_sqs_visibility.transport.decompression import knows
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.validation import validate
 
@@ -53,6 +56,8 @@ class BadMessages:
     def on_unknown_task(self, body: Any, message: Message, exc: Exception) -> None:  # noqa: ARG002
         """Its task is not registered here. No FAILURE is stored: in a rolling deploy others may know it."""
         headers = message.headers
+        if "task" not in headers and isinstance(message.payload, dict):
+            headers = message.payload  # protocol 1
         name = headers.get("task")
         message.refuse(f"task {name!r} is not registered", others_may=True)
         signals.task_unknown.send(
@@ -65,8 +70,13 @@ class BadMessages:
         signals.task_rejected.send(sender=self._consumer, message=message, exc=exc)
 
     def on_decode_error(self, message: Message, exc: Exception) -> None:
-        """Its body cannot be decoded."""
-        message.refuse(f"its content cannot be decoded: {exc!r}")
+        """Its body cannot be decoded, or not here: another worker may have the codec."""
+        if passes(exc):
+            message.come_back(exc)
+            return
+        missing = isinstance(exc, SerializerNotInstalled) or not knows(message.headers.get("compression"))
+        said = str(exc) if isinstance(exc, TooLargeError) else f"its content cannot be decoded: {exc!r}"
+        message.refuse(said, others_may=missing)
 
     def _validating(self, create_task_handler: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(create_task_handler)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, cast
 
 from celery import bootsteps, signals
+from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import in_sighandler
 from celery.worker import state
@@ -20,24 +22,34 @@ from celery.worker.consumer.connection import Connection
 from celery.worker.consumer.control import Control
 
 from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
+from celery_sqs_visibility.delivery.threads import is_main_thread
+from celery_sqs_visibility.option_secrets import without_secrets
+from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.signals import send_signals
-from celery_sqs_visibility.task.settings import refuse_on_other_tasks
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bad_messages import BadMessages
+from celery_sqs_visibility.worker.bound_tasks import BoundTasks
 from celery_sqs_visibility.worker.dependency_logs import quiet_dependencies
 from celery_sqs_visibility.worker.drain import Drain
-from celery_sqs_visibility.worker.event_tasks import take_events
-from celery_sqs_visibility.worker.exclusive_request import open_key_leases
-from celery_sqs_visibility.worker.option_secrets import mask_settings, without_secrets
-from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
+from celery_sqs_visibility.worker.last_runs import may_interrupt
+from celery_sqs_visibility.worker.pool_patches import (
+    give_back_unsent,
+    keep_what_was_sent,
+    leave_runs,
+    release_in_turn,
+    slots_of,
+    watched,
+)
 from celery_sqs_visibility.worker.rate_limits import RateLimits
+from celery_sqs_visibility.worker.restart import restart_by_module
+from celery_sqs_visibility.worker.start_report import warn_of_clamped
 from celery_sqs_visibility.worker.startup import QueuesFirst
-from celery_sqs_visibility.worker.visibility_request import bind_request_class
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
-#: Celery's name of its handlers for a cold shutdown (celery/apps/worker.py: `_shutdown_handler`).
+#: Celery's names of its signal handlers (celery/apps/worker.py: `_shutdown_handler`).
 COLD_HANDLER: Final = "worker_Cold"
+WARM_HANDLER: Final = "worker_Warm"
 
 STDIN: Final = 0
 
@@ -57,31 +69,30 @@ class Deliveries(SQSStep):
 
     def create(self, parent: Any) -> None:
         """Prepare the worker, which has not forked yet: children inherit the lease table."""
-        refuse_on_other_tasks(parent.app.tasks.values())
         quiet_dependencies()
         open_lease_table()
         send_signals()
         pool = parent.pool
         self._worker = WorkerContext(pool, has_processes=bool(pool.uses_semaphore))
-        for task in parent.app.tasks.values():
-            bind_request_class(task, self._worker)
         pool.apply_async = watched(pool, processes=self._worker.has_processes)
+        leave_runs(pool, self._worker, parent.controller)
         if parent.controller.semaphore is not None:
             release_in_turn(parent.controller)
+        give_back_unsent(parent)
         with parent.app.connection_for_read() as connection:
+            warn_of_clamped(connection.transport.client.transport_options)
             context = connection.transport.context
-            context.slots = partial(slots_of, parent)
+            context.slots = partial(self._slots, parent)
             context.worker_name = parent.hostname
-            take_events(parent.app, context)
-            self._worker.key_leases = key_leases = open_key_leases(context, parent.app.tasks.values())
-            if key_leases is not None:
-                key_leases.start()
-                context.release_keys = key_leases.release_all
+        BoundTasks(parent, self._worker, context).bind()
         parent.connect = QueuesFirst(parent, parent.connect)
         rate_limits = RateLimits(parent, context.turns)
         if parent.conninfo.supports_exchange_type("fanout"):  # as Celery asks for remote control
             self._be_controlled(parent, context, rate_limits)
         BadMessages(parent)
+
+    def _slots(self, parent: Any) -> Slots:
+        return slots_of(parent, collecting=self._worker.collects, idle=not state.active_requests)
 
     def _be_controlled(self, parent: Any, context: BrokerContext, rate_limits: RateLimits) -> None:
         """Be one node of remote control: commands pause its queues, and its answers show no secrets."""
@@ -89,7 +100,6 @@ class Deliveries(SQSStep):
         from celery_sqs_visibility.worker.given_back import GivenBack  # noqa: PLC0415
 
         context.forget_given_back = GivenBack(parent, self._worker, rate_limits).forget
-        mask_settings()
         # Celery publishes replies and events by `broker_write_url`, as callers do their commands.
         with parent.app.connection_for_write() as connection:
             writing = connection.transport.context if isinstance(connection.transport, Transport) else context
@@ -139,11 +149,12 @@ class Endings(SQSStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._pid = os.getpid()
+        self._controller = parent.controller
         self._hostname: str = parent.hostname
         self._soft_timeout: float = parent.app.conf.worker_soft_shutdown_timeout
         self._at_terminal = os.isatty(STDIN)
         self._drain: Drain | None = None
-        self._signalled = self._cold = False
+        self._signalled = self._cold = self._embedded = False
 
     def create(self, parent: Any) -> None:
         """Hear of every end (celery/worker/worker.py: `signal_consumer_close`)."""
@@ -158,9 +169,12 @@ class Endings(SQSStep):
         """Be ready to end; again, whenever the consumer has connected anew. Main thread."""
         if self._drain is None:
             self._drain = Drain(parent)
+            self._embedded = not is_main_thread()
             self._drain.start()
             parent.connection.transport.context.on_remote_shutdown = self._on_remote_shutdown
-        self._replace_cold_handlers()
+        if not self._embedded:
+            restart_by_module()
+        self._replace_handlers()
 
     def shutdown(self, parent: Any) -> None:  # noqa: ARG002 - Celery's signature
         """The worker has stopped, but for its polls in flight. Main thread, before the channel is closed."""
@@ -176,7 +190,10 @@ class Endings(SQSStep):
         if drain is None:
             return
         _tell_tasks()
-        if self._signalled or how == "Cold" or (sig == "SIGINT" and self._at_terminal):
+        if self._signalled and how == "Warm":
+            drain.hurry()
+            _wake_loop()
+        elif how == "Cold" or (sig == "SIGINT" and self._at_terminal):
             drain.shorten_polls()
         self._signalled = True
         if how == "Warm":
@@ -184,7 +201,8 @@ class Endings(SQSStep):
         else:
             drain.begin(0 if self._cold else self._soft_timeout, cold=True)
             self._cold = True
-        self._replace_cold_handlers()  # Celery has a new one now for a second SIGINT
+            self._controller.exitcode = EX_FAILURE
+        self._replace_handlers()  # Celery has a new one now for a second SIGINT
 
     def _on_remote_shutdown(self) -> None:
         """Celery's command `shutdown` was received: as at SIGTERM. The thread of Celery's mailbox."""
@@ -196,21 +214,40 @@ class Endings(SQSStep):
     def _on_close(self) -> None:
         """The worker stops, perhaps without a signal of Celery's: at SIGHUP, for one. Main thread.
 
-        Running tasks have all their time: the worker may go on as another.
+        Running tasks have all their time: the worker may go on as another. Celery forgets the status with
+        which it gives up for lack of descriptors (celery/worker/worker.py: `WorkController.start`).
         """
+        reason = sys.exc_info()[1]
+        if isinstance(reason, WorkerTerminate) and self._controller.exitcode is None:
+            self._controller.exitcode = reason.code
         if self._drain is not None and not state.should_terminate:
             _tell_tasks()
             self._drain.begin(math.inf)
+            if self._embedded:  # its process goes on, and its last polls: see `QueueConsumer`
+                self._drain.hurry()
 
-    def _replace_cold_handlers(self) -> None:
+    def _replace_handlers(self) -> None:
         for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
-            handler = signal.getsignal(number)
-            if callable(handler) and getattr(handler, "__name__", None) == COLD_HANDLER:
+            handler: Any = signal.getsignal(number)
+            name = getattr(handler, "__name__", None)
+            if name == COLD_HANDLER:
                 signal.signal(number, partial(self._on_cold_signal, handler))
+            elif name == WARM_HANDLER and number == signal.SIGINT:
+                signal.signal(number, partial(self._on_interrupt, handler))
+
+    def _on_interrupt(self, handler: Callable[[int, Any], object], number: int, frame: Any) -> None:
+        """The first SIGINT is a SIGTERM, and no failure, as which Celery counts it."""
+        handler(number, frame)
+        if os.getpid() == self._pid and not self._cold:
+            cast("Any", state).should_stop = EX_OK
 
     def _on_cold_signal(self, handler: Callable[[int, Any], object], number: int, frame: Any) -> None:
         if self._drain is None or os.getpid() != self._pid:
             handler(number, frame)
+            return
+        if self._drain.interrupts_main_thread:
+            if may_interrupt(frame):
+                raise WorkerShutdown(state.should_stop or EX_OK)
             return
         cast("Any", state).should_stop = EX_FAILURE
         name = signal.Signals(number).name
@@ -218,6 +255,12 @@ class Endings(SQSStep):
             signals.worker_shutting_down.send(
                 sender=self._hostname, sig=name, how="Cold", exitcode=EX_FAILURE
             )
+
+
+def _wake_loop() -> None:
+    """Have Celery's event loop see that it is to end: a signal does not end its wait of up to 5 s."""
+    if (leases := lease_table()) is not None:
+        leases.wake()
 
 
 def _tell_tasks() -> None:

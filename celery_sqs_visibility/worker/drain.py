@@ -2,7 +2,8 @@
 
 Celery's warm shutdown (celery/worker/worker.py: `WorkController.stop`) waits in the main thread for running
 tasks, however long they take, and then closes the channel. The drain's thread stops the polls, gives back
-what has not begun, and when the time is over what still runs; then it ends the process.
+what has not begun, and when the time is over what still runs, and ends those runs. So the main thread has no
+more to wait for, and ends by Celery's own way; the process is ended only if that takes too long.
 
 The process outlives its polls in flight: SQS does not notice that a client is gone, and would hand the next
 message to the open poll.
@@ -22,23 +23,33 @@ from typing import Any, Final
 from billiard.process import active_children
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import get_logger
-from celery.worker import state
 
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
-from celery_sqs_visibility.delivery.threads import copy_of, start_thread
+from celery_sqs_visibility.delivery.threads import copy_of, is_main_thread, start_thread
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, subscribe
 from celery_sqs_visibility.policy.backoff import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.worker.grace_period import warn_if_too_long
+from celery_sqs_visibility.worker.grace_period import check_grace_period
+from celery_sqs_visibility.worker.last_runs import LastRuns
 
 logger = get_logger(__name__)
 
-#: A process whose time is up waits this long for the deletion of its Broadcast queues.
-END_BROADCASTS_SECONDS: Final = 1.5
+#: How long Celery's own end may take, once no run is waited for: signals, `atexit`, what is saved.
+END_SECONDS: Final = 5.0
+
+#: It has to be over so long before a SIGKILL.
+BEFORE_SIGKILL_SECONDS: Final = 0.5
+
+#: Runs that were acknowledged early are ended so long before a SIGKILL. Celery's pool looks each half second
+#: whether its processes are gone, one after the other, and on a busy machine the end takes a second more.
+EARLY_BEFORE_SIGKILL_SECONDS: Final = 3.0
+
+#: A process that is ended waits this long for the deletion of its own queues.
+END_QUEUES_SECONDS: Final = 1.5
 
 #: A later signal may shorten a wait: each wait looks for that this often.
 RECHECK_SECONDS: Final = 0.5
@@ -47,7 +58,7 @@ RECHECK_SECONDS: Final = 0.5
 class Drain:
     """Drains one worker, once, in a thread of its own.
 
-    Signal handlers call `begin` and `shorten_polls`, which do no I/O and take no lock.
+    Signal handlers call `begin`, `shorten_polls` and `hurry`, which do no I/O and take no lock.
 
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`.
@@ -62,15 +73,27 @@ class Drain:
         self._orders: SimpleQueue[bool] = SimpleQueue()
         self._began_at: float | None = None  # monotonic instants
         self._runs_until = math.inf  # when the messages of running tasks are handed back
+        self._grace = math.inf  # seconds from the signal to SIGKILL
+        self._hurried_at = math.inf
         self._cold = False
         self._polls_shortened = False
-        self._drained = threading.Event()  # at least once
-        self._thread = threading.Thread(target=self._run, name="sqs-drain", daemon=True)
+        self._drained = threading.Event()
+        self._runs = LastRuns()
+        self._owns_process = True  # and may end it
+        self._cancelled = False
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, which waits for `begin`. Main thread."""
-        warn_if_too_long(self._timeout)
-        self._thread.start()
+        """Start the thread, which waits for `begin`. The worker's main thread.
+
+        Raises:
+            RuntimeError: the system refuses a new thread.
+        """
+        self._grace = check_grace_period(self._timeout)
+        self._owns_process = is_main_thread()
+        self._thread = start_thread(self._run, "sqs-drain")
+        if self._thread is None:
+            raise RuntimeError("cannot start the thread that shuts down")
 
     def begin(self, timeout: float | None = None, *, cold: bool = False) -> None:
         """Begin, or shorten the time that is left; no call prolongs it. In a signal handler.
@@ -78,6 +101,8 @@ class Drain:
         Args:
             timeout: seconds from now that running tasks have; `shutdown_timeout` by default.
             cold: end all runs then, those acknowledged early too, with the status of a failure.
+
+        Without an end (`math.inf`) no run is ended.
         """
         now = SYSTEM_CLOCK.monotonic()
         self._runs_until = min(self._runs_until, now + (self._timeout if timeout is None else timeout))
@@ -89,6 +114,18 @@ class Drain:
     def shorten_polls(self) -> None:
         """Wait for polls in flight for a moment only. In a signal handler."""
         self._polls_shortened = True
+
+    def hurry(self) -> None:
+        """Wait neither for polls nor, beyond the time of all runs, for those that were acknowledged early.
+
+        In a signal handler.
+        """
+        self._hurried_at = min(self._hurried_at, SYSTEM_CLOCK.monotonic())
+
+    @property
+    def interrupts_main_thread(self) -> bool:
+        """Whether signals are sent to end the run on the main thread. In a signal handler."""
+        return self._runs.interrupts
 
     def finish(self) -> None:
         """Wait for polls in flight, and for what follows from them. Main thread, after the pool has ended."""
@@ -111,27 +148,29 @@ class Drain:
         self._context.end_control_first()
 
     def cancel(self) -> None:
-        """End the thread if it has not begun: the worker has stopped."""
+        """End the thread, unless it has ended runs: the worker has stopped."""
+        self._cancelled = True
         self._orders.put(False)
 
     def _run(self) -> None:
         while self._orders.get():
-            if self._drained.is_set() and not (self._cold and state.active_requests):
-                continue  # a second drain only ends runs that were acknowledged early, in a cold shutdown
-            released = _ReleasedMessages()
-            try:
-                anything_runs = self._drain(copy_of(self._context.worker_queue_consumers), released)
-            except Exception:
-                logger.exception("error while draining; held messages come back when their visibility ends")
-                anything_runs = self._cold and bool(state.active_requests)
-            finally:
-                released.forget()
-            if anything_runs:
-                self._end_process()
-            self._drained.set()
+            if not self._drained.is_set():
+                self._drain_once()
+                self._drained.set()
+            if math.isfinite(self._runs_until):
+                self._end_runs()
 
-    def _drain(self, queue_consumers: list[QueueConsumer], released: _ReleasedMessages) -> bool:
-        """Settle everything; whether a task still runs."""
+    def _drain_once(self) -> None:
+        released = _ReleasedMessages()
+        try:
+            self._drain(copy_of(self._context.worker_queue_consumers), released)
+        except Exception:
+            logger.exception("error while draining; held messages come back when their visibility ends")
+        finally:
+            released.forget()
+
+    def _drain(self, queue_consumers: list[QueueConsumer], released: _ReleasedMessages) -> None:
+        """Settle everything."""
         left = self._left()
         time_left = f"{round(left, 1):g} s" if math.isfinite(left) else "as long as they take"
         logger.info("shutdown: no more polls; running tasks have %s", time_left)
@@ -147,11 +186,37 @@ class Drain:
         if (release_keys := self._context.release_keys) is not None:
             release_keys()  # before another worker can have the messages
         orphans = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.hand_back()]
-        anything_runs = bool(orphans) or (self._cold and bool(state.active_requests))
-        if anything_runs:
-            self._end_consumers_of_tasks()
         _log_outcome(given_back, orphans, released)
-        return anything_runs
+
+    def _end_runs(self) -> None:
+        """End what was handed back, and what was acknowledged early when its time is over; bound the rest."""
+        runs = self._runs
+        while (left := self._left()) > 0 and runs.late():  # whose messages are lost, or after an error
+            _sleep(min(left, RECHECK_SECONDS))
+        runs.end_late()
+        if early := len(runs.acknowledged_early()):
+            logger.info("shutdown: waiting for runs that were acknowledged when they began: %d", early)
+        while runs.acknowledged_early() and not self._cancelled:
+            if (left := self._early_until - SYSTEM_CLOCK.monotonic()) <= 0:
+                runs.lose_early()
+            else:
+                _sleep(min(left, RECHECK_SECONDS))
+            runs.end_late()
+        if runs.any_ended:
+            self._end_consumers_of_tasks()
+            if self._owns_process:
+                self._bound_the_end()
+
+    def _bound_the_end(self) -> None:
+        """Give Celery's main thread and the interpreter their time to end; then end the process."""
+        now = SYSTEM_CLOCK.monotonic()
+        sigkill = (self._began_at or now) + self._grace
+        until = min(now + END_SECONDS, max(sigkill - BEFORE_SIGKILL_SECONDS, now + RECHECK_SECONDS))
+        logger.warning("shutdown: time is up, ending within %.1f s", until - now)
+        while (left := until - SYSTEM_CLOCK.monotonic()) > 0:
+            self._runs.end_late()
+            _sleep(min(left, RECHECK_SECONDS))
+        self._end_process()
 
     def _wait_for_polls(self, queue_consumers: list[QueueConsumer], until: Callable[[], float]) -> None:
         while (now := SYSTEM_CLOCK.monotonic()) < (end := until()):
@@ -165,9 +230,6 @@ class Drain:
                 min(left, RECHECK_SECONDS)
             ):
                 self._set_end(queue_consumers)
-        # A run that was acknowledged early is in no ledger.
-        while self._cold and state.active_requests and (left := self._left()) > 0:
-            threading.Event().wait(min(left, RECHECK_SECONDS))
 
     def _set_end(self, queue_consumers: list[QueueConsumer]) -> None:
         for queue_consumer in queue_consumers:
@@ -185,7 +247,14 @@ class Drain:
         """The monotonic instant until which polls in flight are waited for; SQS has answered them by then."""
         longest = self._context.options.longest_poll + LONGEST_REPLY_GRACE_SECONDS
         seconds = POLLS_IN_FLIGHT_SECONDS if self._polls_shortened else longest
-        return min((self._began_at or 0.0) + seconds, self._ends_at)
+        return min((self._began_at or 0.0) + seconds, self._ends_at, self._hurried_at)
+
+    @property
+    def _early_until(self) -> float:
+        """The monotonic instant until which runs that were acknowledged early are waited for."""
+        if self._cold or math.isfinite(self._hurried_at):
+            return self._runs_until
+        return (self._began_at or 0.0) + max(0.0, self._grace - EARLY_BEFORE_SIGKILL_SECONDS)
 
     @property
     def _ends_at(self) -> float:
@@ -198,21 +267,24 @@ class Drain:
         return max(0.0, self._runs_until - SYSTEM_CLOCK.monotonic())
 
     def _end_process(self) -> None:
-        """Kill what runs, and this process, whose main thread waits for that. All messages are settled."""
-        logger.warning("shutdown: time is up, ending")
+        """Celery's main thread hangs in something, or the interpreter: end this process, and its children."""
+        logger.error("shutdown: the worker does not end in time: what it still does is cut off")
         # The pool's, and an embedded beat's.
         for pid in [child.pid for child in active_children() if child.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self._controller.pidlock:
             self._controller.pidlock.release()
+        deleting = start_thread(self._delete_queues, "sqs-end-queues")
+        if deleting is not None:
+            deleting.join(END_QUEUES_SECONDS)
+        # Not sys.exit: the main thread, or one for which it waits, cannot be made to end.
+        os._exit(EX_FAILURE if self._cold else EX_OK)
+
+    def _delete_queues(self) -> None:
         self._context.end_control()
         if self._context.options.supports_fanout:
-            deleting = start_thread(self._context.end_broadcasts, "sqs-end-broadcasts")
-            if deleting is not None:
-                deleting.join(END_BROADCASTS_SECONDS)
-        # Not sys.exit: pool threads, and a solo pool's main thread, cannot be made to end.
-        os._exit(EX_FAILURE if self._cold else EX_OK)
+            self._context.end_broadcasts()
 
 
 class _ReleasedMessages:
@@ -236,6 +308,10 @@ class _ReleasedMessages:
 
 def _give_back_unstarted(queue_consumers: list[QueueConsumer]) -> list[Delivery]:
     return [delivery for each in queue_consumers for delivery in each.give_back_unstarted()]
+
+
+def _sleep(seconds: float) -> None:
+    threading.Event().wait(seconds)
 
 
 def _messages(count: int) -> str:

@@ -12,11 +12,13 @@ from functools import cached_property
 from typing import Any, Final
 
 from billiard.einfo import ExceptionInfo
-from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import ImproperlyConfigured, WorkerLostError
 from celery.utils.log import get_logger
 from celery.worker import state
 
 from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.delivery.lease_table import lease_table
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Delete, Hide
 from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -28,9 +30,9 @@ from celery_sqs_visibility.policy.exclusive import (
 )
 from celery_sqs_visibility.stores.port import Processed, Processing
 from celery_sqs_visibility.task.base import VisibilityTask
-from celery_sqs_visibility.task.exclusive import NotRun, Ownership, exclusive_key
+from celery_sqs_visibility.task.exclusive import NotRun, Ownership, Spent, Unanswered, exclusive_key
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.worker.exceptions import exception_of
+from celery_sqs_visibility.worker.exceptions import exc_info_of, exception_of
 from celery_sqs_visibility.worker.key_leases import KeyLease, KeyLeases
 from celery_sqs_visibility.worker.request import DeliveryRequest
 
@@ -45,6 +47,10 @@ class ExclusiveRequest(DeliveryRequest):
 
     task: VisibilityTask[..., Any]
     _key_lease: KeyLease | None = None
+    #: The attempts that messages before this one have used up.
+    _retries_before = 0
+    #: Whether its receives, and the result backend, say that no attempts are left: see `Ownership`.
+    _seems_spent = False
 
     def on_failure(
         self,
@@ -60,6 +66,14 @@ class ExclusiveRequest(DeliveryRequest):
         with self._settled_if_it_raises():
             self._settle_unrun(exc.why)
         return None
+
+    def dispatch(self) -> bool:
+        """As any other; while the store does not answer, its message waits, and takes no process."""
+        if not (error := self._store_error):
+            return super().dispatch()
+        state.task_ready(self)
+        self._settle_unrun(error)
+        return False
 
     def release_key(self, delay: float) -> None:
         """The run is gone, or will be after that many seconds, and cannot release its key itself."""
@@ -82,23 +96,53 @@ class ExclusiveRequest(DeliveryRequest):
         super()._kill(signal_name)
         self.release_key(KILLED_WITHIN_SECONDS)
 
+    def _describe(self, delivery: Delivery) -> None:
+        super()._describe(delivery)
+        self._retries_before = self._published_retries
+
+    def _learn_attempts(self) -> None:
+        """Its run may have learnt from the key how many attempts came before: not all receives were some."""
+        lease = None if self.delivery is None else self.delivery.current.lease
+        if lease is not None and (retries := lease.retries) is not None:
+            self._request_dict["retries"] = self._context.retries = retries
+
+    @property
+    def _has_key(self) -> bool:
+        """Whether a store says what runs."""
+        return bool(self.task.exclusive) and self.worker.key_leases is not None
+
     def _pass_on_lease(self) -> None:
         super()._pass_on_lease()
-        if self.task.exclusive and self.worker.key_leases is not None and self.delivery is not None:
+        if self._has_key and self.delivery is not None:
             self._request_dict["visibility_exclusive"] = self._ownership
+
+    @property
+    def _store_error(self) -> str:
+        """Why its key cannot be acquired, as far as is known; empty without a key."""
+        if self.worker.key_leases is None or self.delivery is None or not self.task.exclusive:
+            return ""
+        error = self.worker.key_leases.store_error
+        return error if error and not self._ownership["error"] else ""
 
     @cached_property
     def _ownership(self) -> Ownership:
         """The key and the name of this run. Calls the user's code; its error is the run's."""
+        ownership: Ownership = {
+            "key": "",
+            "owner": "",
+            "error": "",
+            "published_retries": self._retries_before,
+            "spent": self._seems_spent,
+        }
         try:
             key = exclusive_key(self.task, self._run_id, self.args, self.kwargs)
         except ExclusiveKeyError as error:
-            return {"key": "", "owner": "", "error": str(error)}
+            return {**ownership, "error": str(error)}
         owner = owner_of(self._message_id, uuid.uuid4().hex)
         if self.delivery is not None and self.worker.key_leases is not None:
             self._key_lease = KeyLease(key, owner, self.delivery)
             self.worker.key_leases.add(self._key_lease)
-        return {"key": key, "owner": owner, "error": ""}
+        return {**ownership, "key": key, "owner": owner}
 
     @property
     def _run_id(self) -> str:
@@ -111,7 +155,7 @@ class ExclusiveRequest(DeliveryRequest):
     def _message_id(self) -> str:
         return "" if self.delivery is None else self.delivery.facts.message_id
 
-    def _settle_unrun(self, why: Processing | Processed | str) -> None:
+    def _settle_unrun(self, why: Processing | Processed | Spent | Unanswered | str) -> None:
         key = self._ownership["key"]
         match why:
             case Processed():
@@ -121,17 +165,31 @@ class ExclusiveRequest(DeliveryRequest):
                 self._warn_of_canvas()
                 self.note_outcome("skipped")
                 self.settle(Delete())
+            case Spent():
+                self._fail_spent()
             case Processing(left, owner):
                 seconds = seconds_to_wait(left)
                 waits = "Task %s[%s] waits for %s s, and was not run: its key %r is processed elsewhere"
                 extra = self.log_extra(key=key, outcome="waits", seconds=seconds)
                 logger.info(waits, self.name, self.id, seconds, key, extra=extra)
                 self._wait(seconds, may_copy=not is_same_message(owner, self._message_id))
+            case Unanswered(error, since):
+                if self.worker.key_leases is not None:
+                    self.worker.key_leases.store_unanswered(error, since)
+                self._wait_for_store(error)
             case error:
-                unknown = "Task %s[%s] was not run, and comes back in %s s: its key cannot be acquired: %s"
-                extra = self.log_extra(key=key)
-                logger.error(unknown, self.name, self.id, STORE_RETRY_SECONDS, error, extra=extra)
-                self._wait(STORE_RETRY_SECONDS, may_copy=True)
+                self._wait_for_store(error)
+
+    def _wait_for_store(self, error: str) -> None:
+        unknown = "Task %s[%s] was not run, and comes back in %s s: its key cannot be acquired: %s"
+        extra = self.log_extra(key=self._ownership["key"])
+        logger.error(unknown, self.name, self.id, STORE_RETRY_SECONDS, error, extra=extra)
+        self._wait(STORE_RETRY_SECONDS, may_copy=True)
+
+    def _fail_spent(self) -> None:
+        """The last attempt began, and could not report its end: it fails without another run."""
+        lost = WorkerLostError("No attempts left: the runs before were lost, with their workers.")
+        self.on_failure(exc_info_of(lost))
 
     def _warn_of_canvas(self) -> None:
         """A duplicate with a task id of its own leaves a hole where it stands: its result stays as it is."""
@@ -170,4 +228,6 @@ def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases |
             "option exclusive_store to dynamodb://TABLE or redis://HOST"
         )
         raise shown_in_one_line(ImproperlyConfigured(sentence))
+    if (leases := lease_table()) is not None:
+        store.follow(leases.tell_of_store)  # the pool's processes wait no more for what this one has given up
     return KeyLeases(store)

@@ -24,8 +24,8 @@ ECS_STOP_SECONDS: Final = 30
 MARGIN_SECONDS: Final = 2
 
 
-def warn_if_too_long(shutdown_timeout: float) -> None:
-    """Log a warning if SIGKILL would come before running tasks are handed back."""
+def check_grace_period(shutdown_timeout: float) -> float:
+    """Seconds from SIGTERM to SIGKILL, infinite if not known; warn if `shutdown_timeout` is longer."""
     grace, reason = grace_period()
     longest = max(0.0, grace - MARGIN_SECONDS)
     if shutdown_timeout > longest:
@@ -36,6 +36,7 @@ def warn_if_too_long(shutdown_timeout: float) -> None:
             reason,
             longest,
         )
+    return grace
 
 
 def grace_period() -> tuple[float, str]:

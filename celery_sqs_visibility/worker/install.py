@@ -16,6 +16,7 @@ from typing import Any, Final
 from celery import Celery, signals
 from celery._state import _get_active_apps  # type: ignore[attr-defined]  # in no stub
 
+from celery_sqs_visibility.option_secrets import mask_settings
 from celery_sqs_visibility.transport.transport import Transport
 
 __all__ = ["Transport"]
@@ -47,6 +48,8 @@ def on_beat_init(sender: Any, **_: Any) -> None:
 
     check_settings(sender.app)
 
+
+mask_settings()
 
 # After the signal is connected: workers of apps made meanwhile send it.
 for _app in list(_get_active_apps()):

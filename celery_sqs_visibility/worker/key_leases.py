@@ -119,6 +119,15 @@ class KeyLeases:
             subscribe(self._on_event, kind)
         self.threads.start()
 
+    @property
+    def store_error(self) -> str:
+        """Why no key can be acquired now; empty: one may be. Any thread, without a request."""
+        return self._store.error
+
+    def store_unanswered(self, error: str, since: float) -> None:
+        """A run had no answer to its request of that monotonic instant. Any thread, without a request."""
+        self._store.unanswered(error, since)
+
     def add(self, lease: KeyLease) -> None:
         """A run begins that is to have that key."""
         facts = lease.delivery.facts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
 from celery import states
 from celery.exceptions import TimeLimitExceeded
@@ -16,11 +15,9 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.worker.exceptions import exc_info_of
 from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest
+from celery_sqs_visibility.worker.request import KILL_SIGNAME
 
 logger = get_logger(__name__)
-
-#: A run that shows no life may not heed another signal.
-KILL_SIGNAME: Final = "SIGKILL"
 
 
 class OverdueRequest(ExclusiveRequest):
@@ -73,7 +70,7 @@ class OverdueRequest(ExclusiveRequest):
         lease = None if self.delivery is None else self.delivery.current.lease
         if self not in state.active_requests or lease is None or lease.last_sign == UNWATCHED:
             return  # it has ended
-        kill = partial(self._kill, KILL_SIGNAME)
+        kill = partial(self._kill, KILL_SIGNAME)  # it may not heed another signal
         fail = partial(self._fail_run, InactivityError.after(self.task.inactivity_timeout or 0))
         with self._logged_if_it_raises():
             for step in (kill, fail) if self.worker.has_processes else (fail, kill):

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
-from typing import Any
+from typing import Any, Final, cast
 
-from billiard.einfo import ExceptionInfo
 from celery.exceptions import TaskRevokedError
+from celery.platforms import EX_OK
 from celery.worker import state
 
 from celery_sqs_visibility.delivery.settlements import Release
+from celery_sqs_visibility.delivery.threads import is_main_thread
+from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError
+from celery_sqs_visibility.worker.request import DeliveryRequest
+from celery_sqs_visibility.worker.threaded_runs import ThreadedRun
+from celery_sqs_visibility.worker.worker_context import WorkerContext
 
-# ruff: noqa: SLF001 - Celery and billiard have no public names for these
+# ruff: noqa: SLF001 - Celery, billiard and Python have no public names for these
+
+#: A pool of threads looks this often whether one of them is left to itself.
+RECHECK_SECONDS: Final = 0.2
 
 
-def slots_of(consumer: Any) -> Slots:
+def slots_of(consumer: Any, *, collecting: bool = False, idle: bool = False) -> Slots:
     """How much a consumer's worker runs at once. Any thread.
 
     The most it may run, where Celery scales its pool: Celery adds processes for reserved messages
@@ -31,7 +43,7 @@ def slots_of(consumer: Any) -> Slots:
         number = max(number, autoscaler.max_concurrency)
     prefetch_count, qos = consumer.initial_prefetch_count, consumer.qos  # `None` until it consumes
     raised = 0 if qos is None else max(0, qos.value - prefetch_count)
-    return Slots(number, prefetch_count, raised)
+    return Slots(number, prefetch_count, raised, collecting, idle)
 
 
 def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
@@ -47,7 +59,7 @@ def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
             for callback in ("callback", "error_callback"):
                 options[callback] = _reporting_end(request, options.get(callback))
         if not processes:
-            run = _Run(target, **options)
+            run = ThreadedRun(target, request, **options)
             options |= {"accept_callback": run.accept, "callback": run.end}
             return apply_async(run, args, kwargs or {}, **options)
         if request is not None and not request.dispatch():
@@ -61,53 +73,6 @@ def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
             raise TaskRevokedError(request.id) from exc  # or the slot would be lost
 
     return apply
-
-
-class _Run:
-    """A run in a pool without processes, which reports each of its ends to the right callback.
-
-    The pool would lose a run that raises out of Celery's tracer, and pass one that ended with a BaseException
-    to the callback for successes, which cannot take it (celery/concurrency/base.py: `apply_target`). Its
-    message would never be settled, and be extended for 12 hours. Nothing runs if the message was given back
-    while it waited in the pool; green pools would print what the request raises then.
-    """
-
-    def __init__(
-        self,
-        target: Any,
-        accept_callback: Any = None,
-        callback: Any = None,
-        error_callback: Any = None,
-        **_: Any,
-    ) -> None:
-        self._target = target
-        self._accept = accept_callback
-        self._on_success = callback
-        self._on_error = error_callback
-        self._given_back = False
-
-    def accept(self, *args: Any, **kwargs: Any) -> None:
-        try:
-            if self._accept is not None:
-                self._accept(*args, **kwargs)
-        except GivenBackError:
-            self._given_back = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._given_back:
-            return None
-        try:
-            return self._target(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - the request gets it, as from a process pool
-            return ExceptionInfo()
-
-    def end(self, result: Any, *args: Any, **kwargs: Any) -> None:
-        if self._given_back:
-            return
-        if isinstance(result, ExceptionInfo) and self._on_error is not None:
-            self._on_error(result)
-        elif self._on_success is not None:
-            self._on_success(result, *args, **kwargs)
 
 
 def _reporting_end(request: DeliveryRequest, callback: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -125,13 +90,45 @@ def _reporting_end(request: DeliveryRequest, callback: Callable[..., Any] | None
 
 
 def _refuse_unsent(pool: Any, request: Any, exc: Exception) -> None:
-    """A run cannot be sent to processes: its arguments are nested too deep to be pickled, for one."""
+    """A run cannot be sent to processes: its arguments are nested too deep to be pickled, or memory lacks."""
     for job in list(pool._pool._cache.values()):  # billiard would wait for it at the end
         if getattr(job, "_accept_callback", None) == request.on_accepted and not job._accepted:
             job.discard()
+    if passes(exc):
+        request.message.come_back(exc)
+        state.task_ready(request)
+        return
     state.task_ready(request)
     # Another worker's pool may be of another kind.
     request.message.refuse(f"it cannot be sent to a pool process: {exc!r}", others_may=True)
+
+
+def give_back_unsent(consumer: Any) -> None:
+    """Have a run that cannot be handed to the pool free its slot, and its message come back. Main thread.
+
+    Celery frees the slots of revoked runs only (celery/worker/worker.py: `WorkController._process_task`). The
+    others' would be gone, and when all were gone the worker would hold what it has, and run nothing.
+    """
+    worker = consumer.controller
+    process = worker._process_task
+
+    @wraps(process)
+    def process_or_give_back(request: Any) -> None:
+        try:
+            process(request)
+        except Exception as exc:
+            if not isinstance(request, DeliveryRequest):
+                raise
+            try:
+                request.message.come_back(exc)
+                state.task_ready(request)
+            finally:
+                if worker.semaphore is not None:
+                    worker._quick_release()
+
+    worker._process_task = process_or_give_back
+    if worker.semaphore is None:  # Celery has bound the other one
+        consumer.on_task_request = process_or_give_back
 
 
 def release_in_turn(worker: Any) -> None:
@@ -161,6 +158,39 @@ def release_in_turn(worker: Any) -> None:
             releasing = False
 
     worker._quick_release = release_one
+
+
+def leave_runs(pool: Any, worker: WorkerContext, controller: Any) -> None:
+    """Have neither the end of a pool of threads nor the interpreter's wait for runs that were left.
+
+    Celery waits for all (celery/concurrency/thread.py: `TaskPool.on_stop`), and so does Python, before it
+    calls `atexit` hooks. Main thread.
+    """
+    executor = getattr(pool, "executor", None)
+    if executor is None:
+        return
+
+    def on_stop() -> None:
+        executor.shutdown(wait=False, cancel_futures=True)
+        for thread in list(executor._threads):
+            while thread.is_alive() and thread.ident not in worker.left:
+                thread.join(RECHECK_SECONDS)
+
+    pool.on_stop = on_stop
+    if is_main_thread():
+        # Called first, since it is registered last: before those of concurrent.futures, which join.
+        cast("Any", threading)._register_atexit(lambda: _exit_without_runs(worker, controller))
+
+
+def _exit_without_runs(worker: WorkerContext, controller: Any) -> None:
+    """End the interpreter where a run is left: its thread cannot be ended, and would be waited for."""
+    if not any(thread.ident in worker.left for thread in threading.enumerate()):
+        return
+    cast("Any", atexit)._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(controller.exitcode or EX_OK)
 
 
 def keep_what_was_sent(pool: Any) -> None:

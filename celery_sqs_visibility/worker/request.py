@@ -8,6 +8,7 @@ safe from any thread, and does no I/O.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from weakref import ref
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionInfo
-from celery.exceptions import Ignore, Reject, TaskRevokedError, Terminated
+from celery.exceptions import Ignore, NotRegistered, Reject, TaskRevokedError, Terminated
 from celery.utils.log import get_logger
 from celery.worker import state
 
@@ -28,6 +29,7 @@ from celery_sqs_visibility.delivery.settlements import Lapse, Release
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.task.chord_end import is_at_end
 from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.exceptions import PROCESS_GONE, could_not_publish_retry, exception_of
@@ -39,6 +41,10 @@ logger = get_logger(__name__)
 #: The request that was made last, of which Celery writes before it is in `state.requests`: for JSON lines.
 #: Weak, since a run that nobody refers to gives back its slot (`delivery/receive/turns.py`).
 made_last: Final[deque[ref[DeliveryRequest]]] = deque(maxlen=1)
+
+
+#: What ends a run at once: its message is another worker's.
+KILL_SIGNAME: Final = "SIGKILL"
 
 
 class GivenBackError(TaskRevokedError):
@@ -60,10 +66,12 @@ class DeliveryRequest(SettlingRequest):
     def __init__(self, message: Message, **options: Any) -> None:
         super().__init__(message, **options)
         self._terminated_on_purpose = False
+        self._thread: int | None = None  # of its run, in a pool without processes
         if self.delivery is not None:
             self.delivery.acknowledged_early = not self.task.acks_late
             self._describe(self.delivery)
-            made_last.append(ref(self))
+            self.delivery.current.request = weak = ref(self)
+            made_last.append(weak)
             if self.eta is not None and self.worker.on_eta is not None:
                 self.worker.on_eta(self)
             self._note_attempt(self.delivery)
@@ -79,6 +87,8 @@ class DeliveryRequest(SettlingRequest):
         """
         held = self.delivery is None or self.delivery.start()
         self._pass_on_lease()
+        if not self.worker.has_processes:
+            self._thread = threading.get_ident()
         if not held and not self.worker.has_processes:
             state.task_ready(self)
             raise GivenBackError(self.id)
@@ -138,6 +148,9 @@ class DeliveryRequest(SettlingRequest):
             state.task_ready(self)
             self.come_back_later()
             return None
+        if isinstance(exc, NotRegistered) and not return_ok:
+            self._come_back_unknown()
+            return None
         self._rejected_by_task = isinstance(exc, Reject)
         if not isinstance(exc, Ignore):
             self.note_outcome("failed")
@@ -185,6 +198,30 @@ class DeliveryRequest(SettlingRequest):
             self.acknowledged = True
             self.worker.call_in_loop(self._kill_lost)
 
+    @property
+    def is_on_main_thread(self) -> bool:
+        """Whether its run is on the thread of a solo pool, which is Celery's main thread."""
+        return self._thread == threading.main_thread().ident and not self.worker.can_end_runs
+
+    @property
+    def publishes_chord(self) -> bool:
+        """Whether its run may be publishing the body of its chord, in this process: see `task.chord_end`."""
+        return is_at_end(self._thread)
+
+    def end_in_shutdown(self) -> None:
+        """End the run, or leave it where its pool cannot; nothing is settled or stored. Any thread.
+
+        Its message was handed back, or was deleted when the run began.
+        """
+        self.acknowledged = True
+        if not self.worker.can_end_runs:
+            self.worker.left.add(self._thread)
+            return
+        if not self.worker.has_processes:
+            self.eventer = None  # a green pool calls a killed run a success
+        with self._logged_if_it_raises():
+            self._kill(KILL_SIGNAME)
+
     def _has_attempts_left(self) -> bool:
         """Whether a message whose retry could not be published may come back, by its receives."""
         if self.delivery is None:
@@ -212,6 +249,17 @@ class DeliveryRequest(SettlingRequest):
             )
             self.settle(Release())
 
+    def _come_back_unknown(self) -> None:
+        """Its process does not have the task: it was forked before the worker imported the task's module."""
+        state.task_ready(self)
+        logger.warning(
+            "Task %s[%s] comes back: its process was forked before the task was registered",
+            self.name,
+            self.id,
+            extra=self.log_extra(),
+        )
+        self.come_back_later()
+
     def _can_be_ended(self) -> bool:
         if not self.worker.can_end_runs:
             logger.warning(
@@ -224,7 +272,7 @@ class DeliveryRequest(SettlingRequest):
 
     def _kill_lost(self) -> None:
         """Kill the run, unless it has ended: its process or greenlet may run another. Never raises."""
-        if self not in state.active_requests:
+        if self not in state.active_requests or self.publishes_chord:
             return
         log_safely(
             logger.warning,

@@ -6,6 +6,7 @@ Celery's banner lists Celery's names of the queues, and asks nobody for SQS's (c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from celery.utils.log import get_logger
@@ -15,11 +16,24 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.queue_options import beyond_horizon
 
 logger = get_logger(__name__)
 
+CLAMPED: Final = (
+    "%s is longer than SQS hides a message, and 12 hours are used: a killed worker's message comes back "
+    "after these. Set minutes; the heartbeat extends it for as long as a task runs"
+)
+
 #: The one right without which a worker starts all the same; a lack of others shows later, or ends it.
 READ_POLICY: Final = "sqs:GetQueueAttributes"
+
+
+def warn_of_clamped(given: Mapping[str, Any]) -> None:
+    """Log one line where a visibility timeout, of the transport options, was longer than SQS allows."""
+    if beyond := beyond_horizon(given):
+        told = ", ".join(f"{option}={value}" for option, value in beyond.items())
+        logger.warning(CLAMPED, told)
 
 
 def report(queue: Queue, redrive: RedriveBook, options: Options) -> None:

@@ -47,12 +47,12 @@ class StoredResult:
     def is_failure_of(self, delivery: Delivery) -> bool:
         """Whether the message of this delivery is the one that failed for good.
 
-        A message that was moved back from a dead-letter queue has the task id of one that failed before. In
+        A message that was moved to or from a dead-letter queue has the task id of one that failed before. In
         doubt it is run: an unknown time decides nothing, and no clock is taken to be wrong. Nor has it failed
         where a worker of kombu's own SQS transport did not know its task, which Celery stores as a failure
         (celery/worker/consumer/consumer.py: `on_unknown_task`).
         """
-        first = delivery.facts.first_received
+        first = 0.0 if delivery.moved_from else delivery.facts.first_received
         if self.status != states.FAILURE or self.done_at is None or not first:
             return False
         if isinstance(self.error, NotRegistered):
@@ -66,8 +66,10 @@ def chord_claim_seconds(task: Task[Any, Any], chord: Any) -> float:
     Celery 5.7 has a claim on that (celery/backends/redis.py: `on_chord_part_return`): a second run does
     nothing while it lasts, and does not say so.
     """
+    if not chord:
+        return 0.0
     expires = getattr(task.backend, "_chord_publish_claim_expires", None)
-    if expires is None or not chord:
+    if expires is None:
         return 0.0
     join_timeout = max(5, int((task.app.conf.result_chord_join_timeout or 5.0) * 2))
     return float(join_timeout + expires(join_timeout, maybe_signature(chord, app=task.app)))

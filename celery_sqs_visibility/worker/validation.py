@@ -18,6 +18,7 @@ from celery.app.task import Context
 from celery.exceptions import InvalidTaskError
 from celery.utils.time import maybe_iso8601
 
+from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
 
 #: What a name or id cannot hold: control characters, and halves of characters that no encoding takes.
@@ -57,13 +58,13 @@ def validate(message: Any, tasks: Mapping[str, Any]) -> None:
     headers = message.headers
     for name in OURS:
         headers.pop(name, None)
-    for name in ("reply_to", "correlation_id"):
-        _check(name, message.properties.get(name))
     in_headers = "task" in headers
     if in_headers:
         _check_headers(headers)
         if headers["task"] not in tasks:
             return
+    for name in ("reply_to", "correlation_id"):  # the latter is Celery's copy of the id
+        _check(name, message.properties.get(name))
     body = message.payload
     if isinstance(body, dict) and ("args" in body if in_headers else "task" in body):
         _check_headers({**body, **headers} if in_headers else body)  # protocol 1
@@ -132,8 +133,10 @@ def _is_instant(value: Any) -> bool:
         return False
     try:
         instant = maybe_iso8601(value)
-    except Exception:  # noqa: BLE001 - whatever its parser cannot bear
-        return False
+    except Exception as error:
+        if passes(error):
+            raise
+        return False  # whatever its parser cannot bear
     return instant is not None and MINYEAR < instant.year < MAXYEAR
 
 
@@ -177,7 +180,11 @@ Check = tuple[Callable[[Any], bool], str]
 
 #: The parts of a message that are checked; `None` and absence are right. Others do no harm, of any type.
 CHECKS: Final[dict[str, Check]] = {
-    **_checked("task id root_id parent_id group taskset shadow reply_to correlation_id", _is_name, "text"),
+    **_checked(
+        "task id root_id parent_id group taskset shadow reply_to correlation_id",
+        _is_name,
+        "text without control characters",
+    ),
     **_checked(
         f"retries group_index replaced_task_nesting {LIMIT_HEADER}",
         _is_count,

@@ -23,7 +23,7 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Hide, Lapse
 from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.events import Failed, emit
-from celery_sqs_visibility.policy.attempts import attempts_made
+from celery_sqs_visibility.policy.attempts import RELEASES_FORGIVEN, are_spent, attempts_made
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
@@ -31,6 +31,7 @@ from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
+from celery_sqs_visibility.worker.batches import BatchedRequest, has_own_strategy
 from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
 from celery_sqs_visibility.worker.exclusive_request import KILLED_WITHIN_SECONDS
 from celery_sqs_visibility.worker.overdue_request import OverdueRequest
@@ -42,10 +43,6 @@ logger = get_logger(__name__)
 
 #: Ends of runs that are killed after they were reported.
 KILLED_AFTERWARDS: Final = (TimeLimitExceeded, InactivityError)
-
-#: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and a
-#: message that was only released must not fail without a run.
-RELEASES_FORGIVEN: Final = 3
 
 
 class VisibilityRequest(OverdueRequest):
@@ -67,6 +64,7 @@ class VisibilityRequest(OverdueRequest):
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
         """It failed for good, as its child decided, or the run was lost, which its child does not know."""
+        self._learn_attempts()
         exc = exception_of(exc_info)
         if not return_ok:  # a child that reports has released it
             self.release_key(KILLED_WITHIN_SECONDS / 2 if isinstance(exc, KILLED_AFTERWARDS) else 0.0)
@@ -187,18 +185,20 @@ class VisibilityRequest(OverdueRequest):
         if delivery is None or self.acknowledged:
             return False
         given_up = delivery.given_up
-        worth_asking = given_up or self._may_be_stored()
-        stored = StoredResult.read(self.task, self.id) if worth_asking else StoredResult({})
+        if not (given_up or self._may_be_stored()):
+            return False
+        stored = StoredResult.read(self.task, self.id)
         if given_up or stored.is_failure_of(delivery):
             self.give_up(
                 "was given up before",
                 exception=described(stored.error) if stored.error is not None else "",
                 traceback=safe_str(stored.traceback),
             )
-        elif stored.status == states.STARTED and self._attempts_beyond_last > RELEASES_FORGIVEN:
-            # The last attempt began, and could not report its end.
-            lost = WorkerLostError("No attempts left: the runs before were lost, with their workers.")
-            self.on_failure(exc_info_of(lost))
+        elif stored.status == states.STARTED and are_spent(self._attempt - 1, self._limit):
+            if self._has_key:  # and may run still: whoever gets the key knows
+                self._seems_spent = True
+                return False
+            self._fail_spent()
         elif (seconds := self._chord_claim_left(stored)) > 0:
             self.settle(Hide(whole_seconds(seconds)))
         else:
@@ -211,13 +211,17 @@ class VisibilityRequest(OverdueRequest):
         return attempt
 
     @property
+    def _limit(self) -> int | None:
+        return self.task.limit_of(self._context)
+
+    @property
     def _is_last_attempt(self) -> bool:
-        return self.task.is_last_attempt(self._context, self.task.limit_of(self._context))
+        return self.task.is_last_attempt(self._context, self._limit)
 
     @property
     def _attempts_beyond_last(self) -> int:
         """How many receives there were since that of the last attempt."""
-        limit = self.task.limit_of(self._context)
+        limit = self._limit
         return 0 if limit is None else max(0, self._attempt - 1 - limit)
 
     def _may_be_stored(self) -> bool:
@@ -228,12 +232,12 @@ class VisibilityRequest(OverdueRequest):
         if self.message.is_broadcast:
             return False  # other workers run it, too, and store under the same task id
         retries_all = task.autoretry_for is EVERY_EXCEPTION and not task.dont_autoretry_for
-        endless = task.limit_of(self._context) is None
+        endless = self._limit is None
         return not retries_all or endless or self._attempts_beyond_last > 0 or self._chord_claim_seconds > 0
 
     def _chord_claim_left(self, stored: StoredResult) -> float:
         """Seconds for which a lost run may still keep others from publishing the body of its chord."""
-        if not self._chord_claim_seconds or stored.status != states.SUCCESS or stored.done_at is None:
+        if stored.status != states.SUCCESS or stored.done_at is None or not self._chord_claim_seconds:
             return 0.0
         return stored.done_at + self._chord_claim_seconds - SYSTEM_CLOCK.wall()
 
@@ -246,10 +250,15 @@ def bind_request_class(task: Any, worker: WorkerContext) -> None:
     """Have a task's requests settle their deliveries; a Request class of the user's is mixed with ours."""
     ours = VisibilityRequest if isinstance(task, VisibilityTask) else DeliveryRequest
     theirs = symbol_by_name(task.Request)
-    if isinstance(vars(theirs).get("worker"), WorkerContext):  # made here, for a worker before this one
-        theirs = theirs.__bases__[0]
+    bound_to = vars(theirs).get("worker")
+    if bound_to is worker:
+        return
+    if isinstance(bound_to, WorkerContext):  # made here, for a worker before this one
+        theirs = next(base for base in theirs.__bases__ if base is not BatchedRequest)
     if issubclass(ours, theirs):
         bases: tuple[type, ...] = (ours,)
     else:
         bases = (theirs,) if issubclass(theirs, ours) else (theirs, ours)
-    task.Request = type(bases[0].__name__, bases, {"worker": worker})
+    if has_own_strategy(task):
+        bases = (BatchedRequest, *bases)
+    task.Request = type(theirs.__name__, bases, {"worker": worker})

@@ -22,7 +22,9 @@ class WorkerContext:
         pool: Celery's pool; `None` for a request outside a worker.
         has_processes: whether the pool runs tasks in processes.
         hub: the event loop that hears how runs in processes end, once the worker has started.
+        collects: whether a task has its own `Strategy`, by which it may hold messages that no slot runs.
         key_leases: the keys of exclusive tasks, if any task is exclusive.
+        left: the threads whose runs nobody waits for any longer; a shutdown adds them.
         on_eta: hears of a request with an ETA when it is made, if anybody wants to.
     """
 
@@ -30,7 +32,9 @@ class WorkerContext:
         self.pool = pool
         self.has_processes = has_processes
         self.hub: Any = None
+        self.collects = False
         self.key_leases: KeyLeases | None = None
+        self.left: set[int | None] = set()
         self.on_eta: Callable[[Any], object] | None = None
 
     @property

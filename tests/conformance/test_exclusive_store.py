@@ -9,17 +9,17 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.exclusive_stores import create_table
+from support.exclusive_stores import HANGING_STORES, create_table
 from support.redis_server import RedisServer
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.errors import StoreError
+from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 from celery_sqs_visibility.policy.exclusive import store_address
 from celery_sqs_visibility.stores.dynamodb import DynamoDBStore
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.opening import open_store
 from celery_sqs_visibility.stores.port import Acquired, Processed, Processing, Renewal
-from celery_sqs_visibility.stores.redis import RedisStore
+from celery_sqs_visibility.stores.redis import TIMEOUT_SECONDS, RedisStore
 
 BRIEF = 0.4
 
@@ -124,6 +124,33 @@ def test_the_next_owner_has_the_checkpoint_until_one_succeeds(store, key, checkp
     assert store.acquire(key, "three", 60) == Acquired(None)
 
 
+def attempts(acquired):
+    return acquired.retries, acquired.runs
+
+
+def test_the_runs_of_a_message_are_counted_and_not_those_that_found_the_key_taken(store, key):
+    assert attempts(store.acquire(key, "m1/one", 60, 2)) == (2, 0)
+    assert attempts(store.acquire(key, "m1/one", 60, 2)) in [(2, 0), (3, 1)], "DynamoDB may count it twice"
+    store.release(key, "m1/one")
+    fresh = f"{key} fresh"
+    assert attempts(store.acquire(fresh, "m1/one", 60, 2)) == (2, 0)
+    for retries in range(3, 9):
+        assert isinstance(store.acquire(fresh, "m1/waits", 60, retries), Processing)
+    store.release(fresh, "m1/one")
+    assert attempts(store.acquire(fresh, "m1/two", 0.01, 9)) == (3, 1)
+    time.sleep(0.02)
+    assert attempts(store.acquire(fresh, "m1/three", 60, 10)) == (4, 2)
+    store.release(fresh, "m1/three")
+    assert attempts(store.acquire(fresh, "m2/one", 60, 7)) == (7, 0), "another message's"
+    store.release(fresh, "m2/one")
+    assert attempts(store.acquire(fresh, "m2/two", 60, 8)) == (8, 1)
+    store.release(fresh, "m2/two")
+    assert attempts(store.acquire(fresh, "m1/four", 60, 11)) == (11, 0)
+    store.finish(fresh, "m1/four", 0.01)
+    time.sleep(0.02)
+    assert attempts(store.acquire(fresh, "m1/five", 60, 0)) == (0, 0)
+
+
 def test_a_claim_is_the_firsts_for_its_time(store, key):
     assert store.claim(key, BRIEF)
     assert not store.claim(key, BRIEF)
@@ -155,6 +182,24 @@ def test_a_table_that_is_not_there_is_to_be_created():
 def test_a_redis_that_does_not_answer_is_named():
     with pytest.raises(StoreError, match=r"^Redis: ConnectionError"):
         RedisStore("redis://127.0.0.1:1/0").claim("key", 1)
+
+
+@pytest.fixture(params=HANGING_STORES)
+def hanging_store(request, emulator, monkeypatch, tmp_path):
+    with HANGING_STORES[request.param](emulator, monkeypatch, tmp_path) as store:
+        yield store
+
+
+def test_a_store_that_hangs_is_waited_for_once_and_does_as_it_was_asked_when_it_goes_on(hanging_store, key):
+    settings = ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
+    store = open_store(store_address("exclusive_store", hanging_store.url), settings)
+    assert store.acquire(key, "one", 60) == Acquired(None)
+    with hanging_store.hang():
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailableError):
+            store.acquire(key, "one", 60)
+        assert time.monotonic() - began < 2 * TIMEOUT_SECONDS
+    assert store.release(key, "one")
 
 
 def test_a_store_is_opened_by_its_address(redis, dynamodb):

@@ -18,15 +18,19 @@ SECONDS = 120  # of a command that hangs
 
 
 def run_celery(
-    config: Mapping[str, Any], *args: str, module: str = "work", env: Mapping[str, str] | None = None
+    config: Mapping[str, Any],
+    *args: str,
+    module: str = "work",
+    env: Mapping[str, str] | None = None,
+    typed: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run `celery -A module *args` to its end, with the settings and this process's endpoints."""
+    """Run `celery -A module *args` to its end, with the settings, this process's endpoints, and answers."""
     environment = {**os.environ, CONFIG_VARIABLE: encode_config(config), **(env or {})}
     inherited = filter(None, [os.environ.get("PYTHONPATH")])
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (*IMPORT_PATHS, *inherited)))
     command = [sys.executable, "-m", "celery", "-A", module, *args]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
+        command, input=typed, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
     )
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
+from contextlib import contextmanager
 
 import boto3
+from support.faults import black_hole
+from support.proxy import FaultProxy
+from support.redis_server import RedisServer
 
 
 def create_table(**client):
@@ -19,3 +24,52 @@ def create_table(**client):
     )
     dynamodb.close()
     return name
+
+
+class HangingRedis:
+    """A Redis that may be stopped."""
+
+    def __init__(self, _emulator, _monkeypatch, directory):
+        self._server = RedisServer(directory)
+        self.url = self._server.url
+
+    @contextmanager
+    def hang(self):
+        """It accepts connections, and answers nothing in the block."""
+        self._server.signal_main(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._server.signal_main(signal.SIGCONT)
+
+    def __enter__(self):
+        self._server.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.stop()
+
+
+class HangingDynamoDB:
+    """A table behind a proxy of its own, `way`, which writes down what is asked."""
+
+    def __init__(self, emulator, monkeypatch, _directory):
+        self.way = FaultProxy(emulator.url)
+        self.url = f"dynamodb://{create_table(endpoint_url=emulator.url)}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", self.way.url)
+
+    @contextmanager
+    def hang(self):
+        """It takes requests, and answers nothing in the block."""
+        with self.way.inject(black_hole()):
+            yield
+
+    def __enter__(self):
+        self.way.__enter__()
+        return self
+
+    def __exit__(self, *exc_info):
+        self.way.__exit__(*exc_info)
+
+
+HANGING_STORES = {"redis": HangingRedis, "dynamodb": HangingDynamoDB}

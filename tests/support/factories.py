@@ -238,6 +238,7 @@ def queue_consumer(
     slots=None,
     turns=None,
     pauses=None,
+    consumers=tuple,
     **options,
 ):
     """A consumer that may hold ten messages; `options` are transport options."""
@@ -253,6 +254,7 @@ def queue_consumer(
         slots=slots,
         turns=turns,
         pauses=pauses,
+        consumers=consumers,
     )
     made.capacity.prefetch_count = 10
     return made

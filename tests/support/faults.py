@@ -151,6 +151,18 @@ def lose_response() -> Fault:
     return fault
 
 
+def list_twice() -> Fault:
+    """The answer to a receive lists each message twice. JSON protocol only."""
+
+    def fault(request: Request, forward: Forward, removed: threading.Event) -> Answer:
+        answer = forward(request)
+        listed = decode(answer.body, "json")
+        twice = [message for message in listed.get("Messages", []) for _ in range(2)]
+        return json_answer(answer.status, {**listed, "Messages": twice}) if twice else answer
+
+    return fault
+
+
 def fail_entries(
     code: str,
     *,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 from support.app import make_app, noting_of
 from support.diary import note
 
-from celery_sqs_visibility import VisibilityTask
+from celery_sqs_visibility import VisibilityTask, s3_object
 
 app = make_app("exclusive", task_cls=VisibilityTask)
 
@@ -40,6 +41,19 @@ def once(self, key, seconds=0.0):
 def keyed(self, key, seconds=0.0):
     time.sleep(seconds)
     return self.request.id
+
+
+@noting
+def plain(self, key):
+    """Nothing."""
+
+
+@noting(exclusive=True, max_retries=0)
+def until_there(self, path, payload=""):
+    """Run until that file is there."""
+    while not Path(path).exists():
+        time.sleep(0.05)
+    return "done"
 
 
 @noting(exclusive=of_first, error_visibility_timeout=1)
@@ -83,3 +97,13 @@ def until_lost(self, key, seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end and not self.visibility.lost:
         time.sleep(0.05)
+
+
+@app.task(
+    bind=True, name="exclusive.arrivals", sqs_event="s3:*", exclusive=lambda *_: "arrival", max_retries=0
+)
+def arrivals(self, record):
+    key = s3_object(record).key
+    note("arrived", key=key, id=self.request.id)
+    time.sleep(3 if key == "slow" else 0)
+    raise ValueError(key)

@@ -85,6 +85,17 @@ failing("unpicklable", error=partial(Unpicklable, 1), error_visibility_timeout=1
 failing("hopeless", times=1000, error_visibility_timeout=1, max_retries=2)
 
 
+@app.task(bind=True, max_retries=0)
+def item(self, key):
+    """Of a `map`: "bad" fails; a path kills the process, unless there is such a file."""
+    note("item", key=key)
+    if key == "bad":
+        raise Trouble(key)
+    if key.startswith("/") and not Path(key).exists():
+        Path(key).touch()
+        kill_self()
+
+
 @app.task(bind=True)
 def quick(self, key="quick"):
     started(self, key)
@@ -109,6 +120,16 @@ def held(self, key, path):
 @app.task
 def on_error(request, exc, traceback):
     note("errback", exc=repr(exc))
+
+
+@noting(max_retries=1)
+def retrying_by_a_class(self, key):
+    raise self.retry(exc=ValueError, countdown=1)
+
+
+@noting(max_retries=3)
+def retrying_to_nowhere(self, key):
+    raise self.retry(queue="nosuch", countdown=0)
 
 
 @noting(error_visibility_timeout=30)

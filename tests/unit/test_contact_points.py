@@ -169,6 +169,17 @@ MENTIONED = [
     # A shutdown tells how.
     ("celery.apps.worker:_shutdown_handler", "worker_shutting_down.send", "how=how", "sig=sig"),
     ("celery.apps.worker:_shutdown_handler", "_handle_request.__name__ = str(f'worker_{how}')"),
+    # What keeps a worker whose time is up from ending.
+    ("celery.concurrency.thread:TaskPool.on_stop", "self.executor.shutdown("),
+    ("celery.concurrency.base:apply_target", "except (WorkerShutdown, WorkerTerminate):", "raise"),
+    ("concurrent.futures.thread:ThreadPoolExecutor", "self._threads = set()"),
+    ("concurrent.futures.thread:_python_exit", "t.join()"),
+    ("threading:_register_atexit", "_threading_atexits.append("),
+    ("threading:_shutdown", "reversed(_threading_atexits)"),
+    # SIGHUP, and the status after SIGINT.
+    ("celery.apps.worker:install_worker_restart_handler", "def restart_worker_sig_handler("),
+    ("celery.apps.worker:_reload_current_worker", "[sys.executable] + sys.argv"),
+    ("celery.worker.worker:WorkController.start", "self.stop(exitcode=exc.code)"),
     ("celery.worker.worker:WorkController.__init__", "self.setup_instance("),
     ("celery.apps.worker:Worker.on_start", "self.install_platform_tweaks(self)"),
     ("celery.worker.worker:WorkController.signal_consumer_close", "self.consumer.close()"),
@@ -185,6 +196,7 @@ MENTIONED = [
     ("billiard.pool:ApplyResult._ack", "self._worker_pid = pid"),
     ("billiard.pool:Pool._join_exited_workers", "self._cache.values()", "job.worker_pids()"),
     ("celery.concurrency.asynpool:AsynPool._create_write_handlers", "job._write_to = proc"),
+    ("billiard.common:_shutdown_cleanup", "sys.exit("),
     # A job that was not sent can be taken back.
     ("billiard.pool:ApplyResult", "self._accepted", "self._callback", "def discard"),
     ("billiard.pool:ApplyResult", "self._cache.pop(self._job, None)"),
@@ -263,6 +275,15 @@ MENTIONED = [
     ("celery.events.dispatcher:EventDispatcher", "name=self.app.conf.event_exchange"),
     # A worker's consumer is told to turn bad messages away by itself.
     ("celery.worker.consumer.tasks:Tasks.start", "on_decode_error=c.on_decode_error"),
+    # Methods are wrapped once a class is annotated, and within autoretry, which looks its inner one up.
+    ("celery.app.task:Task.bind", "cls.annotate()"),
+    ("celery.app.autoretry:add_autoretry_behaviour", "task._orig_run(*args", "task._orig_run, task.run ="),
+    ("celery.app.base:Celery._task_from_fun", "task.bind(self) ... add_autoretry_behaviour(task"),
+    ("celery.app.base:Celery.register_task", "add_autoretry_behaviour(task ... task.bind(self)"),
+    # Requests are made of tasks that are registered late where strategies are.
+    ("celery.worker.consumer.tasks:Tasks.start", "c.update_strategies()"),
+    ("celery.worker.worker:WorkController.reload", "self.consumer.update_strategies()"),
+    ("celery.worker.strategy:default", "Request = symbol_by_name(task.Request)"),
     # Celery holds what exceeds a rate in buckets that we stand before.
     ("celery.worker.strategy:default", "consumer._limit_task", "consumer._limit_post_eta", "limit_task(req"),
     (
@@ -298,6 +319,11 @@ if CELERY >= (5, 7):
         ("celery.backends.redis:RedisBackend.on_chord_part_return", "self._chord_publish_claim_expires("),
         ("celery.backends.redis:RedisBackend.on_chord_part_return", "_retry_publish(callback.delay, resl)"),
         ("celery.worker.request:Request.on_failure", "self._success_was_stored()"),
+        # An exception while it is published counts as published.
+        (
+            "celery.backends.redis:RedisBackend.on_chord_part_return",
+            "_retry_publish(callback.delay, resl) ... finally: ... self._chord_cleanup_script(",
+        ),
     ]
 
 

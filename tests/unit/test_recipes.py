@@ -15,7 +15,7 @@ from celery.bin.worker import worker
 
 from celery_sqs_visibility.operate.health.probe import parse
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.worker.grace_period import GRACE_VARIABLE, warn_if_too_long
+from celery_sqs_visibility.worker.grace_period import GRACE_VARIABLE, check_grace_period
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TASK_DEFINITION = json.loads((EXAMPLES / "ecs/task-definition.json").read_text())
@@ -53,7 +53,7 @@ def test_running_tasks_are_handed_back_before_sigkill(container, seconds, variab
         monkeypatch.setenv(variable["name"], variable["value"])
     settings = runpy.run_path(str(EXAMPLES / "proj/settings.py"))
     assert float({each["name"]: each["value"] for each in variables}[GRACE_VARIABLE]) == seconds
-    warn_if_too_long(Options.parse(settings["broker_transport_options"]).shutdown_timeout)
+    check_grace_period(Options.parse(settings["broker_transport_options"]).shutdown_timeout)
     assert not caplog.messages
 
 

@@ -6,7 +6,9 @@ import dataclasses
 import functools
 import json
 
+import boto3
 import pytest
+from support.exclusive_stores import HANGING_STORES
 
 TRANSPORT_OPTIONS = {"visibility_timeout": 30, "region": "us-east-1"}
 
@@ -107,6 +109,13 @@ def make_site(queue, proxy, diary, sqs, start_worker, producer, tmp_path):
     return make
 
 
+@pytest.fixture(params=HANGING_STORES)
+def hanging_store(request, emulator, monkeypatch, tmp_path):
+    """A store of exclusive keys that hangs while the test says so: see `support.exclusive_stores`."""
+    with HANGING_STORES[request.param](emulator, monkeypatch, tmp_path) as store:
+        yield store
+
+
 @pytest.fixture
 def make_fifo_site(make_site, queue):
     """A site whose queue is a FIFO queue."""
@@ -119,3 +128,11 @@ def make_fifo_site(make_site, queue):
         return site
 
     return make
+
+
+@pytest.fixture
+def s3(emulator, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", emulator.url)
+    client = boto3.client("s3")
+    yield client
+    client.close()

@@ -192,8 +192,10 @@ def bomb(method, body):
     return encoded(envelope(body, headers={"compression": method})), TOO_LARGE
 
 
-TOO_LARGE = "larger than 67108864 bytes when decompressed"
+GZIP = {"compression": "gzip"}
+TOO_LARGE = f"larger than {LARGEST_BODY} bytes when decompressed"
 NEITHER = "neither a JSON object nor base64 of one"
+TOO_DEEP = "nested more than 400 levels deep: see the option nesting_max"
 NOT_LIMITS = "'timelimit' should be"
 UNDECODABLE = "cannot be decoded"
 UNKNOWN = "task 'no.such' is not registered"
@@ -231,13 +233,22 @@ EACH = {
     "body": (encoded(envelope(b"\xff\xfe")), f"its content {UNDECODABLE}"),
     "body_encoding": (encoded(envelope(body_of(), properties={"body_encoding": "base65"})), UNDECODABLE),
     "deep headers": (
-        '{"properties": {}, "headers": {"x": ' + nested(700) + "}}",
+        '{"properties": {}, "headers": {"x": ' + nested(300) + "}}",
         "nested more than 100 levels deep",
     ),
-    "deep arguments": (encoded(envelope(f'[["k", {nested(5000)}], {{}}, {{}}]'.encode())), UNDECODABLE),
+    "deep arguments": (encoded(envelope(f'[["k", {nested(5000)}], {{}}, {{}}]'.encode())), TOO_DEEP),
+    "deep body": ("{" + '"a":[' + "[" * 10**6, "it holds 1,000,002 lists and objects"),
     "protocol 1": (encoded(envelope(old_body(timelimit="ab"), protocol=1)), NOT_LIMITS),
     "protocol 1 without an id": (encoded(envelope(old_body(id=None), protocol=1)), "'id' is missing"),
     "gzip bomb": bomb("gzip", zlib.compress(bytes(5 * LARGEST_BODY), 9)),
+    "bomb of empty objects": (
+        encoded(envelope(zlib.compress(b"[" + b"{}," * (64 * MESSAGE_BYTES // 3) + b"{}]", 9), headers=GZIP)),
+        TOO_LARGE,
+    ),
+    "bomb of fewer": (
+        encoded(envelope(zlib.compress(b"[" + b"{}," * 1_000_000 + b"{}]", 9), headers=GZIP)),
+        "it holds 1,000,002 lists and objects, and 500,000 are read",
+    ),
     "bzip2 bomb": bomb("bzip2", bz2.compress(bytes(LARGEST_BODY + 1))),
     "xz bomb": bomb("xz", lzma.compress(bytes(LARGEST_BODY + 1), preset=0)),
     "bomb of an encoding": (
@@ -300,7 +311,7 @@ def test_compressed_tasks_run(make_site):
 
 @pytest.mark.prefork_only("a run is pickled for a child")
 def test_arguments_too_deep_for_a_pools_process_cost_it_no_slot(make_site, sqs, reliability):
-    site = make_site(error_visibility_timeout=60, wait_time_seconds=2)
+    site = make_site(error_visibility_timeout=60, wait_time_seconds=2, nesting_max=900)
     site.create_queue()
     worker = site.start(concurrency=1)
     deep = encoded(envelope(f'[["key", {nested(700)}], {{}}, {{}}]'.encode()))

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import pytest
 from support.app import CONFIG_VARIABLE, encode_config
-from support.processes import GuardedProcess
+from support.processes import SOON, GuardedProcess, wait_until
 from support.redis_server import RedisServer
 from support.worker import IMPORT_PATHS
 
@@ -44,6 +44,25 @@ def start_beat(proxy, tmp_path):
 def redis(tmp_path):
     with RedisServer(tmp_path) as server:
         yield server
+
+
+def test_while_the_store_hangs_every_task_is_sent_and_claimed_again_after(
+    make_site, start_beat, hanging_store
+):
+    site = make_site(exclusive_store=hanging_store.url)
+    site.create_queue()
+    names = [f"tick{number}" for number in range(12)]
+    site.config["beat_schedule"] = {
+        name: {"task": "work.quick", "schedule": EVERY_SECONDS, "args": [name]} for name in names
+    }
+    beat = start_beat(site.config)
+    with hanging_store.hang():
+        beat.wait_for_log("could not be claimed, and is sent")
+        before = len(site.proxy.calls("SendMessage"))
+        site.proxy.wait_for_calls("SendMessage", before + 3 * len(names), timeout=20)
+    beat.wait_for_log("answers again")
+    beats = [beat, start_beat(site.config)]
+    wait_until(lambda: any("another beat sends" in each.log for each in beats), SOON, "a claim")
 
 
 def test_two_beats_with_a_store_send_each_due_time_to_a_standard_queue_once(make_site, start_beat, redis):

@@ -6,10 +6,14 @@ import time
 
 import pytest
 from celery import chain, chord
-from support.faults import error
+from support.faults import black_hole, error, lose_response
+from support.processes import wait_until
 from support.redis_server import RedisServer
 
 SERVER_ERROR = error("InternalError", 500)
+
+#: What a worker says of a message that waits for the key of an exclusive task.
+WAITED = "and was not run: its key"
 
 # Celery before 5.7 calls what redis-py now calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
@@ -87,6 +91,21 @@ def test_a_chord_outlasts_the_killed_child_of_a_member(redis_site, moment):
     site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
 
 
+@pytest.mark.prefork_only("only there a hard time limit ends a run")
+def test_a_chord_outlasts_the_time_limit_of_a_member_whose_publication_of_the_body_hangs(redis_site):
+    site = redis_site()
+    elsewhere = f"{site.queue}-elsewhere"
+    start(site)
+    hanging = site.proxy.inject(black_hole(), "SendMessage", queue=elsewhere)
+    last = signature(site, "number", 2, seconds=3).set(time_limit=5)
+    chord([signature(site, "number", 1), last])(signature(site, "adding").set(queue=elsewhere))
+    site.proxy.wait_for(lambda _: site.proxy.in_flight("SendMessage", queue=elsewhere), timeout=60)
+    site.diary.wait_for("task_retry", timeout=60)
+    hanging.remove()
+    assert [entry["sum"] for entry in site.diary.wait_for("sum", timeout=90)] == [3]
+    assert site.diary.count("task_failure") == 0
+
+
 @pytest.mark.prefork_only("only a process can be killed")
 def test_a_chord_outlasts_a_worker_killed_while_it_published_the_body(redis_site):
     site = redis_site(visibility_timeout=4, heartbeat_interval=3, wait_time_seconds=1)
@@ -103,6 +122,26 @@ def test_a_chord_outlasts_a_worker_killed_while_it_published_the_body(redis_site
     site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
 
 
+def test_a_chord_whose_members_message_was_sent_twice_has_its_body_once(redis_site, redis_url, tmp_path):
+    """The answer to the first was lost. The second waits for the key of the first, and fails nobody."""
+    site = redis_site(
+        visibility_timeout=2, heartbeat_interval=1.5, wait_time_seconds=1, exclusive_store=redis_url
+    )
+    workers = [site.start("exclusive", concurrency=1, ready=False) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    site.proxy.inject(lose_response(), "SendMessage", times=1)
+    sign = site.app.signature
+    members = sign("exclusive.until_there", [str(tmp_path / "there")]), sign("exclusive.plain", ["other"])
+    chord(members)(sign("exclusive.plain"))
+    wait_until(lambda: sum(worker.log.count(WAITED) for worker in workers) >= 6, 60, "six waits")
+    (tmp_path / "there").touch()
+    site.diary.wait_for("started", key=["done", None])
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started") == 3
+    assert not any("No attempts left" in worker.log for worker in workers)
+
+
 def test_a_chord_that_is_polled_for_is_no_dead_letter(make_site):
     site = make_site()  # its results are files
     dead = site.create_queue_with_dead_letters(receives=3)
@@ -110,3 +149,18 @@ def test_a_chord_that_is_polled_for_is_no_dead_letter(make_site):
     chord([signature(site, "number", 1), signature(site, "number", 2, seconds=8)])(signature(site, "adding"))
     assert [entry["sum"] for entry in site.diary.wait_for("sum", timeout=60)] == [3]
     assert site.counts(dead) == (0, 0)
+
+
+@pytest.mark.prefork_only("it kills processes")
+def test_a_map_runs_its_items_as_celerys_does_but_for_a_lost_process(make_site, tmp_path):
+    site = make_site(visibility_timeout=5)
+    site.start(pool="prefork", concurrency=1)
+    item = site.app.signature("work.item")
+    site.app.send_task("celery.map", kwargs={"task": item, "it": ["good", "bad", "later"]})
+    site.diary.wait_for("item", 2)
+    site.proxy.wait_for(lambda _: site.kept == 0, timeout=30)
+    assert [entry["key"] for entry in site.diary.entries("item")] == ["good", "bad"]
+    deadly = str(tmp_path / "was killed")
+    site.app.send_task("celery.map", kwargs={"task": item, "it": [deadly, "last"]})
+    site.diary.wait_for("item", key="last")
+    assert site.diary.count("item", key=deadly) == 2

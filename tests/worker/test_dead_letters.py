@@ -6,7 +6,7 @@ import json
 from datetime import datetime, timezone
 
 import pytest
-from support.faults import error, lose_response
+from support.faults import decode, error, json_answer, lose_response
 
 MEBIBYTE = 1024 * 1024
 
@@ -118,7 +118,9 @@ def test_a_dead_letter_tells_all_there_is_to_know(make_letters_site, dead, pool,
     assert result.state == "FAILURE"
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     (copied,) = site.proxy.calls("SendMessage", queue=dead.name)
-    (deleted,) = site.proxy.wait_for_calls("DeleteMessageBatch", queue=site.queue)
+    # Before the copy SQS is asked whether the original may be deleted.
+    asked, deleted = site.proxy.wait_for_calls("DeleteMessageBatch", 2, queue=site.queue)
+    assert asked.finished <= copied.started
     assert copied.finished <= deleted.started
     reliability("a task fails for good", "at its second attempt", ["a"], kept=1, runs=2)
 
@@ -128,10 +130,10 @@ def test_a_dead_letter_keeps_its_senders_attributes_and_group_and_can_be_sent_ba
 ):
     site = make_letters_site()
     trace = {"DataType": "String", "StringValue": "Root=1-5759e988"}
-    send(site, "twice", "a", message_attributes={"trace": trace}, MessageGroupId="tenant 7")
+    send(site, "twice", "a", message_attributes={"trace": trace}, MessageGroupId="tenant-7")
     (letter,) = dead.letters(1, site.proxy)
     assert letter["MessageAttributes"]["trace"] == trace
-    assert letter["Attributes"]["MessageGroupId"] == "tenant 7"
+    assert letter["Attributes"]["MessageGroupId"] == "tenant-7"
     site.sqs.send_message(QueueUrl=site.url, MessageBody=letter["Body"])
     dead.letters(1, site.proxy)
     # The FAILURE that the result backend has of it is the old one.
@@ -319,3 +321,28 @@ def test_the_dead_letters_of_a_fifo_queue_keep_their_group_and_its_order(
     assert sorted(found) == [("one", "a"), ("one", "b"), ("two", "c")]
     assert found.index(("one", "a")) < found.index(("one", "b"))
     reliability("tasks of a FIFO queue fail for good", "in two groups", "abc", kept=3)
+
+
+def test_a_worker_of_a_dead_letter_queue_gives_what_sqs_has_moved_all_its_attempts(make_site, diary):
+    """SQS goes on counting receives, and tells the queue that they were in; the emulator does not."""
+    site = make_site(wait_time_seconds=1)
+    site.create_queue_with_dead_letters(2)
+    arn = site.sqs.get_queue_attributes(QueueUrl=site.url, AttributeNames=["QueueArn"])
+    site.send("number", "a", 9)
+    for _ in range(2):
+        site.give_back()
+    assert not site.sqs.receive_message(QueueUrl=site.url).get("Messages"), "it is moved"
+
+    def told_by_sqs(request, forward, removed):
+        answer = forward(request)
+        listed = decode(answer.body, "json")
+        for message in listed.get("Messages", []):
+            message["Attributes"]["DeadLetterQueueSourceArn"] = arn["Attributes"]["QueueArn"]
+        return json_answer(answer.status, listed)
+
+    site.config["task_default_queue"] = f"{site.queue}-dead"
+    site.proxy.inject(told_by_sqs, "ReceiveMessage", queue=f"{site.queue}-dead")
+    site.start()
+    entries = diary.wait_for("started", 4, timeout=60)
+    assert [entry["retries"] for entry in entries] == [0, 1, 2, 3]
+    assert entries[0]["sqs"]["receive_count"] > 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.app import CONFIG_VARIABLE, encode_config
@@ -86,3 +89,108 @@ def test_a_queue_without_dead_letters_is_one_sentence(site):
     site.create_queue()
     refused = sqs_command(site, "retry", site.queue, "--all")
     assert (refused.returncode, "has no dead-letter queue" in refused.stderr) == (1, True)
+
+
+def test_two_lists_at_once_show_all_or_say_how_many_the_other_has(site):
+    dead = site.create_queue_with_dead_letters(9)
+    for _ in range(20):
+        site.sqs.send_message(QueueUrl=dead, MessageBody="any")
+    both_hold = threading.Barrier(2)
+
+    def wait_for_the_other(request, forward, removed):
+        answer = forward(request)
+        both_hold.wait(2 * SOON)
+        return answer
+
+    with (
+        site.proxy.inject(wait_for_the_other, "ReceiveMessage", times=2),
+        ThreadPoolExecutor(2) as threads,
+    ):
+        lists = list(threads.map(lambda _: sqs_command(site, "list", site.queue, "--json"), range(2)))
+    shown = [len(json.loads(each.stdout)) for each in lists]
+    said = ["Left out: 10 messages" in each.stderr and "another command" in each.stderr for each in lists]
+    assert [each.returncode for each in lists] == [0, 0]
+    assert all(
+        (number, left_out) in {(10, True), (20, False)} for number, left_out in zip(shown, said, strict=True)
+    ), shown
+    assert any(said)
+    assert site.counts(dead) == (20, 0)
+
+
+def forged_letter(site, dead, target):
+    """A dead letter of nobody's, which names its own way back; its id."""
+    said = {"reason": "failed", "source_queue": target}
+    attributes = {name: {"DataType": "String", "StringValue": text} for name, text in said.items()}
+    body = json.dumps({"body": "[]"})
+    sent = site.sqs.send_message(QueueUrl=dead, MessageBody=body, MessageAttributes=attributes)
+    return sent["MessageId"]
+
+
+def test_a_letter_that_names_another_queue_is_sent_there_after_a_question_only(site):
+    dead = site.create_queue_with_dead_letters(9)
+    name = f"payroll-{site.queue}"[:60]
+    payroll = site.sqs.create_queue(QueueName=name)["QueueUrl"]
+    letter = forged_letter(site, dead, name)
+    own = forged_letter(site, dead, site.queue)
+
+    asked = sqs_command(site, "retry", site.queue, letter, own)
+    assert asked.returncode == 1
+    assert f"Send dead letters to queue '{name}' (http" in asked.stderr
+    assert f"/{name}) instead of '{site.queue}'?" in asked.stderr
+    assert asked.stdout == f"1 dead letter was sent back to '{site.queue}'.\n"
+    assert (site.counts(), site.counts(payroll), site.counts(dead)) == ((1, 0), (0, 0), (1, 0))
+
+    planned = sqs_command(site, "retry", site.queue, letter, "--dry-run")
+    assert planned.stdout.endswith(f"1 dead letter would be sent back to '{name}'.\n")
+    agreed = sqs_command(site, "retry", site.queue, letter, typed="y\n")
+    assert (agreed.returncode, agreed.stdout.endswith(f" to '{name}'.\n")) == (0, True)
+    assert (site.counts(payroll), site.counts(dead)) == ((1, 0), (0, 0))
+
+
+def test_without_questions_each_letter_goes_where_it_says(site):
+    dead = site.create_queue_with_dead_letters(9)
+    name = f"other-{site.queue}"[:60]
+    other = site.sqs.create_queue(QueueName=name)["QueueUrl"]
+    forged_letter(site, dead, name)
+    arguments = ["retry", site.queue, "--all", "--any-source", "--yes"]
+    told = run_json(site.config, "dead-letters", *arguments, module="letters")
+    assert told["sent_to"] == {name: 1}
+    assert (site.counts(other), site.counts(dead)) == ((1, 0), (0, 0))
+
+
+ORDERS = "\x1b]0;owned\x07 \x9b31m \u202e"
+
+
+def test_nothing_that_a_message_says_gives_a_terminal_orders(site):
+    dead = site.create_queue_with_dead_letters(9)
+    headers = {"task": f"task{ORDERS}", "id": "an-id-of-a-task", "argsrepr": ORDERS, "x\x9b": ORDERS}
+    properties = {"body_encoding": "utf-8", "delivery_info": {}, "delivery_tag": "t"}
+    content = {"content-type": "application/json", "content-encoding": "utf-8", "headers": headers}
+    body = json.dumps({**content, "properties": properties, "body": json.dumps([[ORDERS], {}, {}])})
+    attribute = {"DataType": "String", "StringValue": "\x85 \u202e"}
+    attributes = dict.fromkeys(("reason", "exception", "worker"), attribute)
+    site.sqs.send_message(QueueUrl=dead, MessageBody=body, MessageAttributes=attributes)
+    for arguments in (["list"], ["list", "--json"], ["show"], ["show", "--json"]):
+        command, *options = arguments
+        ids = ["an-id-of-a-task"] if command == "show" else []
+        done = sqs_command(site, command, site.queue, *ids, *options)
+        assert done.returncode == 0, done.stderr
+        assert "task" in done.stdout
+        assert not set("\x1b\x07\x85\x9b\u202e") & set(done.stdout + done.stderr), arguments
+
+
+def test_nothing_that_a_message_says_gives_the_logs_terminal_orders(site):
+    dead = site.create_queue_with_dead_letters(9)
+    headers = {"task": f"unheard.of\x9b{ORDERS}", "id": "an-id", "lang": "py"}
+    properties = {"body_encoding": "utf-8", "delivery_info": {}, "delivery_tag": "t"}
+    content = {"content-type": "application/json", "content-encoding": "utf-8", "headers": headers}
+    bodies = [
+        json.dumps({**content, "properties": properties, "body": "nothing that can be read"}),
+        json.dumps({"what": ORDERS, ORDERS: 1}),
+        ORDERS.replace("\x1b", "").replace("\x07", ""),
+    ]
+    for body in bodies:
+        site.sqs.send_message(QueueUrl=site.url, MessageBody=body)
+    worker = site.start("letters", loglevel="DEBUG")
+    wait_until(lambda: site.counts(dead) == (3, 0), SOON, lambda: worker.log)
+    assert not set("\x1b\x07\x85\x9b\u202e") & set(worker.log)

@@ -6,9 +6,9 @@ import signal
 import time
 
 import pytest
-from support.faults import black_hole, error
+from support.faults import Disconnected, black_hole, error
 
-from celery_sqs_visibility.worker.grace_period import warn_if_too_long
+from celery_sqs_visibility.worker.grace_period import check_grace_period
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 
@@ -103,6 +103,30 @@ def test_an_idle_worker_ends_when_its_poll_has(make_site, pool, reliability):
     reliability("SIGTERM: nothing to do", "while a poll waits up to 6 s", [], seconds=seconds)
 
 
+def test_the_lost_answer_to_a_release_shows_the_message_to_one_worker(make_site, tmp_path, reliability):
+    """An old receipt handle still acts: sent again, the release would have the message run a third time."""
+    site = make_site(visibility_timeout=30, shutdown_timeout=1, wait_time_seconds=1)
+    site.send("held", "a", str(tmp_path / "there"))
+    first = site.start(concurrency=1)
+    site.diary.wait_for("started")
+    for other in [site.start(concurrency=1, ready=False) for _ in range(2)]:
+        other.wait_ready()
+
+    def lost_when_the_next_worker_runs_it(request, forward, _removed):
+        forward(request)
+        site.diary.wait_for("started", 2)
+        raise Disconnected("its answer is lost")
+
+    site.proxy.inject(lost_when_the_next_worker_runs_it, "ChangeMessageVisibilityBatch", times=1)
+    first.terminate()
+    assert first.wait_exit(30) == 0
+    (tmp_path / "there").touch()
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.changes().count(0) == 1
+    assert site.diary.count("started") == 2
+    reliability("the answer to a release is lost", "the next worker runs it by then", ["a"], runs=2)
+
+
 def test_what_waits_for_its_eta_is_visible_again_at_once_although_a_long_poll_is_open(make_site):
     site = make_site(visibility_timeout=120, shutdown_timeout=12)
     worker = site.start(pool="prefork", concurrency=1, prefetch_multiplier=8)
@@ -129,7 +153,11 @@ def test_while_sqs_does_not_answer_the_end_comes_in_time_and_nothing_is_said_to_
     site.send("slow", "runs", 60)
     site.diary.wait_for("started")
     with site.proxy.inject(black_hole()):
-        assert seconds_to_end(worker) < 8 + 2 + 2, "of which two are for a machine that stalls"
+        assert seconds_to_end(worker) < 8 + 2 + 5 + 2, (
+            "five for Celery's own end, two for a machine that stalls"
+        )
+    assert "shutdown: time is up, ending within 5.0 s" in worker.log
+    assert "cut off" not in worker.log
     assert "shutdown: 0 messages given back that had not begun" in worker.log
     assert "orphaned, handed back" not in worker.log
     assert (
@@ -163,7 +191,7 @@ def test_a_shutdown_timeout_beyond_the_known_grace_period_is_warned_of(
 ):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    warn_if_too_long(60)
+    check_grace_period(60)
     assert len(caplog.messages) == (warning is not None)
     assert (warning or "") in caplog.text
 

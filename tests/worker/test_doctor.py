@@ -38,6 +38,18 @@ def test_queues_settings_and_rights_are_checked_and_nothing_is_changed(make_site
     assert message["Attributes"]["ApproximateReceiveCount"] == "1"
 
 
+def test_a_predefined_dead_letter_queue_an_entry_of_beat_and_remote_control_that_is_off(make_site):
+    site = make_site(remote_control=True)
+    urls = {f"{site.queue}-dead": site.create_queue_with_dead_letters(9), site.queue: site.url}
+    site.config["broker_transport_options"]["predefined_queues"] = {n: {"url": u} for n, u in urls.items()}
+    schedule = {"nightly": {"task": "work.nosuch", "schedule": 9}}
+    config = {**site.config, "beat_schedule": schedule, "worker_enable_remote_control": False}
+    things = found(run_json(config, "doctor"))
+    assert ("warning", "beat_schedule entry 'nightly'") in things
+    assert ("warning", "option remote_control") in things
+    assert [thing for _, thing in things if "-dead'" in thing] == [f"dead-letter queue '{site.queue}-dead'"]
+
+
 def test_what_is_missing_is_said_in_lines_for_people(make_site):
     site = make_site()
     site.create_queue()

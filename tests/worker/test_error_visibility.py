@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from celery.exceptions import QueueNotFound
 from support.faults import error
 
 SLACK = 12  # the machine is shared; without a delay it would be the visibility timeout's 30 seconds
@@ -89,3 +90,18 @@ def test_the_task_knows_which_delivery_it_runs(make_site, pool):
     assert first["id"] == second["id"] == result.id
     assert not first["headers"]
     assert site.changes() == [2]
+
+
+@pytest.mark.parametrize(
+    ("task", "runs", "error"),
+    [("retrying_by_a_class", 2, ValueError), ("retrying_to_nowhere", 1, QueueNotFound)],
+)
+def test_a_retry_ends_with_the_error_of_its_class_and_one_to_nowhere_at_once(make_site, task, runs, error):
+    site = make_site({"task_create_missing_queues": False})
+    site.start()
+    result = site.send(task, "a")
+    with pytest.raises(error):
+        result.get(timeout=30)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert (result.state, site.diary.count("started")) == ("FAILURE", runs)
+    assert site.changes() == [1] * (runs - 1)

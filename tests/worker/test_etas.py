@@ -90,3 +90,19 @@ def test_hundreds_of_etas_take_no_slot_and_few_requests_and_nothing_more_until_t
     site.proxy.wait_for(lambda _: site.counts() == (0, tasks))
     assert len(site.proxy.calls()) - before < 10
     assert site.diary.count("started") == 1
+
+
+def test_a_deploy_with_a_longer_visibility_timeout_costs_a_parked_message_no_attempt(make_site):
+    site = make_site(visibility_timeout=5, wait_time_seconds=1)
+    first = site.start(pool="solo")
+    eta = datetime.now(timezone.utc) + timedelta(seconds=25)
+    site.app.send_task("work.number", ["a", 9], eta=eta, delay_seconds=0)
+    site.proxy.wait_for(lambda _: site.changes())
+    first.terminate()
+    assert first.wait_exit(30) == 0
+    site.config["broker_transport_options"]["visibility_timeout"] = 60
+    site.start(pool="solo")
+    entries = site.diary.wait_for("started", 4, timeout=90)
+    site.proxy.wait_for(lambda _: site.kept == 0)
+    assert [entry["retries"] for entry in entries] == [0, 1, 2, 3]
+    assert datetime.now(timezone.utc) >= eta

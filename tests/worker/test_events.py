@@ -66,6 +66,21 @@ def test_a_monitor_sees_tasks_and_workers_of_every_pool_come_and_go(site, monito
     shows("shutdown:")
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_monitor_sees_what_ended_during_a_shutdown_though_another_run_is_orphaned(pool, monitor, site):
+    dump = monitor("events", "--dump")
+    site.config["broker_transport_options"] |= {"shutdown_timeout": 8, "visibility_timeout": 60}
+    worker = site.start(pool=pool, concurrency=2, extra_args=["-E"])
+    dump.wait_for_log("heartbeat:")
+    for name, seconds in (("stock_slow", 4), ("slow", 60)):
+        site.send(name, name, seconds)
+    site.diary.wait_for("started", 2)
+    worker.terminate()
+    assert worker.wait_exit(60) == 0
+    dump.wait_for_log("task succeeded: work.stock_slow")
+    dump.wait_for_log("shutdown:")
+
+
 def test_workers_hear_at_once_of_a_monitor_and_forget_it_when_it_ends(site, monitor):
     worker = site.start(extra_args=["--heartbeat-interval=1"])
     time.sleep(1.5)  # a heartbeat and more

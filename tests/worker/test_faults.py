@@ -17,6 +17,7 @@ from support.faults import (
     fail_entries,
     json_answer,
     latency,
+    list_twice,
     lose_response,
     reset_connection,
 )
@@ -388,6 +389,17 @@ def test_the_lost_answer_to_a_receive_costs_a_visibility_timeout(make_trial):
     trial.wait_done("a")
     assert taken.is_set()
     trial.tell("the answer to a receive is lost", "the one that has the message", ["a"])
+
+
+def test_a_message_that_an_answer_lists_twice_runs_once_and_frees_its_slot(make_trial):
+    trial = make_trial(worker={"concurrency": 1}, prefetch_seconds=0)
+    with trial.site.proxy.inject(list_twice(), RECEIVE):
+        for number in range(6):
+            trial.send(f"twice {number}")
+            trial.wait_done(f"twice {number}")
+    trial.send("after")
+    trial.wait_done("after")
+    trial.tell("an answer lists a message twice, with one receipt handle", "six answers, one slot")
 
 
 @pytest.mark.parametrize("handle_is_gone", [False, True], ids=["as moto", "as a strict SQS"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from support.faults import lose_response
+from support.faults import error, fail_entries, lose_response
 
 
 def send(site, group, task, *args):
@@ -75,3 +75,22 @@ def test_what_is_no_task_closes_its_group_for_a_while_and_is_given_up(make_fifo_
     assert entry["retries"] == 0
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert worker.log.count("its FIFO group waits behind it") == 1
+
+
+def test_a_delete_that_sqs_refuses_after_the_visibility_timeout_is_none(make_fifo_site):
+    """SQS refuses it where the message is still there, so a refused second try proves nothing."""
+    site = make_fifo_site(visibility_timeout=4, wait_time_seconds=1)
+    expired = fail_entries(
+        "ReceiptHandleIsInvalid",
+        message="Value AQEB= for parameter ReceiptHandle is invalid. Reason: The receipt handle has expired.",
+    )
+    site.proxy.inject(error("InternalFailure", 500), "DeleteMessageBatch", times=1)
+    site.proxy.inject(expired, "DeleteMessageBatch", times=1)
+    send(site, "a", "quick", "a1")
+    send(site, "a", "quick", "a2")
+    worker = site.start(concurrency=2)
+    site.diary.wait_for("started", key="a2", timeout=60)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=60)
+    assert [entry["key"] for entry in site.diary.entries("started")] == ["a1", "a2"]
+    assert worker.log.count("message lost: another worker may run it too") == 1
+    assert worker.log.count("message came back though finished here, and is deleted") == 1

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from support.commands import run_celery, run_json
 from support.faults import black_hole
@@ -76,6 +81,25 @@ def test_a_worker_is_well_frozen_and_gone(make_site, pool):
     wait_for(NOBODY)
 
 
+@pytest.mark.parametrize("ends_first", [True, False], ids=["the older", "the younger"])
+def test_of_two_workers_with_one_name_the_end_of_one_leaves_the_other(make_site, ends_first):
+    site = make_site()
+    workers = [site.start(pool="solo", name="w1") for _ in range(2)]
+    ending, staying = workers if ends_first else reversed(workers)
+    wait_for(WELL, "-n", "w1", "--ready")
+    for frozen in workers:
+        frozen.signal_main(signal.SIGSTOP)
+        assert probe("-n", "w1", "--timeout", "0.5")[0] == UNWELL
+        frozen.signal_main(signal.SIGCONT)
+    ending.terminate()
+    ending.wait_exit()
+    line = f"w1@{socket.gethostname()}: live: consumes 1 queue\n"
+    assert probe("-n", "w1") == probe() == (WELL, line)
+    assert probe("--ready")[0] == WELL
+    staying.kill()
+    wait_for(NOBODY)
+
+
 def test_a_life_with_an_outage_at_its_start_one_in_its_middle_and_a_running_task_at_its_end(
     make_site, tmp_path
 ):
@@ -102,7 +126,7 @@ def test_a_life_with_an_outage_at_its_start_one_in_its_middle_and_a_running_task
     assert list(Path(directory()).iterdir()) == []
 
 
-def test_by_celery_over_http_and_of_two_workers_with_one_port_the_second_goes_without(make_site):
+def test_by_celery_over_http_and_of_two_workers_with_one_port_the_second_waits_for_it(make_site):
     port = free_port()
     site = make_site(http_port=port)
     first = site.start(name="first")
@@ -121,6 +145,70 @@ def test_by_celery_over_http_and_of_two_workers_with_one_port_the_second_goes_wi
         os.kill(pid, signal.SIGSTOP)  # they outlive their parent, and do not keep its port
     first.signal_main(signal.SIGKILL)
     first.wait_exit()
-    with pytest.raises(OSError, match="refused"):
-        get(port, "/healthz")
-    assert probe("--json")[0] == WELL  # the second's
+    wait_until(lambda: "is free at last" in second.log, SOON, lambda: second.log)
+    status, answer = get(port, "/readyz")
+    assert (status, answer["node"].partition("@")[0]) == (200, "second")
+    assert probe("--json")[0] == WELL
+    assert second.log.count("http_port") == 2
+
+
+@contextmanager
+def slow_clients(port, number):
+    """Clients that each begin a request, and go on with it by a byte at a time."""
+    over = threading.Event()
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=SOON))
+            for _ in range(number)
+        ]
+
+        def trickle():
+            while not over.wait(0.5):
+                for client in clients:
+                    with suppress(OSError):  # it was closed
+                        client.sendall(b"x")
+
+        for client in clients:
+            with suppress(OSError):
+                client.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(trickle)
+            try:
+                yield
+            finally:
+                over.set()
+
+
+def open_files(worker):
+    return len([*Path(f"/proc/{worker.pid}/fd").iterdir()])
+
+
+def test_slow_clients_use_up_neither_descriptors_nor_threads_and_probes_are_answered(make_site):
+    port = free_port()
+    site = make_site(http_port=port)
+    worker = site.start(concurrency=1)
+    wait_for(WELL, "--ready")
+    limit = open_files(worker) + 60
+    resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    threads = psutil.Process(worker.pid).num_threads()
+    with slow_clients(port, 300):
+        assert get(port, "/readyz")[0] == 200
+        assert probe("--ready")[0] == WELL
+        assert psutil.Process(worker.pid).num_threads() <= threads + 16 + 4
+        (child,) = worker.children()
+        os.kill(child, signal.SIGKILL)
+        site.begin("after the child's end")
+    assert worker.children() != [child]
+    worker.terminate()
+    assert worker.wait_exit() == 0
+
+
+def test_a_worker_without_descriptors_for_a_new_child_ends_with_a_status_that_says_so(make_site):
+    site = make_site()
+    worker = site.start(concurrency=1)
+    wait_for(WELL, "--ready")
+    limit = 5  # none of what is open is closed, and nothing else can be opened
+    resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    (child,) = worker.children()
+    os.kill(child, signal.SIGKILL)
+    assert worker.wait_exit() != 0, worker.log

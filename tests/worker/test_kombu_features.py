@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import boto3
 import pytest
+from support.commands import run_celery
+from support.faults import error
 
 ROLE = "arn:aws:iam::111122223333:role/worker"
 BACKOFF = """
@@ -73,3 +75,17 @@ def test_a_failed_task_that_a_backoff_policy_names_comes_back_as_that_says(make_
         first, second = site.gaps(task)
         assert (first >= 1, second >= 2) == (True, True)
     assert sorted(site.changes()) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "AWS.SimpleQueueService.PurgeQueueInProgress"])
+def test_a_purge_that_is_refused_is_no_success(make_site, code):
+    site = make_site()
+    site.create_queue()
+    site.send("quick", "a")
+    with site.proxy.inject(error(code, 403, "not now"), "PurgeQueue"):
+        refused = run_celery(site.config, "purge", "-f")
+    assert (refused.returncode, "No messages purged" in refused.stdout) == (1, False)
+    assert refused.stderr.startswith("Error: PurgeQueue")
+    assert "Traceback" not in refused.stderr
+    purged = run_celery(site.config, "purge", "-f")
+    assert (purged.returncode, purged.stdout) == (0, "Purged 1 message from 1 known task queue.\n")

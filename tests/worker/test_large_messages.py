@@ -9,11 +9,10 @@ import uuid
 from importlib.util import find_spec
 from pathlib import Path
 
-import boto3
 import pytest
 from celery import chord
 from kombu import Queue
-from support.faults import Answer
+from support.faults import Answer, black_hole
 from support.processes import SOON, wait_until
 from support.proxy import FaultProxy
 
@@ -22,14 +21,6 @@ from celery_sqs_visibility.errors import MessageTooLargeError
 
 LARGE = "x" * 1_500_000
 EXTENDED_CLIENT = Path(__file__).parents[1] / "support" / "extended_client.py"
-
-
-@pytest.fixture
-def s3(emulator, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", emulator.url)
-    client = boto3.client("s3")
-    yield client
-    client.close()
 
 
 @pytest.fixture
@@ -161,6 +152,27 @@ def test_while_s3_gives_nothing_other_tasks_run_and_the_payload_comes_later(
     assert trouble == "down" or "(the permission is s3:GetObject)" in worker.log
 
 
+def test_while_s3_hangs_plain_tasks_wait_for_no_read_timeout_and_large_ones_come_later(
+    site, emulator, monkeypatch, s3, bucket, reliability
+):
+    for number in range(6):
+        task(site, "length", number, LARGE).delay()
+    with FaultProxy(emulator.url) as way:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", way.url)
+        hanging = way.inject(black_hole())
+        worker = site.start("large", concurrency=2)
+        wait_until(way.in_flight, SOON, "a fetch")
+        for number in range(4):
+            task(site, "length", f"small {number}").delay()
+        site.diary.wait_for("started", 4)
+        assert "cannot fetch payloads" not in worker.log, "no fetch has timed out so far"
+        hanging.remove()
+        site.diary.wait_for("started", 10)
+        wait_until_removed(site, s3, bucket)
+    keys = [*range(6), *(f"small {number}" for number in range(4))]
+    reliability("S3 hangs", "two slots; 6 payloads wait for it", keys, ended="started")
+
+
 def extended_client(emulator, *arguments, body=None):
     command = [sys.executable, str(EXTENDED_CLIENT), emulator.url, *arguments]
     return subprocess.run(
@@ -190,7 +202,8 @@ def test_a_large_result_is_a_message_too(site, s3, bucket):
 
 
 @pytest.mark.skipif(find_spec("sqs_extended_client") is None, reason="amazon-sqs-extended-client is missing")
-def test_amazons_own_client_reads_and_writes_the_same_messages(site, emulator, s3, bucket):
+def test_amazons_own_client_reads_and_writes_the_same_messages(make_site, emulator, s3, bucket):
+    site = make_site(payload_bucket=bucket)  # that client's keys have no prefix
     task(site, "length", "a", LARGE).delay()
     body = extended_client(emulator, "receive", site.url, bucket)
     assert objects(s3, bucket) == []
@@ -205,15 +218,31 @@ def test_amazons_own_client_reads_and_writes_the_same_messages(site, emulator, s
     )  # several queues' messages may point to an object of another producer
 
 
-def test_payloads_of_a_producer_with_another_prefix_stay_and_one_line_says_so(site, s3, bucket):
+def publish_under(site, prefix):
+    """Have this process, and no worker, publish payloads under that prefix."""
+    options = site.app.conf.broker_transport_options
+    site.app.conf.broker_transport_options = {**options, "payload_prefix": prefix}
+
+
+def test_payloads_of_a_producer_with_a_longer_prefix_stay_and_one_line_says_so(site, s3, bucket):
     worker = site.start("large")
-    site.app.conf.broker_transport_options = {
-        **site.app.conf.broker_transport_options,
-        "payload_prefix": "other/",
-    }
+    publish_under(site, "celery/other/")
     for key in "ab":
         task(site, "length", key, LARGE).delay()
-    told = "payload_prefix 'other/', and this worker 'celery/'"
+    told = "payload_prefix 'celery/other/', and this worker 'celery/'"
     wait_until(lambda: site.counts() == (0, 0) and told in worker.log, SOON, "both runs")
     assert len(objects(s3, bucket)) == 2
     assert worker.log.count(told) == 1
+
+
+def test_a_pointer_outside_the_prefix_becomes_a_dead_letter_and_its_object_is_not_fetched(site, s3, bucket):
+    dead = site.create_queue_with_dead_letters(10)
+    publish_under(site, "other/")
+    task(site, "length", "a", LARGE).delay()
+    (key,) = objects(s3, bucket)
+    site.start("large")
+    reason = letter(site, dead)["MessageAttributes"]["reason"]["StringValue"]
+    assert f"s3://{bucket}/{key}" in reason
+    assert "payload_prefix is 'celery/'" in reason
+    assert site.diary.entries("started") == []
+    assert objects(s3, bucket) == [key]

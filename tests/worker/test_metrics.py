@@ -67,6 +67,20 @@ def test_every_end_of_a_task_is_counted_for_everybody_who_asks(make_site, tmp_pa
     assert found["messaging.process.duration"] == 10
 
 
+def test_queues_are_counted_where_metrics_are_on(make_site):
+    port = free_port()
+    site = make_site(http_port=port, wait_time_seconds=1)
+    site.create_queue_with_dead_letters(9)
+    site.send("hopeless", "fails for good")
+    site.start()
+    expected = {
+        ("celery_sqs_queue_messages", site.queue, "visible"): 0,
+        ("celery_sqs_queue_messages", site.queue, "in_flight"): 0,
+        ("celery_sqs_queue_dead_letters", site.queue): 1,
+    }
+    wait_until(lambda: not missing(expected, port), 90, lambda: missing(expected, port))
+
+
 def idle_line(worker):
     """CloudWatch's first line of a time without work."""
     lines = [json.loads(line) for line in worker.log.splitlines() if '"Backlog":0,' in line]

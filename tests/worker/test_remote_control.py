@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import signal
 import time
 import uuid
@@ -11,7 +12,9 @@ import pytest
 from support.commands import run_celery
 from support.faults import error, latency
 from support.processes import SOON, wait_until
+from support.worker import READY_SECONDS
 
+from celery_sqs_visibility.control import wire
 from celery_sqs_visibility.errors import RemoteControlError
 from celery_sqs_visibility.policy.control_life import ALIVE_TAG, STALE_SECONDS
 
@@ -207,13 +210,26 @@ def test_a_killed_workers_queue_is_swept(room):
 INT, QUIT, HUP = signal.SIGINT, signal.SIGQUIT, signal.SIGHUP
 
 
-@pytest.mark.parametrize(("pool", "ends"), [("prefork", [INT, INT]), ("threads", [QUIT]), ("prefork", [HUP])])
+@pytest.mark.parametrize(("pool", "ends"), [("prefork", [INT, INT]), ("threads", [QUIT])])
 def test_however_a_worker_ends_its_queues_go(room, pool, ends):
     (worker,) = room.start("ended", pool=pool, concurrency=1)
     for number in ends:
         worker.signal_main(number)
-    worker.wait_exit()  # at SIGHUP Celery execs itself, which a worker of `python -m celery` does not survive
+    worker.wait_exit()
     assert not [url for url in room.queues() if "reply" not in url]
+
+
+def test_a_worker_that_starts_anew_at_sighup_leaves_no_queue_behind(room):
+    room.site.config["broker_transport_options"]["wait_time_seconds"] = 1  # it waits for its poll's end
+    (worker,) = room.start("ended", concurrency=1)
+    before = [url for url in room.queues() if "reply" not in url]
+    worker.signal_main(HUP)
+    wait_until(
+        lambda: worker.log.count("takes messages of remote control") == 2, READY_SECONDS, lambda: worker.log
+    )
+    after = [url for url in room.queues() if "reply" not in url]
+    assert len(before) == len(after) == 1
+    assert before != after
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
@@ -229,3 +245,20 @@ def test_an_answer_that_is_not_json_is_an_error_at_once(room, pool):
 def worker_name(worker):
     """Celery's node name."""
     return next(line.split()[-2] for line in worker.log.splitlines() if line.endswith(" ready."))
+
+
+def test_a_command_that_has_its_reply_sent_to_a_queue_of_tasks_is_dropped(room):
+    site, name = room.site, f"payroll-{uuid.uuid4().hex}"
+    payroll = site.sqs.create_queue(QueueName=name)["QueueUrl"]
+    (worker,) = room.start("w")
+    (own,) = [url for url in room.queues() if "reply" not in url]
+    for exchange in ("", name):
+        reply_to = {"exchange": exchange, "routing_key": name}
+        command = {"method": "ping", "arguments": {}, "ticket": "t", "reply_to": reply_to}
+        body = wire.envelope(json.dumps(command), {}, "celery.pidbox", "")
+        site.sqs.send_message(QueueUrl=own, MessageBody=body)
+    said = "its reply_to is no queue for replies"
+    wait_until(lambda: said in worker.log or site.counts(payroll) != (0, 0), SOON, lambda: worker.log)
+    assert room.control.ping(limit=1, timeout=SOON), "a later command is answered"
+    assert site.counts(payroll) == (0, 0)
+    assert worker.log.count(said) == 1

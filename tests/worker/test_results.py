@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
+from support.app import CONFIG_VARIABLE, encode_config
 from support.faults import error
+from support.worker import IMPORT_PATHS
 
 SERVER_ERROR = error("InternalError", 500)
 
@@ -59,3 +65,18 @@ def test_a_stock_task_whose_retry_can_never_be_published_ends_and_so_does_one_th
     site.diary.wait_for("run", runs, id=result.id)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("run", id=result.id) == runs
+
+
+def test_a_client_of_rpc_that_exits_leaves_no_queue(make_site):
+    site = make_site({"result_backend": "rpc://"})
+    site.start()
+    script = "from work import quick; print(quick.delay('asked').get(timeout=60))"
+    paths = os.pathsep.join(map(str, IMPORT_PATHS))
+    env = {**os.environ, "PYTHONPATH": paths, CONFIG_VARIABLE: encode_config(site.config)}
+    command = [sys.executable, "-c", script]
+    client = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert client.stdout.strip() == "asked"
+    created = {call.request["QueueName"] for call in site.proxy.calls("CreateQueue")} - {site.queue}
+    deleted = {call.request["QueueUrl"].rpartition("/")[2] for call in site.proxy.calls("DeleteQueue")}
+    assert len(created) == 1
+    assert deleted == created

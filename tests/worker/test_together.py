@@ -93,8 +93,7 @@ def test_two_workers_of_one_name_both_answer(site):
         each.wait_ready()
     wait_until(lambda: len(control_queues(site)) >= 2, SOON, "their queues")
     wait_for_nodes(site, 2)
-    assert len(sockets()) == 1, "the latest has the socket of the name"
-    assert len(list(ask("w1", "/healthz", SOON))) == 1
+    assert {each["pid"] for each in ask("w1", "/healthz", SOON)} == {each.pid for each in workers}
 
 
 def test_a_detached_worker_answers_from_its_daemon(site, tmp_path):

@@ -120,3 +120,34 @@ def test_on_another_broker_a_worker_warns_once(make_site):
     site = make_site({"broker_transport": None, "broker_url": "memory://", "broker_transport_options": {}})
     worker = site.start(pool="solo").wait_for_log("this worker's broker transport is")
     assert worker.log.count("set broker_transport = 'celery_sqs_visibility'") == 1
+
+
+def test_a_visibility_timeout_beyond_12_hours_is_warned_of_once_and_12_hours_are_asked_for(make_site):
+    site = make_site(visibility_timeout=86400)  # as Airflow's provider sets it for sqs://
+    worker = site.start()
+    site.begin("ran")
+    warning = "visibility_timeout=86400 is longer than SQS hides a message, and 12 hours are used"
+    assert worker.log.count(warning) == 1
+    assert {call.request["VisibilityTimeout"] for call in site.proxy.calls("ReceiveMessage")} == {43200}
+
+
+PUBLISH = """
+from support.app import make_app
+app = make_app("producer")
+for group in {groups!r}:
+    app.send_task("work.quick", ["key"], MessageGroupId=group)
+"""
+
+
+def test_a_producer_is_told_of_a_group_that_sqs_would_refuse(make_site):
+    site = make_site()
+    site.create_queue()
+    printed, status = command(site, "-c", PUBLISH.format(groups=["Acme Corp"]))
+    assert status == 1
+    assert "InvalidIdError: expected the MessageGroupId of a message for queue" in printed
+    assert "got 'Acme Corp', with ' ' at 4; its hash will do: " in printed
+    assert site.counts() == (0, 0)
+    hashed = printed.partition("its hash will do: ")[2].split()[0]
+    printed, status = command(site, "-c", PUBLISH.format(groups=[hashed, "Acme-Corp"]))
+    assert (printed, status) == ("", 0)
+    assert site.counts() == (2, 0)

@@ -39,6 +39,11 @@ def extension_seconds(delivery: Delivery, options: QueueOptions, now: float) -> 
     return seconds if now + seconds > delivery.deadline else 0
 
 
+def is_extended_again(delivery: Delivery, options: QueueOptions, now: float) -> bool:
+    """Whether the heartbeat extends it before its deadline, though it does not now."""
+    return bool(options.heartbeat_interval) and delivery.deadline > now and not delivery.at_horizon
+
+
 def lateness(delivery: Delivery, options: QueueOptions, now: float) -> float:
     """Seconds since the instant by which it should have been extended; 0 before."""
     return max(0.0, now - (delivery.deadline - options.heartbeat_interval))

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 MOST_THREADS: Final = 4
 
 DEADLINE_PASSED: Final = "its visibility timeout ran out before it could be extended"
+ANSWERED_LATE: Final = "its extension was answered after its visibility timeout, and may be worth nothing"
 HORIZON_REACHED: Final = "it was held for the 12 hours that SQS allows"
 
 
@@ -125,6 +126,8 @@ class Heartbeat:
         if error is None:
             if has_listener(ExtensionEnded):
                 self._measure(delivery)
+            if delivery.deadline <= self._clock.monotonic():
+                return self._lose(delivery, ANSWERED_LATE)
             outcome = self._ledger.extended(delivery, since + seconds)
             return delivery, outcome, Extended(delivery.facts, seconds)
         if isinstance(error, ReceiptHandleInvalidError):

@@ -11,6 +11,7 @@ from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSche
 from celery_sqs_visibility.delivery.hold.extensions import (
     ExtensionOutcome,
     extension_seconds,
+    is_extended_again,
     lateness,
     next_try,
     seconds_apart,
@@ -31,6 +32,9 @@ class Ledger:
     Settling a delivery takes it out, so that no extension of it begins any more. An extension in flight may
     reach SQS late, and overwrite a settlement that keeps the message. So such a settlement waits in the
     delivery until the extension has returned. A deletion does not wait: no extension brings a message back.
+
+    A delivery of which copies are sent is claimed: it stays in, and is extended, until its one claimant
+    settles it.
 
     Args:
         options_of: of a queue, whose deliveries are extended by `visibility_timeout`, `heartbeat_interval`
@@ -67,27 +71,54 @@ class Ledger:
         """Whether it is held, and neither settled nor superseded."""
         return self._held.get(delivery.handle) is delivery
 
-    def add(self, deliveries: Iterable[Delivery]) -> None:
-        """They were received."""
+    def add(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """They were received; those that are held from now on.
+
+        A receipt handle is held once: an answer may list a message twice, and a poll that is repeated may
+        bring what the late answer to the first one brings, too.
+        """
+        added = []
         with self._lock:
             for delivery in deliveries:
-                self._held[delivery.handle] = self._known[delivery.handle] = delivery
-                self._schedule(delivery)
+                if delivery.handle not in self._held:
+                    self._held[delivery.handle] = self._known[delivery.handle] = delivery
+                    self._schedule(delivery)
+                    added.append(delivery)
+        return added
 
-    def settle(self, delivery: Delivery, settlement: Settlement) -> tuple[bool, bool]:
+    def claim(self, delivery: Delivery) -> bool:
+        """Its copies are to be sent: it stays, and only their sender settles it; whether it was held."""
+        with self._lock:
+            if not self.holds(delivery) or delivery.claimed:
+                return False
+            delivery.claimed = True
+            self._end_lease(delivery)
+            return True
+
+    def disclaim(self, delivery: Delivery) -> bool:
+        """It is to run after all, by another request of Celery's; whether it is held."""
+        with self._lock:
+            delivery.claimed, delivery.request = False, None
+            return self.holds(delivery)
+
+    def settle(
+        self, delivery: Delivery, settlement: Settlement, *, claimed: bool = False
+    ) -> tuple[bool, bool]:
         """Take it out, to settle it.
+
+        Args:
+            delivery: what is settled.
+            settlement: how.
+            claimed: whether the caller has claimed it; who has not cannot settle what is claimed.
 
         Returns:
             Whether it was held, and whether the settlement may be carried out now. If it was held and may
             not, the extension in flight hands the settlement back: see `postponed`.
         """
         with self._lock:
-            if not self._remove(delivery):
+            if delivery.claimed is not claimed or not self._remove(delivery):
                 return False, False
-            if delivery.lease is not None:
-                # An extension in flight may not write to the row, which is another lease's by then.
-                delivery.lease.end()
-                delivery.lease = None
+            self._end_lease(delivery)
             return True, not self.postponed(delivery, settlement)
 
     def postponed(self, delivery: Delivery, settlement: Settlement) -> bool:
@@ -102,7 +133,7 @@ class Ledger:
     def start(self, delivery: Delivery, now: float) -> bool:
         """A pool begins to run it at that monotonic instant; `False` if it is not held any more."""
         with self._lock:
-            if not self.holds(delivery):
+            if not self.holds(delivery) or delivery.claimed:
                 return False
             delivery.began = now
             self._give_lease(delivery)
@@ -111,7 +142,7 @@ class Ledger:
     def dispatch(self, delivery: Delivery) -> bool:
         """It goes to a pool that cannot be kept from running it; `False` if it is not held any more."""
         with self._lock:
-            delivery.dispatched = self.holds(delivery)
+            delivery.dispatched = self.holds(delivery) and not delivery.claimed
             if delivery.dispatched:
                 self._give_lease(delivery)
             return delivery.dispatched
@@ -128,6 +159,8 @@ class Ledger:
             newest = superseded_by.current  # it may be superseded itself, if two came back at once
             newest.began, newest.dispatched = delivery.began, delivery.dispatched
             newest.acknowledged_early = delivery.acknowledged_early
+            newest.claimed, newest.in_hand = delivery.claimed, delivery.in_hand
+            newest.request = delivery.request
             newest.on_lost, delivery.on_lost = delivery.on_lost, None
             newest.requested_deadline, delivery.requested_deadline = delivery.requested_deadline, 0.0
             newest.inactivity, delivery.inactivity = delivery.inactivity, None
@@ -153,9 +186,12 @@ class Ledger:
             return True
 
     def unstarted(self) -> list[Delivery]:
-        """Everything held that is not run, in the order of arrival; a dispatched delivery may be, by now."""
+        """Everything held that is not run, in the order of arrival; a dispatched delivery may be, by now.
+
+        What is claimed is neither run nor to be given back.
+        """
         with self._lock:
-            return [d for d in self._held.values() if not d.started and not d.dispatched]
+            return [d for d in self._held.values() if not (d.started or d.dispatched or d.claimed)]
 
     def all(self) -> list[Delivery]:
         """Everything held, in the order of arrival."""
@@ -224,12 +260,18 @@ class Ledger:
             return self._extension_returned(delivery, next_try(delivery, now))
 
     def not_extensible(self, delivery: Delivery, now: float) -> ExtensionOutcome:
-        """Its horizon is reached, or nobody needs more: nothing is done until it is lost, at the deadline."""
+        """It needs no extension now, or its horizon is reached.
+
+        What its task has had hidden for long comes along in a batch with space; it is extended again before
+        its deadline, as any other. What nobody extends is left until it is lost, at the deadline.
+        """
         with self._lock:
             if self.extension(delivery, now) > 0:  # its task has asked just now
                 return self._extension_returned(delivery, AT_ONCE)
             self._answer(delivery)
-            return self._extension_returned(delivery, delivery.deadline)
+            options = self._options_of(delivery.queue.name)
+            again_at = None if is_extended_again(delivery, options, now) else delivery.deadline
+            return self._extension_returned(delivery, again_at)
 
     def refused(self, delivery: Delivery) -> ExtensionOutcome:
         """SQS refused the handle, or its deadline has passed: it is lost."""
@@ -274,6 +316,13 @@ class Ledger:
             delivery.lease = self._leases.take(delivery.deadline, delivery.extend, delivery.horizon)
             if delivery.lease is not None and delivery.lost:  # just now, or it would not begin
                 delivery.lease.lost = True
+
+    @staticmethod
+    def _end_lease(delivery: Delivery) -> None:
+        """An extension in flight may not write to the row, which is another lease's from now on."""
+        if delivery.lease is not None:
+            delivery.lease.end()
+            delivery.lease = None
 
     @staticmethod
     def _answer(delivery: Delivery) -> None:

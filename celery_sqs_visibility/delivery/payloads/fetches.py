@@ -32,6 +32,9 @@ MOST_FETCHES: Final = 4
 #: A fetch that fails is tried again for this long, while its message is held; then the message comes back.
 TRY_SECONDS: Final = 60.0
 
+#: A fetch that has brought nothing for this time waits for S3: its message leaves its place to others.
+SILENCE_SECONDS: Final = 1.0
+
 #: How long a message stays hidden that SQS's redrive policy would move at its next receive.
 LAST_RECEIVE_SECONDS: Final = 3600
 
@@ -165,6 +168,16 @@ class Fetches(Generic[Content]):
             now = self._clock.monotonic()
             batch.until = now + TRY_SECONDS
             self._enqueue(now + pause(batch.failures), batch)
+
+    def notice_silence(self, now: float) -> None:
+        """Have messages wait whose fetch gets on no more; all, where none does. The supervisor's thread."""
+        with self._lock:  # so that no fetch ends meanwhile
+            running = self.batch_threads.in_progress()
+            silent = [each.batch for each in running if now - each.seen >= SILENCE_SECONDS]
+            if silent and len(silent) == len(running):
+                silent += [one for _, _, one in self._waiting]
+            for one in silent:
+                self._wait(one.delivery)
 
     def _try_again(self, one: Fetch[Content], error: SQSError) -> None:
         """Later, or never."""

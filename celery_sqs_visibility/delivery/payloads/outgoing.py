@@ -10,6 +10,7 @@ from typing import Final
 from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnrecognizedResponseError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.message_attributes import message_bytes
@@ -19,13 +20,22 @@ from celery_sqs_visibility.policy.message_limits import (
     payload_too_large,
     too_large,
 )
-from celery_sqs_visibility.policy.payload_pointers import new_key, pointer_body, prefix_of, size_attribute
-from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+from celery_sqs_visibility.policy.payload_pointers import (
+    ReadablePayloads,
+    new_key,
+    pointer_body,
+    prefix_of,
+    size_attribute,
+)
+from celery_sqs_visibility.policy.quotas import DEDUPLICATION_SECONDS, MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
 #: After these SQS may have the message.
 _UNANSWERED: Final = (UnavailableError, UnrecognizedResponseError)
+
+#: Large messages of FIFO queues that this process has sent, as far as it remembers.
+MOST_REMEMBERED: Final = 10_000
 
 OTHER_PREFIX: Final = (
     "the payload s3://%s/%s of a message that is done stays in S3, as will others like it: its producer has "
@@ -43,6 +53,11 @@ class PayloadStore:
     _told: list[str] = field(
         default_factory=list, compare=False, repr=False
     )  # the first key of another prefix
+
+    @property
+    def readable(self) -> ReadablePayloads:
+        """The objects that messages may point to."""
+        return ReadablePayloads(self.objects.bucket, self.prefix)
 
     def owns(self, key: str) -> bool:
         """Whether the object is one message's alone, and goes with it. Any thread."""
@@ -67,6 +82,7 @@ class OutgoingMessages:
         self.store = store
         # Queue URL to its MaximumMessageSize, where SQS has told one. Each access is atomic: no lock.
         self._limits: dict[str, int] = {}
+        self._sent = RecentKeys[str](MOST_REMEMBERED, DEDUPLICATION_SECONDS)  # message ids, FIFO queues only
 
     def offloads(self, queue: Queue, size: int) -> bool:
         """Whether the payload of a message of `size` bytes, attributes included, goes to S3."""
@@ -146,7 +162,7 @@ class OutgoingMessages:
         )
         objects.put(key, content)
         try:
-            queue.sqs.send(queue.url, pointer)
+            message_id = queue.sqs.send(queue.url, pointer)
         except SQSError as error:
             if not isinstance(error, _UNANSWERED):
                 self._discard(objects, key)
@@ -154,6 +170,9 @@ class OutgoingMessages:
                 size = message_bytes(pointer.body, pointer.attributes)
                 raise too_large(queue.name, size, limit, pointer=True) from error
             raise
+        # SQS answers a duplicate with the id of the message that it took before, which has another object.
+        if queue.fifo and not self._sent.add(message_id):
+            self._discard(objects, key)
 
     @staticmethod
     def _discard(objects: ObjectStore, key: str) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -35,12 +36,16 @@ GIVE_UP_SECONDS: Final = 30.0
 MOST_CREDENTIAL_LOOKUPS: Final = 3
 
 
+#: What the one who publishes knows a message by; of a task, its id.
+Tag = TypeVar("Tag")
+
+
 @dataclass(slots=True, eq=False)
-class PendingMessage:
+class PendingMessage(Generic[Tag]):
     """One message on its way.
 
     Attributes:
-        task_id: what the user knows it by.
+        tag: what the one who published it knows it by.
         size: in bytes, as SQS counts them.
         since: when it was published.
         batch_limit: how many messages its batch may have.
@@ -50,7 +55,7 @@ class PendingMessage:
 
     queue: Queue
     message: OutgoingMessage
-    task_id: str | None
+    tag: Tag
     size: int
     since: float
     batch_limit: int = BATCH_ENTRIES
@@ -64,7 +69,7 @@ class PendingMessage:
 
 
 @dataclass(slots=True, eq=False)
-class PendingBatches:
+class PendingBatches(Generic[Tag]):
     """The pending messages of one queue.
 
     Attributes:
@@ -76,12 +81,12 @@ class PendingBatches:
         outage_since: when sending first failed after the last success; `None`: it works.
     """
 
-    ready: deque[PendingMessage] = field(default_factory=deque)
-    waiting: dict[str, deque[PendingMessage]] = field(default_factory=dict)
+    ready: deque[PendingMessage[Tag]] = field(default_factory=deque)
+    waiting: dict[str, deque[PendingMessage[Tag]]] = field(default_factory=dict)
     waiting_count: int = 0
     outage_since: float | None = None
 
-    def add(self, pending: PendingMessage) -> None:
+    def add(self, pending: PendingMessage[Tag]) -> None:
         """Append it, behind its group."""
         group = pending.group
         if group in self.waiting:
@@ -92,7 +97,7 @@ class PendingBatches:
             self.waiting[group] = deque()
         self.ready.append(pending)
 
-    def remove(self, pending: PendingMessage) -> None:
+    def remove(self, pending: PendingMessage[Tag]) -> None:
         """It was sent or given up: the next one of its group may be sent."""
         group = pending.group
         if group is None:
@@ -102,6 +107,18 @@ class PendingBatches:
             self.waiting_count -= 1
         else:
             del self.waiting[group]
+
+    def withdraw(self, gone: Callable[[Tag], bool]) -> list[PendingMessage[Tag]]:
+        """Take out those that wait or may be sent."""
+        withdrawn = [pending for waiting in self.waiting.values() for pending in waiting if gone(pending.tag)]
+        for group, waiting in self.waiting.items():
+            self.waiting[group] = deque(pending for pending in waiting if not gone(pending.tag))
+        self.waiting_count -= len(withdrawn)
+        first = [pending for pending in self.ready if gone(pending.tag)]
+        self.ready = deque(pending for pending in self.ready if not gone(pending.tag))
+        for pending in first:
+            self.remove(pending)
+        return [*first, *withdrawn]
 
     def first_batch(self) -> tuple[int, bool]:
         """How many of the ready messages go into the next request, and whether no more can join them."""
@@ -116,22 +133,29 @@ class PendingBatches:
         return len(self.ready), len(self.ready) >= limit or self.waiting_count > 0
 
 
-class PendingMessages:
+class PendingMessages(Generic[Tag]):
     """What was published and not yet sent.
+
+    Args:
+        linger: for how many seconds a batch that is not full waits for more.
+        give_up: after how many seconds of an outage a message is given up.
 
     Attributes:
         size: bytes of everything that waits or is under way.
-        failures: task id and reason of each message that was given up.
+        failures: tag and reason of each message that was given up; whoever reads them takes them out.
         accepted: how many messages were ever added.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, linger: float = LINGER_SECONDS, give_up: float = GIVE_UP_SECONDS) -> None:
         self.size = 0
         self.accepted = 0
-        self.failures: list[tuple[str | None, Exception]] = []
-        self._messages: dict[PendingMessage, None] = {}  # in the order of their publication
-        self._batches: dict[Queue, PendingBatches] = {}
-        self._retries: list[tuple[float, int, PendingMessage]] = []  # heap: (not before, tie-break, message)
+        self.failures: list[tuple[Tag, Exception]] = []
+        self._linger = linger
+        self._give_up = give_up
+        self._messages: dict[PendingMessage[Tag], None] = {}  # in the order of their publication
+        self._batches: dict[Queue, PendingBatches[Tag]] = {}
+        # A heap: (not before, tie-break, message)
+        self._retries: list[tuple[float, int, PendingMessage[Tag]]] = []
         self._ties = itertools.count()
 
     @property
@@ -140,15 +164,15 @@ class PendingMessages:
         return len(self._messages)
 
     @property
-    def waiting(self) -> list[str | None]:
-        """Their task ids, the first published first."""
-        return [pending.task_id for pending in self._messages]
+    def waiting(self) -> list[Tag]:
+        """Their tags, the first published first."""
+        return [pending.tag for pending in self._messages]
 
     def add(
         self,
         queue: Queue,
         message: OutgoingMessage,
-        task_id: str | None,
+        tag: Tag,
         now: float,
         offloaded: Callable[[Queue, int], bool] = lambda _queue, _size: False,
     ) -> bool:
@@ -159,17 +183,17 @@ class PendingMessages:
         size = message_bytes(message.body, message.attributes)
         self.accepted += 1
         if size > MESSAGE_BYTES and not offloaded(queue, size):
-            self.failures.append((task_id, too_large(queue.name, size)))
+            self.failures.append((tag, too_large(queue.name, size)))
             return False
         batches = self._batches.get(queue) or self._batches.setdefault(queue, PendingBatches())
         limit = 1 if offloaded(queue, size) else BATCH_ENTRIES
-        pending = PendingMessage(queue, message, task_id, size, now, limit)
+        pending = PendingMessage(queue, message, tag, size, now, limit)
         batches.add(pending)
         self._messages[pending] = None
         self.size += size
         return batches.first_batch()[1]
 
-    def take(self, now: float, *, flushing: bool = False) -> list[PendingMessage]:
+    def take(self, now: float, *, flushing: bool = False) -> list[PendingMessage[Tag]]:
         """The next batch to send; empty if none is full, nor has lingered long enough.
 
         Args:
@@ -179,7 +203,7 @@ class PendingMessages:
         self._bring_back(now)
         for queue, batches in self._batches.items():
             count, full = batches.first_batch()
-            if count and (full or flushing or now >= batches.ready[0].since + LINGER_SECONDS):
+            if count and (full or flushing or now >= batches.ready[0].since + self._linger):
                 # Last from now on, so that one busy queue does not keep the others waiting.
                 self._batches[queue] = self._batches.pop(queue)
                 return [batches.ready.popleft() for _ in range(count)]
@@ -191,13 +215,30 @@ class PendingMessages:
             batches.ready and (flushing or batches.first_batch()[1]) for batches in self._batches.values()
         )
 
+    def batches_ready(self) -> int:
+        """About how many batches there are, full or not."""
+        return sum(math.ceil(len(batches.ready) / BATCH_ENTRIES) for batches in self._batches.values())
+
     def due(self) -> float | None:
         """When there may be something to take, if nothing is added; `None`: never."""
-        instants = [each.ready[0].since + LINGER_SECONDS for each in self._batches.values() if each.ready]
+        instants = [each.ready[0].since + self._linger for each in self._batches.values() if each.ready]
         instants += [not_before for not_before, _, _ in self._retries[:1]]
         return min(instants, default=None)
 
-    def conclude(self, batch: list[PendingMessage], outcome: BatchResult | SQSError, now: float) -> None:
+    def withdraw(self, gone: Callable[[Tag], bool]) -> list[Tag]:
+        """Take out those that are not under way, and return their tags."""
+        withdrawn = [each for batches in self._batches.values() for each in batches.withdraw(gone)]
+        returning = [entry[2] for entry in self._retries if gone(entry[2].tag)]
+        self._retries = [entry for entry in self._retries if not gone(entry[2].tag)]
+        heapq.heapify(self._retries)
+        for pending in returning:
+            self._batches[pending.queue].remove(pending)
+        for pending in (withdrawn := [*returning, *withdrawn]):
+            del self._messages[pending]
+            self.size -= pending.size
+        return [pending.tag for pending in withdrawn]
+
+    def conclude(self, batch: list[PendingMessage[Tag]], outcome: BatchResult | SQSError, now: float) -> None:
         """A batch was sent: forget what SQS has, keep what is tried again, note what is given up."""
         if isinstance(outcome, RequestRefusedError) and len(batch) > 1:
             self._divide(batch)
@@ -214,19 +255,19 @@ class PendingMessages:
                 self._remove(pending)
 
     def _retry_or_give_up(
-        self, batches: PendingBatches, errors: Mapping[PendingMessage, SQSError], now: float
+        self, batches: PendingBatches[Tag], errors: Mapping[PendingMessage[Tag], SQSError], now: float
     ) -> None:
         # One pause for all, so that they share a batch again.
         not_before = now + pause(1 + max((pending.failures for pending in errors), default=0))
         for pending, error in errors.items():
             _count_failure(pending, error, batches, now)
-            if _may_pass(pending, error) and not_before < pending.outage_since + GIVE_UP_SECONDS:
+            if _may_pass(pending, error) and not_before < pending.outage_since + self._give_up:
                 heapq.heappush(self._retries, (not_before, next(self._ties), pending))
             else:
-                self.failures.append((pending.task_id, error))
+                self.failures.append((pending.tag, error))
                 self._remove(pending)
 
-    def _divide(self, batch: list[PendingMessage]) -> None:
+    def _divide(self, batch: list[PendingMessage[Tag]]) -> None:
         """SQS refused a whole request: send its halves, until only wrong messages fail."""
         for pending in batch:
             pending.batch_limit = len(batch) // 2
@@ -239,13 +280,15 @@ class PendingMessages:
         for pending in reversed(returning):
             self._batches[pending.queue].ready.appendleft(pending)
 
-    def _remove(self, pending: PendingMessage) -> None:
+    def _remove(self, pending: PendingMessage[Tag]) -> None:
         self._batches[pending.queue].remove(pending)
         del self._messages[pending]
         self.size -= pending.size
 
 
-def _count_failure(pending: PendingMessage, error: SQSError, batches: PendingBatches, now: float) -> None:
+def _count_failure(
+    pending: PendingMessage[Tag], error: SQSError, batches: PendingBatches[Tag], now: float
+) -> None:
     """The first failure of a message counts from the beginning of the outage that it is in."""
     if isinstance(error, PASSING_ERRORS) and batches.outage_since is None:
         batches.outage_since = now
@@ -254,7 +297,7 @@ def _count_failure(pending: PendingMessage, error: SQSError, batches: PendingBat
         pending.outage_since = now if batches.outage_since is None else batches.outage_since
 
 
-def _may_pass(pending: PendingMessage, error: SQSError) -> bool:
+def _may_pass(pending: PendingMessage[Tag], error: SQSError) -> bool:
     if isinstance(error, CredentialsRefusedError):
         return pending.failures < MOST_CREDENTIAL_LOOKUPS
     return isinstance(error, PASSING_ERRORS)

@@ -54,7 +54,7 @@ class Sender:
         lock = threading.Lock()  # guards everything below
         self._work = threading.Condition(lock)  # for the senders' threads
         self._sent = threading.Condition(lock)  # for threads that publish, or close
-        self._pending = PendingMessages()
+        self._pending: PendingMessages[str | None] = PendingMessages()
         self._closed = False
         self._threads = 0
         self._idle = 0
@@ -127,8 +127,10 @@ class Sender:
             batch = self._next(batch, outcome)
 
     def _next(
-        self, sent: list[PendingMessage] | None = None, outcome: BatchResult | SQSError | None = None
-    ) -> list[PendingMessage]:
+        self,
+        sent: list[PendingMessage[str | None]] | None = None,
+        outcome: BatchResult | SQSError | None = None,
+    ) -> list[PendingMessage[str | None]]:
         """The next batch; empty when there will be none. Concludes the last one under the same lock."""
         with self._work:
             if sent and outcome is not None:
@@ -147,7 +149,7 @@ class Sender:
             self._threads -= 1
             return []
 
-    def _conclude(self, batch: list[PendingMessage], outcome: BatchResult | SQSError) -> None:
+    def _conclude(self, batch: list[PendingMessage[str | None]], outcome: BatchResult | SQSError) -> None:
         self._pending.conclude(batch, outcome, self._clock.monotonic())
         self._sent.notify_all()
         if self._closed and not self._pending.count:
@@ -155,7 +157,7 @@ class Sender:
         elif isinstance(outcome, SQSError) or outcome.failed:
             self._work.notify()  # to wait for the retry
 
-    def _send(self, batch: list[PendingMessage]) -> BatchResult | SQSError:
+    def _send(self, batch: list[PendingMessage[str | None]]) -> BatchResult | SQSError:
         queue = batch[0].queue
         try:
             send = partial(self._outgoing.send_batch, queue, [pending.message for pending in batch])

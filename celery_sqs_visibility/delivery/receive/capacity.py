@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from celery_sqs_visibility.delivery.receive.reservations import AskedFor, Held, Reservation, Waiter
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.prefetch import (
+    COLLECTED_AFTER_SECONDS,
     LIKELY_SECONDS,
     UNLIMITED,
     RecentRuns,
@@ -57,6 +59,8 @@ class ReceiveCapacity:
         self._busy: set[str] = set()  # queues whose last poll brought something
         self._asked = AskedFor()
         self._waiters: deque[Waiter] = deque()  # first come first
+        self._idle_since: float | None = None  # the instant from which all slots are taken and nothing runs
+        self._collected = False  # whether that has lasted
 
     @property
     def prefetch_count(self) -> int:
@@ -197,8 +201,12 @@ class ReceiveCapacity:
                 self._serve()
 
     def replace_stuck(self, now: float) -> None:
-        """See `supervisor.Supervised`: polls that wait in vain keep their capacity no longer."""
+        """See `supervisor.Supervised`: polls that wait in vain keep their capacity no longer.
+
+        Nor do messages that wait for others in Celery's memory, whoever collects them there.
+        """
         with self._lock:
+            self._note_collected(now)
             for reservation in [each for each in self._asked.likely if each.since + LIKELY_SECONDS <= now]:
                 self._asked.doubt(reservation)
                 self._busy.discard(reservation.queue)
@@ -209,6 +217,15 @@ class ReceiveCapacity:
         with self._lock:
             for waiter in tuple(self._waiters):
                 waiter.changed.notify()
+
+    def _note_collected(self, now: float) -> None:
+        slots = self._slots() if self._slots else None
+        taken = slots is not None and self._held.occupied - self._waiting_for_eta(slots) >= slots.number
+        if not (taken and slots is not None and slots.idle):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        self._collected = self._idle_since is not None and now - self._idle_since >= COLLECTED_AFTER_SECONDS
 
     def _note_run(self, began: float) -> None:
         now = self._clock.monotonic()
@@ -248,11 +265,11 @@ class ReceiveCapacity:
         waiting_for_eta = self._waiting_for_eta(slots)
         asked = self._asked
         own_unlikely = asked.unlikely[queue]
-        fifo_limit = (slots.number or BATCH_ENTRIES) + waiting_for_eta
+        fifo_limit = (slots.fillable or BATCH_ENTRIES) + waiting_for_eta
         fifo_capacity = max(0, fifo_limit - self._fifo.occupied - asked.fifo_expected - own_unlikely)
         polled = queue in asked.polls
         return Snapshot(
-            slots=slots.number,
+            slots=slots.fillable,
             limit=self._limit(slots),
             prefetch_count=self._prefetch_count - waiting_for_eta,
             occupied=self._held.occupied - waiting_for_eta,
@@ -271,7 +288,8 @@ class ReceiveCapacity:
         )
 
     def _pool(self) -> Slots:
-        return self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
+        slots = self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
+        return replace(slots, collecting=True) if self._collected else slots
 
     def _waiting_for_eta(self, slots: Slots) -> int:
         """Celery adds each task that it holds in memory for its ETA to its prefetch count."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,17 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery, Holder
 from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.events import Facts, Received, emit
+from celery_sqs_visibility.events import Facts, Received, emit, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_in
+from celery_sqs_visibility.policy.passing_errors import passes
+from celery_sqs_visibility.policy.payload_pointers import (
+    NO_PAYLOADS,
+    PayloadPointer,
+    ReadablePayloads,
+    pointer_in,
+)
+from celery_sqs_visibility.policy.printable import UNPRINTABLE
 from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
@@ -29,8 +35,10 @@ LONGEST_TRANSIT_SECONDS = 1.0
 #: A poll lasts no longer, its answer's delay included.
 LONGEST_POLL_SECONDS = WAIT_TIME_SECONDS + 5.0
 
-#: Characters that SQS refuses in any text (API_SendMessage: those outside XML 1.0), and control characters.
-ILLEGIBLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffe\\uffff]")
+#: The system attribute of a message that SQS has moved to its dead-letter queue.
+SOURCE_ARN = "DeadLetterQueueSourceArn"
+
+NOT_TAKEN = "a message could not be decoded; it comes back"
 
 #: Characters to keep of a reason or a name; SQS counts a dead letter's attributes as part of its size.
 LONGEST_TEXT_CHARACTERS = 500
@@ -46,11 +54,18 @@ class DecodedMessage:
     eta: float | None = None  # seconds since the epoch
 
 
+@dataclass(frozen=True, slots=True)
+class ReadLater:
+    """Of a message that cannot be read for now, through no fault of its own; `error` says why."""
+
+    error: Exception
+
+
 #: What a message is: a task, nothing to be run, or several tasks.
 Opened = DecodedMessage | Delete | Split
 
 #: What a message is, or why it cannot be read.
-ReadContent = Opened | UnreadableError
+ReadContent = Opened | UnreadableError | ReadLater
 
 #: What is known of a received message: its content, or where that is.
 Content = ReadContent | PayloadPointer
@@ -67,7 +82,7 @@ class Decoder:
         options_of: of a queue, whose `visibility_timeout` the receives asked for.
         clock: wall time.
         holder: what the deliveries belong to.
-        payload_bucket: the option.
+        readable: the payloads in S3 that messages may point to.
     """
 
     def __init__(
@@ -76,13 +91,13 @@ class Decoder:
         options_of: OptionsOfQueue,
         clock: Clock,
         holder: Holder,
-        payload_bucket: str | None = None,
+        readable: ReadablePayloads = NO_PAYLOADS,
     ) -> None:
         self._open = open_message
         self._options_of = options_of
         self._clock = clock
         self._holder = holder
-        self._payload_bucket = payload_bucket
+        self._readable = readable
 
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -101,48 +116,60 @@ class Decoder:
             try:
                 content = self._pointer(message) or self.content(queue, message)
                 facts = _facts(queue, message, content, now)
-                handle = message["ReceiptHandle"]
-            except Exception:
+                # SQS counts its 12 hours from the request, however long that waited for a message.
+                delivery = Delivery(
+                    queue,
+                    message["ReceiptHandle"],
+                    facts,
+                    called,
+                    since + timeout,
+                    self._holder,
+                    message.get("MessageAttributes", {}),
+                )
+                if isinstance(content, PayloadPointer):
+                    delivery.pointer = content
+                delivery.moved_from = _attributes(message).get(SOURCE_ARN)
+                taken.append((delivery, content, message))
+            except Exception:  # noqa: BLE001 - it is logged
                 # It is not lost: nobody settles it, so it comes back by itself.
-                logger.exception("a message could not be decoded; it comes back", extra={"queue": queue.name})
+                log_safely(logger.exception, NOT_TAKEN, extra={"queue": queue.name})
                 continue
-            deadline = since + timeout
-            # SQS counts its 12 hours from the request, however long that waited for a message.
-            delivery = Delivery(
-                queue, handle, facts, called, deadline, self._holder, message.get("MessageAttributes", {})
-            )
-            if isinstance(content, PayloadPointer):
-                delivery.pointer = content
-            taken.append((delivery, content, message))
             emit(Received(facts))
         return taken
 
-    def _pointer(self, message: ReceivedMessage) -> PayloadPointer | UnreadableError | None:
+    def _pointer(self, message: ReceivedMessage) -> PayloadPointer | UnreadableError | ReadLater | None:
         try:
-            return pointer_in(message["Body"], message.get("MessageAttributes", {}), self._payload_bucket)
-        except UnreadableError as error:
-            return error
+            return pointer_in(message["Body"], message.get("MessageAttributes", {}), self._readable)
+        except Exception as error:  # noqa: BLE001 - it is classified
+            return _why_not(error)
 
     def content(self, queue: Queue, message: ReceivedMessage) -> ReadContent:
-        """The content of a message whose body is its payload."""
+        """The content of a message whose body is its payload. Never raises."""
         try:
             return self._open(queue, message)
-        except UnreadableError as error:
-            return error
-        except Exception as error:  # noqa: BLE001 - logged where the message is refused
-            unreadable = UnreadableError(f"it could not be decoded: {error!r}")
-            unreadable.__cause__ = error
-            return unreadable
+        except Exception as error:  # noqa: BLE001 - it is classified
+            return _why_not(error)
+
+
+def _why_not(error: Exception) -> UnreadableError | ReadLater:
+    """Why a message cannot be read; a bug is logged where its message is refused."""
+    if passes(error):
+        return ReadLater(error)
+    if isinstance(error, UnreadableError):
+        return error
+    unreadable = UnreadableError(f"it could not be decoded: {error!r}")
+    unreadable.__cause__ = error
+    return unreadable
 
 
 def legible(text: str) -> str:
     """Text from a message, fit to be logged and sent as an attribute of a dead letter."""
     shown = text if len(text) <= LONGEST_TEXT_CHARACTERS else f"{text[:LONGEST_TEXT_CHARACTERS]}..."
-    return ILLEGIBLE.sub("\N{REPLACEMENT CHARACTER}", shown)
+    return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 
 def _facts(queue: Queue, message: ReceivedMessage, content: Content, received: float) -> Facts:
-    attributes = message.get("Attributes", {})
+    attributes = _attributes(message)
     receives = int(attributes.get("ApproximateReceiveCount", 1))
     return Facts(
         queue=queue.name,
@@ -153,9 +180,13 @@ def _facts(queue: Queue, message: ReceivedMessage, content: Content, received: f
         task_id=content.task_id if isinstance(content, DecodedMessage) else None,
         group=attributes.get("MessageGroupId"),
         received=received,
-        attempt=_attempt(content, receives),
+        attempt=None if SOURCE_ARN in attributes else _attempt(content, receives),
         sent=int(attributes.get("SentTimestamp", 0)) / 1000,
     )
+
+
+def _attributes(message: ReceivedMessage) -> dict[str, str]:
+    return message.get("Attributes", {})
 
 
 def _attempt(content: Content, receives: int) -> int | None:

@@ -11,6 +11,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions, DeletesRefusedError
 from celery_sqs_visibility.delivery.settlements import DeadLetter
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
 from celery_sqs_visibility.events import log_safely
@@ -65,14 +66,17 @@ FIFO_GROUP = "dead-letters"
 class DeadLetters:
     """Sends copies to the queues' dead-letter queues; `worker_name` is empty outside a worker."""
 
-    def __init__(self, redrive: RedriveBook, worker_name: str = "") -> None:
+    def __init__(self, redrive: RedriveBook, permissions: CopyPermissions, worker_name: str = "") -> None:
         self._redrive = redrive
+        self._permissions = permissions
         self._worker_name = worker_name
         # URLs of the queues for which a refusal was logged. Each access is atomic: no lock.
         self._refused: set[str] = set()
 
     def send(self, delivery: Delivery, letter: DeadLetter) -> bool:
         """Send the copy; `False` if there is no dead-letter queue, or it refuses. A settler's thread.
+
+        Nor is one sent where the original cannot be deleted.
 
         Raises:
             SQSError: the copy could not be sent now; try again.
@@ -82,7 +86,10 @@ class DeadLetters:
             target = self._redrive.dead_letter_queue(queue)
             if target is None:
                 return False
+            self._permissions.require_deletes(queue)
             target.sqs.send(target.url, self._copy(target, delivery, letter))
+        except DeletesRefusedError:
+            return False
         except (AccessDeniedError, QueueDoesNotExistError, RequestRefusedError) as error:
             if queue.url not in self._refused:
                 self._refused.add(queue.url)

@@ -7,17 +7,16 @@ the receives of workers that held the message in vain, which would count as atte
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
-from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS, RedriveBook
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settlements import Park, Renew
-from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.parking import (
     LEAD_SECONDS,
@@ -30,16 +29,15 @@ from celery_sqs_visibility.policy.parking import (
 from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
 
-logger = logging.getLogger(__name__)
-
 
 class Parking:
-    """Decides how a message waits for its ETA, in the receivers' threads; sends copies, in the settler's.
+    """Decides how a message waits for its ETA. Any thread; no request.
 
     Args:
         redrive: the queues' redrive policies.
         options_of: of a queue.
-        clock: wall time, and monotonic time.
+        clock: wall time.
+        permissions: of the queues, to which copies go.
         held: for how many seconds a message may be held for its ETA; `None`: for the visibility timeout, and
             the lead.
         lead: how many seconds before its ETA a parked message comes back.
@@ -50,6 +48,7 @@ class Parking:
         redrive: RedriveBook,
         options_of: OptionsOfQueue,
         clock: Clock,
+        permissions: CopyPermissions,
         *,
         held: int | None = None,
         lead: int = LEAD_SECONDS,
@@ -57,18 +56,23 @@ class Parking:
         self._redrive = redrive
         self._options_of = options_of
         self._clock = clock
+        self._permissions = permissions
         self._held = held
         self._lead = lead
-        # Queue URL to the monotonic instant at which it refused a copy. Each access is atomic: no lock.
-        self._refused: dict[str, float] = {}
 
     def parks_so_far(self, delivery: Delivery, opened: DecodedMessage) -> int:
-        """The number of the message's receives that were parks and not attempts."""
-        if opened.eta is None:
-            return 0
-        facts = delivery.facts
-        timeout = self._timeout(facts.queue)
-        return parks_so_far(opened.eta, facts.first_received, self._clock.wall(), timeout, self._lead)
+        """The number of the message's receives that were no attempts: parks, and those in another queue.
+
+        Of a message that SQS has moved from another queue: seldom a request.
+        """
+        parks, facts = 0, delivery.facts
+        if opened.eta is not None:
+            timeout = self._timeout(facts.queue)
+            parks = parks_so_far(opened.eta, facts.first_received, self._clock.wall(), timeout, self._lead)
+        if (source := delivery.moved_from) is not None:
+            now = self._clock.monotonic()
+            parks += self._redrive.receives_in_source(delivery.queue, source, facts.receive_count, now)
+        return parks
 
     def _timeout(self, queue: str) -> int:
         if self._held is not None:
@@ -90,48 +94,29 @@ class Parking:
             return Park(hop.seconds)
         park = park_for(wait, limits.visibility_timeout, self._lead) if limits.may_return else None
         # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
-        if not self._may_copy(delivery) or (queue.fifo and limits.max_receive_count == 1):
+        if not self._permissions.may_copy(queue) or (queue.fifo and limits.max_receive_count == 1):
             return None if park is None else Park(park)
         delay = min(hop.seconds, limits.seconds_to_stay)
-        return Renew(_copy(delivery, message["Body"], delay, opened.eta), opened.payload, park)
+        content = message["Body"], delivery.message_attributes
+        return Renew(_copy(delivery, *content, delay, opened.eta), opened.payload, park)
 
     def renewal(
-        self, delivery: Delivery, eta: float, body: Callable[[], str], payload: dict[str, Any]
+        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
     ) -> Renew | None:
         """How a message waits for a new ETA, in seconds since the epoch; `None`: it cannot. Any thread.
 
-        `body` makes that of the copy; Celery gets `payload` where the queue refuses the copy.
+        `copied` makes body and attributes of the copy; Celery gets `payload` where the queue refuses that.
         """
-        if delivery.queue.fifo or not self._may_copy(delivery):  # it would lose its place in its group
+        if delivery.queue.fifo or not self._permissions.may_copy(
+            delivery.queue
+        ):  # it would lose its place in its group
+            return None
+        if (content := copied(delivery)) is None:
             return None
         delay = min(
             math.floor(eta - self._clock.wall()) - self._lead, self._redrive.retention(delivery.queue) // 2
         )
-        return Renew(_copy(delivery, body(), delay, eta), payload, None)
-
-    def _may_copy(self, delivery: Delivery) -> bool:
-        refused = self._refused.get(delivery.queue.url)
-        return refused is None or self._clock.monotonic() - refused > REDRIVE_SECONDS
-
-    def send(self, delivery: Delivery, renew: Renew) -> str | None:
-        """Send the copy: its message id, or `None` where the queue refuses it. A settler's thread.
-
-        Raises:
-            SQSError: it could not be sent now; try again.
-        """
-        queue = delivery.queue
-        try:
-            return queue.sqs.send(queue.url, renew.copy)
-        except (AccessDeniedError, QueueDoesNotExistError, RequestRefusedError) as error:
-            if queue.url not in self._refused:
-                logger.warning(
-                    "cannot send to queue %r, so a message whose ETA is far away waits there only as long as "
-                    "the queue's redrive policy and retention let it; allow sqs:SendMessage: %s",
-                    queue.name,
-                    error,
-                )
-            self._refused[queue.url] = self._clock.monotonic()
-            return None
+        return Renew(_copy(delivery, *content, delay, eta), payload, None)
 
     def _limits(self, delivery: Delivery, message: ReceivedMessage, wait: float) -> Limits:
         policy = self._redrive.peek(delivery.queue)
@@ -160,11 +145,13 @@ def _age(message: ReceivedMessage, now: float) -> float:
     return max(0.0, now - sent) if sent else 0.0
 
 
-def _copy(delivery: Delivery, body: str, delay: int, eta: float) -> OutgoingMessage:
+def _copy(
+    delivery: Delivery, body: str, attributes: Mapping[str, Any], delay: int, eta: float
+) -> OutgoingMessage:
     fifo, facts = delivery.queue.fifo, delivery.facts
     return OutgoingMessage(
         body=body,
-        attributes=delivery.message_attributes,
+        attributes=attributes,
         delay=None if fifo else max(0, min(delay, DELAY_SECONDS)),
         group_id=facts.group,
         # Not the original's; but the same if the copy is sent again because no answer came.

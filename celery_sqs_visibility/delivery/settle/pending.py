@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +17,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Delete,
     Hide,
     Park,
-    Renew,
     Settlement,
-    Split,
 )
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SECONDS
@@ -28,32 +27,36 @@ logger = logging.getLogger(__name__)
 #: A delete that has met another lingers for this many windows: more deletes are likely to come.
 DELETE_LINGER_WINDOWS: Final = 5
 
-#: Settlements that send a message.
-COPIES: Final = (DeadLetter, Renew, Split)
-
 #: How the log calls each kind of request when it fails, and when it works again.
 ACTIONS: Mapping[type[Settlement], str] = {
     Delete: "delete messages",
     DeadLetter: "send dead letters",
-    Renew: "send copies of messages with a far ETA",
-    Split: "send the records of events as a message each",
     Hide: "hide or release messages",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSettlement:
-    """A settlement to be carried out, not `Lapse`; it lingers from the monotonic instant `since`."""
+    """A settlement to be carried out, not `Lapse`; it lingers from the monotonic instant `since`.
+
+    At `done_by` SQS may show the message, since it may have carried out a try whose answer was lost.
+    """
 
     delivery: Delivery
     settlement: Settlement
     since: float
     failures: int = 0
+    done_by: float = math.inf
 
     @property
     def seconds(self) -> int:
         """The visibility timeout to set."""
         return self.settlement.seconds if isinstance(self.settlement, (Hide, Park)) else 0
+
+    @property
+    def ours_until(self) -> float:
+        """The monotonic instant from which another worker may have the message."""
+        return min(self.delivery.deadline, self.done_by)
 
     def clamped(self, now: float) -> PendingSettlement:
         """The same, not beyond the horizon: SQS would refuse that."""
@@ -80,7 +83,7 @@ class PendingBatch:
 
     Attributes:
         size: how many one request carries.
-        in_order: whether a request waits for the one before it: copies in a FIFO queue keep their order.
+        in_order: whether a request waits for the one before it: dead letters of FIFO queues keep their order.
         in_flight: whether one of those requests has not been concluded.
         not_before: the monotonic instant before which none is sent: the first one failed, and pauses.
     """
@@ -89,8 +92,8 @@ class PendingBatch:
         self.queue = queue
         self.kind = kind
         self.settlements: deque[PendingSettlement] = deque()
-        self.size = 1 if kind in COPIES else BATCH_ENTRIES
-        self.in_order = kind in COPIES and queue.fifo
+        self.size = 1 if kind is DeadLetter else BATCH_ENTRIES
+        self.in_order = kind is DeadLetter and queue.fifo
         self.in_flight = False
         self.not_before = 0.0
         self.outage = Outage(logger, ACTIONS[kind], queue.name, clock)
@@ -110,11 +113,10 @@ class PendingBatch:
         """The next request's settlements."""
         taken = [self.settlements.popleft() for _ in range(min(self.size, len(self.settlements)))]
         self.in_flight = self.in_order
-        expires = self.kind in (Hide, Renew, Split)
-        late = [one for one in taken if expires and one.delivery.deadline <= now]
+        late = [one for one in taken if self.kind is Hide and one.ours_until <= now]
         return SettlementBatch(self, [one.clamped(now) for one in taken if one not in late], late)
 
 
 def kind_of(settlement: Settlement) -> type[Settlement]:
-    """The kind of request: a delete, a visibility change (`Hide`), or either copy."""
-    return type(settlement) if isinstance(settlement, (Delete, *COPIES)) else Hide
+    """The kind of request: a delete, a dead letter, or a visibility change (`Hide`)."""
+    return type(settlement) if isinstance(settlement, (Delete, DeadLetter)) else Hide

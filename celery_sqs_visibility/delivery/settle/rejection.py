@@ -35,6 +35,8 @@ NO_TASK_DELETED: Final = (
     "(%s)"
 )
 
+COMES_BACK: Final = "message cannot be read or run here for now, and comes back (%s)"
+
 #: How long a message which may not be deleted stays hidden each time: each return costs two requests.
 KEPT_SECONDS: Final = 3600
 
@@ -85,10 +87,9 @@ class Rejection:
         """
         if requeue:
             delivery.settle(Release())
-        elif self._redrive.has_dead_letter_queue(delivery.queue):
-            delivery.settle(Lapse())
         else:
-            self._settle_without_dead_letters(delivery, "rejected")
+            on_exhausted = self._options_of(delivery.queue.name).on_exhausted
+            self._settle_given_up(delivery, rejected(self._redrive, delivery.queue, on_exhausted), "rejected")
 
     def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
         """No task of this worker can be made of it: a dead letter, or hidden as after an error.
@@ -121,7 +122,8 @@ class Rejection:
 
     def after_an_error(self, delivery: Delivery) -> Settlement:
         """How to settle a failure about which the task says nothing."""
-        retries = delivery.current.facts.receive_count - 1
+        current = delivery.current
+        retries = max(0, current.facts.receive_count - 1 - current.parks)
         rule = self._options_of(delivery.queue.name).error_visibility_timeout
         try:
             delay = rule.delay(retries, UnreadableError()) if rule else None
@@ -129,6 +131,15 @@ class Rejection:
             logger.exception("error_visibility_timeout failed; the message comes back at its own time")
             delay = None
         return Lapse() if delay is None else Hide(whole_seconds(delay))
+
+    def come_back(self, delivery: Delivery, error: BaseException) -> None:
+        """Nothing is wrong with its message, which cannot be read or run here for now: it comes back.
+
+        It comes back late where SQS's redrive policy would move it at its next receive.
+        """
+        may_return = self.may_return(delivery.current)
+        delivery.settle(self.after_an_error(delivery) if may_return else Hide(KEPT_SECONDS))
+        _log(logging.WARNING, COMES_BACK, delivery, repr(error))
 
     def may_return(self, delivery: Delivery) -> bool:
         """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
@@ -147,16 +158,15 @@ class Rejection:
     def _settle_without_dead_letters(
         self, delivery: Delivery, reason: str, on_exhausted: str | None = None
     ) -> None:
-        settlement = self._without_dead_letters(delivery.queue, on_exhausted)
+        self._settle_given_up(delivery, self._without_dead_letters(delivery.queue, on_exhausted), reason)
+
+    def _settle_given_up(self, delivery: Delivery, settlement: Settlement, reason: str) -> None:
         if delivery.settle(settlement) and isinstance(settlement, Delete):
             _log(logging.WARNING, DELETED, delivery, reason)
 
     def _without_dead_letters(self, queue: Queue, on_exhausted: str | None = None) -> Settlement:
-        """How to give up a message of a queue that has no dead-letter queue, as far as is known."""
         on_exhausted = on_exhausted or self._options_of(queue.name).on_exhausted
-        if on_exhausted == DELETE and self._redrive.knows(queue):
-            return Delete()
-        return self._kept(queue)
+        return without_dead_letters(self._redrive, queue, on_exhausted)
 
     def _not_taken(self, delivery: Delivery) -> Settlement:
         """How to settle a message that its dead-letter queue does not take.
@@ -167,11 +177,26 @@ class Rejection:
         policy = self._redrive.peek(delivery.queue)
         if policy is not None and delivery.facts.receive_count <= policy.max_receive_count:
             return Release()
-        return self._kept(delivery.queue)
+        return _kept(self._redrive, delivery.queue)
 
-    def _kept(self, queue: Queue) -> Settlement:
-        """Come back seldom, not to be run; where there may be a redrive policy, as often as without us."""
-        return Hide(KEPT_SECONDS, kept=True) if self._redrive.knows(queue) else Lapse()
+
+def rejected(redrive: RedriveBook, queue: Queue, on_exhausted: str) -> Delete | Hide | Lapse:
+    """How to settle a message that is rejected without requeue. `redrive` has looked at the queue."""
+    if redrive.has_dead_letter_queue(queue):
+        return Lapse()
+    return without_dead_letters(redrive, queue, on_exhausted)
+
+
+def without_dead_letters(redrive: RedriveBook, queue: Queue, on_exhausted: str) -> Delete | Hide | Lapse:
+    """How to give up a message of a queue that has no dead-letter queue, as far as is known."""
+    if on_exhausted == DELETE and redrive.knows(queue):
+        return Delete()
+    return _kept(redrive, queue)
+
+
+def _kept(redrive: RedriveBook, queue: Queue) -> Hide | Lapse:
+    """Come back seldom, not to be run; where there may be a redrive policy, as often as without us."""
+    return Hide(KEPT_SECONDS, kept=True) if redrive.knows(queue) else Lapse()
 
 
 def _log(level: int, sentence: str, delivery: Delivery, reason: str) -> None:

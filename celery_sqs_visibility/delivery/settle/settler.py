@@ -14,15 +14,17 @@ from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.pending import (
-    COPIES,
     PendingBatch,
     PendingSettlement,
     SettlementBatch,
     kind_of,
 )
-from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Release, Renew, Settlement, Split
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Settlement
 from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    AnswerLostError,
     ReceiptHandleInvalidError,
     RequestRefusedError,
     SQSError,
@@ -45,31 +47,41 @@ FINAL_ERRORS: Final = (ReceiptHandleInvalidError, RequestRefusedError)
 
 #: The error of a visibility change that could not be sent in time.
 TOO_LATE: Final = UnavailableError(
-    "its visibility timeout ran out before SQS was told to hide, release or renew it"
+    "its visibility timeout ran out before SQS confirmed to hide or release it"
 )
 
 #: Called from a settler's thread when a settlement is over: with the error if it failed, and the monotonic
 #: instant from which the delay of a visibility change counts.
 Settled = Callable[[Delivery, Settlement, SQSError | None, float], None]
 
-#: Sends a copy, from a settler's thread. The caller of `Settler` then submits what remains to be done.
-SendCopy = Callable[[Delivery, DeadLetter | Renew | Split], None]
+#: Sends a dead letter, from a settler's thread. The caller of `Settler` then submits what remains to be done.
+SendLetter = Callable[[Delivery, DeadLetter], None]
 
 
 class Settler:
     """Sends settlements. `submit` may be called from any thread and does not block.
 
     A failed settlement is tried again, in any batch, until its delivery's deadline. No visibility change is
-    sent after that: another worker may have the message, and SQS may take the old handle.
+    sent after that: another worker may have the message, and SQS may take the old handle. Where an answer is
+    lost the change may have been made, and the message may be visible as soon as that says: a release is not
+    sent again then.
 
     A settlement lingers for `window` seconds, so that others can share its request.
     """
 
-    def __init__(self, window: float, clock: Clock, settled: Settled, send_copy: SendCopy) -> None:
+    def __init__(
+        self,
+        window: float,
+        clock: Clock,
+        settled: Settled,
+        send_letter: SendLetter,
+        permissions: CopyPermissions,
+    ) -> None:
         self._window = window
         self._clock = clock
         self._settled = settled
-        self._send_copy = send_copy
+        self._send_letter = send_letter
+        self._permissions = permissions
         self.batch_threads: BatchThreads[SettlementBatch] = BatchThreads(
             "sqs-settler", "settles messages", SETTLER_THREADS, self, clock
         )
@@ -148,9 +160,9 @@ class Settler:
             return BatchResult({})
         if kind is Delete:
             return queue.sqs.delete(queue.url, [one.delivery.handle for one in batch.settlements])
-        if kind in COPIES:
+        if kind is DeadLetter:
             for one in batch.settlements:
-                self._send_copy(one.delivery, one.settlement)  # type: ignore[arg-type] # it is a copy's
+                self._send_letter(one.delivery, one.settlement)  # type: ignore[arg-type] # it is a dead letter
             return BatchResult({})
         changes = [(one.delivery.handle, one.seconds) for one in batch.settlements]
         return queue.sqs.change_visibility(queue.url, changes)
@@ -165,9 +177,13 @@ class Settler:
             # One pause for all, so that they share a batch again.
             failures = 1 + max((settlements[i].failures for i in failed), default=0)
             not_before = now + pause(failures)
-            retried = {i for i, error in failed.items() if self._retry(settlements[i], error, not_before)}
+            retried = {
+                i for i, error in failed.items() if self._retry(settlements[i], error, since, not_before)
+            }
             finished -= len(retried)
             _note_outage(batch, failed, since)
+            if batch.origin.kind is Delete:
+                self._note_permission(batch, failed)
             done_at = min(now, since + LONGEST_REQUEST_SECONDS)
             for i, settlement in enumerate(settlements):
                 if i not in retried:
@@ -177,6 +193,13 @@ class Settler:
         finally:
             self._finish(batch.origin, finished)
 
+    def _note_permission(self, batch: SettlementBatch, failed: Mapping[int, SQSError]) -> None:
+        denied = next((error for error in failed.values() if isinstance(error, AccessDeniedError)), None)
+        if denied is not None:
+            self._permissions.refuse_deletes(batch.origin.queue, denied)
+        elif len(failed) < len(batch):
+            self._permissions.note_deleted(batch.origin.queue)
+
     def _report(self, one: PendingSettlement, error: SQSError | None, done_at: float) -> None:
         """Report its end; an unexpected error is logged, and the others of its batch are reported too."""
         try:
@@ -184,11 +207,13 @@ class Settler:
         except Exception:  # noqa: BLE001 - logged, if that works
             log_safely(logger.exception, "unexpected error after a message was settled; continuing")
 
-    def _retry(self, settlement: PendingSettlement, error: SQSError, not_before: float) -> bool:
+    def _retry(self, tried: PendingSettlement, error: SQSError, since: float, not_before: float) -> bool:
         """Have it sent again at `not_before`; `False` if it failed for good."""
-        if isinstance(error, FINAL_ERRORS) or not_before >= settlement.delivery.deadline:
+        again = replace(tried, failures=tried.failures + 1, since=not_before)
+        if isinstance(error, AnswerLostError) and kind_of(tried.settlement) is Hide:
+            again = replace(again, done_by=min(tried.done_by, since + tried.seconds))
+        if isinstance(error, FINAL_ERRORS) or not_before >= again.ours_until:
             return False
-        again = replace(settlement, failures=settlement.failures + 1, since=not_before)
         with self._lock:
             pending = self._pending(again)
             if pending.in_order:
@@ -220,9 +245,13 @@ def _note_outage(batch: SettlementBatch, failed: Mapping[int, SQSError], since: 
 
 
 def _was_done_before(one: PendingSettlement, error: SQSError) -> bool:
-    """Whether SQS did it at an earlier try whose answer was lost: the handle is invalid since then."""
+    """Whether SQS deleted it at an earlier try whose answer was lost: the handle is invalid since then.
+
+    A FIFO queue also refuses the handle of a message that is there, after the visibility timeout.
+    """
     return (
         isinstance(error, ReceiptHandleInvalidError)
         and one.failures > 0
-        and isinstance(one.settlement, (Delete, Release))
+        and not one.delivery.queue.fifo
+        and isinstance(one.settlement, Delete)
     )

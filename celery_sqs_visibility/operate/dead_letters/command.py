@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -10,7 +11,9 @@ from typing import Any, Final, TypeVar
 import click
 
 from celery_sqs_visibility.aws.queue_counts import VISIBLE, count
-from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.operate.dead_letters.letter import Letter
 from celery_sqs_visibility.operate.dead_letters.moves import Moves, Outcome
 from celery_sqs_visibility.operate.dead_letters.native import move_all
 from celery_sqs_visibility.operate.dead_letters.places import Place, find_place
@@ -24,6 +27,7 @@ from celery_sqs_visibility.operate.invocation import (
     counted,
     duration,
     json_option,
+    say,
     show_json,
 )
 from celery_sqs_visibility.operate.patience import PASSING, patiently
@@ -97,11 +101,11 @@ def list_letters(place: Place, limit: int, as_json: bool, **filters: Any) -> Non
     if as_json:
         show_json(summaries)
     elif not summaries:
-        click.echo(f"No dead letters in {place.letters.name!r} that match.")
+        say(f"No dead letters in {place.letters.name!r} that match.")
     else:
         show_letters(summaries)
         if len(summaries) == limit:
-            click.echo(f"There may be more than {limit}: see --limit.")
+            say(f"There may be more than {limit}: see --limit.")
 
 
 @dead_letters.command("show")
@@ -128,6 +132,7 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
 @_filters
 @click.option("--limit", type=click.IntRange(1), help="Most letters.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most messages a second.")
+@click.option("--yes", is_flag=True, help="Do not ask before letters go to other queues than QUEUE.")
 @click.option("--dry-run", is_flag=True, help="List what would be sent back, and send nothing.")
 @click.option(
     "--native",
@@ -142,6 +147,7 @@ def retry_letters(
     everything: bool,
     limit: int | None,
     rate: float | None,
+    yes: bool,
     dry_run: bool,
     native: bool,
     as_json: bool,
@@ -150,7 +156,8 @@ def retry_letters(
     """Send dead letters back to their queue, with all their attempts.
 
     Each is sent first and deleted second. So it may be interrupted at any moment: a message may then run
-    twice, and none is lost.
+    twice, and none is lost. A letter may name another queue than QUEUE: that is asked about, once for each
+    queue.
     """
     selection = _chosen(place, ids, everything, filters)
     if native:
@@ -165,6 +172,8 @@ def retry_letters(
                 raise _not_there(session)
             return
         moves = Moves(place, session.held, session.stop, place.context.payloads, rate)
+        if not yes:
+            moves.agrees = partial(_agrees, session)
         with _told("sent back", moves.outcome, session, as_json=as_json):
             for batch in session.batches():
                 moves.send_back(batch)
@@ -204,7 +213,7 @@ def _move_natively(place: Place, rate: float | None, *, as_json: bool) -> None:
     if as_json:
         show_json(moved)
     else:
-        click.echo(f"SQS moved {counted(moved['moved'], 'message')} to {moved['to']!r}.")
+        say(f"SQS moved {counted(moved['moved'], 'message')} to {moved['to']!r}.")
 
 
 def _chosen(place: Place, ids: tuple[str, ...], everything: bool, filters: dict[str, Any]) -> Selection:  # noqa: FBT001
@@ -240,15 +249,37 @@ def _question(place: Place, ids: tuple[str, ...], filtered: bool) -> str:  # noq
     return f"Delete {which} of queue {place.source.name!r} from {place.letters.name!r} for good?"
 
 
+def _agrees(session: Session, target: Queue) -> bool:
+    source = session.place.source.name
+    return session.agrees(f"Send dead letters to queue {target.name!r} ({target.url}) instead of {source!r}?")
+
+
 def _show_plan(session: Session, *, as_json: bool) -> None:
     now, place = session.now(), session.place
     letters = [letter for batch in session.batches() for letter in batch]
+    targets = [_named_target(place, letter) for letter in letters]
     if as_json:
-        show_json([{**letter.summary(now), "to": letter.source or place.source.name} for letter in letters])
+        pairs = zip(letters, targets, strict=True)
+        show_json([{**letter.summary(now), "to": target} for letter, target in pairs])
         return
     if letters:
         show_letters([letter.summary(now) for letter in letters])
-    click.echo(f"{counted(len(letters), LETTER)} would be sent back.")
+    say(f"{counted(len(letters), LETTER)} would be sent back{_to_queues(Counter(targets))}.")
+
+
+def _named_target(place: Place, letter: Letter) -> str:
+    """Celery's name of the queue that a letter goes to; as the letter has it, where there is none."""
+    try:
+        return place.target_of(letter).name
+    except QueueDoesNotExistError:
+        return str(letter.source)
+
+
+def _to_queues(sent_to: Counter[str]) -> str:
+    """Where letters go, as the end of a sentence."""
+    if len(sent_to) <= 1:
+        return "".join(f" to {name!r}" for name in sent_to)
+    return ": " + ", ".join(f"{number} to {name!r}" for name, number in sent_to.items())
 
 
 @contextmanager
@@ -258,7 +289,7 @@ def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> It
         yield
     finally:
         if as_json:
-            show_json({"done": outcome.done, "failed": outcome.failed, "interrupted": session.stop.is_set()})
+            show_json({**vars(outcome), "interrupted": session.stop.is_set()})
         else:
             _show_outcome(done, outcome)
     if session.stop.is_set():
@@ -280,13 +311,15 @@ def _not_there(session: Session) -> CommandError:
 
 
 def _show_outcome(done: str, outcome: Outcome) -> None:
-    click.echo(_sentence(done, outcome))
+    say(_sentence(done, outcome))
     for letter_id, reason in outcome.failed.items():
-        click.echo(f"{letter_id} was not: {reason}", err=True)
+        say(f"{letter_id} was not: {reason}", err=True)
 
 
 def _sentence(done: str, outcome: Outcome) -> str:
     number = len(outcome.done)
     if not number and not outcome.failed:
         return f"No dead letters match: none were {done}."
-    return f"{counted(number, LETTER)} {'was' if number == 1 else 'were'} {done}."
+    return (
+        f"{counted(number, LETTER)} {'was' if number == 1 else 'were'} {done}{_to_queues(outcome.sent_to)}."
+    )

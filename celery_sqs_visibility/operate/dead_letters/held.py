@@ -36,6 +36,7 @@ class HeldMessages:
 
     Attributes:
         problem: why visibility was not changed, the last time that it was not.
+        is_complete: whether SQS had no more to give.
     """
 
     def __init__(self, queue: Queue, clock: Clock, stop: threading.Event) -> None:
@@ -45,6 +46,12 @@ class HeldMessages:
         self._handles: dict[str, tuple[str, float]] = {}  # message id to newest handle and deadline
         self._seen: set[str] = set()
         self.problem: SQSError | None = None
+        self.is_complete = False
+
+    @property
+    def seen(self) -> int:
+        """How many different messages were received, those that are forgotten included."""
+        return len(self._seen)
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -63,6 +70,7 @@ class HeldMessages:
             except OverLimitError:
                 return  # so many are held that SQS gives no more
             if not received:
+                self.is_complete = True
                 return
             new = {m["MessageId"]: m for m in received if m["MessageId"] not in self._seen}
             self._seen |= new.keys()

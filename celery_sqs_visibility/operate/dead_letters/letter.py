@@ -11,15 +11,14 @@ from kombu.serialization import loads
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN, DecodedMessage
 from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTES
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_in
+from celery_sqs_visibility.policy.content_options import DEFAULT_LIMITS
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, ReadablePayloads, pointer_in
 from celery_sqs_visibility.transport.codec import decode_message
+from celery_sqs_visibility.transport.content_bounds import check_content
 from celery_sqs_visibility.transport.decompression import inflate
-
-#: The system attribute with which SQS marks a message that it has moved itself.
-SOURCE_ARN: Final = "DeadLetterQueueSourceArn"
 
 #: The reason of such a message, as SQS's redrive has it.
 MOVED_BY_SQS: Final = "received as often as maxReceiveCount allows, and moved by SQS"
@@ -108,13 +107,13 @@ class Letter:
         }
 
 
-def read_letter(queue: Queue, message: ReceivedMessage, bucket: str | None) -> Letter:
-    """Decode a received message; `bucket` is the option `payload_bucket`. No request."""
+def read_letter(queue: Queue, message: ReceivedMessage, readable: ReadablePayloads) -> Letter:
+    """Decode a received message; `readable` are the payloads that it may point to. No request."""
     content: DecodedMessage | UnreadableError | PayloadPointer
     try:
-        content = pointer_in(message["Body"], message.get("MessageAttributes", {}), bucket) or decode_message(
-            queue, message
-        )
+        content = pointer_in(
+            message["Body"], message.get("MessageAttributes", {}), readable
+        ) or decode_message(queue, message)
     except UnreadableError as error:
         content = error
     return Letter(message, content)
@@ -132,4 +131,6 @@ def arguments(payload: Mapping[str, Any]) -> Any:
     if method := (payload.get("headers") or {}).get("compression"):
         body = inflate(body, method)
     kind, encoding = (str(payload.get(name) or "") for name in ("content-type", "content-encoding"))
-    return loads(body, kind, encoding, accept=set(LEGIBLE_CONTENT))
+    accept = set(LEGIBLE_CONTENT)
+    check_content(body, kind, encoding, DEFAULT_LIMITS, accept)
+    return loads(body, kind, encoding, accept=accept)

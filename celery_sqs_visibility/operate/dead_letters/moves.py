@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -29,6 +29,9 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 #: Of a letter that was sent, and whose deletion failed.
 TWICE: Final = "it was sent back and is still a dead letter, since it could not be deleted: {}. Delete it"
 
+#: Of a letter that names a queue to which nothing is sent.
+NOT_AGREED: Final = "it names queue {!r}, to which nothing was agreed to be sent; --yes agrees"
+
 
 @dataclass
 class Outcome:
@@ -36,10 +39,12 @@ class Outcome:
 
     Attributes:
         done: ids of those that were sent back, or deleted.
+        sent_to: how many were sent back to each queue, by Celery's name.
         failed: ids of the others, with the reason.
     """
 
     done: list[str] = field(default_factory=list)
+    sent_to: Counter[str] = field(default_factory=Counter)
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -53,6 +58,7 @@ class Moves:
         stop: no more batches are begun once it is set.
         payloads: the bucket of large messages.
         per_second: most messages a second; `None` is as fast as SQS answers.
+        agrees: whether letters may go to another queue than the place's own; asked once for each.
     """
 
     place: Place
@@ -60,7 +66,9 @@ class Moves:
     stop: threading.Event
     payloads: PayloadStore | None = None
     per_second: float | None = None
+    agrees: Callable[[Queue], bool] = lambda _target: True
     outcome: Outcome = field(default_factory=Outcome)
+    _agreed: dict[str, bool] = field(default_factory=dict)  # by URL
     _closed_groups: set[tuple[str, str | None]] = field(default_factory=set)
 
     def send_back(self, letters: Sequence[Letter]) -> None:
@@ -71,15 +79,8 @@ class Moves:
         """
         by_target: defaultdict[Queue, list[tuple[Letter, OutgoingMessage]]] = defaultdict(list)
         for letter in letters:
-            try:
-                target = self.place.target_of(letter)
-            except QueueDoesNotExistError as error:
-                self.outcome.failed[letter.id] = str(error)
-                continue
-            if (reason := self._why_not(letter)) is not None:
-                self.outcome.failed[letter.id] = reason
-                continue
-            by_target[target].append((letter, message_to_send_back(letter, fifo=target.fifo)))
+            if (target := self._target(letter)) is not None:
+                by_target[target].append((letter, message_to_send_back(letter, fifo=target.fifo)))
         for target, pairs in by_target.items():
             # Of a FIFO queue one at a time: SendMessageBatch may refuse one, and take those behind it.
             most = 1 if target.fifo else self._most()
@@ -93,6 +94,27 @@ class Moves:
             SQSError: a whole request failed.
         """
         self.outcome.done += [letter.id for letter in self._delete(letters, "{}")]
+
+    def _target(self, letter: Letter) -> Queue | None:
+        """Where the letter goes; `None` where it stays, for the reason that the outcome has."""
+        try:
+            target = self.place.target_of(letter)
+        except QueueDoesNotExistError as error:
+            reason: str | None = str(error)
+        else:
+            reason = self._why_not(letter) or self._why_not_to(target)
+            if reason is None:
+                return target
+        self.outcome.failed[letter.id] = str(reason)
+        return None
+
+    def _why_not_to(self, target: Queue) -> str | None:
+        """Why nothing goes there: anybody who may send to the dead-letter queue may name any queue."""
+        if target.url == self.place.source.url:
+            return None
+        if target.url not in self._agreed:
+            self._agreed[target.url] = self.agrees(target)
+        return None if self._agreed[target.url] else NOT_AGREED.format(target.name)
 
     def _most(self) -> int:
         return BATCH_ENTRIES if self.per_second is None else max(1, min(BATCH_ENTRIES, int(self.per_second)))
@@ -122,6 +144,7 @@ class Moves:
                 self._closed_groups.add((target.url, message.group_id))
         sent = [letter for position, (letter, _) in enumerate(pairs) if position not in failed]
         self.outcome.done += [letter.id for letter in sent]
+        self.outcome.sent_to[target.name] += len(sent)
         if sent:
             self._delete(sent, TWICE)
 

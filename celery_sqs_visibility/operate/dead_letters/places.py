@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from celery_sqs_visibility.aws.queue_counts import HIDDEN
+from celery_sqs_visibility.aws.queue_counts import HIDDEN, VISIBLE
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
-from celery_sqs_visibility.operate.dead_letters.letter import SOURCE_ARN, Letter
+from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN
+from celery_sqs_visibility.operate.dead_letters.letter import Letter
 from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_at
 from celery_sqs_visibility.operate.invocation import CommandError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -61,14 +62,14 @@ class Place:
         return parse_redrive_policy(self._before) is not None
 
     @property
-    def hidden_before(self) -> int:
-        """Dead letters that somebody else has received; 0, where we may not ask."""
-        return int(self._before.get(HIDDEN, 0))
+    def number_before(self) -> int:
+        """Dead letters, hidden ones included, before a look at them; 0, where we may not ask."""
+        return sum(int(self._before.get(kind, 0)) for kind in (VISIBLE, HIDDEN))
 
     @cached_property
     def _before(self) -> Mapping[str, str]:
         """Attributes of the dead-letter queue before a look at its messages."""
-        return look_at(lambda: self.letters, [REDRIVE_POLICY, HIDDEN]).attributes or {}
+        return look_at(lambda: self.letters, [REDRIVE_POLICY, VISIBLE, HIDDEN]).attributes or {}
 
 
 def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place:

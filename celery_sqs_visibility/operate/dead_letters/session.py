@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import click
 
 from celery_sqs_visibility.aws.clock_offset import clock_offset
-from celery_sqs_visibility.aws.queue_counts import VISIBLE, count
+from celery_sqs_visibility.aws.queue_counts import HIDDEN, VISIBLE, count
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.operate.dead_letters.held import HOLD_SECONDS, HeldMessages
 from celery_sqs_visibility.operate.dead_letters.letter import Letter, read_letter
 from celery_sqs_visibility.operate.dead_letters.places import Place
 from celery_sqs_visibility.operate.dead_letters.selection import Selection
-from celery_sqs_visibility.operate.invocation import counted
+from celery_sqs_visibility.operate.invocation import counted, say
 from celery_sqs_visibility.operate.stopping import stop_on_signals
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
@@ -27,10 +28,13 @@ MOVES_ON: Final = (
     "receive: messages may move on."
 )
 
-HIDDEN_BEFORE: Final = (
-    "Left out: {} of {!r} that somebody else has received, or a command that was killed. After "
-    f"{HOLD_SECONDS} s at the most what such a command has left is visible again."
+LEFT_OUT: Final = (
+    "Left out: {} of {!r} that somebody else has received: another command, a worker or a Lambda function. A "
+    f"command gives them back at its end, or {HOLD_SECONDS} s after it was killed."
 )
+
+#: How often an answer is looked for, in seconds.
+ANSWER_SECONDS: Final = 0.5
 
 #: How exactly SQS's clock is known: its answers tell whole seconds. A clock that is not further off is right.
 OFFSET_ERROR_SECONDS: Final = 1.0
@@ -67,13 +71,38 @@ class Session:
         """The ids that were asked for, and mean no letter that was seen."""
         return [each for each in self.selection.ids if each not in self._found]
 
+    def number_elsewhere(self) -> int:
+        """Messages that were there at the beginning, and somebody else has, or had; 0, where we may not ask.
+
+        Ask before the session's own are given back. SQS's counts lag behind deletions.
+        """
+        held, letters = self.held, self.place.letters
+        # What is visible and was not received was given back since; in a FIFO queue it waits behind others.
+        given_back = [VISIBLE] if held.is_complete and not letters.fifo else []
+        try:
+            left = count(letters, HIDDEN, *given_back) - (len(held) if held.is_complete else held.seen)
+        except SQSError:
+            return 0
+        return max(0, min(left, self.place.number_before - held.seen))
+
+    def agrees(self, question: str) -> bool:
+        """Ask, and go on hiding what is held. No answer is no, and so is Ctrl-C."""
+        say(f"{question} [y/N]: ", nl=False, err=True)
+        stdin: TextIO | None = sys.stdin  # `None` where it is closed
+        while stdin and not (self.stop.is_set() or select.select([stdin], [], [], ANSWER_SECONDS)[0]):
+            self.held.extend()
+        answer = "" if stdin is None or self.stop.is_set() else stdin.readline().strip().lower()
+        if not answer:
+            say(err=True)
+        return answer in {"y", "yes"}
+
     def batches(self) -> Iterator[list[Letter]]:
         """The letters that are meant, as they are received."""
         left = sys.maxsize if self.limit is None else self.limit
-        bucket = self.place.context.options.payload_bucket
+        readable = self.place.context.options.readable_payloads
         with self._progress() as advance:
             for messages in self.held.batches():
-                letters = [read_letter(self.place.letters, message, bucket) for message in messages]
+                letters = [read_letter(self.place.letters, message, readable) for message in messages]
                 meant = self._meant(letters)[:left]
                 self._found.update(*map(self.selection.named, meant))
                 if meant:
@@ -126,7 +155,7 @@ def session_of(
     With `only_earlier` letters that come while it lasts are left alone.
     """
     if place.moves_on:
-        click.echo(MOVES_ON.format(place.letters.name), err=True)
+        say(MOVES_ON.format(place.letters.name), err=True)
     with stop_on_signals(second_raises=True) as stop:
         held = HeldMessages(place.letters, SYSTEM_CLOCK, stop)
         ahead = clock_offset(place.letters.sqs.location().endpoint) or 0.0
@@ -137,18 +166,18 @@ def session_of(
             session.selection = replace(selection, sent_before=session.now() + error)
         try:
             yield session
+            elsewhere = session.number_elsewhere()
         finally:
             if left := held.release():
-                click.echo(
+                say(
                     f"{counted(left, 'message')} could not be given back, to be visible again in "
                     f"{HOLD_SECONDS} s: {held.problem}",
                     err=True,
                 )
-    if place.hidden_before:
-        number = counted(place.hidden_before, "message")
-        click.echo(HIDDEN_BEFORE.format(number, place.letters.name), err=True)
+    if elsewhere:
+        say(LEFT_OUT.format(counted(elsewhere, "message"), place.letters.name), err=True)
     if session.others:
-        click.echo(
+        say(
             f"Left out: {counted(session.others, 'dead letter')} of other queues; --any-source takes them, "
             "too.",
             err=True,

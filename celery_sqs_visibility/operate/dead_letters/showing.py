@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-import click
-
 from celery_sqs_visibility.delivery.payloads.fetches import fetch
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
@@ -15,11 +13,12 @@ from celery_sqs_visibility.errors import SQSVisibilityError
 from celery_sqs_visibility.operate.dead_letters.letter import Letter, arguments, read_letter
 from celery_sqs_visibility.operate.dead_letters.places import Place
 from celery_sqs_visibility.operate.dead_letters.selection import SHORT_ID_CHARACTERS
-from celery_sqs_visibility.operate.invocation import show_table
+from celery_sqs_visibility.operate.invocation import say, show_table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.durations import in_words
 from celery_sqs_visibility.policy.message_attributes import beginning
-from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
+from celery_sqs_visibility.policy.payload_pointers import NO_PAYLOADS, PayloadPointer
+from celery_sqs_visibility.policy.printable import printable
 
 COLUMNS: Final = ["id", "task", "exception", "reason", "attempts", "age", "source queue", "worker"]
 
@@ -57,7 +56,7 @@ def whole(letter: Letter, place: Place, payloads: PayloadStore | None) -> dict[s
         try:
             body = fetch(payloads.objects, content, lambda: None)
             without = {**letter.message, "Body": body, "MessageAttributes": {}}
-            content = read_letter(place.letters, without, None).content  # type: ignore[arg-type] # a TypedDict
+            content = read_letter(place.letters, without, NO_PAYLOADS).content  # type: ignore[arg-type] # a TypedDict
         except SQSVisibilityError as error:
             problem = str(error)
     task = _task(content) if isinstance(content, DecodedMessage) else {"unreadable": problem or str(content)}
@@ -87,12 +86,12 @@ def show_whole(facts: dict[str, Any]) -> None:
     """A letter, one fact a line, and each once; the traceback and the body as they are."""
     for name, value in facts.items():
         if name in AS_JSON:
-            click.echo(f"{name}: {json.dumps(value, default=str, ensure_ascii=False)}")
+            say(f"{name}: {json.dumps(value, default=str, ensure_ascii=False)}")
         elif isinstance(value, dict):
             new = {
                 k: each for k, each in value.items() if each is not None and str(facts.get(k)) != str(each)
             }
-            click.echo("\n  ".join([f"{name}:", *(f"{key}: {each}" for key, each in new.items())]))
+            say("\n  ".join([f"{name}:", *(printable(f"{key}: {each}") for key, each in new.items())]))
         elif value is not None:
             between = "\n" if "\n" in str(value) else " "
-            click.echo(f"{name}:{between}{value}")
+            say(f"{name}:{between}{value}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_sqs_visibility.aws.redrive import Redrive, parse_redrive_policy
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.queue_attributes import RETENTION
+from celery_sqs_visibility.policy.queue_attributes import ARN, RETENTION
 from celery_sqs_visibility.policy.queue_options import QueueOptions, entry_for
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
@@ -31,11 +31,13 @@ class TaskFacts:
         comes_back: it is a `VisibilityTask`, whose failed message comes back.
         acks_late: its message is deleted after its run.
         delays: after each of its failures, by its rules, up to `max_retries`; SQS's 12 hours do not count.
+        repeats_by_default: every exception has it run again, and nothing but `task_cls` of the app says so.
     """
 
     name: str
     queue: str
     comes_back: bool = True
+    repeats_by_default: bool = False
     acks_late: bool = True
     max_retries: int | None = 3
     delays: tuple[float, ...] = ()
@@ -79,6 +81,11 @@ class QueueFacts:
         """Whether it keeps the order."""
         return (self.url or self.name).endswith(".fifo")
 
+    def is_same(self, other: QueueFacts) -> bool:
+        """Whether both are one queue at SQS, whose URL has several forms."""
+        arns = [(each.attributes or {}).get(ARN) for each in (self, other)]
+        return arns[0] == arns[1] if all(arns) else bool(self.url) and self.url == other.url
+
     @property
     def redrive(self) -> Redrive | None:
         """Its redrive policy."""
@@ -118,6 +125,9 @@ class Facts:
         command: the beginning of a command to be pasted.
         control_rights: what probes have shown of remote control, where that is on, by the right's name.
         unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
+        scheduled: the task of each entry of `beat_schedule`; `None` where an entry names none.
+        task_names: all that the app has, Celery's own included.
+        store_problem: why the store of `exclusive_store` does not do what it is asked; empty if it does.
     """
 
     options: Options = field(default_factory=lambda: Options.parse({}))
@@ -126,6 +136,9 @@ class Facts:
     queues: tuple[QueueFacts, ...] = ()
     machine: Machine = field(default_factory=Machine)
     unbound: Mapping[str, str] = field(default_factory=dict)
+    scheduled: Mapping[str, str | None] = field(default_factory=dict)
+    task_names: frozenset[str] = frozenset()
+    store_problem: str = ""
     command: str = "celery sqs"
     control_rights: Mapping[str, Right] = field(default_factory=dict)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final
 
 from celery import Celery
@@ -13,8 +13,14 @@ from celery.exceptions import QueueNotFound
 
 from celery_sqs_visibility.aws.clock_offset import clock_offset
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, SQSError
-from celery_sqs_visibility.operate.app_queues import queue_names, queue_of_task
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    OptionError,
+    QueueDoesNotExistError,
+    SQSError,
+    StoreError,
+)
+from celery_sqs_visibility.operate.app_queues import named_queues, queue_names, queue_of_task
 from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, Right, TaskFacts
 from celery_sqs_visibility.operate.doctor.probes import (
     rights_of_control,
@@ -28,6 +34,7 @@ from celery_sqs_visibility.operate.parallel import for_each
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined_queues import predefined_queue
 from celery_sqs_visibility.policy.retry_delays import choose_delay
+from celery_sqs_visibility.stores.guarded import PROBED_KEY
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.transport.broker_clients import settings_of_queue
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -42,6 +49,9 @@ KUBERNETES_VARIABLE: Final = "KUBERNETES_SERVICE_HOST"
 
 CELERYS_OWN: Final = "celery."
 
+#: Attributes by which a task's author says which exceptions have it run again, or how often.
+OWN_CHOICE: Final = frozenset({"autoretry_for", "dont_autoretry_for", "max_retries"})
+
 
 def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Facts:
     """Look at the chosen queues, or all, and at everything else. Makes requests that change nothing."""
@@ -50,18 +60,32 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
     names = list(dict.fromkeys(chosen)) or [
         name for name in queue_names(app, options) if not is_of_a_broadcast(name)
     ]
+    queues = for_each(names, lambda name: _queue_facts(broker, name))
     return Facts(
         options=options,
         settings=settings_of(app),
         tasks=tasks,
-        queues=tuple(for_each(names, lambda name: _queue_facts(broker, name))),
+        queues=tuple(queues if chosen else _without_letters(queues, named_queues(app, options))),
         machine=_machine(broker),
         unbound=unbound,
+        scheduled=scheduled_tasks(app),
+        task_names=frozenset(app.tasks),
+        store_problem=_store_problem(broker),
         command=own_command(),
         control_rights=rights_of_control(broker.queues.sqs, options.whole_control_prefix)
         if options.remote_control
         else {},
     )
+
+
+def _store_problem(broker: BrokerContext) -> str:
+    """Why a request that changes nothing failed; empty if it did not, or there is no store."""
+    try:
+        if (store := broker.exclusive_store) is not None:
+            store.release(PROBED_KEY, "doctor")
+    except (OptionError, StoreError) as error:
+        return str(error)
+    return ""
 
 
 def settings_of(app: Celery) -> dict[str, Any]:
@@ -83,6 +107,22 @@ def tasks_of(app: Celery, options: Options) -> tuple[tuple[TaskFacts, ...], dict
     return tuple(found), unbound
 
 
+def scheduled_tasks(app: Celery) -> dict[str, str | None]:
+    """The task that each entry of `beat_schedule` names."""
+    entries = dict(app.conf.beat_schedule or {}).items()
+    return {
+        str(name): entry.get("task") if isinstance(entry, Mapping) else getattr(entry, "task", None)
+        for name, entry in entries
+    }
+
+
+def _without_letters(queues: Iterable[QueueFacts], named: Collection[str]) -> list[QueueFacts]:
+    """The queues but for dead-letter queues that `predefined_queues` alone name: no worker consumes them."""
+    queues = list(queues)
+    letters = [queue.letters for queue in queues if queue.letters is not None]
+    return [each for each in queues if each.name in named or not any(map(each.is_same, letters))]
+
+
 def _why_unroutable(app: Celery, task: Any) -> str | None:
     """Celery's sentence about a queue that it may not make up."""
     try:
@@ -101,6 +141,7 @@ def _task_facts(app: Celery, task: Any, queue: str, options: Options) -> TaskFac
         name=task.name,
         queue=queue,
         comes_back=comes_back,
+        repeats_by_default=comes_back and bool(limit) and _repeats_by_default(app, task),
         acks_late=bool(task.acks_late),
         max_retries=limit,
         delays=_delays(task, queue, options, limit) if comes_back else (),
@@ -108,6 +149,13 @@ def _task_facts(app: Celery, task: Any, queue: str, options: Options) -> TaskFac
         soft_time_limit=task.soft_time_limit or app.conf.task_soft_time_limit,
         priority=getattr(task, "priority", None),
     )
+
+
+def _repeats_by_default(app: Celery, task: Any) -> bool:
+    """Whether the app's `task_cls` has it run again after each exception, and its author does not say so."""
+    own = takewhile(lambda each: each is not VisibilityTask, type(task).__mro__)
+    said = any(not OWN_CHOICE.isdisjoint(vars(each)) for each in own)
+    return issubclass(app.Task, VisibilityTask) and not said
 
 
 def _delays(task: Any, queue: str, options: Options, limit: int | None) -> tuple[float, ...]:

@@ -273,7 +273,7 @@ def _unfit(queue: QueueFacts, letters: QueueFacts, facts: Facts) -> Iterator[Fin
             "Dead letters lose their order, and SQS can name no such queue in a redrive policy.",
             option("dead_letter_queue", f"{letters.name}.fifo", queue.name),
         )
-    if any(each.url == letters.url for each in facts.queues):
+    if any(map(letters.is_same, facts.queues)):
         yield Finding(
             Severity.WARNING,
             f"dead-letter queue {letters.name!r}",

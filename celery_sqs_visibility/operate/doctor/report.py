@@ -7,13 +7,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
-import click
-
 from celery_sqs_visibility.operate.doctor.facts import Facts
 from celery_sqs_visibility.operate.doctor.findings import Finding, Severity
-from celery_sqs_visibility.operate.invocation import counted
+from celery_sqs_visibility.operate.invocation import counted, say
 
-WIDTH_COLUMNS: Final = 100
+WIDTH_COLUMNS: Final = 80
 INDENT: Final = " " * 9
 COLOURS: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 
@@ -26,13 +24,13 @@ def is_well(findings: Iterable[Finding]) -> bool:
 def show(findings: list[Finding], facts: Facts, paste: str = "") -> None:
     """Print them, the worst first, and a summary."""
     for finding in findings:
-        severity = click.style(finding.severity.name.ljust(8), fg=COLOURS[finding.severity], bold=True)
-        click.echo(f"{severity} {_wrapped(f'{finding.thing}: {finding.problem}')}")
-        click.echo(INDENT + _wrapped(finding.consequence))
-        click.echo(f"{INDENT}-> {finding.remedy}\n")  # in one line, to be pasted
+        say(finding.severity.name.ljust(len(INDENT)), nl=False, fg=COLOURS[finding.severity], bold=True)
+        say(_wrapped(f"{finding.thing}: {finding.problem}"))
+        say(INDENT + _wrapped(finding.consequence))
+        say(f"{INDENT}-> {finding.remedy}\n")  # in one line, to be pasted
     if paste:
-        click.echo(f"To switch:\n\n{textwrap.indent(paste, '    ')}\n")
-    click.echo(summary(findings, facts))
+        say(f"To switch:\n\n{textwrap.indent(paste, '    ')}\n")
+    say(summary(findings, facts))
 
 
 def summary(findings: list[Finding], facts: Facts) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from celery_sqs_visibility.operate.doctor.facts import Facts
 from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
+from celery_sqs_visibility.operate.invocation import counted
 from celery_sqs_visibility.policy.durations import spoken
 from celery_sqs_visibility.policy.queue_options import QueueOptions
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
@@ -37,6 +38,21 @@ def check_early_acks(facts: Facts) -> Iterator[Finding]:
             "its message is deleted before it runs (acks_late=False)",
             "A worker that is killed, or ends with its grace period, takes the task with it.",
             "base=VisibilityTask, or acks_late=True and an idempotent task",
+        )
+
+
+def check_repeats(facts: Facts) -> Iterator[Finding]:
+    """Is a task repeated after any exception, though its author may not know?"""
+    tasks = [task for task in facts.tasks if task.repeats_by_default]
+    if tasks:
+        most = max(task.max_retries or 0 for task in tasks)
+        yield Finding(
+            Severity.NOTE,
+            and_more([task.name for task in tasks], "task"),
+            f"after each exception it runs again, up to {counted(most, 'time')} (task_cls=VisibilityTask)",
+            "What it did before the exception is done again: a task that charges a card, and then fails, "
+            f"charges it {most + 1} times.",
+            "max_retries=0, or autoretry_for=(...) with what may be tried again; if all may, max_retries=3",
         )
 
 
@@ -115,6 +131,18 @@ def _without_heartbeat(facts: Facts, own: QueueOptions, names: list[str]) -> Ite
             "may run longer",
             "The message comes back while its task runs, and another worker runs it, too.",
             "remove heartbeat_interval=0, or give the task a time_limit below the visibility timeout",
+        )
+
+
+def check_store(facts: Facts) -> Iterator[Finding]:
+    """Does the store of exclusive tasks do what it is asked?"""
+    if facts.store_problem:
+        yield Finding(
+            Severity.ERROR,
+            "exclusive_store",
+            f"it cannot be used from here: {facts.store_problem.rstrip('.')}",
+            "Exclusive tasks do not run, and two beats send each task to a standard queue twice.",
+            "start the store, open the way to it from here, or correct exclusive_store",
         )
 
 

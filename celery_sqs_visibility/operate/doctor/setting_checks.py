@@ -107,6 +107,19 @@ def check_routes(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def check_schedule(facts: Facts) -> Iterator[Finding]:
+    """Has an entry of beat a task that the app does not have?"""
+    for entry, task in facts.scheduled.items():
+        if task not in facts.task_names:
+            yield Finding(
+                Severity.WARNING,
+                f"beat_schedule entry {entry!r}",
+                f"its task is {task!r}, and the app has no task of that name",
+                "Beat sends it, and no worker of this app runs it: each message becomes a dead letter.",
+                "correct the name, or import the task's module; a task of another app's workers is well",
+            )
+
+
 def check_priorities(facts: Facts) -> Iterator[Finding]:
     """Has a task a priority?"""
     urgent = [task.name for task in facts.tasks if task.priority is not None]
@@ -167,6 +180,14 @@ def check_remote_control(facts: Facts) -> Iterator[Finding]:
                 consequence,
                 option("remote_control", True),
             )
+    if facts.options.remote_control and facts.settings.get("worker_enable_remote_control") is False:
+        yield Finding(
+            Severity.WARNING,
+            "option remote_control",
+            "it is set, and the setting worker_enable_remote_control is False",
+            "Workers take no commands: `celery inspect` finds none, and no monitor hears of their events.",
+            "remove worker_enable_remote_control, or the option",
+        )
     for name, right in facts.control_rights.items():
         if right is Right.DENIED:
             yield Finding(

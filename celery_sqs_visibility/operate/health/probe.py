@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility.operate.health.sockets import directory, sockets
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.printable import printable
 
 SECONDS: Final = 1.0
 
@@ -29,14 +30,14 @@ def ask(node: str | None, path: str, timeout: float) -> Iterator[dict[str, Any]]
     """What each worker answers: `node`, `ok`, `reason` and more. All have the same time, together.
 
     Args:
-        node: a node's name; `None` asks all workers of this user.
+        node: a node's name, which several workers may have; `None` asks all workers of this user.
         path: `/healthz` or `/readyz`.
         timeout: seconds, after which a worker counts as one that does not answer.
     """
     until = SYSTEM_CLOCK.monotonic() + timeout
     with ExitStack() as open_sockets:
-        asked = {}
-        for name, address in sockets(node).items():
+        asked = []
+        for name, address in sockets(node):
             connection = open_sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             try:
                 _limit(connection, until)
@@ -46,8 +47,8 @@ def ask(node: str | None, path: str, timeout: float) -> Iterator[dict[str, Any]]
                 continue  # it was killed, or has just ended
             except OSError:
                 pass  # it has not accepted for so long that the kernel queues no more
-            asked[name] = connection
-        for name, connection in asked.items():
+            asked.append((name, connection))
+        for name, connection in asked:
             yield _answer(name, connection, until, timeout)
 
 
@@ -61,8 +62,18 @@ def run(node: str | None, timeout: float, *, ready: bool, as_json: bool) -> int:
         print(json.dumps(answers, indent=2))
     else:
         for answer in answers:
-            print(f"{answer['node']}: {answer['reason']}")
-    return WELL if all(answer["ok"] for answer in answers) else UNWELL
+            print(printable(f"{answer['node']}: {answer['reason']}"))
+    return WELL if all(answer["ok"] for answer in _counting(answers)) else UNWELL
+
+
+def _counting(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers without those of workers that shut down and have a successor of their name."""
+    staying = {answer["node"] for answer in answers if not _ends(answer)}
+    return [answer for answer in answers if not _ends(answer) or answer["node"] not in staying]
+
+
+def _ends(answer: dict[str, Any]) -> bool:
+    return answer.get("phase") == "stopping"
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:

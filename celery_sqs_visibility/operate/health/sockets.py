@@ -1,6 +1,7 @@
-"""Where workers listen for probes of their own host: a Unix socket for each node, in a directory of the user.
+"""The Unix sockets at which workers listen for probes of their own host, in a directory of the user.
 
-The probe imports this, and is to start fast: so it imports next to nothing.
+A socket belongs to a process: several workers of a host may have one node name. The probe imports this module
+and must start fast, so this module imports next to nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Final
 
 SUFFIX: Final = ".sock"
+
+#: Between the node's name and the process's id in the name of a file; no node's file name has it.
+OF_PROCESS: Final = "~"
 
 #: The longest path of a Unix socket has 107 bytes on Linux, and most are the directory's.
 LONGEST_NAME: Final = 48
@@ -41,22 +46,25 @@ def name_of(node: str) -> str:
     return f"{safe[:LONGEST_NAME]}-{zlib.crc32(node.encode()):08x}"
 
 
-def sockets(node: str | None = None) -> dict[str, str]:
-    """Paths by the names of nodes' files: of all workers, or of one, given with or without its host."""
+def sockets(node: str | None = None) -> list[tuple[str, str]]:
+    """Pairs of a node's file name and a path: of all workers, or of those of a node.
+
+    The node is named with or without its host.
+    """
     try:
         _check_private(directory())
         files = sorted(os.listdir(directory()))
     except OSError:
-        return {}
-    names = [file.removesuffix(SUFFIX) for file in files if file.endswith(SUFFIX)]
-    if node is not None:
-        full = node.replace("%h", socket.gethostname())
-        names = [name for name in names if name == name_of(full) or name.partition("@")[0] == full]
-    return {name: _path(name) for name in names}
+        return []
+    found = [(_node_of(file), os.path.join(directory(), file)) for file in files if file.endswith(SUFFIX)]
+    if node is None:
+        return found
+    full = node.replace("%h", socket.gethostname())
+    return [(name, path) for name, path in found if name == name_of(full) or name.partition("@")[0] == full]
 
 
 class ProbedSocket:
-    """The listening socket of a node, which takes it over from an earlier process.
+    """The listening socket of a process for its node.
 
     Raises:
         OSError: there is no place for it.
@@ -66,27 +74,23 @@ class ProbedSocket:
         with suppress(FileExistsError):
             os.mkdir(directory(), 0o700)
         _check_private(directory())
-        self._path = _path(name_of(node))
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with _turn():
                 _remove_stale()
+                self._path = _free_path(node)
                 # Bound where it stays: systemd-tmpfiles removes old sockets whose name at the time of their
                 # binding is in use no more (/proc/net/unix has that name).
-                with suppress(FileNotFoundError):
-                    os.unlink(self._path)
                 self.socket.bind(self._path)
                 self.socket.listen()
-                self._file = _identity(self._path)
         except OSError:
             self.socket.close()
             raise
 
     def remove(self) -> None:
-        """Remove the file, unless another process has taken the node over."""
+        """Remove the file, while the socket still listens: nobody takes it for a killed worker's."""
         with suppress(OSError):
-            if _identity(self._path) == self._file:
-                os.unlink(self._path)
+            os.unlink(self._path)
 
 
 @contextmanager
@@ -106,14 +110,15 @@ def _turn() -> Iterator[None]:
         os.close(lock)
 
 
-def _identity(path: str) -> tuple[int, int]:
-    """A file's inode, whose number another may have later, and since when it has been there."""
-    info = os.lstat(path)
-    return info.st_ino, info.st_mtime_ns
+def _free_path(node: str) -> str:
+    """A path that no process has: one of another container may have the same id. It is this worker's turn."""
+    stem = os.path.join(directory(), f"{name_of(node)}{OF_PROCESS}{os.getpid()}")
+    paths = (f"{stem}.{number}{SUFFIX}" if number else stem + SUFFIX for number in count())
+    return next(path for path in paths if not os.path.lexists(path))
 
 
-def _path(name: str) -> str:
-    return os.path.join(directory(), name + SUFFIX)
+def _node_of(file: str) -> str:
+    return file.removesuffix(SUFFIX).partition(OF_PROCESS)[0]
 
 
 def _check_private(path: str) -> None:
@@ -125,7 +130,7 @@ def _check_private(path: str) -> None:
 
 def _remove_stale() -> None:
     """Remove the files of workers that were killed: nobody accepts there. It is this worker's turn."""
-    for path in sockets().values():
+    for _, path in sockets():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
             try:

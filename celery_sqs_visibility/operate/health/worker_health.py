@@ -16,7 +16,7 @@ from celery.worker import state
 from celery_sqs_visibility.delivery.threads import copy_of
 from celery_sqs_visibility.operate.http_server import Response
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.health import Phase, Verdict, WorkerFacts, liveness, readiness
+from celery_sqs_visibility.policy.health import Phase, Verdict, WaitingFacts, WorkerFacts, liveness, readiness
 
 
 class WorkerHealth:
@@ -28,6 +28,7 @@ class WorkerHealth:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
+        self._waiting: tuple[WaitingFacts, float] | None = None  # of the probe that saw it first, and when
 
     def live(self) -> Response:
         """Answer `GET /healthz`."""
@@ -57,7 +58,19 @@ class WorkerHealth:
             tuple(facts for each in queue_consumers for facts in each.polling_facts(now)),
             tuple(facts for each in queue_consumers for facts in each.duty_facts(now)),
             _wanted_processes(consumer.pool),
+            self._handover(now),
+            max(each.forgotten for each in queue_consumers),
         )
+
+    def _handover(self, now: float) -> float:
+        """For how many seconds tasks have been waiting for a pool that ran none. Only probes look."""
+        waiting, earlier = _waiting(), self._waiting
+        if waiting is None:
+            self._waiting = None
+            return 0.0
+        if earlier is None or not waiting.still(earlier[0]):
+            self._waiting = earlier = (waiting, now)
+        return now - earlier[1]
 
     def _response(self, judge: Callable[[WorkerFacts], Verdict]) -> Response:
         facts = self.facts()
@@ -65,6 +78,14 @@ class WorkerHealth:
         answer = {"node": self._consumer.hostname, "pid": os.getpid(), **asdict(verdict), **asdict(facts)}
         status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
         return Response(json.dumps(answer | {"phase": facts.phase.value}), status)
+
+
+def _waiting() -> WaitingFacts | None:
+    """The tasks that wait for the pool; `None` if there are none, or something runs."""
+    if copy_of(state.active_requests):
+        return None
+    tasks = frozenset(request.id for request in copy_of(state.reserved_requests))
+    return WaitingFacts(state.all_total_count[0], tasks) if tasks else None
 
 
 def _is_stopping(consumer: Any) -> bool:

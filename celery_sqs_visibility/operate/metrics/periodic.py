@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 #: How long `stop` waits for the thread, which may be at a request.
 STOP_SECONDS: Final = 1.0
 
+#: A job is done within so many seconds of the start, however long its interval.
+FIRST_SECONDS: Final = 60.0
+
 #: What to do, and after how many seconds again.
 Job = tuple[Callable[[], None], float]
 
@@ -28,7 +31,8 @@ def next_time(now: float, interval: float, phase: float) -> float:
     Thus each interval of the clock has one, in each of many workers, which do not all do it at once.
     """
     begun = math.floor(now / interval - phase)
-    return (begun + 1 + phase) * interval
+    at = (begun + 1 + phase) * interval
+    return at if at > now else at + interval  # at such an instant, a quotient may be rounded down
 
 
 class Periodic:
@@ -57,7 +61,7 @@ class Periodic:
             self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        due = [self._next(interval) for _, interval in self._jobs]
+        due = [self._next(min(interval, FIRST_SECONDS)) for _, interval in self._jobs]
         while not self._stopped.wait(max(0.0, min(due) - self._clock.monotonic())):
             for number, (act, interval) in enumerate(self._jobs):
                 if due[number] <= self._clock.monotonic():

@@ -6,7 +6,7 @@ from typing import get_args
 
 import click
 
-from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, show_json
+from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, say, show_json
 from celery_sqs_visibility.operate.permissions.resources import AppResources, names_of
 from celery_sqs_visibility.policy.permissions import Role, policy_document
 
@@ -40,4 +40,4 @@ def policy(ctx: click.Context, role: Role, queues: tuple[str, ...], create: bool
         return
     show_json(document)
     for note in found.notes:
-        click.echo(f"Note: {note}", err=True)
+        say(f"Note: {note}", err=True)

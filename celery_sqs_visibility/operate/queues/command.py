@@ -15,6 +15,7 @@ from celery_sqs_visibility.operate.invocation import (
     app_of,
     broker_of,
     json_option,
+    say,
     show_json,
 )
 from celery_sqs_visibility.operate.queues.creation import Creation, Finding
@@ -64,14 +65,14 @@ def create_queues(
         if reason := why_impossible(plans):
             raise CommandError(reason)
         if template is not None:
-            click.echo(FORMATS[template](plans))
+            say(FORMATS[template](plans))
             return
         findings = _see_to(plans, context, dry_run=dry_run, update=update)
     if as_json:
         show_json([dataclasses.asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            click.echo(_line(finding))
+            say(_line(finding))
     if any(finding.state == "different" for finding in findings):
         raise CommandError("some queues differ from the plan: --update changes them")
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from celery_sqs_visibility.aws.port import SQS
 from celery_sqs_visibility.aws.queues import Queue, when_known
@@ -14,10 +14,7 @@ from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.operate.parallel import for_each
 from celery_sqs_visibility.policy.provisioning import QueuePlan
-from celery_sqs_visibility.policy.queue_attributes import ARN, REDRIVE_POLICY, redrive_policy
-
-#: An attribute of a queue for ever.
-FIXED: Final = "FifoQueue"
+from celery_sqs_visibility.policy.queue_attributes import ARN, FIFO, REDRIVE_POLICY, redrive_policy
 
 
 @dataclass
@@ -81,7 +78,7 @@ class Creation:
             return Finding(plan.sqs_name, "as planned")
         if not self._update or self._dry_run:
             return Finding(plan.sqs_name, "different", differing, now)
-        self._sqs.set_queue_attributes(present["url"], {n: v for n, v in differing.items() if n != FIXED})
+        self._sqs.set_queue_attributes(present["url"], {n: v for n, v in differing.items() if n != FIFO})
         return Finding(plan.sqs_name, "updated", differing, now)
 
     def _create(self, plan: QueuePlan) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.queues import Queue
@@ -26,11 +26,15 @@ ESTIMATE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """A row: the depth of a queue, and an estimate of its requests a day and their cost; `None`: unknown."""
+    """A row: the depth of a queue, and an estimate of its requests a day and their cost; `None`: unknown.
+
+    Where SQS does not answer, the depth may be the last one that was known, as old as `age_seconds`.
+    """
 
     depth: QueueDepth
     requests_a_day: int | None = None
     usd_a_day: float | None = None
+    age_seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Its figures, by name."""
@@ -44,22 +48,29 @@ class QueueStatus:
             "dead_letters": depth.dead_letters,
             "requests_a_day": self.requests_a_day,
             "usd_a_day": self.usd_a_day,
+            "age_seconds": round(self.age_seconds, 1),
             "error": str(depth.error) if depth.error else None,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The queues, the workers' answers by node, and sentences about what is missing."""
+    """The queues, the workers' answers by node and how old these are, and sentences about what is missing."""
 
     queues: list[QueueStatus]
     workers: Mapping[str, Any] = field(default_factory=dict)
+    workers_age_seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """All of it."""
         queues = [each.as_json() for each in self.queues]
-        return {"queues": queues, "workers": dict(self.workers), "notes": list(self.notes)}
+        return {
+            "queues": queues,
+            "workers": dict(self.workers),
+            "workers_age_seconds": round(self.workers_age_seconds, 1),
+            "notes": list(self.notes),
+        }
 
     @property
     def exit_status(self) -> int:
@@ -82,18 +93,34 @@ class QueueReport:
         self._clock = clock
         self._measured: tuple[Measured, Measured] = Measured({}), Measured({})
         self._measured_at: float | None = None
+        self._counted: dict[str, tuple[float, QueueStatus]] = {}  # since when, by Celery's name
 
     def take(self) -> Status:
-        """Ask SQS, and CloudWatch where its last answer is a minute old."""
+        """Ask SQS, and CloudWatch where its last answer is a minute old.
+
+        A queue that SQS counted before, and does not count now, is as it was.
+        """
         depths = queue_depths(self._context, self._names)
         ages, requests = self._measure(found_queues(self._context, depths))
-        rows = [_row(depth.with_age(ages.figures.get(depth.queue)), requests.figures) for depth in depths]
+        rows = [
+            self._or_as_before(_row(depth.with_age(ages.figures.get(depth.queue)), requests.figures))
+            for depth in depths
+        ]
         errors = [depth.error for depth in depths] + [ages.error, requests.error]
         return Status(rows, notes=_sentences(errors, estimated=bool(requests.figures)))
 
+    def _or_as_before(self, row: QueueStatus) -> QueueStatus:
+        queue, now = row.depth.queue, self._clock.monotonic()
+        if row.depth.visible is not None:
+            self._counted[queue] = now, row
+        if row.depth.visible is not None or queue not in self._counted:
+            return row
+        since, before = self._counted[queue]
+        return replace(before, depth=replace(before.depth, error=row.depth.error), age_seconds=now - since)
+
     def _measure(self, queues: Sequence[Queue]) -> tuple[Measured, Measured]:
         now = self._clock.monotonic()
-        if self._measured_at is None or now - self._measured_at >= METRICS_SECONDS:
+        if queues and (self._measured_at is None or now - self._measured_at >= METRICS_SECONDS):
             self._measured = self._metrics.oldest_ages(queues), self._metrics.requests_of_a_day(queues)
             self._measured_at = now
         return self._measured

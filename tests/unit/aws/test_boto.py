@@ -19,6 +19,7 @@ from celery_sqs_visibility.aws.client_factory import Purpose
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.errors import (
+    AnswerLostError,
     ClockSkewError,
     CredentialsRefusedError,
     RequestRefusedError,
@@ -146,8 +147,8 @@ def test_without_an_answer_the_clients_idle_connections_are_closed_and_it_stays(
     ("answer", "failed"),
     [
         ({"Successful": [{"Id": "0"}, {"Id": "1"}]}, {}),
-        ({"Successful": [{"Id": "1"}]}, {0: UnavailableError}),
-        ({}, {0: UnavailableError, 1: UnavailableError}),
+        ({"Successful": [{"Id": "1"}]}, {0: AnswerLostError}),
+        ({}, {0: AnswerLostError, 1: AnswerLostError}),
         (
             {
                 "Successful": [{"Id": "0"}],

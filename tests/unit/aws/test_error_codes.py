@@ -11,6 +11,7 @@ from botocore.parsers import ResponseParserError
 from celery_sqs_visibility.aws.error_codes import reworded, translate, translate_entry
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
+    AnswerLostError,
     ClockSkewError,
     CredentialsRefusedError,
     ObjectDoesNotExistError,
@@ -121,17 +122,16 @@ def test_a_known_code_counts_more_than_the_status_and_an_unknown_one():
     ("exception", "expected"),
     [
         (exceptions.EndpointConnectionError(endpoint_url="u"), UnavailableError),
-        (exceptions.ReadTimeoutError(endpoint_url="u"), UnavailableError),
-        (exceptions.HTTPClientError(error="e"), UnavailableError),
-        (
-            exceptions.SSLError(endpoint_url="u", error="UNEXPECTED_EOF_WHILE_READING"),
-            UnavailableError,
-        ),
+        (exceptions.ConnectTimeoutError(endpoint_url="u"), UnavailableError),
+        (exceptions.ReadTimeoutError(endpoint_url="u"), AnswerLostError),
+        (exceptions.ConnectionClosedError(endpoint_url="u"), AnswerLostError),
+        (exceptions.HTTPClientError(error="e"), AnswerLostError),
+        (exceptions.SSLError(endpoint_url="u", error="UNEXPECTED_EOF_WHILE_READING"), AnswerLostError),
         (exceptions.SSLError(endpoint_url="u", error="[SSL: CERTIFICATE_VERIFY_FAILED]"), TLSError),
         (exceptions.ProxyConnectionError(proxy_url="u"), UnavailableError),
-        (ResponseParserError("not JSON"), UnavailableError),
-        (ConnectionResetError("reset"), UnavailableError),
-        (KeyError("QueueUrl"), UnavailableError),
+        (ResponseParserError("not JSON"), AnswerLostError),
+        (ConnectionResetError("reset"), AnswerLostError),
+        (KeyError("QueueUrl"), AnswerLostError),
         (exceptions.NoCredentialsError(), CredentialsRefusedError),
         (exceptions.PartialCredentialsError(provider="p", cred_var="v"), CredentialsRefusedError),
         (exceptions.CredentialRetrievalError(provider="p", error_msg="e"), CredentialsRefusedError),
@@ -245,3 +245,17 @@ def test_a_page_in_place_of_an_answer_is_shown_in_one_short_line():
         "ReceiveMessage was answered 502: <html> <title>502 Bad Gateway</title> <html>"
     )
     assert (len(sentence) < 250, "\n" in sentence) == (True, False)
+
+
+def test_a_page_in_place_of_an_answer_is_called_so():
+    error = translate(KeyError("QueueUrl"), "GetQueueUrl")
+    assert "its answer has no 'QueueUrl': is the endpoint right" in str(error)
+
+
+def test_an_answer_that_points_elsewhere_says_where():
+    response = {
+        "Error": {"Code": "307", "Message": "Temporary Redirect"},
+        "ResponseMetadata": {"HTTPStatusCode": 307, "HTTPHeaders": {"location": "https://login.example/"}},
+    }
+    error = translate(exceptions.ClientError(response, "GetQueueUrl"), "GetQueueUrl")
+    assert "(redirected to https://login.example/: check the endpoint)" in str(error)

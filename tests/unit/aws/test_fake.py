@@ -12,6 +12,7 @@ import pytest
 from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import ACCOUNT, FakeSQS
+from celery_sqs_visibility.aws.fake_queue import LateChange
 from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.errors import (
     QueueDoesNotExistError,
@@ -81,16 +82,59 @@ def test_a_message_is_hidden_until_the_very_second_of_its_deadline(sqs, url, clo
     assert receive(sqs, url)
 
 
-def test_an_old_handle_extends_and_deletes_nothing_once_the_message_was_received_again(
+def test_an_old_handle_deletes_nothing_once_the_message_was_received_again_and_still_hides_it(
     sqs, url, clock, message
 ):
+    """Recorded from AWS: a visibility timeout of 0 by an old handle shows what was received anew."""
     clock.advance(30)
     (newer,) = receive(sqs, url)
-    assert isinstance(hide(sqs, url, message, 600), ReceiptHandleInvalidError)
     assert sqs.delete(url, [message["ReceiptHandle"]]).failed == {}, "it is answered yes"
-    assert hide(sqs, url, newer, 600) is None
-    clock.advance(600)
+    assert hide(sqs, url, message, 0) is None
     assert receive(sqs, url)[0]["MessageId"] == newer["MessageId"]
+
+
+@pytest.mark.parametrize("act", ["delete", "hide"])
+def test_a_fifo_queue_refuses_an_old_handle(sqs, fifo_url, clock, act):
+    sqs.send(fifo_url, OutgoingMessage("task", group_id="a", deduplication_id="1"))
+    (first,) = receive(sqs, fifo_url)
+    clock.advance(30)
+    receive(sqs, fifo_url)
+    refused = (
+        hide(sqs, fifo_url, first, 0)
+        if act == "hide"
+        else sqs.delete(fifo_url, [first["ReceiptHandle"]]).failed[0]
+    )
+    assert isinstance(refused, ReceiptHandleInvalidError)
+
+
+def test_a_fifo_queue_deletes_nothing_after_the_visibility_timeout(sqs, fifo_url, clock):
+    sqs.send(fifo_url, OutgoingMessage("task", group_id="a", deduplication_id="1"))
+    (first,) = receive(sqs, fifo_url)
+    clock.advance(30)
+    refused = sqs.delete(fifo_url, [first["ReceiptHandle"]]).failed[0]
+    assert isinstance(refused, ReceiptHandleInvalidError)
+    assert "has expired" in str(refused)
+    (second,) = receive(sqs, fifo_url)
+    for _ in range(2):
+        assert sqs.delete(fifo_url, [second["ReceiptHandle"]]).failed == {}, "deleting twice is no error"
+
+
+@pytest.mark.parametrize(
+    ("late", "refused", "visible"),
+    [
+        (LateChange.HIDES, False, 0),
+        (LateChange.DOES_NOTHING, False, 1),
+        (LateChange.IS_REFUSED, True, 1),
+    ],
+)
+def test_a_visibility_change_after_the_visibility_timeout_is_answered_in_several_ways(
+    sqs, url, clock, message, late, refused, visible
+):
+    sqs.late_change = late
+    assert hide(sqs, url, message, 30) is None
+    clock.advance(30)
+    assert isinstance(hide(sqs, url, message, 60), ReceiptHandleInvalidError) is refused
+    assert len(receive(sqs, url)) == visible
 
 
 @pytest.mark.parametrize("settle", ["extend", "delete"])
@@ -116,14 +160,14 @@ def test_what_lies_beyond_12_hours_from_the_receive_is_refused_and_not_clamped(
     assert hide(sqs, url, again, VISIBILITY_HORIZON_SECONDS) is None, "12 hours count from the newest receive"
 
 
-def test_a_dead_letter_starts_anew_and_says_where_it_comes_from(sqs, clock):
+def test_a_dead_letters_receives_go_on_and_it_says_where_it_comes_from(sqs, clock):
     url, dead_letters = with_dead_letters(sqs)
     sqs.send(url, OutgoingMessage("poison"))
     (poison,) = receive(sqs, url)
     clock.advance(30)
     assert receive(sqs, url) == []
     attributes = receive(sqs, dead_letters)[0]["Attributes"]
-    assert attributes["ApproximateReceiveCount"] == "1"
+    assert attributes["ApproximateReceiveCount"] == "2"
     assert attributes["DeadLetterQueueSourceArn"].endswith(":redriven")
     assert isinstance(hide(sqs, url, poison, 1), ReceiptHandleInvalidError)
 

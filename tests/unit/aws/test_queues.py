@@ -14,10 +14,27 @@ from celery_sqs_visibility.errors import (
     QueueDoesNotExistError,
     RequestRefusedError,
     UnavailableError,
+    UnreachableError,
 )
 from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
 
 ELSEWHERE = Location("eu-west-1", "https://sqs.eu-west-1.amazonaws.com")
+
+
+def test_with_predefined_queues_in_several_places_one_that_answers_will_do(sqs):
+    other = FakeSQS()
+    other.location = lambda: ELSEWHERE
+    predefined = {name: PredefinedQueue(region=name) for name in ("here", "there")}
+    places = {"here": sqs, "there": other}
+    queues = Queues(sqs, predefined=predefined, sqs_for=lambda queue: places[queue.region])
+    for place in (sqs, other):
+        place.fail_next("connect", UnreachableError("refused"))
+        queues.reach()
+        place._failures.clear()
+    for place in (sqs, other):
+        place.fail_next("connect", UnreachableError("refused"))
+    with pytest.raises(UnreachableError):
+        queues.reach()
 
 
 def actions(sqs):
@@ -48,6 +65,13 @@ def test_a_queue_of_another_account_is_asked_for_by_that_and_never_created(sqs, 
     asked = [arguments for action, arguments in sqs.calls if action == "GetQueueUrl"]
     assert asked == [{"name": "app-a-b", "owner": OWNER}] * 2
     assert actions(sqs).count("CreateQueue") == 1
+
+
+@pytest.mark.parametrize(("name", "number"), [("a", 1), ("a.fifo", 3)])
+def test_a_queue_is_created_without_the_attributes_of_the_other_kind(sqs, name, number):
+    given = {"VisibilityTimeout": "120", "ContentBasedDeduplication": "true"}
+    queue = Queues(sqs, attributes=lambda _: given).find_or_create(name)
+    assert len(sqs.queue_attributes(queue.url, [*given, "FifoQueue"])) == number
 
 
 def test_a_queues_url_is_asked_for_once_until_it_is_forgotten(sqs):
@@ -189,3 +213,42 @@ def test_an_arn_leads_to_its_queue_without_a_request(sqs, prefix, predefined, na
     assert (queue.name, queue.url) == (name, url)
     assert queues.by_arn("arn:aws:sqs:us-east-1:000000000000:app-a") is queue
     assert actions(sqs) == ["CreateQueue"]
+
+
+REGIONS = ("us-east-1", "eu-west-1")
+
+
+def queues_in_two_regions(monkeypatch, connection, host):
+    """Queue `orders` of one account in two regions, as predefined queues; its definitions by region."""
+    accesses = {region: FakeSQS() for region in REGIONS}
+    for region, access in accesses.items():
+        location = Location(region, f"https://{host.format(region)}")
+        monkeypatch.setattr(access, "location", lambda location=location: location)
+    predefined = {
+        f"orders-{region[:2]}": PredefinedQueue(f"https://{host.format(region)}/000000000000/orders", region)
+        for region in REGIONS
+    }
+    return Queues(accesses[connection], predefined=predefined, sqs_for=lambda each: accesses[each.region])
+
+
+@pytest.mark.parametrize("host", ["sqs.{}.amazonaws.com", "localhost"])
+@pytest.mark.parametrize("connection", REGIONS)
+def test_an_arn_leads_to_the_queue_of_its_region(monkeypatch, connection, host):
+    queues = queues_in_two_regions(monkeypatch, connection, host)
+    for region in REGIONS:
+        queue = queues.by_arn(f"arn:aws:sqs:{region}:000000000000:orders")
+        assert (queue.name, queue.sqs.location().region) == (f"orders-{region[:2]}", region)
+
+
+def test_an_arn_of_a_region_without_access_is_refused_with_the_remedy(monkeypatch):
+    queues = queues_in_two_regions(monkeypatch, "us-east-1", "sqs.{}.amazonaws.com")
+    with pytest.raises(QueueDoesNotExistError, match=r"is in region 'ap-south-1', .* predefined_queues"):
+        queues.by_arn("arn:aws:sqs:ap-south-1:000000000000:orders")
+
+
+def test_an_arn_of_another_account_is_not_the_own_queue_of_that_name(sqs):
+    queues = Queues(sqs)
+    own = queues.find_or_create("a")
+    other = queues.by_arn("arn:aws:sqs:us-east-1:999999999999:a")
+    assert other.url == "memory://us-east-1/999999999999/a"
+    assert queues.by_arn("arn:aws:sqs:us-east-1:000000000000:a") is queues.find("a") is own

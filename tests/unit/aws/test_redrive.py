@@ -157,3 +157,20 @@ def test_it_is_known_why_a_policy_is_not(sqs, queue, book, error):
     sqs.fail_next("GetQueueAttributes", error)
     book.get(queue, 2 * REDRIVE_SECONDS)
     assert book.why_unknown(queue) is None
+
+
+def test_a_dead_letters_receives_in_its_source_are_those_that_its_policy_allows(queue, dead_letters, book):
+    source = queue.sqs.queue_attributes(queue.url, ["QueueArn"])["QueueArn"]
+    for receives, in_source in [(5, 4), (6, 4), (9, 4), (3, 2)]:
+        assert book.receives_in_source(dead_letters, source, receives, 0.0) == in_source
+    assert times_asked(queue) == 1 + 1, "once, and once by this test"
+
+
+def test_where_the_policy_of_the_source_may_not_be_read_the_least_receives_tell(
+    queue, dead_letters, book, caplog
+):
+    source = queue.sqs.queue_attributes(queue.url, ["QueueArn"])["QueueArn"]
+    queue.sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
+    told = [book.receives_in_source(dead_letters, source, receives, 0.0) for receives in (6, 7, 5, 6)]
+    assert told == [5, 5, 4, 4]
+    assert caplog.text == ""

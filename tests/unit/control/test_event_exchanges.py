@@ -9,7 +9,9 @@ import pytest
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.control import inbox, members, wire
+from celery_sqs_visibility.control.monitors import MOST_TOLD
 from celery_sqs_visibility.control.remote import RemoteControl
 from celery_sqs_visibility.policy.options import Options
 
@@ -80,3 +82,28 @@ def test_monitors_that_cannot_be_read_make_a_message_unreadable(named):
     text = wire.envelope('{"method": "ping"}', {wire.MONITORS: named}, COMMANDS, "")
     with pytest.raises(wire.UnreadableError):
         wire.decode({"Body": text, "MessageId": "m", "Attributes": {}})
+
+
+def test_a_command_that_names_thousands_of_monitors_costs_few_threads_and_no_lists(remote):
+    worker = remote(in_worker=lambda: True)
+    commands = []
+    worker.consume("w.celery.pidbox", COMMANDS, lambda payload, _: commands.append(payload))
+    worker._members._members["w.celery.pidbox"].inbox.address()
+    (queue,) = worker.queues.sqs.list_queues("celery-control-celery-pidbox")
+    many = [f"{number:08x}-{number:012x}" for number in range(2000)]
+    named = {**{f"exchange-{number}": many[:1] for number in range(1000)}, EVENTS: many}
+    before = threading.active_count(), len(worker.queues.sqs.calls)
+    body = wire.envelope('{"method": "heartbeat"}', {wire.MONITORS: named}, COMMANDS, "")
+    worker.queues.sqs.send(queue, OutgoingMessage(body))
+    wait_until(lambda: commands, SOON, "the command")
+    assert threading.active_count() - before[0] <= wire.MOST_ADDRESSES + 2
+    lists = [action for action, _ in worker.queues.sqs.calls[before[1] :] if action == "ListQueues"]
+    assert len(lists) <= 2
+
+
+def test_monitors_of_which_commands_told_are_few(remote):
+    worker = remote(in_worker=lambda: True)
+    worker.queues.create(EVENTS, "w")
+    for start in range(0, 100, 10):
+        worker.events.heard({EVENTS: [f"{number:08x}-{number:012x}" for number in range(start, start + 10)]})
+    assert len(worker.events._of(EVENTS)._feeds) == MOST_TOLD

@@ -64,3 +64,29 @@ def test_a_message_of_another_form_is_refused(change):
 def test_what_sqs_does_not_take_is_not_sent():
     with pytest.raises(TooLargeError, match="a message at SQS has"):
         wire.encode(message({}), {"a": "x" * MESSAGE_BYTES}, "x.pidbox", "", message_id="id")
+
+
+@pytest.mark.parametrize(
+    "reply_to",
+    [
+        {"exchange": "", "routing_key": "payroll"},
+        {"exchange": "payroll", "routing_key": "payroll"},
+        {"exchange": "celery.pidbox", "routing_key": "0a1b2c3d-0123456789ab.key"},
+        {"exchange": "reply.celery.pidbox", "routing_key": "payroll"},
+        {"exchange": "reply.celery.pidbox", "routing_key": 5},
+        {"exchange": ["reply.celery.pidbox"], "routing_key": "0a1b2c3d-0123456789ab.key"},
+        {"routing_key": "0a1b2c3d-0123456789ab.key"},
+        "payroll",
+        ["payroll"],
+    ],
+)
+def test_replies_go_to_queues_for_replies_only(reply_to):
+    command = json.dumps({"method": "ping", "ticket": "t", "reply_to": reply_to})
+    received = {"Body": wire.envelope(command, {}, "celery.pidbox", ""), "MessageId": "m", "Attributes": {}}
+    with pytest.raises(UnreadableError):
+        wire.decode(received, "reply.celery.pidbox")
+    own = {"exchange": "reply.celery.pidbox", "routing_key": "0a1b2c3d-0123456789ab.key"}
+    for accepted in (own, None):
+        command = json.dumps({"method": "ping", "reply_to": accepted})
+        body = wire.envelope(command, {}, "celery.pidbox", "")
+        assert wire.decode({**received, "Body": body}, "reply.celery.pidbox")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support import factories
-from support.factories import CHANGES, DELETES, TIMEOUT
+from support.factories import CHANGES, DELETES, TIMEOUT, BusySQS
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
@@ -13,6 +13,13 @@ from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError
 from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Lost, Parked, Renewed, Unreadable
 from celery_sqs_visibility.policy.parking import LEAD_SECONDS
+
+
+class ListsTwice(BusySQS):
+    """Its answers list each message twice, with one receipt handle."""
+
+    def receive(self, *args):
+        return [message for message in super().receive(*args) for _ in range(2)]
 
 
 def received_before(queue, times):
@@ -27,6 +34,29 @@ def test_the_main_thread_hands_over_for_a_moment_only_and_is_woken_for_the_rest(
     assert world.hand_over() == 1
     assert loop == world.buffer.fileno()
     assert world.hand_over() == 1
+
+
+def test_a_message_that_an_answer_lists_twice_is_held_and_run_once(make, events):
+    world = make()
+    world.sqs.__class__ = ListsTwice
+    for delivery in world.deliveries(world.queue(), "a", "b"):
+        assert delivery.start()
+        assert delivery.settle(Delete())
+    events.wait(Deleted, 2)
+    assert world.bodies() == ["a", "b"]
+    assert world.held() == 0
+
+
+def test_a_message_that_a_late_answer_lists_again_is_held_once(world, queue):
+    """As where a poll of a FIFO queue was repeated under its ReceiveRequestAttemptId."""
+    (delivery,) = world.deliveries(queue, "a")
+    again = {"MessageId": delivery.facts.message_id, "ReceiptHandle": delivery.handle, "Body": "a"}
+    world.consumer.capacity.hold(1, queue=queue.name)
+    world.consumer._arrived(queue, [again], world.clock.monotonic(), world.clock.monotonic())
+    assert world.hand_over() == 0
+    assert world.held() == 1
+    assert delivery.settle(Delete())
+    assert world.held() == 0
 
 
 def test_a_message_that_lapsed_in_the_buffer_is_not_run_and_is_lost(make, events):
@@ -66,6 +96,14 @@ def test_a_far_eta_that_may_come_back_is_parked_and_not_handed_over(
     assert world.hand_over() == world.held() == 0
 
 
+def test_a_dead_letter_that_sqs_has_moved_had_its_attempts_elsewhere(world, redriven, dead_letters):
+    factories.send(redriven, "a")
+    received_before(redriven, 4)
+    (delivery,) = world.deliveries(dead_letters)
+    assert (delivery.facts.receive_count, delivery.facts.attempt) == (4, None)
+    assert delivery.parks == 3
+
+
 def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(world, redriven, events):
     factories.send(redriven, "eta:3600")
     received_before(redriven, 2)
@@ -75,7 +113,7 @@ def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(worl
     wait_until(lambda: world.next_poll(redriven) == again_at, SOON, "it to be expected")
     events.wait(Deleted)
     actions = [name for name, _ in world.sqs.calls if name in ("SendMessage", DELETES)]
-    assert actions == ["SendMessage", "SendMessage", DELETES], "sent, copied, then deleted"
+    assert actions == ["SendMessage", DELETES, "SendMessage", DELETES], "sent, asked, copied, then deleted"
     assert events.of(Parked) == []
     assert world.held() == 0
     assert world.visible(redriven) == []
@@ -133,14 +171,14 @@ def test_a_copy_keeps_attributes_and_group_but_not_the_deduplication_id(world, d
 def test_a_far_eta_is_held_where_the_queue_takes_no_copy_of_it(world, redriven, events, caplog):
     factories.send(redriven, "eta:3600", "eta:7200")
     received_before(redriven, 2)
-    for _ in range(2):
-        world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    for action in ("SendMessage", "SendMessageBatch") * 2:
+        world.sqs.fail_next(action, AccessDeniedError("no"))
     world.consume(redriven)
     wait_until(lambda: len(world.buffer) == 2, SOON, "both to be buffered")
     world.hand_over()
     held = [world.delivery(payload) for payload in world.handed]
-    assert world.consumer.ledger.all() == held
-    assert world.held() == 2
+    assert set(world.consumer.ledger.all()) == set(held)  # two threads tried to send the copies
+    assert world.held() == len(held) == 2
     assert events.of(Parked) == events.of(Lost) == []
     assert caplog.text.count("allow sqs:SendMessage") == 1
     assert held[0].settle(Delete())
@@ -159,9 +197,10 @@ def test_a_copy_that_cannot_be_sent_now_is_tried_again_and_nothing_is_deleted_me
     world.sqs.fail_next("SendMessage", ThrottledError("slow down"))
     world.consume(redriven)
     wait_until(lambda: len(factories.requests(world.sqs, "SendMessage")) == 2, SOON, "the copy to be tried")
-    assert world.entries(DELETES) == []
+    assert factories.left(redriven) == 1
     world.clock.advance(5)
     world.consumer._settler.batch_threads.wake()
+    world.consumer._copies.batch_threads.wake()
     events.wait(sent)
     events.wait(Deleted)
 
@@ -184,7 +223,7 @@ def test_an_unreadable_message_is_moved_to_the_dead_letters_and_never_deleted_wi
     assert events.of(Unreadable)[0].reason == "nobody can read it"
     assert len(events.of(becomes)) == 1
     assert [factories.left(each) for each in (redriven, queue, dead_letters)] == [0, not moved, moved]
-    assert len(world.entries(DELETES)) == moved
+    assert len(world.entries(DELETES)) == 2 * moved, "the first asks for the permission"
 
 
 def test_a_bug_in_opening_a_message_is_logged_once_and_costs_neither_the_others_nor_capacity(

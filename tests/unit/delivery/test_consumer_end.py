@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from support import factories
 from support.factories import CHANGES, EVERYTHING, counts
@@ -39,8 +41,8 @@ def start(make, sqs, queue):
     """Start a consumer as a process of its own has it, whose long polls wait as SQS's do."""
     worlds = []
 
-    def start():
-        world = make(clock=SYSTEM_CLOCK, sqs=sqs, polling_interval=0)
+    def start(**options):
+        world = make(clock=SYSTEM_CLOCK, sqs=sqs, polling_interval=0, **options)
         worlds.append(world)
         world.consume(queue)
         wait_until(lambda: polls(world), SOON, "a poll")
@@ -128,3 +130,18 @@ def test_what_an_ending_waits_for_is_bounded_where_sqs_does_not_answer(start, sq
     assert counts(queue) == (0, 2)
     sqs.silent = False
     wait_for_counts(queue, 2, 0)
+
+
+def test_what_the_last_poll_brings_goes_to_the_next_consumer_of_the_process(start, queue):
+    world = start(consumers=lambda: world.consumers)
+    for _ in range(3):
+        end(world)
+        world.consumer = world.new_consumer()
+        world.consumer.consume(queue, world.handed.append)
+    for count in range(1, 5):
+        factories.send(queue, "a")
+        wait_until(partial(holds, world, count), SOON, "the message, whichever poll took it")
+        assert [len(each.ledger) for each in world.consumers] == [0, 0, 0, count]
+        assert [each.capacity.held for each in world.consumers] == [0, 0, 0, count]
+    assert counts(queue) == (0, 4)
+    assert not factories.entries(world.sqs, CHANGES), "none was given back"

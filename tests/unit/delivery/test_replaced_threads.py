@@ -15,6 +15,7 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
@@ -61,7 +62,13 @@ class World:
         self.ledger = Ledger(every_queue(TIMEOUT, 40.0))
         self.heartbeat = Heartbeat(self.ledger, self.clock, lambda *_: None)
         self.settled = []
-        self.settler = Settler(0, self.clock, lambda one, *_: self.settled.append(one), lambda *_: None)
+        self.settler = Settler(
+            0,
+            self.clock,
+            lambda one, *_: self.settled.append(one),
+            lambda *_: None,
+            CopyPermissions(self.clock),
+        )
 
     def held(self, count):
         """That many deliveries."""

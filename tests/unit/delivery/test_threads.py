@@ -9,6 +9,7 @@ from weakref import WeakSet
 import pytest
 from support.processes import SOON
 
+from celery_sqs_visibility.delivery import threads
 from celery_sqs_visibility.delivery.threads import copy_of, start_thread
 
 
@@ -26,6 +27,29 @@ def test_where_the_system_has_no_more_threads_there_is_none(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", no_more)
     assert start_thread(print, "sqs-test") is None
+
+
+def test_a_thread_that_has_no_memory_to_begin_is_none_and_nobody_waits_for_it(monkeypatch):
+    # As where the first call in the new thread raises MemoryError: Python prints it and ends the thread.
+    monkeypatch.setattr(threading.Thread, "_bootstrap", lambda self: None)
+    monkeypatch.setattr(threads, "START_SECONDS", 0.01)
+    assert start_thread(print, "sqs-test") is None
+
+
+def test_a_thread_that_begins_after_it_was_given_up_does_nothing(monkeypatch):
+    bootstrap, given_up, ended, ran = threading.Thread._bootstrap, threading.Event(), threading.Event(), []
+
+    def stalled(thread):
+        given_up.wait(SOON)
+        bootstrap(thread)
+        ended.set()
+
+    monkeypatch.setattr(threading.Thread, "_bootstrap", stalled)
+    monkeypatch.setattr(threads, "START_SECONDS", 0.01)
+    assert start_thread(ran.append, "sqs-test", 1) is None
+    given_up.set()
+    assert ended.wait(SOON)
+    assert ran == []
 
 
 class Member:

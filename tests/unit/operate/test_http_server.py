@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from errno import EMFILE
 from types import SimpleNamespace
 
 import pytest
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.operate import http_server
-from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, Response
+from celery_sqs_visibility.operate.http_server import (
+    MOST_CONNECTIONS,
+    HTTPServer,
+    Listener,
+    PortListener,
+    Response,
+)
 
 
 def broken():
@@ -95,3 +105,112 @@ def test_a_forked_child_does_not_keep_the_port(server):
         os.waitpid(child, 0)
         os.close(reading)
         os.close(writing)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_of_another_process_is_taken_when_it_is_free(host, monkeypatch):
+    monkeypatch.setattr(http_server, "CLAIM_SECONDS", 0.01)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    other = socket.create_server((host, 0), family=family)
+    port = other.getsockname()[1]
+    listener = PortListener(host, port, {"/well": lambda: Response("well")})
+    with pytest.raises(OSError, match="in use"):
+        listener.claim()
+    server = HTTPServer([listener])
+    server.start()
+    other.close()
+    wait_until(lambda: listener.listens, SOON, "the port")
+    listener.address = f"[{host}]" if ":" in host else host, port
+    assert get(listener, "/well") == (200, "well")
+    server.stop()
+    server._thread.join(SOON)
+    assert listener.fileno() == -1
+
+
+def test_a_server_ends_while_another_process_has_its_port():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listener = PortListener(*other.getsockname(), {})
+        server = HTTPServer([listener])
+        server.start()
+        server.stop()
+        server._thread.join(SOON)
+        assert listener.fileno() == -1
+
+
+def slow(server):
+    client = socket.create_connection(server.address)
+    client.sendall(b"GET /well HTTP/1.1\r\nX: ")
+    return client
+
+
+def is_closed(client):
+    client.settimeout(SOON)
+    with suppress(ConnectionResetError):
+        return client.recv(1) == b""
+    return True
+
+
+def test_the_oldest_of_too_many_connections_makes_place(server):
+    clients = [slow(server) for _ in range(MOST_CONNECTIONS + 1)]
+    assert is_closed(clients[0])
+    assert get(server, "/well") == (200, "well")
+    assert is_closed(clients[1])
+    for client in clients:
+        client.close()
+
+
+def test_a_request_has_a_deadline_as_a_whole(server, monkeypatch):
+    monkeypatch.setattr(http_server, "CLIENT_SECONDS", 0.5)
+    with slow(server) as client:
+        over = threading.Event()
+
+        def trickle():
+            with suppress(OSError):
+                while not over.wait(0.05):
+                    client.sendall(b"x")
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(trickle)
+            assert is_closed(client)
+            over.set()
+
+
+def test_while_answers_hang_new_connections_are_closed(server, monkeypatch):
+    monkeypatch.setattr(http_server, "END_SECONDS", 0.01)
+    hangs, ended = threading.Event(), threading.BoundedSemaphore(MOST_CONNECTIONS)
+    begun = threading.Semaphore(0)
+
+    def hang():
+        begun.release()
+        with ended:
+            hangs.wait(SOON)
+        return Response("well")
+
+    server.routes["/hangs"] = hang
+    clients = [socket.create_connection(server.address) for _ in range(MOST_CONNECTIONS)]
+    for client in clients:
+        client.sendall(b"GET /hangs HTTP/1.0\r\n\r\n")
+        assert begun.acquire(timeout=SOON)
+    with socket.create_connection(server.address) as late:
+        assert is_closed(late)
+    hangs.set()
+    wait_until(lambda: get(server, "/well") == (200, "well"), SOON, "a place")
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("evil.example:80", b"403"), ("worker:80", b"200"), ("", b"200")]
+)
+def test_a_port_answers_by_its_own_names_only(host, status):
+    listener = PortListener("127.0.0.1", 0, {"/well": lambda: Response("well")})
+    listener.claim()
+    server = HTTPServer([listener])
+    server.start()
+    with socket.create_connection(listener.server_address) as client:
+        header = f"Host: {host}\r\n" if host else ""
+        client.sendall(f"GET /well HTTP/1.1\r\n{header}\r\n".encode())
+        client.settimeout(SOON)
+        assert client.recv(4096).split()[1] == status
+    server.stop()
+    server._thread.join(SOON)

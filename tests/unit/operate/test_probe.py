@@ -44,6 +44,10 @@ def listen():
         end()
 
 
+def names(node=None):
+    return [name for name, _ in sockets(node)]
+
+
 def test_all_workers_are_asked_together_and_one_that_is_frozen_costs_its_time_once(listen, capsys):
     for node in ("a@h", "b@h"):
         listen(node)
@@ -77,7 +81,7 @@ def test_a_worker_says_how_it_is(listen, capsys, answer, status, reason):
 def test_a_node_is_named_with_or_without_its_host(listen, node):
     listen(f"w@{socket.gethostname()}")
     listen("w2@h")
-    assert list(sockets(node)) == [name_of(f"w@{socket.gethostname()}")]
+    assert names(node) == [name_of(f"w@{socket.gethostname()}")]
 
 
 def test_nobody_is_there(capsys):
@@ -89,14 +93,39 @@ def test_a_killed_worker_is_nobody_and_the_next_worker_removes_its_file(listen):
     listen("killed@h").socket.close()
     assert list(probe.ask(None, "/healthz", 1)) == []
     listen("next@h")
-    assert list(sockets()) == ["next@h"]
+    assert names() == ["next@h"]
 
 
-def test_a_worker_takes_over_the_name_of_another_which_does_not_remove_it(listen):
-    old = listen("w@h", {"ok": True, "reason": "old"})
-    listen("w@h", {"ok": True, "reason": "new"})
-    old.remove()
-    assert [each["reason"] for each in probe.ask(None, "/healthz", 5)] == ["new"]
+@pytest.mark.parametrize("ends", [0, 1])
+def test_of_two_workers_with_one_name_both_are_asked_and_the_end_of_one_leaves_the_other(listen, ends):
+    two = [listen("w@h", {"ok": True, "reason": reason}) for reason in ("first", "second")]
+    assert sorted(each["reason"] for each in probe.ask("w@h", "/healthz", 5)) == ["first", "second"]
+    two[ends].remove()
+    assert [each["reason"] for each in probe.ask("w@h", "/healthz", 5)] == [("second", "first")[ends]]
+
+
+@pytest.mark.parametrize(
+    ("others", "status"),
+    [
+        ([], probe.UNWELL),
+        ([{"ok": True, "reason": "ready", "phase": "running"}], probe.WELL),
+        ([{"ok": False, "reason": "not ready", "phase": "starting"}], probe.UNWELL),
+        ([None], probe.UNWELL),
+        ([{"ok": True, "reason": "ready", "phase": "running", "node": "other@h"}], probe.UNWELL),
+    ],
+    ids=["alone", "ready", "starting", "frozen", "another node"],
+)
+def test_a_worker_that_shuts_down_says_nothing_of_its_successor(listen, others, status):
+    listen("w@h", {"ok": False, "reason": "not ready: it shuts down", "phase": "stopping"})
+    for answer in others:
+        listen("w@h", answer)
+    assert probe.run(None, 0.5, ready=False, as_json=False) == status
+
+
+def test_a_worker_of_the_release_before_is_asked(listen):
+    path = listen("w@h", {"ok": True, "reason": "live"}).socket.getsockname()
+    Path(path).rename(f"{directory()}/w@h.sock")
+    assert [each["reason"] for each in probe.ask("w@h", "/healthz", 5)] == ["live"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
@@ -104,8 +133,9 @@ def test_the_kernel_knows_a_socket_by_the_name_that_it_keeps(listen):
     listen("w@h")
     listen("w@h")
     known = Path("/proc/net/unix").read_text()
-    assert sockets()["w@h"] in known
-    assert [each.name for each in Path(directory()).iterdir()] == ["w@h.sock"]
+    assert all(path in known for _, path in sockets("w@h"))
+    own = f"w@h~{os.getpid()}"
+    assert {each.name for each in Path(directory()).iterdir()} == {f"{own}.sock", f"{own}.1.sock"}
 
 
 def test_names_of_nodes_are_those_of_files_and_short():
@@ -120,7 +150,7 @@ def test_a_directory_that_others_may_enter_is_not_used(make):
     make(Path(directory()), 0o755)
     with pytest.raises(PermissionError, match="remove it"):
         ProbedSocket("w@h")
-    assert sockets() == {}
+    assert sockets() == []
 
 
 def test_the_probe_imports_nothing_but_the_standard_library_and_little_of_that():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from support.fake_cloudwatch import FakeCloudWatch
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
+from celery_sqs_visibility.errors import AccessDeniedError, CommandNotSentError, UnavailableError
 from celery_sqs_visibility.operate.commands import sqs as group
 from celery_sqs_visibility.operate.queue_depths import QueueDepth
 from celery_sqs_visibility.operate.queue_metrics import OLDEST, TRAFFIC, QueueMetrics
@@ -86,8 +87,8 @@ def run(emulator, queue, sqs):
     sqs.send_message(QueueUrl=url, MessageBody="m")
     app = make_app("status", behind(emulator.url, {"task_default_queue": queue}), set_as_current=False)
 
-    def invoke(*args):
-        return CliRunner().invoke(group, args, obj=SimpleNamespace(app=app))
+    def invoke(*args, **options):
+        return CliRunner().invoke(group, args, obj=SimpleNamespace(app=app), **options)
 
     yield invoke
     close_app(app)
@@ -118,6 +119,75 @@ def test_watching_goes_on_until_ctrl_c():
 
     command._watch(take, shown.append, 0.001)
     assert shown == [1, 2]
+
+
+def test_frames_that_are_piped_do_not_run_together(capsys):
+    taken = iter(["a", "b"])
+
+    def take():
+        for each in taken:
+            return each
+        raise KeyboardInterrupt
+
+    command._watch(take, print, 0.001)
+    assert capsys.readouterr().out == "a\n\nb\n"
+
+
+def test_a_queue_that_does_not_answer_is_as_it_was_and_its_age_is_told(report, capsys):
+    cloudwatch = FakeCloudWatch({("q", OLDEST): [7.0]})
+    taking = report(cloudwatch)
+    taking.take()
+    sqs = taking._context.queues.sqs
+    report.clock.advance(14)
+    sqs.fail_next("GetQueueAttributes", UnavailableError("no answer"))
+    taken = taking.take()
+    (row,) = taken.queues
+    assert (row.depth.visible, row.depth.oldest_age_seconds, row.age_seconds) == (0, 7.0, 14)
+    command._show(taken)
+    shown = capsys.readouterr().out
+    assert "old figures: q 14s ago" in shown
+    assert "no answer" in shown
+    (row,) = taking.take().queues
+    assert (row.age_seconds, row.depth.error) == (0, None)
+
+
+def test_workers_that_cannot_be_asked_are_as_they_were(monkeypatch):
+    answers = iter([{"a@h": {}}, CommandNotSentError("no answer"), {}])
+
+    def ask(*_):
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    clock = FakeClock()
+    monkeypatch.setattr(command, "ask", ask)
+    monkeypatch.setattr(command, "is_controlled", lambda _app: True)
+    workers = command.Workers(object(), 1.0, clock)
+    seen = []
+    for _ in range(3):
+        seen.append(workers.add_to(Status([])))
+        clock.advance(9)
+    assert [dict(each.workers) for each in seen] == [{"a@h": {}}, {"a@h": {}}, {}]
+    assert [each.workers_age_seconds for each in seen] == [0, 9, 0]
+    assert "cannot be asked: no answer" in seen[1].notes[0]
+
+
+@pytest.mark.parametrize("queues", [["orders"], ["orders-of-a-shop-with-a-rather-long-name", "mail"]])
+def test_tables_fit_a_terminal(monkeypatch, capsys, queues):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [QueueStatus(QueueDepth(q, 120_400, 1600, 30, 250.0, 12), 11_840_000, 4.7361) for q in queues]
+    command._show(Status(rows))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    name = "".join(line[: line.find("  ")] if "  " in line else line for line in lines[1:])
+    assert name.startswith(queues[0])
+
+
+@pytest.mark.parametrize(("variable", "is_coloured"), [("", True), ("1", False)])
+def test_no_color_is_heeded(run, monkeypatch, variable, is_coloured):
+    monkeypatch.setenv("NO_COLOR", variable)
+    assert ("\x1b[" in run("doctor", color=True).output) is is_coloured
 
 
 def test_workers_are_shown_with_their_pauses(capsys):

@@ -27,6 +27,8 @@ class QueueConsumer:
     def duty_facts(self, _now):
         return (DutyFacts("extends messages"),)
 
+    forgotten = 0.0
+
 
 @pytest.fixture
 def consumer():

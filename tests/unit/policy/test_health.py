@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.health import (
+    HANDOVER_LATE_SECONDS,
     LATE_SECONDS,
     POLL_LATE_SECONDS,
     DutyFacts,
     Phase,
     PollingFacts,
+    WaitingFacts,
     WorkerFacts,
     liveness,
     readiness,
@@ -25,6 +27,9 @@ WELL = WorkerFacts(
 STUCK = {
     "Celery's main thread has not come round its event loop for 31 s": {"loop": LATE_SECONDS + 1},
     "no process of the pool is alive": {"processes": 0},
+    "tasks have been waiting for the pool for 61 s, and it runs none": {
+        "handover": HANDOVER_LATE_SECONDS + 1
+    },
     "the thread that polls queue 'orders' is 121 s late": {
         "polls": (PollingFacts("orders", POLL_LATE_SECONDS + 1),)
     },
@@ -77,6 +82,19 @@ def test_what_a_restart_does_not_mend_takes_readiness_alone(what):
     waiting = dataclasses.replace(WELL, polls=(NOT_READY[what],))
     assert liveness(waiting).ok
     assert readiness(waiting).reason == f"not ready: {what}"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "still"),
+    [
+        ((5, {"a", "b"}), (5, {"b", "c"}), True),
+        ((5, {"a"}), (6, {"a"}), False),  # a run has begun meanwhile
+        ((5, {"a"}), (5, {"b"}), False),  # what waited was revoked, for one
+    ],
+)
+def test_tasks_wait_as_long_as_none_begins_and_one_is_the_same(earlier, later, still):
+    facts = [WaitingFacts(begun, frozenset(tasks)) for begun, tasks in (earlier, later)]
+    assert facts[1].still(facts[0]) is still
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STOPPING])

@@ -18,6 +18,7 @@ from celery_sqs_visibility.policy.options import (
     reference_table,
 )
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
+from celery_sqs_visibility.policy.queue_options import beyond_horizon
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
 
@@ -52,12 +53,19 @@ def test_the_defaults_are_those_of_the_readme():
         options.visibility_timeout = 5
 
 
-TOO_LARGE_FOR_A_FLOAT = pytest.param(10**400, id="too large for a float")
+TOO_LARGE_FOR_A_FLOAT = 10**400
 BAD_SECONDS = [-1, VISIBILITY_HORIZON_SECONDS + 1, "soon", True, [], float("nan"), float("inf")]
 
 
-@pytest.mark.parametrize("name", IN_SECONDS)
-@pytest.mark.parametrize("value", [*BAD_SECONDS, TOO_LARGE_FOR_A_FLOAT])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param(name, value, id=f"{name}-{str(value)[:20]}")
+        for name in IN_SECONDS
+        for value in [*BAD_SECONDS, TOO_LARGE_FOR_A_FLOAT]
+        if (name, value) != ("visibility_timeout", VISIBILITY_HORIZON_SECONDS + 1)  # which is clamped
+    ],
+)
 def test_every_duration_has_bounds_and_is_a_number(name, value):
     message = refusal({name: value})
     assert name in message
@@ -78,6 +86,7 @@ BAD = {
     "sqs_base64_encoding": ["perhaps"],
     "sts_role_arn": [5],
     "sts_token_timeout": [899],
+    "sts_token_buffer_time": [43_200],
     "wait_time_seconds": [WAIT_TIME_SECONDS + 1],
     "settle_window": [6],
     "prefetch_seconds": [61],
@@ -251,7 +260,7 @@ def test_the_error_visibility_timeout_takes_every_shape(value, monkeypatch):
 
 DERIVED = {
     "`['prometheus'] where `http_port` is set and prometheus_client is installed`",
-    "`60 with `exclusive_store`, else 0`",
+    "`60 with `exclusive_store`, else 300`",
     "`visibility_timeout / 3`",
     "`polling_interval`",
     "`'fair', or 'weighted' if a queue has a weight`",
@@ -274,3 +283,15 @@ def test_the_reference_has_a_row_for_every_option_with_its_true_default_and_a_se
         assert bounds == field.metadata["bounds"]
         assert meaning == field.metadata["doc"]
         assert meaning.endswith(".")
+
+
+def test_a_visibility_timeout_beyond_sqs_12_hours_counts_as_12_hours_and_is_known():
+    given = {"visibility_timeout": "86400", "queues": {"q": {"visibility_timeout": 43201}, "*": {}}}
+    options = Options.parse(given)
+    assert options.visibility_timeout == options.for_queue("q").visibility_timeout == 43200
+    assert options.heartbeat_interval == 14400
+    assert beyond_horizon(given) == {
+        "visibility_timeout": "86400",
+        "queues['q']['visibility_timeout']": 43201,
+    }
+    assert beyond_horizon({"visibility_timeout": 43200}) == beyond_horizon({}) == {}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.payload_pointers import (
     PayloadPointer,
+    ReadablePayloads,
     new_key,
     pointer_body,
     pointer_in,
@@ -32,7 +33,7 @@ def test_a_pointer_is_written_as_amazons_java_library_writes_it():
 @pytest.mark.parametrize("attribute", ["ExtendedPayloadSize", "SQSLargePayloadSize"])
 @pytest.mark.parametrize("body", [POINTER, LEGACY])
 def test_both_generations_of_pointers_are_read_and_kept_as_they_are(attribute, body):
-    pointer = pointer_in(body, {attribute: NUMBER, "other": NUMBER}, "b")
+    pointer = pointer_in(body, {attribute: NUMBER, "other": NUMBER}, ReadablePayloads("b"))
     assert pointer == PayloadPointer("b", "k", body)
     assert str(pointer) == "s3://b/k"
 
@@ -40,7 +41,7 @@ def test_both_generations_of_pointers_are_read_and_kept_as_they_are(attribute, b
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_what_was_written_is_read(bucket, key):
     body = pointer_body(bucket, key)
-    assert pointer_in(body, size_attribute(1), bucket) == PayloadPointer(bucket, key, body)
+    assert pointer_in(body, size_attribute(1), ReadablePayloads(bucket)) == PayloadPointer(bucket, key, body)
 
 
 @given(st.text())
@@ -60,15 +61,30 @@ def test_keys_of_others_are_not_ours(key):
 
 @pytest.mark.parametrize("attributes", [{}, {"other": NUMBER}])
 def test_without_the_reserved_attribute_nothing_is_a_pointer(attributes):
-    assert pointer_in(POINTER, attributes, "b") is None
+    assert pointer_in(POINTER, attributes, ReadablePayloads("b")) is None
 
 
 @pytest.mark.parametrize(
-    ("bucket", "remedy"), [("mine", "payload_bucket is 'mine'"), (None, "set payload_bucket to 'b'")]
+    ("bucket", "prefix", "remedy"),
+    [
+        ("mine", "", "payload_bucket is 'mine'"),
+        (None, "", "set payload_bucket to 'b'"),
+        ("b", "celery/", "payload_prefix is 'celery/'"),
+        ("b", "K", "payload_prefix is 'K'"),
+    ],
 )
-def test_a_pointer_to_another_bucket_is_refused_with_the_object_and_the_option(bucket, remedy):
+def test_a_pointer_elsewhere_is_refused_with_the_object_and_the_option(bucket, prefix, remedy):
     with pytest.raises(UnreadableError, match=f"in s3://b/k, and only .* is read: {remedy}"):
-        pointer_in(POINTER, size_attribute(1), bucket)
+        pointer_in(POINTER, size_attribute(1), ReadablePayloads(bucket, prefix))
+
+
+@given(st.text(), st.text(min_size=1))
+def test_what_was_written_under_the_prefix_or_a_longer_one_is_read(prefix, more):
+    readable = ReadablePayloads("b", prefix)
+    for key in (new_key(prefix), new_key(prefix + more)):
+        pointer = pointer_in(pointer_body("b", key), size_attribute(1), readable)
+        assert pointer is not None
+        assert pointer.key == key
 
 
 @pytest.mark.parametrize(
@@ -89,4 +105,4 @@ def test_a_pointer_to_another_bucket_is_refused_with_the_object_and_the_option(b
 )
 def test_a_body_that_is_no_pointer_though_its_attribute_says_so_is_unreadable(body):
     with pytest.raises(UnreadableError, match="ExtendedPayloadSize, and its body is no pointer"):
-        pointer_in(body, size_attribute(1), "b")
+        pointer_in(body, size_attribute(1), ReadablePayloads("b"))

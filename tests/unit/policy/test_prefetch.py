@@ -260,3 +260,9 @@ def test_a_queue_asks_for_no_more_than_it_may_run(room, ahead):
     now = Snapshot(slots=50, limit=50, prefetch_count=50, room=room, ahead=ahead)
     ask = ask_for(now)
     assert (ask.messages if ask else 0) == min(room, BATCH_ENTRIES)
+
+
+@pytest.mark.parametrize("lasts", [None, 0.001, 0.9, 100])
+def test_where_tasks_collect_messages_celerys_prefetch_count_counts(lasts):
+    assert message_limit(Slots(2, 50, collecting=True), 0, lasts, 1) == 50
+    assert Slots(2, 50, waiting_for_eta=3, collecting=True).runnable == 53

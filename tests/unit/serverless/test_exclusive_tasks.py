@@ -34,8 +34,8 @@ def seconds_until(body):
 
 @pytest.fixture
 def make_exclusive(make):
-    def make_exclusive(name="q", options=STORE):
-        world = make(name, options)
+    def make_exclusive(name="q", options=STORE, **queue):
+        world = make(name, options, **queue)
         settings = {"error_visibility_timeout": [10], "max_retries": 1}
         world.app.task(note, bind=True, name="one", shared=False, exclusive=True, **settings)
         return world
@@ -95,6 +95,19 @@ def test_waiting_for_a_key_costs_no_attempt(world):
     world.clock.advance(2 * HIDDEN_SECONDS)
     assert world.invoke(handler) == ["bad"]
     assert [retries for _, retries, *_ in world.ran] == [0]
+
+
+def test_a_run_that_goes_on_elsewhere_is_not_failed_however_often_its_message_comes(make_exclusive):
+    """A FIFO queue takes no copy, so each wait is a receive: more than all attempts, and the forgiven."""
+    world = make_exclusive("q.fifo", most=50)
+    handler = world.handler()
+    world.send("runs", task="one", group="g")
+    world.app.backend.store_result("runs", None, "STARTED")
+    for number in range(9):
+        world.keys.acquire("one:runs", f"another/{number}", HIDDEN_SECONDS)
+        assert world.invoke(handler) == ["runs"]
+        world.clock.advance(HIDDEN_SECONDS + 1)
+    assert (world.ran, world.state("runs")) == ([], "STARTED")
 
 
 @pytest.mark.parametrize("name", ["q", "q.fifo"])

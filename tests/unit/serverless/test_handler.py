@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 
@@ -189,7 +190,7 @@ def test_several_records_become_messages_of_their_own(world):
 def test_several_records_that_cannot_be_sent_are_a_bad_message(make):
     world = make(letters=None)
     factories.send(world.queue, json.dumps(s3_notification(s3_record(), s3_record())))
-    world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    world.sqs.fail_next("SendMessageBatch", AccessDeniedError("no"))
     handler, event = world.handler(), world.event()
     assert len(handler(event, Invocation(60))["batchItemFailures"]) == 1
     assert factories.left(world.queue) == 1
@@ -283,3 +284,73 @@ def test_a_queue_has_options_of_its_own(make):
     world.send("bad", task="plain")
     assert world.invoke() == ["bad"]
     assert world.changes() == [7]
+
+
+def put_event(world, records):
+    keys = [f"k{number}" for number in range(records)]
+    factories.send(world.queue, json.dumps(s3_notification(*[s3_record(key=key) for key in keys])))
+    return keys
+
+
+def slow_sends(world, monkeypatch, seconds):
+    send_batch = world.sqs.send_batch
+
+    def slowly(queue_url, messages):
+        world.clock.advance(seconds)
+        return send_batch(queue_url, messages)
+
+    monkeypatch.setattr(world.sqs, "send_batch", slowly)
+
+
+def records_in(world):
+    """The keys of the S3 objects in the queue's messages, which are not events any more."""
+    bodies = [each.body for each in world.sqs._queues[world.queue.url].messages]
+    return sorted(
+        json.loads(json.loads(base64.b64decode(b))["body"])[0][0]["s3"]["object"]["key"] for b in bodies
+    )
+
+
+def event_of(world):
+    """The one message with an event, or what is left of one, as Lambda receives it."""
+    while True:
+        found = [each for each in world.event()["Records"] if each["body"].startswith('{"Records"')]
+        if found:
+            return {"Records": found}
+
+
+def test_an_event_keeps_within_the_time_that_is_left_and_goes_on_where_it_stopped(make, monkeypatch):
+    world = make(letters=None)
+    keys, handler = put_event(world, 300), world.handler()
+    slow_sends(world, monkeypatch, 0.5)
+    for _ in range(5):
+        began, event = world.clock.monotonic(), event_of(world)
+        assert handler(event, Invocation(6)) == {"batchItemFailures": []}
+        assert world.clock.monotonic() - began <= 5
+        world.sqs.delete(world.queue.url, [event["Records"][0]["receiptHandle"]])
+        world.clock.advance(200)
+    assert records_in(world) == sorted(keys)
+    assert len(factories.requests(world.sqs, "SendMessageBatch")) == 30 + 4
+
+
+def test_an_event_for_which_time_is_too_short_is_given_back(world):
+    put_event(world, 30)
+    answer = world.handler()(world.event(), Invocation(1.5))
+    assert len(answer["batchItemFailures"]) == 1
+    assert factories.counts(world.queue) == (1, 0)
+    assert factories.requests(world.sqs, "SendMessageBatch") == []
+
+
+def test_an_outage_of_sends_ends_in_time_and_repeats_a_batch_at_the_most(world, monkeypatch):
+    keys, handler = put_event(world, 30), world.handler()
+    for _ in range(100):
+        world.sqs.fail_next("SendMessageBatch", ThrottledError("slow down"))
+    began = world.clock.monotonic()
+    event = world.event()
+    assert len(handler(event, Invocation(10))["batchItemFailures"]) == 1
+    assert world.clock.monotonic() - began <= 9
+    world.sqs._failures.clear()
+    world.clock.advance(200)
+    event = world.event()
+    assert handler(event, Invocation(10)) == {"batchItemFailures": []}
+    world.sqs.delete(world.queue.url, [event["Records"][0]["receiptHandle"]])
+    assert records_in(world) == sorted(keys)

@@ -6,11 +6,18 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import states
-from celery.exceptions import Ignore, ImproperlyConfigured, MaxRetriesExceededError, Reject, Retry
+from celery.exceptions import (
+    Ignore,
+    ImproperlyConfigured,
+    MaxRetriesExceededError,
+    QueueNotFound,
+    Reject,
+    Retry,
+)
 from kombu.exceptions import OperationalError
 from support.factories import sqs_facts, trace
 
-from celery_sqs_visibility import VisibilityTask
+from celery_sqs_visibility import QueueDoesNotExistError, VisibilityTask
 from celery_sqs_visibility.task.context import LIMIT_HEADER
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 
@@ -307,3 +314,44 @@ class TestLimitsGivenToRetry:
         end(task)
         assert "override_max_retries" not in vars(task)
         assert end(task, retries=5, visibility_max_retries=5)[0] == states.FAILURE
+
+
+class NeedsArguments(Exception):
+    def __init__(self, one):
+        super().__init__(one)
+
+
+class TestRetryOfAClass:
+    def test_the_last_failure_is_an_instance_of_the_class(self, app):
+        task = make_retrying(app, {"exc": ValueError, "countdown": 1}, max_retries=1)
+        assert hidden_for(task) == 1
+        state, error = end(task, retries=1)
+        assert (state, type(error)) == (states.FAILURE, ValueError)
+
+    def test_a_class_that_takes_arguments_is_told_as_attempts_that_are_used_up(self, app):
+        task = make_retrying(app, {"exc": NeedsArguments, "countdown": 1}, max_retries=0)
+        state, error = end(task)
+        assert (state, type(error)) == (states.FAILURE, MaxRetriesExceededError)
+
+
+class TestRetryToNowhere:
+    def test_a_queue_that_is_not_defined_fails_the_task_at_once(self, app):
+        app.conf.task_create_missing_queues = False
+        task = make_retrying(app, {"queue": "nosuch"})
+        state, error = end(task)
+        assert (state, type(error)) == (states.FAILURE, QueueNotFound)
+
+    def test_a_queue_that_sqs_does_not_have_fails_the_task_at_once(self, app, monkeypatch):
+        def send_task(*_, **__):
+            raise QueueDoesNotExistError("no such queue")
+
+        monkeypatch.setattr(app, "send_task", send_task)
+        state, error = end(make_retrying(app, {"queue": "nosuch"}))
+        assert (state, type(error)) == (states.FAILURE, QueueDoesNotExistError)
+
+    def test_its_own_queue_that_cannot_be_found_just_now_has_it_come_back(self, app, monkeypatch):
+        def send_task(*_, **__):
+            raise QueueDoesNotExistError("no such queue")
+
+        monkeypatch.setattr(app, "send_task", send_task)
+        assert hidden_for(make_retrying(app, {"args": (1,), "countdown": 5})) == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import uuid
@@ -21,14 +22,14 @@ from celery_sqs_visibility.errors import ExclusiveKeyError, StoreError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.exclusive import CHECKPOINT_BYTES
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.stores.guarded import GuardedStore
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import Acquired, Processed, Processing
-from celery_sqs_visibility.stores.redis import RedisStore
 from celery_sqs_visibility.task import exclusive
-from celery_sqs_visibility.task.exclusive import NotRun, exclusive_key, store_of
+from celery_sqs_visibility.task.exclusive import NotRun, Spent, exclusive_key, store_of
 
 KEY = "one:a"
-OWNERSHIP = {"key": KEY, "owner": "run", "error": ""}
+OWNERSHIP = {"key": KEY, "owner": "run", "error": "", "published_retries": 0, "spent": False}
 
 
 def nothing(*args, **kwargs):
@@ -125,6 +126,25 @@ def test_a_store_that_does_not_answer_runs_nothing(make, store, monkeypatch, err
     assert str(error) in refusal(make(lambda self: pytest.fail("it ran")).run())
 
 
+def test_a_store_that_is_silent_for_the_worker_is_not_asked_until_it_answers_the_worker(
+    make, store, monkeypatch
+):
+    started = []
+    guarded = GuardedStore(store, lambda target, _name: started.append(target) or object())
+    monkeypatch.setattr(exclusive.broker_context(None), "exclusive_store", guarded)
+    table, asked = lease_table.lease_table(), []
+    monkeypatch.setattr(store, "acquire", lambda *args: asked.append(args) or Acquired())
+    made = make(lambda self: 42)
+    table.tell_of_store(math.inf)
+    assert "not asked again until it answers" in refusal(made.run())
+    guarded.unanswered("no answer here either", SYSTEM_CLOCK.monotonic())
+    assert "no answer here either" in refusal(made.run())
+    assert asked == []
+    table.tell_of_store(SYSTEM_CLOCK.monotonic())
+    assert made.run().info is None
+    assert len(asked) == 1
+
+
 def test_a_failure_frees_the_key_and_keeps_the_checkpoint(make, store, lease):
     def body(self):
         seen.append(self.visibility.last_checkpoint)
@@ -205,6 +225,29 @@ def test_a_run_that_goes_on_after_its_retry_keeps_the_key(make, app, store, monk
     monkeypatch.setattr(app, "send_task", nothing)
     assert make(body).run(retries=retries).info is None
     assert store.acquire(KEY, "other", 1) == Processed()
+
+
+@pytest.mark.parametrize(
+    ("runs", "spent", "takes_place"), [(4, True, True), (5, True, False), (5, False, True), (0, True, True)]
+)
+def test_only_the_key_says_that_the_runs_before_were_lost(
+    make, store, lease, clock, runs, spent, takes_place
+):
+    """Of a message that was received often, while its result is STARTED; the task has one retry."""
+    for number in range(runs):
+        store.acquire(KEY, f"m/{number}", 1.0)
+        clock.advance(1)
+    seen = []
+    made = make(lambda self: seen.append(self.request.retries), max_retries=1)
+    traced = made.run(
+        retries=40, visibility_exclusive={**OWNERSHIP, "owner": "m/last", "spent": spent}, lease=lease.key
+    )
+    if takes_place:
+        assert seen == [runs or 40]
+        assert lease.retries == seen[0]
+    else:
+        assert refusal(traced) == Spent()
+        assert isinstance(store.acquire(KEY, "other", 1), Acquired), "its key is free"
 
 
 def test_a_greenlet_that_is_killed_frees_the_key_itself(make, store):
@@ -328,7 +371,7 @@ def test_an_error_of_the_callable_names_the_task(app):
 @pytest.mark.parametrize(
     ("broker", "options", "kind"),
     [
-        ("celery-sqs-visibility://", {"exclusive_store": "redis://host"}, RedisStore),
+        ("celery-sqs-visibility://", {"exclusive_store": "redis://host"}, GuardedStore),
         ("celery-sqs-visibility://", {}, type(None)),
         ("memory://", {}, type(None)),
     ],

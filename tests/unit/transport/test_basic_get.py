@@ -59,6 +59,22 @@ def test_a_rejected_message_is_left_to_the_redrive_policy_or_deleted_without_one
     assert site.counts() == (0, int(redrive), 0)
 
 
+@pytest.mark.parametrize("redrive", ["none", "may not be read"])
+def test_a_rejected_message_is_kept_where_on_exhausted_says_so(site, redrive):
+    channel = site.connect(on_exhausted="keep").channel()
+    queue = declared_queue(channel)
+    publish(channel, "a")
+    message = queue.get()
+    if redrive == "may not be read":
+        site.sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
+    message.reject()
+    assert site.counts() == (0, 1, 0)
+    asked = [call for call in site.actions() if call == "ChangeMessageVisibilityBatch"]
+    assert len(asked) == (redrive == "none")  # it is hidden for an hour; else SQS's policy may count it
+    channel.close()
+    assert site.counts() == (0, 1, 0), "nobody gives back what was rejected"
+
+
 def test_a_deletion_that_fails_is_an_error(site, queue):
     message = queue.get()
     site.sqs.fail_next("DeleteMessageBatch", SLOW_DOWN, position=0)
@@ -126,6 +142,19 @@ def test_a_payload_in_s3_comes_with_its_message_and_goes_with_it(large, store, e
     assert message.payload == "a"
     getattr(message, end)()
     assert len(store.objects) == left
+
+
+def test_a_payload_outside_the_prefix_is_not_fetched(site, store):
+    connection = site.connect(payload_bucket=store.bucket, payload_prefix="celery/")
+    context = connection.transport.context
+    context.payloads = PayloadStore(store, threshold=0, prefix="celery/")
+    context.outgoing = OutgoingMessages(PayloadStore(store, threshold=0, prefix="other/"))
+    channel = connection.channel()
+    queue = declared_queue(channel)
+    publish(channel, "a")
+    with pytest.raises(ValueError, match="payload_prefix is 'celery/'"):
+        queue.get()
+    assert "GetObject" not in store.calls
 
 
 def test_a_payload_of_another_producer_stays_since_others_may_need_it(site, large, store, monkeypatch):

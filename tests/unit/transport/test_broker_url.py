@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from kombu import Connection
 
@@ -102,3 +105,10 @@ def test_a_scheme_with_dashes_needs_no_other_setting():
 def test_a_scheme_with_underscores_does_and_that_is_said():
     with pytest.raises(OptionError, match="write celery-sqs-visibility://, or sqs:// together with"):
         Connection("celery_sqs_visibility://AKIA:hush@")
+
+
+def test_kombu_alone_knows_the_transport_by_the_import_that_the_quickstart_names():
+    script = (
+        "import celery_sqs_visibility.alias, kombu; kombu.Connection('celery-sqs-visibility://').transport"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -16,12 +16,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kombu.transport import virtual
 from kombu.utils.json import dumps
+from support.badmessages import envelope, old_body
 
 from celery_sqs_visibility import message
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.errors import ETATooFarError, InvalidIdError, UnreadableError
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.codec import (
     decode_message,
@@ -349,3 +350,40 @@ def test_what_a_lambda_sends_by_message_kombu_reads_as_we_do():
     assert without_sqs(theirs) == without_sqs(ours)
     channel = SimpleNamespace(decode_body=lambda text, _encoding: text)
     assert virtual.Message(theirs, channel).payload[:2] == [[1], {"y": 2}]
+
+
+def test_a_message_of_protocol_1_is_known_by_its_task():
+    body = json.dumps(old_body(task="tasks.old", id="id-1", eta="2031-01-01T00:00:00+00:00"))
+    decoded = decode_message(QUEUE, received_of(envelope(body.encode(), protocol=1)))
+    assert (decoded.task, decoded.task_id, decoded.eta) == ("tasks.old", "id-1", None)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        envelope(b"[[], {}, {}]", headers={"eta": "9998-12-31T00:00:00+00:00"}),
+        envelope(json.dumps(old_body(eta="9998-12-31T00:00:00")).encode(), protocol=1),
+    ],
+)
+def test_an_eta_that_never_comes_is_a_bad_message(message):
+    with pytest.raises(UnreadableError, match=r"its ETA, 9998-12-31T00:00:00.*, is more than ten years away"):
+        decode_message(QUEUE, received_of(message))
+
+
+@pytest.mark.parametrize(
+    ("headers", "properties"),
+    [
+        ({"task": "t", "id": "order\n5"}, {}),
+        ({"task": "t", "id": 7}, {}),
+        ({}, {"MessageGroupId": "Acme Corp"}),
+        ({}, {"MessageGroupId": ""}),
+        ({"task": "t", "id": "1", "eta": "9998-12-31T00:00:00+00:00"}, {}),
+    ],
+)
+def test_what_sqs_or_workers_would_refuse_is_not_published(headers, properties):
+    with pytest.raises((InvalidIdError, ETATooFarError)):
+        encode_message({"body": "", "headers": headers, "properties": properties}, QUEUE, base64_encoded=True)
+
+
+def received_of(message):
+    return {"MessageId": "m", "ReceiptHandle": "h", "Body": json.dumps(message), "Attributes": {}}

@@ -14,9 +14,10 @@ from celery_sqs_visibility import message as task_message
 from celery_sqs_visibility import task_id_for
 from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.policy.continued_events import ATTRIBUTE, ContinuedEvent, with_ours
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
 from celery_sqs_visibility.policy.payload_pointers import size_attribute
-from celery_sqs_visibility.transport.codec import OWN_BODY, decode_message, encode_payload
+from celery_sqs_visibility.transport.codec import decode_message, encode_payload
 from celery_sqs_visibility.transport.event_messages import EventMessages
 
 QUEUE, FIFO = sqs_queue(), sqs_queue("q.fifo")
@@ -71,11 +72,76 @@ def test_its_dead_letter_is_the_event():
     assert encode_payload(decode(BRIDGE).payload) == json.dumps(BRIDGE)
 
 
-def test_its_copy_that_waits_for_an_eta_is_a_task():
-    copy = encode_payload({**decode(BRIDGE).payload, OWN_BODY: None})
-    payload = decode_message(QUEUE, received(copy)).payload
-    assert run_of(payload) == ("bridged", [BRIDGE], {})
-    assert OWN_BODY not in payload
+def with_attribute(body, event, **more):
+    message = received(body)
+    return {**message, "MessageId": "m2", "MessageAttributes": {**(with_ours(more, event) or {})}}
+
+
+def test_its_copy_that_waits_is_the_event_with_the_eta_and_the_id_in_an_attribute():
+    event = ContinuedEvent("m1", eta=2_000_000_000.5, retries=2)
+    seen = []
+    for body, adapter in ((BRIDGE, None), ("text", lambda *see: seen.append(see) or ("t", [], {}))):
+        message = with_attribute(body, event, kind={"DataType": "String", "StringValue": "k"})
+        opened = EventMessages(ROUTES, adapter).decode(QUEUE, message)
+        assert (opened.task_id, opened.eta) == (task_id_for("m1"), event.eta)
+        assert opened.payload["headers"]["retries"] == 2
+        assert encode_payload(opened.payload) == message["Body"]
+        assert set(opened.payload["properties"]["delivery_info"]["sqs_message"]["MessageAttributes"]) == {
+            "kind"
+        }
+    ((_, attributes),) = seen
+    assert attributes["MessageId"] == "m1"
+    assert ATTRIBUTE not in attributes
+
+
+@pytest.mark.parametrize("left", [[0, 1, 2, 3], [2, 3], [1], [3], [0, 2], []])
+def test_what_is_left_of_an_event_is_one_message_with_the_same_task_ids(left):
+    body = s3_notification(CREATED, REMOVED, CREATED, CREATED)
+    whole = decode(body, queue=FIFO, MessageGroupId="group")
+    rest = whole.remainder(left)
+    assert (rest.body, rest.group_id) == (json.dumps(body), "group")
+    message = {**received(body), "MessageId": "m2", "MessageAttributes": rest.attributes}
+    opened = EventMessages(ROUTES).decode(QUEUE, message)
+    if not left:
+        assert opened == Delete()
+        return
+    assert [copy.body for copy in opened.copies] == [
+        whole_copy.body for whole_copy in map(decode(body).copies.__getitem__, left)
+    ]
+    again = opened.remainder(range(len(left))[1:])
+    if len(left) > 1:
+        assert json.loads(again.attributes[ATTRIBUTE]["StringValue"])["message_id"] == "m1"
+
+
+def test_an_event_with_ten_attributes_of_its_own_has_no_space_for_another():
+    attribute = {"DataType": "String", "StringValue": "t"}
+    message = {
+        **received(s3_notification(CREATED, CREATED)),
+        "MessageAttributes": {str(n): attribute for n in range(10)},
+    }
+    assert EventMessages(ROUTES).decode(QUEUE, message).remainder([1]) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"message_id": 7}',
+        '{"message_id": "m", "next": "1"}',
+        '{"message_id": "m", "x": 1}',
+        '{"message_id": "m", "also": 3}',
+        '{"message_id": "m", "eta": "now"}',
+    ],
+)
+def test_an_attribute_that_is_not_ours_makes_a_bad_message(value):
+    message = {
+        **received(BRIDGE),
+        "MessageAttributes": {ATTRIBUTE: {"DataType": "String", "StringValue": value}},
+    }
+    with pytest.raises(UnreadableError, match="its message attribute 'continues' should be"):
+        EventMessages(ROUTES).decode(QUEUE, message)
 
 
 def test_a_celery_message_stays_one():
@@ -104,7 +170,8 @@ def test_several_records_become_messages_of_their_own(queue):
     assert [(copy.group_id, copy.deduplication_id) for copy in split.copies] == [
         ("group", each) for each in ids
     ]
-    assert decode(body, queue=queue, MessageGroupId="group") == split
+    again = decode(body, queue=queue, MessageGroupId="group")
+    assert (list(again.copies), again.body) == (split.copies[:], split.body)
 
 
 def test_the_messages_of_an_event_that_was_in_s3_have_their_payloads_themselves():
@@ -130,7 +197,7 @@ def test_the_messages_of_an_event_that_was_in_s3_have_their_payloads_themselves(
         (eventbridge("shop", "Order"), "no task has an sqs_event for 'shop/Order'"),
         (sns("", "SubscriptionConfirmation"), "an SNS SubscriptionConfirmation, not a Celery message"),
         ("not JSON", "neither a JSON object nor base64"),
-        ("{" * 100_000, "its body is not JSON"),
+        ("{" * 100_000, "nested more than 400 levels deep"),
         ([1], "neither a JSON object nor base64"),
         ({"order": 1}, "it has no 'properties'"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from celery import Celery
-from kombu import Consumer, Exchange, Producer, Queue
+from kombu import Consumer, Exchange, Producer, Queue, binding
 from kombu.common import Broadcast
 
 from celery_sqs_visibility.transport.exchanges import UnroutableError
@@ -56,4 +56,20 @@ def test_celerys_own_exchanges_are_let_through(site, channel, name, kind):
     exchange = Exchange(name, type=kind)
     Producer(channel).publish({}, exchange=exchange, routing_key="worker.online", declare=[exchange])
     assert "SendMessage" not in site.actions()
+    app.close()
+
+
+def test_a_route_by_exchange_and_routing_key_finds_the_queue_that_the_settings_bind(site, channel):
+    app = Celery("routed", set_as_current=False)
+    app.conf.task_queues = [
+        Queue("films", Exchange("media"), "film"),
+        Queue("more", bindings=[binding(Exchange("media"), "more"), binding(Exchange("media"), "film")]),
+        Queue("others", Exchange("media", type="topic"), "topic"),
+    ]
+    app.conf.task_routes = {"watch": {"exchange": "media", "routing_key": "film"}}
+    app.connection_for_write = lambda *_, **__: site.connect()
+    app.send_task("watch", connection=site.connect())
+    assert site.counts("films") == site.counts("more") == (1, 0, 0)
+    with pytest.raises(UnroutableError, match="no queue is bound to exchange 'media'"):
+        Producer(channel).publish("a", exchange="media", routing_key="topic")
     app.close()

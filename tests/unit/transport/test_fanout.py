@@ -217,14 +217,18 @@ def test_in_a_block_of_publish_batch_a_broadcast_goes_out_at_once(site, channel)
 
 def test_a_message_beyond_snss_limit_is_refused_with_its_size(site, channel):
     site.sns.failures["Publish"] = RequestRefusedError("Message too long", code="InvalidParameter")
-    with pytest.raises(MessageTooLargeError, match=r"'\S+' has 2\d\d,\d{3} bytes .* SNS takes 262,144"):
+    with pytest.raises(
+        MessageTooLargeError, match=r"'\S+' has 2\d\d,\d{3} bytes .* takes fewer: 262,144 unless"
+    ):
         publish(channel, "x" * (TOPIC_MESSAGE_BYTES * 3 // 4))
 
 
-def test_another_refusal_keeps_its_sentence(site, channel):
+@pytest.mark.parametrize("size", [1, TOPIC_MESSAGE_BYTES * 3])
+def test_another_refusal_keeps_its_sentence(site, channel, size):
+    """Also that of a message which a topic with a larger MaximumMessageSize takes."""
     site.sns.failures["Publish"] = RequestRefusedError("no such thing", code="InvalidParameter")
     with pytest.raises(RequestRefusedError, match=r"^no such thing$"):
-        publish(channel)
+        publish(channel, "x" * size)
 
 
 def test_more_than_ten_message_attributes_are_refused_since_sns_would_drop_the_message(site, channel):

@@ -40,10 +40,10 @@ def test_a_routing_key_may_be_another_than_the_name_of_its_queue(site, connectio
 def test_published_message_attributes_and_the_group_of_a_fair_queue_are_sqss(site, channel):
     trace = {"trace": {"DataType": "String", "StringValue": "1-2"}}
     declared_queue(channel)
-    publish(channel, "a", message_attributes=trace, MessageGroupId="tenant 7")
+    publish(channel, "a", message_attributes=trace, MessageGroupId="tenant-7")
     message = received(site, "q")
     assert message["MessageAttributes"] == trace
-    assert message["Attributes"]["MessageGroupId"] == "tenant 7"
+    assert message["Attributes"]["MessageGroupId"] == "tenant-7"
     assert "MessageDeduplicationId" not in message["Attributes"]
 
 

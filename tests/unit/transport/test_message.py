@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import json
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.errors import TooLargeError
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.message import Message, QoS
@@ -30,8 +32,9 @@ class RecordingDelivery:
     def refuse(self, reason, body, *, others_may=False):
         self.asked.append(("refuse", reason, decoded(body)["body"], others_may))
 
-    def renewal(self, eta, body, payload):
-        self.asked.append(("renewal", eta, decoded(body())["headers"], payload["headers"]))
+    def renewal(self, eta, copied, payload):
+        body, attributes = copied(SimpleNamespace(message_attributes={"a": 1}))
+        self.asked.append(("renewal", eta, decoded(body)["headers"], attributes, payload["headers"]))
         return "a renewal"
 
 
@@ -62,7 +65,7 @@ def test_a_renewed_message_has_the_eta_and_the_retries_in_its_headers():
     delivery = RecordingDelivery()
     assert message_of(delivery, task="t").renewal(0.0, 2) == "a renewal"
     headers = {"task": "t", "eta": "1970-01-01T00:00:00+00:00", "retries": 2}
-    assert delivery.asked == [("renewal", 0.0, headers, {"task": "t"})]
+    assert delivery.asked == [("renewal", 0.0, headers, {"a": 1}, {"task": "t"})]
 
 
 def test_a_message_that_has_its_eta_in_the_body_is_not_renewed():
@@ -105,3 +108,12 @@ def test_a_message_whose_payload_is_in_s3_is_copied_as_its_pointer_and_gets_no_o
     message.refuse("no task")
     assert bodies == ["a pointer", "a pointer"]
     assert message.renewal(0.0, 2) is None
+
+
+def test_a_body_is_not_inflated_by_the_content_encoding_that_its_sender_names():
+    channel = SimpleNamespace(delivery=lambda _tag: None, decode_body=lambda body, _encoding: body)
+    payload = {"body": bz2.compress(b"x" * 1000), "headers": {}, "properties": {"delivery_tag": "tag"}}
+    message = Message({**payload, "content-type": "application/data", "content-encoding": "bz2"}, channel)
+    message.accept = {"application/json"}
+    with pytest.raises(TooLargeError, match="its content encoding is 'bz2'"):
+        message.decode()

@@ -9,7 +9,12 @@ import pytest
 from kombu.exceptions import OperationalError
 from support.kombu_site import declared_queue
 
-from celery_sqs_visibility.errors import AccessDeniedError, CredentialsRefusedError, ThrottledError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    CredentialsRefusedError,
+    ThrottledError,
+    UnreachableError,
+)
 from celery_sqs_visibility.transport import publish_retries, transport
 
 SLOW_DOWN = ThrottledError("slow down")
@@ -39,6 +44,30 @@ def test_at_the_end_of_a_run_an_attempt_is_made_again_until_the_error_or_the_dea
             publish_retries.until_deadline(Mock(side_effect=SLOW_DOWN))
 
     contextvars.copy_context().run(end_of_run)
+
+
+def test_at_the_end_of_a_run_a_first_connection_is_waited_for(site):
+    def publish(connection):
+        site.sqs.fail_next("connect", UnreachableError("refused"), UnreachableError("refused"))
+        return connection.default_channel
+
+    def end_of_run():
+        publish_retries.set_deadline()
+        assert publish(site.connect(max_retries=0))
+        publish_retries.clear_deadline()
+        with pytest.raises(OperationalError, match="refused"):
+            publish(site.connect(max_retries=0))
+
+    contextvars.copy_context().run(end_of_run)
+
+
+def test_a_connection_is_reached_once_and_not_again_for_what_it_publishes(site, connection, monkeypatch):
+    looks = []
+    monkeypatch.setattr(site.sqs, "reach", lambda: looks.append(1))
+    producer = connection.Producer()
+    for _ in range(3):
+        producer.publish("a", routing_key="q")
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize("error", [SLOW_DOWN, CredentialsRefusedError("rotated")], ids=repr)

@@ -129,3 +129,17 @@ def test_results_come_through_a_clients_own_queue_which_ends_with_it(site, conne
     backend.result_consumer.stop()
     assert not site.exists(backend.oid)
     app.close()
+
+
+def test_a_clients_own_queue_ends_with_its_process(site, channel):
+    mine, other = reply_queue(channel, expires=60), Queue("shared", auto_delete=True, expires=60)(channel)
+    other.declare()
+    Consumer(channel, [mine]).consume()
+    queues = channel.context.temporary_queues
+    queues._pid += 1  # as seen by a child
+    queues.end_clients()
+    assert site.exists(mine.name)
+    queues._pid -= 1
+    queues.end_clients()
+    assert not site.exists(mine.name)
+    assert site.exists("shared"), "others may read it"

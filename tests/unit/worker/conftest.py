@@ -15,6 +15,9 @@ def app():
 def _no_state_of_a_worker(monkeypatch):
     for flag in ("should_stop", "should_terminate"):
         monkeypatch.setattr(state, flag, None)
+    requests = (state.active_requests, state.reserved_requests)
+    for left_by_neighbours in requests:
+        left_by_neighbours.clear()
     yield
-    state.active_requests.clear()
-    state.reserved_requests.clear()
+    for left in requests:
+        left.clear()

@@ -27,10 +27,11 @@ SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 @pytest.fixture(autouse=True)
 def asked(monkeypatch):
-    """What drains were asked for: seconds, and whether cold; or `shorten_polls`."""
+    """What drains were asked for: seconds, and whether cold; or another method."""
     calls = []
     monkeypatch.setattr(Drain, "begin", lambda _, timeout=None, cold=False: calls.append((timeout, cold)))
     monkeypatch.setattr(Drain, "shorten_polls", lambda _: calls.append("shorten_polls"))
+    monkeypatch.setattr(Drain, "hurry", lambda _: calls.append("hurry"))
     return calls
 
 
@@ -54,7 +55,7 @@ def consumer():
     conf = SimpleNamespace(worker_soft_shutdown_timeout=SOFT_TIMEOUT)
     return SimpleNamespace(
         connection=SimpleNamespace(transport=SimpleNamespace(context=broker)),
-        controller=None,
+        controller=SimpleNamespace(exitcode=None),
         hostname=HOSTNAME,
         app=SimpleNamespace(conf=conf),
     )
@@ -100,7 +101,7 @@ WARM, COLD, SECOND_COLD = (None, False), (SOFT_TIMEOUT, True), (0, True)
         ([("Warm", "SIGINT")], False, [WARM]),
         ([("Warm", "SIGTERM")], True, [WARM]),
         ([("Warm", "SIGINT")], True, ["shorten_polls", WARM]),
-        ([("Warm", "SIGTERM")] * 2, False, [WARM, "shorten_polls", WARM]),
+        ([("Warm", "SIGTERM")] * 2, False, [WARM, "hurry", WARM]),
         ([("Warm", "SIGTERM"), ("Cold", "SIGQUIT")], False, [WARM, "shorten_polls", COLD]),
         ([("Cold", "SIGQUIT")] * 2, False, ["shorten_polls", COLD, "shorten_polls", SECOND_COLD]),
     ],
@@ -140,6 +141,25 @@ def test_so_is_one_whose_handler_celery_installs_at_the_first_ctrl_c(asked):
     signal.raise_signal(signal.SIGINT)
     assert asked == [WARM, "shorten_polls", COLD]
     assert celerys == []
+
+
+def test_the_first_sigint_ends_with_the_status_of_sigterm(ending, consumer):
+    def worker_Warm(_number, _frame):  # noqa: N802 - Celery's name
+        state.should_stop = 1
+
+    signal.signal(signal.SIGINT, worker_Warm)
+    ending.start(consumer)
+    signal.raise_signal(signal.SIGINT)
+    assert state.should_stop == 0
+
+
+def test_a_worker_on_another_thread_does_not_wait_for_its_polls(ending, consumer, asked):
+    thread = threading.Thread(target=ending.start, args=[consumer])
+    ending.shutdown(consumer)  # it was started here
+    thread.start()
+    thread.join()
+    consumer.close()
+    assert asked == [(math.inf, False), "hurry"]
 
 
 def test_a_handler_that_is_not_celerys_is_left_alone(ending, consumer):

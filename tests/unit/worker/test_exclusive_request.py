@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 
 import pytest
 from celery.exceptions import ImproperlyConfigured, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
-from support.factories import FakeHolder, exc_info, held_delivery, request
+from support.clock import FakeClock
+from support.factories import (
+    EVERYTHING,
+    TIMEOUT,
+    FakeHolder,
+    exc_info,
+    held_delivery,
+    request,
+    send,
+    sqs_queue,
+)
 
+from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Release, Renew
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.stores.port import Processed, Processing
 from celery_sqs_visibility.task.base import VisibilityTask
-from celery_sqs_visibility.task.exclusive import NotRun
+from celery_sqs_visibility.task.exclusive import NotRun, Spent, Unanswered
 from celery_sqs_visibility.worker.exclusive_request import open_key_leases
 
 COPY = OutgoingMessage("copy")
@@ -30,8 +43,14 @@ def of_all(args, kwargs):
 
 
 class FakeKeyLeases:
+    store_error = ""
+
     def __init__(self):
         self.added, self.released = [], []
+        self.unanswered = []
+
+    def store_unanswered(self, error, since):
+        self.unanswered.append((error, since))
 
     def add(self, lease):
         self.added.append(lease)
@@ -105,6 +124,50 @@ def test_a_task_that_is_not_exclusive_is_told_nothing(make):
     assert "visibility_exclusive" not in made._request_dict
 
 
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_run_that_may_go_on_is_not_failed_by_what_was_received_often(make, app, exclusive):
+    """As where its message is lost, or was published twice: the result is STARTED still."""
+    made = make(receive_count=9, exclusive=exclusive, max_retries=1)
+    app.backend.get_task_meta = lambda _id, cache=True: {"status": "STARTED"}
+    assert made.revoked() is not exclusive
+    assert bool(made.settled) is not exclusive
+    if exclusive:
+        made.dispatch()
+        assert made._request_dict["visibility_exclusive"]["spent"]
+        made.on_failure(exc_info(NotRun(Spent())), return_ok=True)
+    ((reason, attributes),) = made.settled
+    assert reason == "failed at its last attempt"
+    assert "the runs before were lost" in attributes["exception"]
+
+
+def test_a_run_over_the_twelve_hours_is_not_failed_by_its_message_however_often_that_comes_back(make, app):
+    """SQS extends it no more; the run goes on, and so does its key's lease."""
+    app.backend.get_task_meta = lambda _id, cache=True: {"status": "STARTED"}
+    clock = FakeClock()
+    began = clock.monotonic()
+    queue = sqs_queue(sqs=FakeSQS(clock))
+    send(queue, "a task")
+    (running,) = queue.sqs.receive(queue.url, 1, 0, EVERYTHING)
+    while not queue.sqs.change_visibility(queue.url, [(running["ReceiptHandle"], TIMEOUT)]).failed:
+        clock.advance(TIMEOUT - 40)
+    assert clock.monotonic() - began > VISIBILITY_HORIZON_SECONDS - TIMEOUT
+    for receive_count in range(2, 9):
+        clock.advance(TIMEOUT)
+        (again,) = queue.sqs.receive(queue.url, 1, 0, EVERYTHING)
+        assert again["Attributes"]["ApproximateReceiveCount"] == str(receive_count)
+        made = make(receive_count=receive_count, max_retries=0)
+        assert not made.revoked()
+        assert made.settled == [], "whoever gets the key knows"
+
+
+def test_a_lost_run_had_the_attempts_that_its_key_knows(make):
+    made = make(receive_count=9, max_retries=3, error_visibility_timeout=5)
+    made.dispatch()
+    made.delivery.lease = SimpleNamespace(retries=1, key=None)
+    made.on_failure(exc_info(WorkerLostError("gone")))
+    assert made.settled == [Hide(5)], "an attempt, and not the last"
+
+
 def test_a_processed_key_has_the_message_deleted(make, caplog):
     caplog.set_level("INFO")
     made = make()
@@ -130,7 +193,9 @@ def test_a_skipped_part_of_a_canvas_is_warned_of_unless_the_task_itself_was_proc
     assert (warned in caplog.text, len(caplog.records)) == (True, bool(warned))
 
 
-@pytest.mark.parametrize("why", [Processing(29.5, "another-message/run"), "the store is down"])
+@pytest.mark.parametrize(
+    "why", [Processing(29.5, "another-message/run"), "the store is down", Unanswered("no answer", 7.0)]
+)
 def test_a_message_that_waits_goes_on_as_a_copy_with_the_attempts_it_had(make, why):
     made = make(receive_count=3)
     end(made, why)
@@ -138,6 +203,30 @@ def test_a_message_that_waits_goes_on_as_a_copy_with_the_attempts_it_had(make, w
     ((seconds, retries),) = made.asked
     assert 29 < seconds <= 30
     assert retries == 2  # and not three: this receive was no attempt
+
+
+def test_a_run_that_had_no_answer_from_the_store_tells_the_main_process(make):
+    made = make()
+    end(made, pickle.loads(pickle.dumps(NotRun(Unanswered("no answer", 7.0)))).why)
+    assert made.worker.key_leases.unanswered == [("no answer", 7.0)]
+
+
+def test_while_the_store_does_not_answer_a_message_waits_and_takes_no_process(make, caplog):
+    made = make()
+    made.worker.key_leases.store_error = "no answer"
+    state.task_reserved(made)
+    assert not made.dispatch()
+    assert made.settled == [Renew(COPY, {}, park=30)]
+    assert made not in state.reserved_requests
+    assert "was not run, and comes back in 30 s: its key cannot be acquired: no answer" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"exclusive": False}, {"exclusive": lambda args, kwargs: args[0]}])
+def test_what_acquires_no_key_does_not_wait_for_the_store(make, options):
+    made = make(**options)
+    made.worker.key_leases.store_error = "no answer"
+    assert made.dispatch()
+    assert made.settled == []
 
 
 @pytest.mark.parametrize(("owner", "copies"), [("id/run", True), ("another-message/run", False)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import pytest
 from celery.concurrency.prefork import TaskPool
@@ -12,7 +12,13 @@ from support.factories import exc_info
 
 from celery_sqs_visibility.delivery.settlements import Release
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.worker.pool_patches import keep_what_was_sent, release_in_turn, slots_of, watched
+from celery_sqs_visibility.worker.pool_patches import (
+    give_back_unsent,
+    keep_what_was_sent,
+    release_in_turn,
+    slots_of,
+    watched,
+)
 from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError
 
 ALIVE = SimpleNamespace(_is_alive=lambda: True)
@@ -138,6 +144,25 @@ def test_what_one_of_them_raises_keeps_no_other_from_its_slot(semaphore):
     assert asked == ["the next"]
 
 
+def test_a_run_that_the_pool_cannot_be_given_comes_back_and_frees_its_slot():
+    semaphore, came_back, ran = LaxBoundedSemaphore(1), [], []
+
+    def process(request):
+        if request.message is not None:
+            raise MemoryError
+        ran.append(request)
+
+    worker = SimpleNamespace(semaphore=semaphore, _quick_release=semaphore.release, _process_task=process)
+    give_back_unsent(SimpleNamespace(controller=worker))
+    unsent, sent = (DeliveryRequest.__new__(DeliveryRequest) for _ in range(2))
+    unsent._message, sent._message = SimpleNamespace(come_back=came_back.append), None
+    unsent.id = "1"
+    semaphore.acquire(worker._process_task, unsent)
+    semaphore.acquire(worker._process_task, sent)
+    assert [type(error) for error in came_back] == [MemoryError]
+    assert ran == [sent]
+
+
 @pytest.mark.parametrize(
     ("processes", "autoscaler", "number"),
     [(True, None, 2), (True, SimpleNamespace(max_concurrency=6), 6), (False, None, 3)],
@@ -211,6 +236,29 @@ def test_the_end_of_a_run_that_was_acknowledged_before_is_told(processes, fails,
     told = Asked(acks_late=acks_late).apply(apply_async, processes=processes)
     end = "failure" if fails else "success"
     assert told == ["accepted", *([end] if acks_late else ["ended", end, "measured"])]
+
+
+@pytest.mark.parametrize("where", ["accepted", "success"])
+def test_where_the_pool_cannot_tell_of_a_run_its_message_comes_back(where):
+    def apply_async(target, args, kwargs, **options):  # as `celery.concurrency.base.apply_target`
+        options["accept_callback"](1, 2.0)
+        options["callback"](target(*args, **kwargs))
+
+    def raise_at(point, *_):
+        if point == where:
+            raise MemoryError
+
+    came_back = []
+    request = Asked(acks_late=True)
+    request._message = SimpleNamespace(come_back=came_back.append)
+    request.on_accepted = MethodType(lambda *_: raise_at("accepted"), request)
+    watched(SimpleNamespace(apply_async=apply_async), processes=False)(
+        lambda: request.told.append("run"),
+        accept_callback=request.on_accepted,
+        callback=lambda _: raise_at("success"),
+    )
+    assert [type(error) for error in came_back] == [MemoryError]
+    assert request.told == ([] if where == "accepted" else ["run"])
 
 
 def test_what_was_given_back_is_not_run_and_nothing_is_raised_where_a_green_pool_would_print_it():

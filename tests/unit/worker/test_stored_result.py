@@ -67,7 +67,8 @@ def test_the_time_of_an_outcome_without_a_zone_is_utc_and_one_that_cannot_be_rea
 
 @pytest.mark.parametrize(("error", "failed"), [(Trouble("in vain"), True), (NotRegistered("t"), False)])
 def test_a_task_that_another_worker_did_not_know_has_not_failed(error, failed):
-    delivery = SimpleNamespace(facts=SimpleNamespace(first_received=NOON.timestamp() - 1))
+    facts = SimpleNamespace(first_received=NOON.timestamp() - 1)
+    delivery = SimpleNamespace(facts=facts, moved_from=None)
     meta = {"status": states.FAILURE, "result": error, "date_done": NOON}
     assert StoredResult(meta).is_failure_of(delivery) is failed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import re
 import zlib
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from support.badmessages import BAD, body_of, encoded, envelope, old_body
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT_CHARACTERS, legible
-from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
@@ -76,7 +77,7 @@ def fate(body):
         return f"undecodable: {message.errors[0][1]!r}"
     try:
         validate(message, app.tasks)
-    except (InvalidTaskError, ContentDisallowed, DecodeError) as error:
+    except (InvalidTaskError, ContentDisallowed, DecodeError, TooLargeError) as error:
         return str(error)
     return made_by_celery(message)
 
@@ -182,7 +183,7 @@ def test_what_can_be_read_can_be_sealed_again(message):
 
 
 WRONG = {
-    "'task' should be text, and is 5": with_headers(task=5),
+    "'task' should be text without control characters, and is 5": with_headers(task=5),
     "'id' is missing": with_headers(id=None),
     "'retries' should be a number from 0 to 1000000, and is 'many'": with_headers(retries="many"),
     "'timelimit' should be a list of two numbers of seconds, or null, and is of type list": with_headers(
@@ -243,7 +244,7 @@ def test_a_bomb_is_not_decompressed_by_kombu_either():
     bomb = zlib.compress(bytes(LARGEST_BODY + 1), 9)
     assert len(bomb) < 100_000
     reason = fate(encoded(envelope(bomb, headers={"compression": "gzip"})))
-    assert reason.startswith("undecodable: TooLargeError('it is larger than 67108864 bytes")
+    assert reason.startswith("undecodable: TooLargeError('it is larger than 8388608 bytes")
 
 
 def test_a_compressed_body_is_decompressed_once_and_its_header_stays():
@@ -264,7 +265,7 @@ def test_a_content_encoding_that_is_not_of_text_is_refused(encoding):
 @pytest.mark.parametrize("depth", [DEEPEST + 1, 500, 900])
 def test_an_envelope_is_not_nested_without_end(depth):
     body = '{"properties": {}, "headers": {"x": ' + badmessages.nested(depth) + "}}"
-    assert "nested more than 100 levels deep" in fate(body)
+    assert re.search("nested more than (100|400) levels deep", fate(body))
 
 
 @pytest.mark.parametrize("plain", ["a" * 1_040_000, "ä" * 500_000, "\\ud800" * 100_000, "日" * 300_000])

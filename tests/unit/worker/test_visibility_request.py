@@ -301,6 +301,17 @@ def test_the_result_backend_is_asked_only_where_it_may_know_more(make, app, opti
     assert bool(asked) is asks
 
 
+def test_without_a_chord_no_backend_is_looked_for_on_the_main_thread(make, monkeypatch):
+    """To make one may take a connection, and that may hang."""
+
+    def backend(_task):
+        raise AssertionError("the backend is asked for")
+
+    one = make(facts={"receive_count": 1})
+    monkeypatch.setattr(type(one.task), "backend", property(backend))
+    assert not one.revoked()
+
+
 @pytest.mark.usefixtures("claim")
 @pytest.mark.parametrize(
     ("chord", "beyond", "settled"),

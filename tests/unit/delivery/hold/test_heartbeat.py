@@ -15,7 +15,13 @@ from support.factories import CHANGES, TIMEOUT, every_queue
 from support.logs import a_filter_that_raises
 from support.processes import SOON
 
-from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, HORIZON_REACHED, Heartbeat
+from celery_sqs_visibility.aws.fake_queue import LateChange
+from celery_sqs_visibility.delivery.hold.heartbeat import (
+    ANSWERED_LATE,
+    DEADLINE_PASSED,
+    HORIZON_REACHED,
+    Heartbeat,
+)
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Release
 from celery_sqs_visibility.errors import (
@@ -137,14 +143,34 @@ def test_a_refused_handle_is_lost_at_once_and_its_run_is_to_be_ended(world, queu
 
 def test_what_lapsed_while_another_queue_was_slow_is_lost_and_not_extended(world, queue, events):
     # SQS says yes to an extension on a stale handle: the local deadline is the truth.
-    world.hold(queue)
+    (slow,) = world.hold(queue)
     (late,) = world.hold(world.queue("other"))
     world.calls_take(INTERVAL + 1)
     world.beat_after(TIMEOUT - INTERVAL)
     assert len(world.extensions()) == 1
     work_off(world.heartbeat.batch_threads)
     assert late.lost
-    assert events.of(Lost) == [Lost(late.facts, DEADLINE_PASSED)]
+    assert events.of(Lost) == [Lost(slow.facts, ANSWERED_LATE), Lost(late.facts, DEADLINE_PASSED)]
+
+
+@pytest.mark.parametrize("late", LateChange)
+@pytest.mark.parametrize("reaches_sqs", ["in time", "late"])
+def test_an_extension_that_is_answered_after_the_deadline_proves_nothing(
+    world, queue, events, late, reaches_sqs
+):
+    (one,) = world.hold(queue)
+    world.sqs.late_change = late
+    if reaches_sqs == "in time":
+        world.calls_take(INTERVAL + 1)
+    else:
+        change = world.sqs.change_visibility
+        world.sqs.change_visibility = lambda *job: (world.clock.advance(INTERVAL + 1), change(*job))[1]
+    world.beat_after(TIMEOUT - INTERVAL)
+    assert one.lost
+    assert one.deadline <= world.clock.monotonic(), "no visibility change is sent any more"
+    assert [type(event) for event in events.seen] == [Lost]
+    world.beat_after(TIMEOUT)
+    assert len(world.extensions()) == 1
 
 
 @pytest.mark.parametrize("settlement", [Hide(5), Release()])
@@ -168,7 +194,7 @@ def test_a_settlement_waits_for_the_extension_in_flight_however_that_ends(world,
         ("refused", Delete(), []),  # since SQS has deleted it
         ("refused", Hide(5), [(Lost, "gone")]),
         ("late", Delete(), []),
-        ("late", Hide(5), [(Extended, TIMEOUT)]),
+        ("late", Hide(5), [(Lost, ANSWERED_LATE)]),
     ],
 )
 def test_of_what_ends_while_it_is_extended_a_deletion_hides_all_and_no_run_is_ended(
@@ -253,6 +279,19 @@ def test_the_heartbeat_does_not_spin(world, queue, why):
         beats += 1
     assert one.lost
     assert beats < 200
+
+
+@pytest.mark.parametrize("seconds", [TIMEOUT, 600])
+def test_what_its_task_had_hidden_for_long_is_extended_beyond_that_though_others_share_its_requests(
+    world, queue, seconds
+):
+    long, other = world.hold(queue, 2)
+    world.ledger.request_extension(long, world.clock.monotonic() + seconds, world.clock.monotonic())
+    until = world.clock.monotonic() + 5 * seconds
+    while world.clock.monotonic() < until:
+        world.beat_when_due()
+    assert not any(each.lost for each in (long, other))
+    assert len(world.extensions()) < 60
 
 
 @settings(max_examples=40)

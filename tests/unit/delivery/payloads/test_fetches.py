@@ -13,7 +13,12 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility import events as kinds
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.payloads.fetches import LAST_RECEIVE_SECONDS, TRY_SECONDS
+from celery_sqs_visibility.delivery.payloads.fetches import (
+    LAST_RECEIVE_SECONDS,
+    MOST_FETCHES,
+    SILENCE_SECONDS,
+    TRY_SECONDS,
+)
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
@@ -107,6 +112,15 @@ def test_a_message_that_comes_back_keeps_its_payload(world, queue, store, settle
 def test_a_lost_message_keeps_its_payload_for_whoever_has_it(world, queue, store):
     delivery = held(world, queue, store)
     world.clock.advance(TIMEOUT + 1)
+    delivery.settle(Delete())
+    flushed(world)
+    assert list(store.objects) == [KEY]
+
+
+def test_a_message_whose_deletion_was_answered_late_keeps_its_payload(world, queue, store):
+    delivery = held(world, queue, store)
+    delete = world.sqs.delete
+    world.sqs.delete = lambda *job: (delete(*job), world.clock.advance(TIMEOUT + 1))[0]
     delivery.settle(Delete())
     flushed(world)
     assert list(store.objects) == [KEY]
@@ -276,6 +290,43 @@ def test_after_an_outage_no_more_payloads_are_fetched_than_the_worker_has_place_
     world.clock.advance(2)
     work_off(threads)
     assert len(world.buffer) == 1
+
+
+def in_progress(world, queue, store, count):
+    """That many messages, whose fetches have begun as far as there are threads; S3 is silent."""
+    store.gate.clear()
+    for _ in range(count):
+        send(queue, store, key=new_key(""))
+    world.consume(queue)
+    threads = fetches(world)
+    wait_until(
+        lambda: (world.held(), len(threads.in_progress())) == (count, min(count, MOST_FETCHES)),
+        SOON,
+        "the fetches",
+    )
+
+
+def test_while_s3_is_silent_no_message_keeps_its_place_whether_its_fetch_has_begun_or_not(
+    world, queue, store
+):
+    in_progress(world, queue, store, MOST_FETCHES + 2)
+    watch = world.consumer._awaited
+    watch.replace_stuck(world.clock.monotonic())
+    assert world.consumer.capacity.held == MOST_FETCHES + 2
+    world.clock.advance(SILENCE_SECONDS)
+    watch.replace_stuck(world.clock.monotonic())
+    assert (world.consumer.capacity.held, len(world.consumer.ledger)) == (0, MOST_FETCHES + 2)
+    store.gate.set()
+    wait_until(lambda: len(world.buffer) == MOST_FETCHES + 2, SOON, "the payloads")
+    assert world.consumer.capacity.held == MOST_FETCHES + 2
+
+
+def test_while_one_fetch_gets_on_the_messages_behind_it_keep_their_places(world, queue, store):
+    in_progress(world, queue, store, MOST_FETCHES + 2)
+    world.clock.advance(SILENCE_SECONDS)
+    fetches(world).in_progress()[0].seen = world.clock.monotonic()
+    world.consumer._awaited.replace_stuck(world.clock.monotonic())
+    assert world.consumer.capacity.held == 3  # the one that gets on, and the two that wait for a thread
 
 
 def test_what_is_given_back_meanwhile_is_not_handed_over(world, queue, store):

@@ -17,7 +17,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
 )
 from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
-from celery_sqs_visibility.policy.payload_pointers import new_key, pointer_in
+from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads, new_key, pointer_in
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 LARGE = "x" * (MESSAGE_BYTES + 1)
@@ -63,7 +63,7 @@ def test_a_large_message_is_a_pointer_with_its_attributes_and_its_size(queue, ob
     else:
         outgoing.send(queue, message)
     sent = received(queue)
-    pointer = pointer_in(sent["Body"], sent["MessageAttributes"], "payloads")
+    pointer = pointer_in(sent["Body"], sent["MessageAttributes"], ReadablePayloads("payloads"))
     assert objects.objects == {pointer.key: LARGE.encode()}
     assert pointer.key.startswith("celery/")
     assert sent["MessageAttributes"]["colour"] == COLOUR["colour"]
@@ -172,3 +172,36 @@ def test_a_producer_with_another_prefix_is_told_once_and_its_payloads_stay(objec
     (line,) = caplog.messages
     assert f"s3://payloads/{keys[0]} " in line
     assert f"payload_prefix {prefix!r}, and this worker 'celery/'" in line
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_of_duplicates_that_a_fifo_queue_drops_no_payload_stays(sqs, objects, outgoing, batch):
+    queue = sqs_queue("q.fifo", sqs)
+    for number in range(10):
+        same = OutgoingMessage(f"{LARGE}{number}", group_id="g", deduplication_id="same")
+        if batch:
+            assert outgoing.send_batch(queue, [same]).failed == {}
+        else:
+            outgoing.send(queue, same)
+    sent = received(queue)
+    pointer = pointer_in(sent["Body"], sent["MessageAttributes"], ReadablePayloads("payloads"))
+    assert objects.objects == {pointer.key: f"{LARGE}0".encode()}
+
+
+def test_after_an_answer_that_was_lost_both_payloads_stay(sqs, objects, outgoing):
+    queue, send = sqs_queue("q.fifo", sqs), sqs.send
+
+    def unanswered(*args):
+        send(*args)
+        raise UnavailableError("no answer")
+
+    message = OutgoingMessage(LARGE, group_id="g", deduplication_id="same")
+    sqs.send = unanswered
+    with pytest.raises(UnavailableError):
+        outgoing.send(queue, message)
+    sqs.send = send
+    outgoing.send(queue, message)
+    sent = received(queue)
+    pointer = pointer_in(sent["Body"], sent["MessageAttributes"], ReadablePayloads("payloads"))
+    assert pointer.key in objects.objects
+    assert len(objects.objects) == 2, "SQS does not tell which of them the message has"

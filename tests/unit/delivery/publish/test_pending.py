@@ -44,7 +44,7 @@ def fill(pending, *ids, queue=PLAIN, now=NOW, **fields):
 
 
 def ids(batch):
-    return [entry.task_id for entry in batch]
+    return [entry.tag for entry in batch]
 
 
 def test_ten_go_together_and_the_rest_lingers_for_a_second_unless_it_is_flushed(pending):
@@ -190,7 +190,7 @@ def test_whatever_happens_each_is_sent_or_told_of_once_within_the_limits_and_in_
     order = defaultdict(list)
     for entry in sent:
         if entry.queue is FIFO:
-            order[entry.group].append(int(entry.task_id))
+            order[entry.group].append(int(entry.tag))
     assert all(numbers == sorted(numbers) for numbers in order.values())
 
 

@@ -15,7 +15,9 @@ from support.clock import FakeClock
 from support.factories import capacity
 from support.processes import SOON
 
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.policy.prefetch import (
+    COLLECTED_AFTER_SECONDS,
     LIKELY_SECONDS,
     LONG_TASK_SECONDS,
     UNLIMITED,
@@ -388,3 +390,21 @@ def test_a_run_that_was_acknowledged_when_it_began_has_a_slot_until_it_ends_or_i
     runs.clear()
     gc.collect()
     assert asked(shared) == 1
+
+
+def test_slots_that_are_held_while_nothing_runs_leave_it_to_celerys_prefetch_count():
+    clock, idle = FakeClock(), True
+    shared = ReceiveCapacity(1, clock, lambda: Slots(2, 20, idle=idle))
+    shared.prefetch_count = 20
+    shared.add_queue()
+    fill(shared, 2)
+    shared.replace_stuck(clock.monotonic())
+    assert asked(shared) == 0, "they may begin any moment"
+    clock.advance(COLLECTED_AFTER_SECONDS)
+    shared.replace_stuck(clock.monotonic())
+    poll = shared.reserve("q", 0)
+    assert poll.messages == 10
+    shared.received(poll, 0)
+    idle = False
+    shared.replace_stuck(clock.monotonic())
+    assert asked(shared) == 0, "something runs"

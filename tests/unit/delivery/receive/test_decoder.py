@@ -13,6 +13,7 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     LONGEST_TRANSIT_SECONDS,
     DecodedMessage,
     Decoder,
+    ReadLater,
     UnreadableError,
 )
 from celery_sqs_visibility.delivery.settlements import Hide
@@ -27,6 +28,8 @@ def open_message(_queue, message):
         raise UnreadableError("nobody can read it")
     if message["Body"] == "broken":
         raise ZeroDivisionError
+    if message["Body"] == "large":
+        raise MemoryError
     return DecodedMessage({"body": message["Body"]}, "tasks.add", "id-1")
 
 
@@ -82,6 +85,13 @@ def test_every_message_becomes_a_delivery_in_order_and_one_unreadable_does_not_c
     assert isinstance(contents[1].__cause__, cause)
     assert taken[1][0].facts.task is None
     assert events.seen == [Received(delivery.facts) for delivery, _, _ in taken]
+
+
+def test_a_message_for_which_memory_lacks_is_no_unreadable_one(world):
+    ((delivery, content, _),) = world.decode(message(1, "large"))
+    assert isinstance(content, ReadLater)
+    assert isinstance(content.error, MemoryError)
+    assert delivery.facts.message_id == "m1"
 
 
 def test_a_delivery_knows_the_facts_and_settles_itself(world):

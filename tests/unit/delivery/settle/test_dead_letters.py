@@ -8,6 +8,7 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Hide
 from celery_sqs_visibility.errors import AccessDeniedError
@@ -23,7 +24,9 @@ class World:
     def __init__(self):
         self.sqs = FakeSQS(FakeClock())
         self.target = factories.queue(self.sqs, "target")
-        self.letters = DeadLetters(RedriveBook(lambda _: lambda: self.target), "worker@host")
+        self.letters = DeadLetters(
+            RedriveBook(lambda _: lambda: self.target), CopyPermissions(FakeClock()), "worker@host"
+        )
 
     def delivery(self, name="q", **facts):
         sent = {"first_received": 1_700_000_000.5, "received": 1_700_000_060, "receive_count": 4, **facts}

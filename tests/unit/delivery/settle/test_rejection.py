@@ -205,6 +205,13 @@ def test_a_message_may_return_until_the_policy_moves_it(redrive, receive_count, 
     assert world.rejection.may_return(world.delivery(receive_count)) is may
 
 
+@pytest.mark.parametrize(("receive_count", "becomes"), [(2, Lapse()), (3, Hide(3600))])
+def test_what_could_not_be_read_here_comes_back_late_where_sqs_would_move_it(receive_count, becomes):
+    world = Rejecting(redrive=3)
+    world.rejection.come_back(world.delivery(receive_count), MemoryError())
+    assert world.settled == [becomes]
+
+
 @pytest.mark.parametrize("redrive", [None, 5])
 def test_a_message_that_comes_back_after_it_was_given_up_has_not_failed_anew(redrive):
     world = Rejecting(redrive=redrive, on_exhausted="keep")

@@ -15,10 +15,16 @@ from support.logs import a_filter_that_raises
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.pending import DELETE_LINGER_WINDOWS, PendingSettlement
 from celery_sqs_visibility.delivery.settle.settler import TOO_LATE, Settler
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Park, Release
-from celery_sqs_visibility.errors import ReceiptHandleInvalidError, ThrottledError, UnavailableError
+from celery_sqs_visibility.errors import (
+    AnswerLostError,
+    ReceiptHandleInvalidError,
+    ThrottledError,
+    UnavailableError,
+)
 from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS
 from celery_sqs_visibility.policy.quotas import (
     BATCH_ENTRIES,
@@ -30,6 +36,7 @@ WINDOW = 0.02
 STEP = 0.05  # by which tests turn the clock
 LETTER = DeadLetter("broken", "the body", otherwise=Hide(9))
 NO_ANSWER = UnavailableError("network")
+LOST = AnswerLostError("the connection was closed")
 VISIBILITY_CHANGES = pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
 GONE = ReceiptHandleInvalidError("gone")
 
@@ -44,7 +51,7 @@ class World:
         self.copied = []  # deliveries whose copy was tried to be sent
         self.copy_errors = []
         self.listener = self.while_copying = lambda: None
-        self.settler = Settler(window, self.clock, self.note, self.send_copy)
+        self.settler = Settler(window, self.clock, self.note, self.send_copy, CopyPermissions(self.clock))
 
     def note(self, delivery, settlement, error, _now):
         self.settled.append((delivery, settlement, error))
@@ -197,7 +204,7 @@ def test_a_retry_comes_after_a_pause_holds_up_no_other_and_shares_whatever_batch
 
 @pytest.mark.parametrize(
     ("settlement", "action", "answer_lost"),
-    [(Hide(5), CHANGES, 0), (Release(), CHANGES, 1), (Delete(), DELETES, 0), (Delete(), DELETES, 1)],
+    [(Hide(5), CHANGES, 0), (Release(), CHANGES, 0), (Delete(), DELETES, 0), (Delete(), DELETES, 1)],
 )
 def test_a_refused_handle_is_not_tried_again_and_was_settled_before_if_an_answer_was_lost(
     world, queue, settlement, action, answer_lost
@@ -209,6 +216,18 @@ def test_a_refused_handle_is_not_tried_again_and_was_settled_before_if_an_answer
     world.work_off()
     assert len(world.batches(action)) == 1 + answer_lost
     assert world.settled == [(one, settlement, None if answer_lost else GONE)]
+
+
+@pytest.mark.parametrize("settlement", [Delete(), Release()])
+def test_a_fifo_queue_that_refuses_a_second_try_may_have_the_message_still(world, settlement):
+    """Since its visibility timeout has passed, as SQS sees it; then the first try has not reached it."""
+    action = DELETES if settlement == Delete() else CHANGES
+    (one,) = world.receive(world.queue("q.fifo"))
+    world.fail(action, NO_ANSWER)
+    world.fail(action, GONE, position=0)
+    world.submit([one], settlement)
+    world.work_off()
+    assert world.settled == [(one, settlement, GONE)]
 
 
 def test_a_settlement_that_keeps_failing_ends_at_the_deadline(world, queue):
@@ -236,6 +255,38 @@ def test_no_visibility_is_changed_after_the_deadline(world, queue, settlement):
     ((settled, _, error),) = world.settled
     assert settled is one
     assert "its visibility timeout ran out" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("settlement", "pause", "tries"),
+    [(Release(), 0, 1), (Hide(5), 5, 1), (Park(700), 0, 2), (Hide(5), 0, 2), (Delete(), 5, 2)],
+    ids=["released", "hidden, and back", "parked", "hidden", "deleted"],
+)
+def test_what_may_be_done_is_not_done_to_the_next_worker(world, queue, settlement, pause, tries):
+    """SQS did it, and its answer was lost: an old handle of a standard queue still acts."""
+    action = DELETES if settlement == Delete() else CHANGES
+    (one,) = world.receive(queue)
+    world.sqs.fail_next(action, LOST, carried_out=True)
+    world.submit([one], settlement)
+    assert world.send_next(after=WINDOW)
+    world.clock.advance(pause)
+    next_worker = queue.sqs.receive(queue.url, 1, 0, factories.EVERYTHING)
+    world.work_off()
+    assert len(world.batches(action)) == tries
+    ((_, _, error),) = world.settled
+    assert (error is None) == (tries > 1)
+    assert bool(next_worker) == (tries == 1)
+    assert queue.sqs.receive(queue.url, 1, 0, factories.EVERYTHING) == [], "the next worker has it alone"
+
+
+@pytest.mark.parametrize(("error", "tries"), [(NO_ANSWER, 2), (ThrottledError("slow down"), 2), (LOST, 1)])
+def test_a_release_is_sent_again_where_it_certainly_was_not_done(world, queue, error, tries):
+    (one,) = world.receive(queue)
+    world.fail(CHANGES, error)
+    world.submit([one], Release())
+    world.work_off()
+    assert len(world.batches(CHANGES)) == tries
+    assert world.settled == [(one, Release(), None if tries > 1 else error)]
 
 
 @VISIBILITY_CHANGES

@@ -20,6 +20,7 @@ from celery_sqs_visibility.operate.dead_letters.letter import read_letter
 from celery_sqs_visibility.operate.dead_letters.moves import Moves
 from celery_sqs_visibility.operate.dead_letters.places import find_place
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
 from celery_sqs_visibility.transport.task_message import message
 
 OPTIONS = ReceiveOptions(0, ("All",), ("All",))
@@ -62,7 +63,7 @@ class Site:
     def receive(self):
         """The letters, held."""
         received = [each for batch in self.held.batches() for each in batch]
-        return [read_letter(self.place.letters, each, None) for each in received]
+        return [read_letter(self.place.letters, each, ReadablePayloads()) for each in received]
 
     def messages(self, url):
         return self.sqs.receive(url, 10, 0, OPTIONS)

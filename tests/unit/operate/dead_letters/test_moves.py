@@ -18,7 +18,12 @@ from celery_sqs_visibility.errors import (
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
 from celery_sqs_visibility.operate.dead_letters.resend import batches_of, message_to_send_back
 from celery_sqs_visibility.operate.patience import ATTEMPTS
-from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_body, size_attribute
+from celery_sqs_visibility.policy.payload_pointers import (
+    PayloadPointer,
+    ReadablePayloads,
+    pointer_body,
+    size_attribute,
+)
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.task_message import message
 
@@ -108,7 +113,7 @@ def test_attempts_begin_anew(site):
     site.add(body=json.dumps(payload))
     site.moves.send_back(site.receive())
     (back,) = site.messages(site.queue)
-    content = read_letter(site.place.source, back, None).content
+    content = read_letter(site.place.source, back, ReadablePayloads()).content
     assert content.payload["headers"]["retries"] == 0
     assert content.payload["body"] == payload["body"]
 
@@ -146,7 +151,7 @@ def test_a_payload_that_is_gone_is_not_sent_for(site, problem, is_sent):
         objects.fail_next("GetObject", problem)
     site.sqs.send(site.letters, OutgoingMessage(pointer_body("payloads", "k"), size_attribute(9)))
     (received,) = next(site.held.batches())
-    letter = read_letter(site.place.letters, received, "payloads")
+    letter = read_letter(site.place.letters, received, ReadablePayloads("payloads"))
     assert isinstance(letter.content, PayloadPointer)
     site.moves.send_back([letter])
     assert bool(site.moves.outcome.done) == is_sent
@@ -186,3 +191,18 @@ def test_batches_are_in_order_and_within_sqs_limits(sizes, most):
     assert [position for batch in batches for position in batch] == list(range(len(sizes)))
     assert all(len(batch) <= most for batch in batches)
     assert all(sum(sizes[p] for p in batch) <= MESSAGE_BYTES for batch in batches)
+
+
+def test_each_other_queue_is_asked_about_once_and_the_own_one_never(site):
+    for name in ("a", "b"):
+        site.sqs.create_queue(name, {}, {})
+    refused = [site.add(source_queue="a") for _ in range(2)]
+    site.add(source_queue="b")
+    site.add()
+    site.add(source_queue="")
+    asked = []
+    site.moves.agrees = lambda target: asked.append(target.name) or target.name == "b"
+    site.moves.send_back(site.receive())
+    assert sorted(asked) == ["a", "b"]
+    assert site.moves.outcome.sent_to == {"orders": 2, "b": 1}
+    assert site.moves.outcome.failed.keys() == set(refused)

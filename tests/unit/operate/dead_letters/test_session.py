@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 from celery_sqs_visibility.operate.dead_letters import session as module
 from celery_sqs_visibility.operate.dead_letters.places import find_place
 from celery_sqs_visibility.operate.dead_letters.selection import Selection
-from celery_sqs_visibility.operate.dead_letters.session import session_of
+from celery_sqs_visibility.operate.dead_letters.session import Session, session_of
 
 
 def look(site, monkeypatch, ahead=None, **selection):
@@ -51,3 +54,82 @@ def test_letters_that_a_killed_command_has_left_hidden_are_told_of(site, monkeyp
     with session_of(anew, Selection(), None) as session:
         assert list(session.batches()) == []
     assert "Left out: 1 message of 'dead' that somebody else has received" in capsys.readouterr().err
+
+
+def listed(session):
+    return {letter.id for batch in session.batches() for letter in batch}
+
+
+def test_two_looks_at_once_each_say_how_many_letters_the_other_has(site, monkeypatch, capsys):
+    ids = {site.add() for _ in range(15)}
+    with session_of(site.place, Selection(), None) as first:
+        batch = next(first.batches())
+        anew = find_place(site.context, site.place.source.name, None)
+        with session_of(anew, Selection(), None) as second:
+            assert len(listed(second)) == 5
+        assert "Left out: 10 messages of 'dead' that somebody else has received" in capsys.readouterr().err
+        assert listed(first) == ids - {letter.id for letter in batch}
+    assert capsys.readouterr().err == "", "the first saw all in the end"
+
+
+def test_letters_that_another_look_gave_back_too_late_are_told_of(site, monkeypatch, capsys):
+    for _ in range(15):
+        site.add()
+    with session_of(site.place, Selection(), None) as first:
+        next(first.batches())
+        anew = find_place(site.context, site.place.source.name, None)
+        with session_of(anew, Selection(), None) as second:
+            assert len(listed(second)) == 5
+            first.held.release()
+    assert "Left out: 10 messages of 'dead'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_what_a_look_has_seen_left_or_deleted_is_nobody_elses(site, capsys, limit):
+    for _ in range(15):
+        site.add()
+    with session_of(site.place, Selection(), limit) as session:
+        for batch in session.batches():
+            session.held.forget([letter.id for letter in batch])  # though SQS still counts them
+    assert capsys.readouterr().err == ""
+
+
+def test_letters_behind_others_of_their_fifo_group_are_nobody_elses(make_site, capsys):
+    site = make_site(".fifo")
+    for number in range(12):
+        site.add(task=f"proj.add{number}", group="g")
+    with session_of(site.place, Selection(), None) as session:
+        listed(session)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "agreed"), [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), ("", False)]
+)
+def test_letters_stay_hidden_while_an_answer_is_waited_for(site, monkeypatch, typed, agreed):
+    reader, writer = os.pipe()
+    extensions = []
+
+    def extend():
+        extensions.append(1)
+        if len(extensions) == 3:
+            os.write(writer, typed.encode())
+            os.close(writer)
+
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0)
+    monkeypatch.setattr(site.held, "extend", extend)
+    with os.fdopen(reader) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        look = Session(site.place, Selection(), None, site.held, site.stop)
+        assert look.agrees("Send?") is agreed
+    assert len(extensions) == 3
+
+
+def test_nothing_is_agreed_once_the_command_is_to_end(site):
+    site.stop.set()
+    assert not Session(site.place, Selection(), None, site.held, site.stop).agrees("Send?")
+
+
+def test_nothing_is_agreed_where_nobody_can_answer(site, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert not Session(site.place, Selection(), None, site.held, site.stop).agrees("Send?")

@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
 from celery_sqs_visibility.operate.dead_letters.showing import show_letters, show_whole, whole
-from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
+from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads, pointer_body, size_attribute
 from celery_sqs_visibility.transport.task_message import message
 
 
@@ -19,10 +19,12 @@ def payload(**changes):
     return {**json.loads(message("proj.add", [1], {"x": 2})), **changes}
 
 
-def facts_of(site, body, payloads=None, bucket=None, attributes=None):
+def facts_of(site, body, payloads=None, readable=None, attributes=None):
     site.sqs.send(site.letters, OutgoingMessage(body, attributes or {}))
     (received,) = next(site.held.batches())
-    return whole(read_letter(site.place.letters, received, bucket), site.place, payloads)
+    return whole(
+        read_letter(site.place.letters, received, readable or ReadablePayloads()), site.place, payloads
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,13 +44,21 @@ def test_arguments_are_shown(site, body):
 def test_a_payload_in_s3_is_fetched_or_the_reason_told(site):
     objects = FakeObjectStore()
     objects.put("k", message("proj.add", [1]).encode())
-    pointer = pointer_body("payloads", "k")
-    facts = facts_of(site, pointer, PayloadStore(objects), "payloads", size_attribute(9))
+    pointer, readable = pointer_body("payloads", "k"), ReadablePayloads("payloads")
+    facts = facts_of(site, pointer, PayloadStore(objects), readable, size_attribute(9))
     assert (facts["args"], facts["body"]) == ([1], pointer)
-    gone = facts_of(
-        site, pointer_body("payloads", "no"), PayloadStore(objects), "payloads", size_attribute(9)
-    )
+    gone = facts_of(site, pointer_body("payloads", "no"), PayloadStore(objects), readable, size_attribute(9))
     assert "s3://payloads/no is gone" in gone["unreadable"]
+
+
+def test_a_payload_outside_the_prefix_is_not_fetched(site):
+    objects = FakeObjectStore()
+    objects.put("secrets/k", message("proj.add", ["secret"]).encode())
+    readable = ReadablePayloads("payloads", "celery/")
+    pointer = pointer_body("payloads", "secrets/k")
+    facts = facts_of(site, pointer, PayloadStore(objects), readable, size_attribute(9))
+    assert "payload_prefix is 'celery/'" in facts["unreadable"]
+    assert "args" not in facts
 
 
 def test_nothing_is_unpickled(site):

@@ -153,7 +153,7 @@ FOUND = [
             queue(
                 letters=dataclasses.replace(
                     queue(name="proj-dead"),
-                    attributes={**queue().attributes, "MessageRetentionPeriod": "1209600"},
+                    attributes={**queue(name="proj-dead").attributes, "MessageRetentionPeriod": "1209600"},
                 )
             )
         ),
@@ -250,6 +250,26 @@ FOUND = [
         facts(unbound={"proj.add": "Queue 'x' missing from task_queues"}),
         "raises QueueNotFound",
     ),
+    (
+        setting_checks.check_schedule,
+        WARNING,
+        facts(scheduled={"nightly": "proj.nosuch", "daily": "proj.add"}, task_names=frozenset({"proj.add"})),
+        "its task is 'proj.nosuch'",
+    ),
+    (setting_checks.check_schedule, WARNING, facts(scheduled={"nightly": None}), "its task is None"),
+    (
+        run_checks.check_store,
+        ERROR,
+        facts(store_problem="Redis: TimeoutError: it is down."),
+        "it cannot be used from here: Redis: TimeoutError: it is down",
+    ),
+    (
+        setting_checks.check_remote_control,
+        WARNING,
+        facts(options={"remote_control": True}, settings={"worker_enable_remote_control": False}),
+        "the setting worker_enable_remote_control is False",
+    ),
+    (run_checks.check_repeats, NOTE, facts(task={"repeats_by_default": True}), "charges it 4 times"),
     (setting_checks.check_priorities, WARNING, facts(task={"priority": 9}), "SQS has no priorities"),
     (setting_checks.check_polls, WARNING, facts(options={"wait_time_seconds": 0}), "86,400 requests a day"),
     (setting_checks.check_polls, NOTE, facts(options={"wait_time_seconds": 5}), "17,280 requests a day"),

@@ -6,17 +6,22 @@ import json
 
 import pytest
 from celery import Celery, Task
+from celery.beat import ScheduleEntry
 from kombu import Queue
 from support.clock import FakeClock
 
 from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
-from celery_sqs_visibility.errors import AccessDeniedError
-from celery_sqs_visibility.operate.doctor import gathering
+from celery_sqs_visibility.errors import AccessDeniedError, StoreError, StoreUnavailableError
+from celery_sqs_visibility.operate.doctor import gathering, run_checks
+from celery_sqs_visibility.operate.doctor.checks import findings_of
 from celery_sqs_visibility.operate.doctor.facts import Right
 from celery_sqs_visibility.operate.doctor.gathering import gather, settings_of
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.stores import opening
+from celery_sqs_visibility.stores.memory import MemoryStore
+from celery_sqs_visibility.transport import broker_context
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 
@@ -29,6 +34,17 @@ def redrive(name, receives=5):
 
 def nothing():
     pass
+
+
+class Failing(MemoryStore):
+    """Answers everything with that error."""
+
+    def __init__(self, error):
+        super().__init__()
+        self._error = error
+
+    def release(self, key, owner):
+        raise self._error
 
 
 @pytest.fixture
@@ -76,6 +92,52 @@ def test_tasks_have_their_queues_limits_and_delays(app, sqs):
     stock = found["t.stock"]
     assert (stock.comes_back, stock.acks_late, stock.queue, stock.priority) == (False, False, "mine", None)
     assert stock.time_limit == 600
+
+
+def test_tasks_that_only_the_apps_task_class_repeats_are_told_apart(app, sqs):
+    app.task(name="t.default")(nothing)
+    app.task(name="t.slow", error_visibility_timeout=5)(nothing)
+    app.task(name="t.some", autoretry_for=(OSError,))(nothing)
+    app.task(name="t.but", dont_autoretry_for=(ValueError,))(nothing)
+    app.task(name="t.twice", max_retries=1)(nothing)
+    app.task(name="t.stock", base=Task)(nothing)
+    app.conf.task_annotations = {"t.annotated": {"max_retries": 2}}
+    app.task(name="t.annotated")(nothing)
+    repeating = {each.name for each in facts_of(app, sqs).tasks if each.repeats_by_default}
+    assert {name for name in repeating if name.startswith("t.")} == {"t.default", "t.slow"}
+
+
+def test_a_task_whose_own_base_is_ours_is_repeated_on_purpose(sqs):
+    with Celery(broker="memory://", set_as_current=False) as app:
+        app.task(name="t.own", base=VisibilityTask)(nothing)
+        assert not any(each.repeats_by_default for each in facts_of(app, sqs).tasks)
+
+
+def test_entries_of_beat_have_their_tasks(app, sqs):
+    app.conf.beat_schedule = {
+        "well": {"task": "celery.backend_cleanup", "schedule": 9},
+        "entry": ScheduleEntry("entry", "t.nosuch", schedule=9, app=app),
+        "none": {"schedule": 9},
+    }
+    facts = facts_of(app, sqs)
+    assert facts.scheduled == {"well": "celery.backend_cleanup", "entry": "t.nosuch", "none": None}
+    assert "celery.backend_cleanup" in facts.task_names
+
+
+@pytest.mark.parametrize("is_consumed", [False, True])
+def test_a_predefined_dead_letter_queue_is_an_apps_queue_only_where_that_consumes_it(app, sqs, is_consumed):
+    dead = sqs.create_queue("proj-dead", {"MessageRetentionPeriod": "1209600"}, {})
+    urls = {"proj": sqs.create_queue("proj", redrive("proj-dead"), {}), "proj-dead": dead}
+    if is_consumed:
+        app.conf.task_queues = [Queue("proj"), Queue("proj-dead")]
+    options = {"predefined_queues": {name: {"url": url} for name, url in urls.items()}}
+    app.conf.broker_transport_options = options
+    broker = BrokerContext(BrokerURL(), Options.parse(options))
+    broker.queues = Queues(sqs, predefined=broker.options.predefined_queues, sqs_for=lambda _: sqs)
+    facts = gather(app, broker)
+    assert [each.name for each in facts.queues] == (["proj", "proj-dead"] if is_consumed else ["proj"])
+    things = [each.thing for each in findings_of(facts) if "dead" in each.thing]
+    assert things == (["queue 'proj-dead'", "dead-letter queue 'proj-dead'"] if is_consumed else [])
 
 
 def test_a_task_that_cannot_be_routed_is_told_apart(app, sqs):
@@ -166,3 +228,27 @@ def test_settings_are_those_that_the_user_gave(app):
     given = settings_of(app)
     assert given["task_time_limit"] == 600
     assert "worker_prefetch_multiplier" not in given
+
+
+@pytest.mark.parametrize(
+    ("store", "problem"),
+    [
+        (None, ""),
+        (MemoryStore(), ""),
+        (Failing(StoreUnavailableError("Redis: TimeoutError")), "Redis: TimeoutError"),
+        (Failing(StoreError("UpdateItem was refused")), "UpdateItem was refused"),
+    ],
+    ids=["none", "well", "unreachable", "refusing"],
+)
+def test_a_store_that_cannot_be_used_is_found(app, sqs, monkeypatch, store, problem):
+    monkeypatch.setattr(opening, "open_store", lambda _address, _settings: store)
+    monkeypatch.setattr(broker_context, "start_thread", lambda _target, _name: None)
+    options = {} if store is None else {"exclusive_store": "redis://keys"}
+    assert facts_of(app, sqs, **options).store_problem == problem
+
+
+def test_a_store_whose_server_is_not_there_is_found(app, sqs, monkeypatch):
+    monkeypatch.setattr(broker_context, "start_thread", lambda _target, _name: None)
+    facts = facts_of(app, sqs, exclusive_store="redis://127.0.0.1:1/0")
+    (finding,) = run_checks.check_store(facts)
+    assert "it cannot be used from here: Redis: ConnectionError: " in finding.problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from support.clock import FakeClock
 
 from celery_sqs_visibility.errors import StoreError, UnavailableError
-from celery_sqs_visibility.operate.metrics import names
+from celery_sqs_visibility.operate.metrics import names, periodic
 from celery_sqs_visibility.operate.metrics.periodic import Periodic, next_time
 from celery_sqs_visibility.operate.metrics.sampler import Sampler
 from celery_sqs_visibility.operate.metrics.turn import Turn
@@ -94,7 +95,8 @@ def test_each_interval_of_the_clock_has_its_time(now, interval, phase):
     at = next_time(now, interval, phase)
     slack = 1e-5
     assert now - slack <= at <= now + interval + slack
-    assert next_time(at + slack, interval, phase) == pytest.approx(at + interval, abs=slack)
+    for just_then in (at, at + slack):
+        assert next_time(just_then, interval, phase) == pytest.approx(at + interval, abs=slack)
 
 
 def test_a_job_that_raises_is_done_again_and_the_end_is_called_when_it_stops(caplog):
@@ -120,3 +122,26 @@ def test_a_job_that_raises_is_done_again_and_the_end_is_called_when_it_stops(cap
     periodic.stop()
     assert ended.wait(10)
     assert "unexpected error with metrics; continuing" in caplog.text
+
+
+def test_a_job_is_first_done_within_a_minute_however_seldom_it_is_done(monkeypatch):
+    done = threading.Event()
+    clock = FakeClock()
+    begun = clock.monotonic()
+
+    class Waiting(threading.Event):
+        def wait(self, timeout=None):
+            clock.advance(timeout)
+            return done.is_set()
+
+    monkeypatch.setattr(periodic, "threading", SimpleNamespace(Event=Waiting))
+    times = []
+
+    def job():
+        times.append(clock.monotonic() - begun)
+        if len(times) == 3:
+            done.set()
+
+    Periodic([(job, 300.0)], clock=clock)._run()
+    assert times[0] <= 60
+    assert [times[1] <= 360, times[2] - times[1]] == [True, pytest.approx(300)]

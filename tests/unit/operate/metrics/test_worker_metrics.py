@@ -38,6 +38,21 @@ def test_who_gets_metrics(options, exporters):
     assert exporters_of(Options.parse(options)) == exporters
 
 
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, 300),
+        ({"exclusive_store": "dynamodb://keys"}, 60),
+        ({"sample_queues": 20}, 20),
+        ({"sample_queues": 0, "exclusive_store": "dynamodb://keys"}, 0),
+    ],
+)
+def test_queues_are_sampled_where_metrics_are_on(options, seconds):
+    assert Options.parse({"http_port": 9540, **options}).sample_seconds == seconds
+    assert Options.parse({"http_port": 9540, **options}).samples_queues is bool(seconds)
+    assert not Options.parse(options).samples_queues
+
+
 def test_a_package_that_is_missing_is_named_where_it_is_asked_for(monkeypatch):
     monkeypatch.setitem(worker_metrics.PACKAGES, "prometheus", "not_there.at_all")
     with pytest.raises(ImproperlyConfigured, match=r"pip install 'celery_sqs_visibility\[prometheus\]'"):

@@ -53,6 +53,21 @@ def test_a_configuration_of_terraform_is_hcl(plans):
     assert '"alias/$${key}"' in text  # a reference otherwise
 
 
+def test_attributes_of_fifo_queues_are_those_of_fifo_queues_alone():
+    given = {"ContentBasedDeduplication": True, "DeduplicationScope": "messageGroup"}
+    given |= {"FifoThroughputLimit": "perMessageGroupId", "FifoQueue": True, "DelaySeconds": 5}
+    plans = plan_queues(["a", "b.fifo"], Options.parse({"sqs-creation-attributes": given}), {})
+    properties = [each["Properties"] for each in json.loads(cloudformation(plans))["Resources"].values()]
+    having = {each["QueueName"]: sorted(given.keys() & each.keys()) for each in properties}
+    assert having == {
+        "a-dead": [],
+        "a": ["DelaySeconds"],
+        "b-dead.fifo": ["FifoQueue"],
+        "b.fifo": sorted(given),
+    }
+    assert terraform(plans).count("fifo_throughput_limit") == 1
+
+
 def test_a_label_of_terraform_begins_with_no_digit():
     assert 'resource "aws_sqs_queue" "queue_1a"' in terraform(plan_queues(["1a"], Options.parse({}), {}))
 

@@ -10,24 +10,26 @@ from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError
 from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Released
 
+SENDS = ("SendMessage", "SendMessageBatch")
+
 
 @pytest.fixture
 def actions(world):
     """The requests that a message costs, its own sending aside."""
-    return lambda: [name for name, _ in world.sqs.calls if name in ("SendMessage", DELETES)][1:]
+    return lambda: [name for name, _ in world.sqs.calls if name in (*SENDS, DELETES)][1:]
 
 
 def test_records_are_sent_before_their_message_is_deleted(world, queue, events, actions):
     world.consume(queue, "records:a:b")
     events.wait(Deleted)
-    assert actions() == ["SendMessage", "SendMessage", DELETES]
+    assert actions() == [DELETES, SENDS[1], DELETES], "the first asks for the permission"
     assert world.visible(queue) == ["a", "b"]
     assert world.held() == 0
 
 
 def test_without_the_right_to_send_it_is_a_bad_message(world, redriven, dead_letters, events):
     factories.send(redriven, "records:a:b")
-    world.sqs.fail_next("SendMessage", AccessDeniedError("allow sqs:SendMessage: no"))
+    world.sqs.fail_next(SENDS[1], AccessDeniedError("allow sqs:SendMessage: no"))
     world.consume(redriven)
     (letter,) = events.wait(DeadLettered)
     assert letter.reason == (
@@ -43,17 +45,17 @@ def test_a_record_beyond_the_queues_limit_has_its_payload_in_s3(make, events):
     store = FakeObjectStore()
     world = make(payloads=store, payload_bucket=store.bucket)
     queue = world.queue()
-    factories.send(queue, "records:large b:a")
-    world.sqs.fail_next("SendMessage", SHORTER)
+    factories.send(queue, "records:larger b:a")
+    world.sqs.fail_next(SENDS[1], SHORTER, position=0)
     world.consume(queue)
     events.wait(Deleted)
-    assert list(store.objects.values()) == [b"large b"]
+    assert list(store.objects.values()) == [b"larger b"]
     assert factories.left(queue) == 2
 
 
 def test_without_a_bucket_the_reason_is_the_size_and_no_right(world, redriven, dead_letters, events):
     factories.send(redriven, "records:large b:a")
-    world.sqs.fail_next("SendMessage", SHORTER)
+    world.sqs.fail_next(SENDS[1], SHORTER, position=0)
     world.consume(redriven)
     (letter,) = events.wait(DeadLettered)
     assert "has 7 bytes with its attributes, and the queue takes 7" in letter.reason
@@ -65,7 +67,7 @@ def test_without_a_dead_letter_queue_either_it_is_hidden(make, events):
     world = make(error_visibility_timeout=45)
     queue = world.queue()
     factories.send(queue, "records:a:b")
-    world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    world.sqs.fail_next(SENDS[1], AccessDeniedError("no"))
     world.consume(queue)
     assert events.wait(Hidden)[0].seconds == 45
 

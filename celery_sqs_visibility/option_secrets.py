@@ -1,4 +1,4 @@
-"""Settings and transport options as `celery inspect conf`, `report` and `stats` may show them."""
+"""Settings and transport options as `celery report`, `humanize()` and `celery inspect` may show them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ MASK: Final = "********"
 CREDENTIALS: Final = re.compile(r"(?<=://)([^:/@]*):.*@", re.DOTALL)
 
 
+#: As botocore takes it, a proxy needs no scheme.
+PROXIES: Final = "proxies"
+PROXY_CREDENTIALS: Final = re.compile(r"^((?:[^/]*://)?[^:/@]*):.*@", re.DOTALL)
+
+
 def mask_settings() -> None:
     """Have Celery show settings so, in this process (celery/app/utils.py: `Settings.table`).
 
-    It masks no URL below the first level, and its error about a broker's shows a part of a secret with a "/".
+    Called where the transport or the task class is imported, by whatever process. Celery masks no URL below
+    the first level, and its error about a broker's shows a part of a secret with a "/".
     """
     utils.filter_hidden_settings = without_secrets  # type: ignore[assignment]
 
@@ -31,12 +37,16 @@ def without_secrets(settings: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _masked(name: Any, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return without_secrets(value)
+        return _masked_proxies(value) if name == PROXIES else without_secrets(value)
     if isinstance(name, str) and HIDDEN_SETTINGS.search(name):
         return MASK
     if isinstance(value, (list, tuple)):
         return [_masked(None, each) for each in value]
     return _masked_url(value) if isinstance(value, str) and "://" in value else value
+
+
+def _masked_proxies(proxies: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {scheme: PROXY_CREDENTIALS.sub(rf"\1:{MASK}@", str(url)) for scheme, url in proxies.items()}
 
 
 def _masked_url(url: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 from celery.app import utils
 from celery.worker.consumer.connection import Connection
-from support.app import make_app
+from support.app import CONFIG_VARIABLE, encode_config, make_app
+from support.worker import IMPORT_PATHS
 
+from celery_sqs_visibility.option_secrets import mask_settings
 from celery_sqs_visibility.worker.bootsteps import Deliveries
-from celery_sqs_visibility.worker.option_secrets import mask_settings
 
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/q"
 
@@ -67,3 +71,35 @@ def test_celery_shows_settings_without_their_secrets(monkeypatch, name, value, s
     assert app.conf.table()[name] == shown
     assert "SEC/RET" not in utils.bugreport(app)
     app.close()
+
+
+SHOWING = """
+from {module} import app
+{first}
+print({shown})
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "shown"),
+    [
+        ("", "app.bugreport()"),
+        ("app.connection().transport", "app.conf.humanize()"),
+        ("from celery_sqs_visibility import VisibilityTask", "app.conf.humanize()"),
+        ("app.connection().transport", "app.conf.table()"),
+    ],
+    ids=["report", "a producer", "tasks", "table"],
+)
+def test_a_process_that_is_no_worker_shows_no_secrets(first, shown):
+    proxies = {"https": "http://user:PASSWORD@proxy:1", "http": "user:PASSWORD@proxy:1"}
+    options = {**OPTIONS, "client-config": {"proxies": proxies}}
+    env = {
+        **os.environ,
+        CONFIG_VARIABLE: encode_config({"broker_transport_options": options}),
+        "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS)),
+    }
+    code = SHOWING.format(module="work", first=first, shown=shown)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.count("user:********@proxy:1") == 2
+    assert "PASSWORD" not in done.stdout
+    assert "SECRET" not in done.stdout

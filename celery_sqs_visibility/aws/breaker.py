@@ -1,0 +1,131 @@
+"""A circuit breaker for each dependency: once one request had no answer, nobody waits for another."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.circuit import Circuit
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Starts a thread of that name; `None`: there is none.
+StartThread = Callable[[Callable[[], None], str], threading.Thread | None]
+
+
+class Breaker:
+    """Passes requests on while they are answered; after one that was not, a thread probes. Any thread.
+
+    Args:
+        dependency: its name in the log.
+        probe: a request that changes nothing; a refusal is an answer.
+        is_unanswered: whether an exception says that no answer came in time.
+        start: starts the thread that probes.
+        clock: the monotonic clock.
+        wait: waits for some seconds.
+
+    Attributes:
+        error: of the request that had no answer; empty while requests are passed on.
+    """
+
+    def __init__(
+        self,
+        dependency: str,
+        probe: Callable[[], object],
+        is_unanswered: Callable[[Exception], bool],
+        start: StartThread,
+        clock: Clock = SYSTEM_CLOCK,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self._dependency = dependency
+        self._probe = probe
+        self._is_unanswered = is_unanswered
+        self._start = start
+        self._clock = clock
+        self._wait = wait or threading.Event().wait
+        self._lock = threading.Lock()  # guards those below, for writing
+        self._circuit = Circuit()
+        self._probing = False
+        self._tell: Callable[[float], object] = lambda _answers_since: None
+        self.error = ""
+
+    def call(self, request: Callable[[], T], refuse: Callable[[str], Exception]) -> T:
+        """Make the request, unless the dependency does not answer: then raise what `refuse` makes of why."""
+        if why := self.error:
+            raise refuse(f"{why}; it is not asked again until it answers")
+        since = self._clock.monotonic()
+        try:
+            return request()
+        except Exception as error:
+            if self._is_unanswered(error):
+                self.unanswered(str(error), since)
+            raise
+
+    def unanswered(self, error: str, since: float) -> None:
+        """A request made at that instant, perhaps by another process, had no answer. Does not wait."""
+        with self._lock:
+            circuit = self._circuit.unanswered(since, self._clock.monotonic())
+            if circuit is self._circuit:
+                return
+            self._circuit, self.error = circuit, error
+            self._tell(math.inf)
+            starts, self._probing = not self._probing, True
+        sentence = "%s does not answer, and is left alone until it answers a probe: %s"
+        log_safely(logger.warning, sentence, self._dependency, error)
+        if starts and self._start(self._probe_until_answered, "sqs-probe") is None:
+            with self._lock:
+                self._probing = False
+            self._close()  # each request waits, as nobody would notice an answer
+
+    def answered(self, at: float) -> None:
+        """A probe of another process was answered at that instant. Does not wait."""
+        with self._lock:
+            self._circuit = self._circuit.answered_elsewhere(at)
+            self.error = self.error if self._circuit.is_open else ""
+
+    def follow(self, tell: Callable[[float], object]) -> None:
+        """Call `tell`, now and at each change, with the monotonic instant since which requests are passed on.
+
+        It is infinite while they are not. Whichever thread changes it; `tell` may not wait.
+        """
+        with self._lock:
+            self._tell = tell
+            tell(math.inf if self._circuit.is_open else self._circuit.closed_at)
+
+    def _probe_until_answered(self) -> None:
+        began = self._clock.monotonic()
+        while (probe_at := self._next_probe_at()) < math.inf:
+            self._wait(max(0.0, probe_at - self._clock.monotonic()))
+            if self._answers():
+                self._close()
+            else:
+                with self._lock:
+                    self._circuit = self._circuit.probed(self._clock.monotonic(), answered=False)
+        log_safely(
+            logger.info, "%s answers again after %.0f s", self._dependency, self._clock.monotonic() - began
+        )
+
+    def _next_probe_at(self) -> float:
+        """Infinite where the thread that probes ends. Looked up once: others may close the circuit."""
+        with self._lock:
+            self._probing = self._circuit.is_open
+            return self._circuit.probe_at
+
+    def _close(self) -> None:
+        with self._lock:
+            self._circuit, self.error = self._circuit.probed(self._clock.monotonic(), answered=True), ""
+            self._tell(self._circuit.closed_at)
+
+    def _answers(self) -> bool:
+        try:
+            self._probe()
+        except Exception as error:  # noqa: BLE001 - a refusal is an answer
+            return not self._is_unanswered(error)
+        return True

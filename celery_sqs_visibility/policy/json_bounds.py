@@ -1,0 +1,65 @@
+"""Lists and objects in JSON, counted before Python makes them; linear in the length of any text."""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate
+from typing import Final
+
+from celery_sqs_visibility.errors import TooLargeError
+from celery_sqs_visibility.policy.content_options import ContentOptions
+
+#: A list is as deep as an object.
+_AS_LISTS: Final = bytes.maketrans(b"{}", b"[]")
+_STEPS: Final = {ord("["): 1, ord("]"): -1}
+_NO_MARKS: Final = bytes(set(range(256)) - set(b'[]{}"'))
+
+_ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
+#: What is left of a text once its characters are gone, also of one without an end.
+_MARKS_IN_TEXT: Final = re.compile(rb'"[^"]*"?')
+
+
+def check_json(content: str | bytes, limits: ContentOptions) -> None:
+    """Measure JSON before it is decoded. Content that has too few brackets for any bound is only counted.
+
+    Raises:
+        TooLargeError: it holds more lists and objects, or is nested deeper, than may be.
+    """
+    if isinstance(content, str):
+        opened = content.count("[") + content.count("{")
+    else:
+        opened = content.count(b"[") + content.count(b"{")
+    if opened <= limits.nesting_max and opened <= limits.containers_max:  # most messages
+        return
+    lists = _lists(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
+    check_count(lists.count(b"["), limits.containers_max)
+    if _depth(lists) > limits.nesting_max:
+        raise too_deep(limits.nesting_max)
+
+
+def check_count(counted: int, most: int) -> None:
+    """Raise `TooLargeError` for more lists and objects than may be."""
+    if counted > most:
+        raise TooLargeError(
+            f"it holds {counted:,} lists and objects, and {most:,} are read: see the option containers_max"
+        )
+
+
+def too_deep(most: int) -> TooLargeError:
+    """The error for content that is nested deeper than may be."""
+    return TooLargeError(
+        f"its lists and objects are nested more than {most:,} levels deep: see the option nesting_max"
+    )
+
+
+def _lists(content: bytes) -> bytes:
+    """The brackets outside of texts, all written as those of lists."""
+    if b"\\" in content:
+        content = _ESCAPED.sub(b"", content)
+    marks = content.translate(_AS_LISTS, _NO_MARKS)
+    # Most texts hold no bracket. Two quotes side by side may belong to two texts: no bracket is between them.
+    return _MARKS_IN_TEXT.sub(b"", marks.replace(b'""', b""))
+
+
+def _depth(lists: bytes) -> int:
+    return max(accumulate(map(_STEPS.__getitem__, lists)), default=0)

@@ -1,0 +1,48 @@
+"""Which errors in reading a message pass, and which are the message's own fault.
+
+Only what the bytes of a message cause is its fault. Memory that lacks, a service that does not answer, a
+stack of ours that is nearly used up: the same message can be read later, or by another worker.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import count
+
+from celery_sqs_visibility.errors import SQSError
+
+#: Of its many uses these are the system's; decompressors raise a bare `OSError` for invalid data.
+SYSTEM_ERRORS = (ConnectionError, TimeoutError)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether an error, or one behind it, has its cause here; called where it is caught."""
+    return any(map(_is_of_this_process, _behind(error)))
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that led to it; kombu wraps what its decoders raise."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        yield each
+        each = each.__cause__ or each.__context__
+
+
+def _is_of_this_process(error: BaseException) -> bool:
+    if isinstance(error, RecursionError):
+        return _stack_depth() > sys.getrecursionlimit() // 2  # else what was read is nested that deep
+    if isinstance(error, OSError):
+        return error.errno is not None or isinstance(error, SYSTEM_ERRORS)
+    return isinstance(error, (MemoryError, SQSError))
+
+
+def _stack_depth() -> int:
+    frame = sys._getframe()  # noqa: SLF001 - CPython's and PyPy's, and `inspect` reads source files
+    for depth in count():
+        if frame.f_back is None:
+            return depth
+        frame = frame.f_back
+    raise AssertionError

@@ -1,0 +1,39 @@
+r"""Text that somebody else wrote, fit for terminals and logs.
+
+A terminal takes control characters (C0 and C1, ESC first) for orders: to recolour, to move, to answer. Those
+that set the direction of text have a line look like another, as do separators of lines.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+#: C0, DEL and C1; separators of lines; what sets the direction of text; what no encoding has.
+UNPRINTABLE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+
+#: As they are in JSON, where no other place has them.
+_INDENTATION: Final = "\t\n"
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""The text, such characters written as in a Python literal: `\x1b`, `\u202e`; those of `keep` stay."""
+    return UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
+
+
+def printable_lines(text: str) -> str:
+    """The same of a text with lines."""
+    return printable(text, keep=_INDENTATION)
+
+
+def printable_json(text: str) -> str:
+    r"""JSON that means the same, such characters written as JSON has them: `\u001b`."""
+    return UNPRINTABLE.sub(
+        lambda found: found[0] if found[0] in _INDENTATION else f"\\u{ord(found[0]):04x}", text
+    )
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()

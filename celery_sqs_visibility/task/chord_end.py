@@ -1,0 +1,53 @@
+"""The end of a run that is a chord's member, in which Celery may publish the chord's body.
+
+After an exception from outside, such as the `SystemExit` of a SIGTERM, Celery would note that the body was
+published (celery/backends/redis.py: `on_chord_part_return`), and it would never run. So SIGTERM waits in a
+pool's process, and runs in the worker's own process are not interrupted. A process that is killed notes
+nothing: its member comes back.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any, Final, cast
+
+from billiard import common
+
+#: What a pool's process does at SIGTERM.
+POOLS_HANDLER: Final = cast("Any", common)._shutdown_cleanup  # noqa: SLF001
+
+#: The threads and greenlets that are at such an end.
+_at_end: set[int] = set()
+
+#: Signals that wait for it, in a pool's process.
+_waiting: list[int] = []
+
+
+def begin() -> None:
+    """The task's own code is over. In the thread, greenlet or process of the run."""
+    _at_end.add(threading.get_ident())
+    if signal.getsignal(signal.SIGTERM) is POOLS_HANDLER:
+        signal.signal(signal.SIGTERM, _wait)
+
+
+def end() -> None:
+    """The run is over: take the signals that have waited. There, too; harmless without a beginning."""
+    ident = threading.get_ident()
+    if ident not in _at_end:
+        return
+    _at_end.discard(ident)
+    if signal.getsignal(signal.SIGTERM) is _wait:
+        signal.signal(signal.SIGTERM, POOLS_HANDLER)
+        if _waiting:
+            _waiting.clear()
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _wait(number: int, _frame: object) -> None:
+    _waiting.append(number)
+
+
+def is_at_end(ident: int | None) -> bool:
+    """Whether the run of that thread or greenlet of this process is at such an end. Any thread."""
+    return ident in _at_end

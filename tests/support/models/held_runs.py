@@ -1,0 +1,51 @@
+"""What a worker has beside the messages that it holds: runs, and capacity."""
+
+from __future__ import annotations
+
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Release
+
+#: How a run may end.
+ENDS = {
+    "success": lambda _: Delete(),
+    "success, too": lambda _: Delete(),
+    "failure": lambda _: Hide(7),
+    "failure, for long": lambda _: Hide(400),
+    "failure, at its own time": lambda _: Lapse(),
+    "release": lambda _: Release(),
+    "given up": lambda run: DeadLetter("broken", run.message_id, otherwise=Hide(9)),
+    "given up, or released": lambda run: DeadLetter("broken", run.message_id, otherwise=Release()),
+}
+
+
+class AnyCapacity:
+    """Capacity for whatever comes, which counts what is held; the rest is tested elsewhere."""
+
+    held = 0
+
+    def hold(self, messages, **_):
+        self.held += messages
+
+    def release(self, **_):
+        self.held -= 1
+
+    def start_run(self, _run, **_):
+        self.held -= 1
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+class Run:
+    """A task that Celery has, and maybe runs; a request, as a shutdown sees it."""
+
+    name = "task"
+
+    def __init__(self, delivery, *, early):
+        self.delivery = delivery
+        self.id = self.message_id = delivery.facts.message_id
+        self.begun = False
+        self.killed = False
+        self.early = delivery.acknowledged_early = early
+
+    def end_in_shutdown(self):
+        self.killed = True

@@ -1,0 +1,28 @@
+"""A task whose messages are signed: Celery's serializer `auth`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.app import make_app, noting_of
+from support.diary import note
+
+from celery_sqs_visibility import VisibilityTask
+
+app = make_app("signed", task_cls=VisibilityTask)
+app.setup_security()
+
+
+def started(task, key, *_):
+    note("started", key=key, retries=task.request.retries)
+
+
+noting = noting_of(app, started)
+
+
+@noting(error_visibility_timeout=1, max_retries=2)
+def once(self, key, marker):
+    """Fails at its first run, and comes back as it was signed."""
+    if not Path(marker).exists():
+        Path(marker).touch()
+        raise ValueError(key)

@@ -1,0 +1,150 @@
+"""A worker that has none but messages of which nothing here knows is seen; no other is."""
+
+from __future__ import annotations
+
+import threading
+from weakref import ref
+
+import pytest
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.delivery.settlements import Delete, Hide
+from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
+from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.policy.health import (
+    FORGOTTEN_SECONDS,
+    LATE_SECONDS,
+    Phase,
+    WorkerFacts,
+    liveness,
+)
+
+
+def look(world, seconds=FORGOTTEN_SECONDS + 1):
+    """Have the supervisor look for that long; for how many seconds there were none but forgotten messages."""
+    for _ in range(int(seconds / CHECK_INTERVAL_SECONDS) + 1):
+        world.consumer._forgotten.replace_stuck(world.clock.monotonic())
+        world.clock.advance(CHECK_INTERVAL_SECONDS)
+        world.extend()
+    return world.consumer.forgotten
+
+
+def is_live(world, **facts):
+    return liveness(WorkerFacts(Phase.RUNNING, **facts)).ok
+
+
+def test_a_place_that_no_message_has_is_seen_and_so_is_its_end(world, queue):
+    world.deliveries(queue, "a")[0].settle(Hide(5))
+    world.consumer.capacity.hold(1)
+    assert not is_live(world, forgotten=look(world))
+    world.consumer.capacity.release()
+    assert look(world) == 0.0
+
+
+def test_a_message_that_neither_could_be_handed_over_nor_settled_is_seen(world, queue, monkeypatch):
+    def lacks_memory(*_):
+        raise MemoryError
+
+    world.buffered(queue, "a", on_message=lacks_memory)
+    with monkeypatch.context() as memory:
+        memory.setattr(world.consumer, "settle", lacks_memory)
+        with pytest.raises(MemoryError):
+            world.hand_over()
+    assert world.held() == 1
+    assert not is_live(world, forgotten=look(world))
+
+
+@pytest.mark.parametrize("where", ["buffer", "Celery", "pool", "nowhere"])
+def test_messages_that_somebody_has_are_well(world, queue, where):
+    if where == "buffer":
+        world.buffered(queue, "a")
+    if where in ("Celery", "pool"):
+        (delivery,) = world.deliveries(queue, "a")
+        assert where == "Celery" or delivery.start()
+    assert look(world) == 0.0
+
+
+def test_nor_is_a_worker_ill_that_hands_over_others_or_runs_one(world, queue):
+    world.deliveries(queue, "b")[0].settle(Delete())
+    world.consumer.capacity.hold(1)
+    assert look(world, FORGOTTEN_SECONDS - 1) > 0
+    *_, delivery = world.deliveries(queue, "a")
+    assert look(world, 1) < FORGOTTEN_SECONDS
+    assert delivery.start()
+    assert look(world) == 0.0
+
+
+class Request:
+    """As Celery's, which holds the message that it settles."""
+
+
+@pytest.mark.parametrize("superseded", [False, True])
+def test_a_message_whose_request_is_gone_is_given_back(world, queue, superseded, caplog):
+    (delivery,) = world.deliveries(queue, "a")
+    request = Request()
+    delivery.request = ref(request)
+    assert delivery.start()
+    if superseded:
+        world.come_back(queue)
+        assert delivery.current is not delivery
+    look(world, 2)
+    assert world.held() == 1
+    del request
+    look(world, 2)
+    assert world.held() == 0
+    assert "RuntimeError('its run was dropped, unreported')" in caplog.text
+
+
+def test_a_message_that_its_request_wanted_copied_in_vain_waits_for_another_request(world, queue):
+    (delivery,) = world.deliveries(queue, "a")
+    request = Request()
+    delivery.request = ref(request)
+    payload = world.handed[0]
+    renew = delivery.renewal(world.clock.wall() + 1, lambda _: ("a", {}), payload)
+    assert renew is not None
+    world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
+    assert delivery.settle(renew)
+    del request
+    wait_until(lambda: len(world.buffer) == 1, SOON, "it to be buffered")
+    look(world, 2)
+    assert world.held() == 1, "Celery has not been given it yet"
+
+
+class Once(threading.Event):
+    """Is waited for once, and then set."""
+
+    waits = 0
+
+    def wait(self, _timeout=None):
+        self.waits += 1
+        return self.waits > 1
+
+
+def test_nor_one_that_runs_what_was_acknowledged_early(world, queue):
+    (delivery,) = world.deliveries(queue, "a")
+    delivery.acknowledged_early = True
+    assert delivery.start()
+    delivery.settle(Delete())
+    world.consumer.capacity.hold(1)
+    assert look(world) == 0.0
+    delivery.ran()
+    assert not is_live(world, forgotten=look(world))
+
+
+def test_a_supervisor_that_waits_for_the_lock_of_a_receiver_is_late_and_the_probe_does_not_wait(world, queue):
+    world.buffered(queue, "a")
+    supervisor = world.consumer._supervisor
+    supervisor._stopped = once = Once()
+    world.clock.advance(2 * CHECK_INTERVAL_SECONDS)  # so that it is late until it looks
+    with world.consumer._receivers.get("q")._changed:
+        thread = threading.Thread(target=supervisor._run, args=(once,), daemon=True)
+        thread.start()
+        wait_until(lambda: supervisor.late(world.clock.monotonic()) == 0 and once.waits, SOON, "a check")
+        world.clock.advance(LATE_SECONDS + 1)
+        now = world.clock.monotonic()
+        facts = {"polls": world.consumer.polling_facts(now), "duties": world.consumer.duty_facts(now)}
+        assert thread.is_alive()
+    thread.join(SOON)
+    verdict = liveness(WorkerFacts(Phase.RUNNING, **facts))
+    assert not verdict.ok
+    assert "replaces threads that hang" in verdict.reason

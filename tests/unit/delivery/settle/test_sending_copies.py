@@ -1,0 +1,262 @@
+"""Copies go out in batches, side by side; nothing is sent twice that was sent, whatever interrupts it."""
+
+from __future__ import annotations
+
+import pytest
+from support import factories
+from support.clock import FakeClock
+from support.factories import DELETES, TIMEOUT
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.batch_threads import InProgressBatch
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
+from celery_sqs_visibility.delivery.settle.copies import Copies
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
+from celery_sqs_visibility.delivery.settle.sending import BATCHES_SIDE_BY_SIDE, RECORDS_A_TURN
+from celery_sqs_visibility.delivery.settlements import Renew, Split
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    RequestRefusedError,
+    ThrottledError,
+    UnavailableError,
+    UnreadableError,
+)
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
+
+BATCHES, SEND = "SendMessageBatch", "SendMessage"
+SPARE = 20
+
+
+class World:
+    """Copies whose requests the test makes, on a clock that the test turns."""
+
+    def __init__(self, name="q"):
+        self.clock = FakeClock()
+        self.sqs = FakeSQS(self.clock)
+        self.queue = factories.queue(self.sqs, name)
+        self.ended = []
+        permissions = CopyPermissions(self.clock)
+        self.copies = Copies(
+            OutgoingMessages(), permissions, lambda _: SPARE, 0, self.clock, self.ended.append
+        )
+
+    def split(self, count, body="", **fields):
+        """An event of so many records; what is left of it is told by its indices."""
+        (delivery,) = factories.received(self.queue, 1, self.clock)
+        fifo = {"group_id": "g"} if self.queue.fifo else {}
+        records = [
+            OutgoingMessage(f"{n}{body}", deduplication_id=str(n) if fifo else None, **fifo, **fields)
+            for n in range(count)
+        ]
+
+        def remainder(indices):
+            return OutgoingMessage(f"left {list(indices)}", deduplication_id="left" if fifo else None, **fifo)
+
+        self.copies.submit(delivery, Split(records, "event", remainder))
+        return delivery
+
+    def renew(self, *bodies):
+        for body, delivery in zip(
+            bodies, factories.received(self.queue, len(bodies), self.clock), strict=True
+        ):
+            self.copies.submit(delivery, Renew(OutgoingMessage(body), {}, 7))
+
+    def take(self):
+        return self.copies.take(self.clock.monotonic())
+
+    def in_flight(self):
+        """Take all requests that may be made side by side."""
+        taken = []
+        while (batch := self.take()) is not None:
+            taken.append(batch)
+        return taken
+
+    def answer(self, batch):
+        failed = self.copies.batch_threads._send(InProgressBatch(batch, 0, 0))
+        self.copies.conclude(batch, self.clock.monotonic(), failed)
+
+    def work_off(self, requests=10_000):
+        for _ in range(requests):
+            if not self.copies.batch_threads.send_next():
+                due = self.copies.due(self.clock.monotonic())
+                if due is None:
+                    return
+                self.clock.advance(max(0, due - self.clock.monotonic()))
+
+    def sent(self):
+        messages = self.sqs._queues[self.queue.url].messages
+        return [message.body for message in messages if message.body != "task"]
+
+    def requests(self, action):
+        return len(factories.requests(self.sqs, action))
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def numbers(*ranges):
+    return [str(number) for each in ranges for number in each]
+
+
+def test_seven_hundred_records_take_seventy_requests_and_one_question(world):
+    world.split(700)
+    world.work_off()
+    assert world.sent() == numbers(range(700))
+    assert (world.requests(BATCHES), world.requests(SEND), world.requests(DELETES)) == (70, 1, 1)
+    (sending,) = world.ended
+    assert sending.left == []
+
+
+def test_the_first_batch_goes_alone_and_then_several_side_by_side(world):
+    world.split(100)
+    (first,) = world.in_flight()
+    assert len(first) == BATCH_ENTRIES
+    world.answer(first)
+    side_by_side = world.in_flight()
+    assert [len(batch) for batch in side_by_side] == [BATCH_ENTRIES] * BATCHES_SIDE_BY_SIDE
+    for batch in reversed(side_by_side):
+        world.answer(batch)
+    assert sorted(map(int, world.sent())) == list(range(50))
+
+
+def test_a_batch_has_a_mebibyte_at_the_most(world):
+    world.split(4, "x" * (MESSAGE_BYTES // 3))
+    world.work_off()
+    assert world.requests(BATCHES) == 2
+    assert len(world.sent()) == 4
+
+
+def test_a_fifo_group_goes_one_after_the_other_also_when_one_is_tried_again():
+    world = World("q.fifo")
+    world.sqs.fail_next(BATCHES, ThrottledError("slow down"))
+    world.split(25)
+    world.work_off()
+    assert world.sent() == numbers(range(25))
+
+
+def test_copies_that_wait_share_requests_and_tell_their_ids(world):
+    world.renew(*"abc")
+    world.work_off()
+    assert (world.requests(BATCHES), sorted(world.sent())) == (1, ["a", "b", "c"])
+    ids = {message.body: message.id for message in world.sqs._queues[world.queue.url].messages}
+    assert [(each.copying.copy.body, each.message_id) for each in world.ended] == [
+        (body, ids[body]) for body in "abc"
+    ]
+
+
+@pytest.mark.parametrize("answered", range(6))
+def test_an_interrupted_event_goes_on_as_one_message_where_it_stopped(world, answered):
+    world.split(100)
+    for _ in range(answered):
+        world.answer(world.take())
+    in_flight = [world.take()] if answered else []
+    world.copies.interrupt()
+    for batch in in_flight:
+        world.answer(batch)
+    world.work_off()
+    (sending,) = world.ended
+    sent = 10 * (answered + len(in_flight))
+    if not sent:
+        assert (world.sent(), sending.given_back) == ([], True)
+    else:
+        assert world.sent() == [*numbers(range(sent)), f"left {list(range(sent, 100))}"]
+        assert sending.left == []
+
+
+def test_what_failed_of_a_batch_is_what_is_left(world):
+    world.split(30)
+    world.answer(world.take())
+    world.sqs.fail_next(BATCHES, ThrottledError("slow down"), position=3)
+    second, third = world.in_flight()
+    world.answer(second)
+    world.answer(third)
+    world.copies.interrupt()
+    world.work_off()
+    assert world.sent() == [*numbers(range(13), range(14, 30)), "left [13]"]
+
+
+@pytest.mark.parametrize("error", [ThrottledError("slow down"), UnavailableError("no answer")])
+def test_in_an_outage_nothing_ends_until_the_deadline_is_near(world, error):
+    delivery = world.split(30)
+    world.answer(world.take())
+    for _ in range(1000):
+        world.sqs.fail_next(BATCHES, error)
+    for _ in range(2):
+        delivery.deadline += 60  # the heartbeat extends it
+        for _ in range(50):
+            world.work_off(1)
+        assert world.ended == []
+    world.clock.advance(delivery.deadline - SPARE - world.clock.monotonic())
+    world.work_off(1)
+    world.sqs._failures.clear()
+    world.work_off()
+    assert world.sent() == [*numbers(range(10)), f"left {list(range(10, 30))}"]
+    assert world.ended[0].left == []
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_of_a_lost_original_nothing_more_is_sent(world, lost):
+    delivery = world.split(30)
+    world.answer(world.take())
+    delivery.lost = lost
+    world.clock.advance(1 if lost else TIMEOUT)
+    world.work_off()
+    assert world.sent() == numbers(range(10))
+    assert len(world.ended[0].left) == 20
+
+
+def test_after_a_turn_the_rest_goes_on_as_one_message(world):
+    world.split(RECORDS_A_TURN + 5)
+    world.work_off()
+    rest = list(range(RECORDS_A_TURN, RECORDS_A_TURN + 5))
+    assert world.sent() == [*numbers(range(RECORDS_A_TURN)), f"left {rest}"]
+
+
+def test_a_record_that_is_refused_goes_on_alone_with_the_others_behind_it(world):
+    world.split(20)
+    world.sqs.fail_next(BATCHES, RequestRefusedError("wrong"), position=3)
+    world.work_off()
+    assert world.sent() == [*numbers(range(3), range(4, 10)), f"left {[3, *range(10, 20)]}"]
+
+
+def test_without_the_permission_to_send_one_request_is_made(world):
+    world.split(100)
+    world.sqs.fail_next(BATCHES, AccessDeniedError("no"))
+    world.work_off()
+    assert (world.sent(), world.requests(BATCHES)) == ([], 1)
+    assert isinstance(world.ended[0].error, AccessDeniedError)
+
+
+def test_without_the_permission_to_delete_none_is_made_for_a_while(world):
+    world.sqs.fail_next(DELETES, AccessDeniedError("no"))
+    world.split(100)
+    world.renew("a")
+    world.work_off()
+    assert (world.sent(), world.requests(DELETES)) == ([], 1)
+    assert [each.error.action for each in world.ended] == ["DeleteMessage"] * 2
+    world.clock.advance(301)
+    world.split(10)
+    world.work_off()
+    assert world.sent() == numbers(range(10)), "the permission was given meanwhile"
+
+
+def test_a_record_of_which_no_message_can_be_made_ends_the_event(world):
+    class Unsendable(list):
+        def __getitem__(self, index):
+            raise UnreadableError("its arguments cannot be sent")
+
+    (delivery,) = factories.received(world.queue, 1, world.clock)
+    world.copies.submit(delivery, Split(Unsendable("ab"), "event"))
+    world.work_off()
+    assert "its arguments cannot be sent" in str(world.ended[0].error)
+
+
+def test_a_flush_waits_for_all(world):
+    world.split(10)
+    assert not world.copies.flush(0)
+    world.work_off()
+    assert world.copies.flush(0)
+    assert not world.copies.unfinished

@@ -1,0 +1,22 @@
+"""Bounds of what a message's content unfolds to."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.policy.options import Options
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("containers_max", 5),
+        ("containers_max", "many"),
+        ("decompressed_max_bytes", 1.5e9),
+        ("nesting_max", 99),
+    ],
+)
+def test_an_impossible_bound_is_refused(name, value):
+    with pytest.raises(OptionError, match=f"expected {name} to be a whole number, .* or more, got "):
+        Options.parse({name: value})
