@@ -128,8 +128,9 @@ class Delivery(_WeaklyReferenced):
     horizon: float = field(init=False)
     #: Whether the buffer, Celery or whoever fetches its payload has it.
     in_hand: bool = field(default=False, init=False)
-    #: Celery's request for it, which alone settles it from then on. Where that is gone, nobody will.
-    request: ref[Any] | None = field(default=None, init=False)
+    #: What alone settles it from then on: Celery's request for it, then its run in a pool without processes.
+    #: Where that is gone, nobody will.
+    carrier: ref[Any] | None = field(default=None, init=False)
     #: When a pool began to run it.
     began: float | None = field(default=None, init=False)
     #: Whether it was given to a pool that may run it any moment.
@@ -194,8 +195,8 @@ class Delivery(_WeaklyReferenced):
 
     @property
     def is_dropped(self) -> bool:
-        """Whether Celery has dropped its request, and so its run."""
-        return self.request is not None and self.request() is None and not self.claimed
+        """Whether Celery has dropped its request, or the pool its run."""
+        return self.carrier is not None and self.carrier() is None and not self.claimed
 
     def take_after(self, older: Delivery) -> None:
         """Know what the older delivery does by its message's payload, which is not fetched again."""

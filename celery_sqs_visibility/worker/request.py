@@ -70,7 +70,7 @@ class DeliveryRequest(SettlingRequest):
         if self.delivery is not None:
             self.delivery.acknowledged_early = not self.task.acks_late
             self._describe(self.delivery)
-            self.delivery.current.request = weak = ref(self)
+            self.delivery.current.carrier = weak = ref(self)
             made_last.append(weak)
             if self.eta is not None and self.worker.on_eta is not None:
                 self.worker.on_eta(self)

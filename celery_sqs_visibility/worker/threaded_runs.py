@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from weakref import ref
 
 from billiard.einfo import ExceptionInfo
 from celery.worker import state
@@ -16,7 +17,8 @@ class ThreadedRun:
     The pool would lose a run that raises out of Celery's tracer, and pass one that ended with a BaseException
     to the callback for successes, which cannot take it (celery/concurrency/base.py: `apply_target`); nor does
     it heed what a callback raises, for lack of memory for one. Its message would never be settled, and be
-    extended for 12 hours. Nothing runs if the message was given back while it waited in the pool; green pools
+    extended for 12 hours. A run that is lost all the same, with the pool's thread or before it, is gone: its
+    message is given back then (see `delivery.hold.forgotten`). Nothing runs if the message was given back while it waited in the pool; green pools
     would print what the request raises then.
     """
 
@@ -35,6 +37,9 @@ class ThreadedRun:
         self._on_success = callback
         self._on_error = error_callback
         self._given_back = False
+        if request is not None and request.delivery is not None:
+            # Celery keeps the request of a run that the pool has lost.
+            request.delivery.current.carrier = ref(self)
 
     def accept(self, *args: Any, **kwargs: Any) -> None:
         """Tell the request that it begins. The run's thread, before the run."""

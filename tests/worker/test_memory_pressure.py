@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import signal
 import socket
@@ -38,6 +39,11 @@ def is_live():
     return bool(answers) and all(answer["ok"] for answer in answers)
 
 
+def shortened(log):
+    """The log, whose lines of results are of no use."""
+    return re.sub("x{9,}", "", log)
+
+
 def run_all(site, worker, pool):
     """Wait until all have run. As an orchestrator, start another worker where one ends or is not live.
 
@@ -55,7 +61,7 @@ def run_all(site, worker, pool):
     wait_until(
         all_ran,
         180,
-        lambda: f"{len(have_run(site))} ran, queue {site.counts()}: {worker.log[-3000:]}",
+        lambda: f"{len(have_run(site))} ran, queue {site.counts()}: {shortened(worker.log)[-9000:]}",
     )
     return worker
 
@@ -85,7 +91,7 @@ def test_what_came_while_memory_lacked_runs_later_and_is_no_dead_letter(make_sit
     for key in keys:
         site.send("quick", key)
     if not press(worker, spare):  # as stock Celery
-        assert worker.wait_exit(SOON) == 1
+        assert worker.wait_exit(SOON) != 0  # by itself, or as the interpreter aborts
     worker = run_all(site, worker, pool)
     assert site.counts(dead_url) == (0, 0)
     assert worker.running

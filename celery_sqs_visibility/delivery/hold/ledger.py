@@ -98,7 +98,7 @@ class Ledger:
     def disclaim(self, delivery: Delivery) -> bool:
         """It is to run after all, by another request of Celery's; whether it is held."""
         with self._lock:
-            delivery.claimed, delivery.request = False, None
+            delivery.claimed, delivery.carrier = False, None
             return self.holds(delivery)
 
     def settle(
@@ -160,7 +160,7 @@ class Ledger:
             newest.began, newest.dispatched = delivery.began, delivery.dispatched
             newest.acknowledged_early = delivery.acknowledged_early
             newest.claimed, newest.in_hand = delivery.claimed, delivery.in_hand
-            newest.request = delivery.request
+            newest.carrier = delivery.carrier
             newest.on_lost, delivery.on_lost = delivery.on_lost, None
             newest.requested_deadline, delivery.requested_deadline = delivery.requested_deadline, 0.0
             newest.inactivity, delivery.inactivity = delivery.inactivity, None

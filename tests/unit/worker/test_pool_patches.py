@@ -196,6 +196,7 @@ class Asked(DeliveryRequest):
     def __init__(self, *, acks_late, given_back=False):
         self._task = SimpleNamespace(acks_late=acks_late)
         self._given_back = given_back
+        self.delivery = SimpleNamespace(current=SimpleNamespace(carrier=None))
         self.told = []
 
     def dispatch(self):
@@ -259,6 +260,20 @@ def test_where_the_pool_cannot_tell_of_a_run_its_message_comes_back(where):
     )
     assert [type(error) for error in came_back] == [MemoryError]
     assert request.told == ([] if where == "accepted" else ["run"])
+
+
+def test_a_run_that_a_pool_of_threads_loses_is_known_to_be_gone_though_celery_keeps_its_request():
+    waiting = []
+
+    def apply_async(target, _args, _kwargs, **options):
+        waiting.append((target, options))
+
+    request = Asked(acks_late=True)
+    request.apply(apply_async, processes=False)
+    carrier = request.delivery.current.carrier
+    assert carrier() is not None
+    waiting.clear()
+    assert carrier() is None
 
 
 def test_what_was_given_back_is_not_run_and_nothing_is_raised_where_a_green_pool_would_print_it():

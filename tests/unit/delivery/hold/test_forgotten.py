@@ -82,7 +82,7 @@ class Request:
 def test_a_message_whose_request_is_gone_is_given_back(world, queue, superseded, caplog):
     (delivery,) = world.deliveries(queue, "a")
     request = Request()
-    delivery.request = ref(request)
+    delivery.carrier = ref(request)
     assert delivery.start()
     if superseded:
         world.come_back(queue)
@@ -98,7 +98,7 @@ def test_a_message_whose_request_is_gone_is_given_back(world, queue, superseded,
 def test_a_message_that_its_request_wanted_copied_in_vain_waits_for_another_request(world, queue):
     (delivery,) = world.deliveries(queue, "a")
     request = Request()
-    delivery.request = ref(request)
+    delivery.carrier = ref(request)
     payload = world.handed[0]
     renew = delivery.renewal(world.clock.wall() + 1, lambda _: ("a", {}), payload)
     assert renew is not None
