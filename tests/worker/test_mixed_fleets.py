@@ -63,7 +63,7 @@ def end(worker):
 
 
 def deleted(site):
-    """What SQS said that it deleted. A stock worker that is told to end before sends its message a second time."""
+    """What SQS said that it deleted. A stock worker that is told to end before sends its message again."""
     return [call for call in site.proxy.calls("DeleteMessage") if call.status == 200]
 
 

@@ -2,7 +2,8 @@
 
 There should be none. Where memory lacks, any line may be its function's last, in Celery and in Python's pool
 of threads, too: a message then keeps its place or is extended for ever. One whose request is gone, or whose
-run in a pool of threads is, is given back. What else there is cannot be named: a worker that has only such messages is not live.
+run in a pool of threads is, is given back. What else there is cannot be named: a worker that has only such
+messages is not live.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ForgottenMessages:
         return self._looks * CHECK_INTERVAL_SECONDS
 
     def replace_stuck(self, _now: float) -> None:
-        """See `supervisor.Supervised`: messages are given back whose request, or run, two looks found gone."""
+        """See `supervisor.Supervised`: gives back messages whose request, or run, two looks found gone."""
         held = self._ledger.all()
         dropped = {delivery for delivery in held if delivery.is_dropped}
         for delivery in dropped & self._dropped_before:
