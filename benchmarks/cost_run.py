@@ -84,7 +84,7 @@ class Supply:
                     if action == "SendMessage" and what["queue_url"] == url
                 ]
                 self._stock[url] = deque(sent)
-                queue.messages.clear()
+                queue.purge()
 
     def feed(self):
         for url, stock in self._stock.items():
@@ -93,7 +93,7 @@ class Supply:
 
     @property
     def left(self):
-        return sum(len(self._sqs._queues[url].messages) for url in self._stock)
+        return sum(len(self._sqs._queues[url]) for url in self._stock)
 
     def work(self, consumer):
         """What the threads do: settle what is due, then poll."""

@@ -200,7 +200,7 @@ class FakeSQS(SQS):
 
     def purge(self, queue_url: str) -> None:
         with self._call("PurgeQueue", queue_url=queue_url):
-            self._queue("PurgeQueue", queue_url).messages.clear()
+            self._queue("PurgeQueue", queue_url).purge()
 
     def delete_queue(self, queue_url: str) -> None:
         """DeleteQueue. A long poll that waits there fails."""

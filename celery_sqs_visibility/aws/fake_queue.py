@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import heapq
 import itertools
 import uuid
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from celery_sqs_visibility.errors import ReceiptHandleInvalidError, RequestRefus
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 #: Seconds during which a FIFO queue drops a second message with the same deduplication id.
 DEDUPLICATION_SECONDS: Final = 300
@@ -55,7 +56,8 @@ class Now(NamedTuple):
 class Message:
     """One message in a queue. `handle` is the newest; `received_at` and `visible_at` are monotonic.
 
-    `attempt_id` is that of its latest receive, until its visibility is changed.
+    `attempt_id` is that of its latest receive, until its visibility is changed; `place` is its queue's, by
+    which the message that came first is the lowest.
     """
 
     id: str
@@ -69,6 +71,7 @@ class Message:
     handle: str | None = None
     attempt_id: str | None = None
     delayed: bool = False
+    place: int = 0
 
     def system_attributes(self) -> dict[str, str]:
         """Return all of MessageSystemAttributes."""
@@ -80,13 +83,20 @@ class FakeQueue:
     """A queue of a `FakeSQS`: CreateQueue's attributes, and the messages in the order they were sent.
 
     `FakeSQS` makes queues and holds its lock while it calls them. Tests may use one alone, in one thread.
+
+    A backlog of a million messages makes a call no slower, but where one looks at all of them: the counts,
+    a move to another queue, and the receives of a FIFO queue, of which a group may be locked.
     """
 
     url: str
     arn: str
     attributes: dict[str, str]
     tags: dict[str, str] = field(default_factory=dict)
-    messages: list[Message] = field(default_factory=list)
+    _messages: dict[Message, None] = field(default_factory=dict)
+    # Heaps of a standard queue. What they have of a message that is gone, or was hidden anew, is passed over.
+    _visible: list[tuple[int, Message]] = field(default_factory=list)  # by place
+    _timed: list[tuple[float, int, Message]] = field(default_factory=list)  # by `visible_at`, then place
+    _places: Iterator[int] = field(default_factory=itertools.count)
     _handles: dict[str, Message] = field(default_factory=dict)
     _recently_sent: dict[str, tuple[float, str]] = field(default_factory=dict)
     _attempts: dict[str, tuple[float, list[Message]]] = field(default_factory=dict)
@@ -100,6 +110,20 @@ class FakeQueue:
     def redrive(self) -> Redrive | None:
         """The redrive policy."""
         return parse_redrive_policy(self.attributes)
+
+    @property
+    def messages(self) -> list[Message]:
+        """All messages, hidden ones included, in the order they were sent."""
+        return list(self._messages)
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def purge(self) -> None:
+        """Forget all messages."""
+        self._messages.clear()
+        self._visible.clear()
+        self._timed.clear()
 
     def send(self, message: OutgoingMessage, now: Now) -> str:
         """Add a message, unless it is a duplicate; return its id, or that of the original."""
@@ -117,7 +141,7 @@ class FakeQueue:
         delay = message.delay_at(now.wall)
         if delay is None:
             delay = int(self.attributes.get("DelaySeconds", "0"))
-        self.messages.append(
+        self._add(
             Message(
                 id=new_id,
                 body=message.body,
@@ -129,6 +153,16 @@ class FakeQueue:
             )
         )
         return new_id
+
+    def _add(self, message: Message) -> None:
+        message.place = next(self._places)
+        self._messages[message] = None
+        self._time(message)
+
+    def _time(self, message: Message) -> None:
+        """It is added, or its `visible_at` was set."""
+        if not self.fifo:
+            heapq.heappush(self._timed, (message.visible_at, message.place, message))
 
     def _deduplication_id(self, message: OutgoingMessage) -> str:
         if message.deduplication_id is not None:
@@ -156,10 +190,11 @@ class FakeQueue:
         dead: list[Message] = []
         known = received and now.monotonic - began < ATTEMPT_SECONDS
         # Nobody may have deleted them, changed their visibility or received them since.
-        if not (known and all(m in self.messages and m.attempt_id == attempt_id for m in received)):
+        if not (known and all(m in self._messages and m.attempt_id == attempt_id for m in received)):
             began, (received, dead) = now.monotonic, self._hand_out(limit, seconds, now)
         for message in received:
             message.attempt_id, message.visible_at = attempt_id, now.monotonic + seconds
+            self._time(message)
         self._attempts[attempt_id] = began, received
         return received, dead
 
@@ -167,36 +202,49 @@ class FakeQueue:
         received: list[Message] = []
         dead: list[Message] = []
         redrive = self.redrive
-        for message in self._available(now):
+        available = iter(self._available(now)) if self.fifo else self._first_visible(now)
+        while len(received) < limit and (message := next(available, None)) is not None:
             if redrive is not None and message.receive_count >= redrive.max_receive_count:
                 dead.append(message)
+                del self._messages[message]
                 continue
-            if len(received) == limit:
-                break
             message.handle, message.attempt_id = uuid.uuid4().hex, None
             self._handles[message.handle] = message
             message.delayed = False
             message.receive_count += 1
             message.received_at = now.monotonic
             message.visible_at = now.monotonic + seconds
+            self._time(message)
             message.system.setdefault("ApproximateFirstReceiveTimestamp", str(int(now.wall * 1000)))
             received.append(message)
-        self.messages = [message for message in self.messages if message not in dead]
         return received, dead
+
+    def _first_visible(self, now: Now) -> Iterator[Message]:
+        """What a receive hands out of a standard queue, taken out of the heap, each message once."""
+        while self._timed and self._timed[0][0] <= now.monotonic:
+            at, place, message = heapq.heappop(self._timed)
+            if message in self._messages and message.visible_at == at:
+                heapq.heappush(self._visible, (place, message))
+        before = None  # entries of one message are neighbours
+        while self._visible:
+            _, message = heapq.heappop(self._visible)
+            if message is not before and message in self._messages and message.visible_at <= now.monotonic:
+                yield message
+            before = message
 
     def _available(self, now: Now) -> list[Message]:
         """Return what a receive may hand out: of a FIFO group nothing while a message of it is in flight."""
         locked = {message.group for message in self._hidden(now)} - {None}
-        return [m for m in self.messages if m.visible_at <= now.monotonic and m.group not in locked]
+        return [m for m in self._messages if m.visible_at <= now.monotonic and m.group not in locked]
 
     def _hidden(self, now: Now) -> list[Message]:
-        return [message for message in self.messages if message.visible_at > now.monotonic]
+        return [message for message in self._messages if message.visible_at > now.monotonic]
 
     def add_dead_letter(self, message: Message, source_arn: str, now: Now) -> None:
         """Add a message that its queue, `source_arn`, gave up. Its id, its age and its receives go on."""
         message.system["DeadLetterQueueSourceArn"] = source_arn
         message.handle, message.visible_at = None, now.monotonic
-        self.messages.append(message)
+        self._add(message)
 
     def move_to(self, target: FakeQueue, now: Now) -> int:
         """Move what is visible, as a redrive does: each message is new there. Return how many."""
@@ -205,7 +253,7 @@ class FakeQueue:
             attributes = message.message_attributes
             new = OutgoingMessage(message.body, attributes, None, message.group, str(uuid.uuid4()))
             target.send(new, now)
-        self.messages = [message for message in self.messages if message not in moving]
+            del self._messages[message]
         return len(moving)
 
     def delete(self, handle: str, now: Now) -> None:
@@ -215,12 +263,12 @@ class FakeQueue:
         """
         action = "DeleteMessageBatch"
         message = self._message(handle, action)
-        if message not in self.messages:
+        if message not in self._messages:
             return
         if self.fifo and (message.handle != handle or message.visible_at <= now.monotonic):
             raise _invalid("The receipt handle has expired.", action)
         if message.handle == handle:
-            self.messages.remove(message)
+            del self._messages[message]
 
     def change_visibility(
         self, handle: str, seconds: int, now: Now, late: LateChange = LateChange.HIDES
@@ -231,7 +279,7 @@ class FakeQueue:
         """
         action = "ChangeMessageVisibilityBatch"
         message = self._message(handle, action)
-        if message not in self.messages or (self.fifo and message.handle != handle):
+        if message not in self._messages or (self.fifo and message.handle != handle):
             raise _invalid(NOT_IN_FLIGHT, action)
         total = now.monotonic - message.received_at + seconds
         if not 0 <= seconds <= VISIBILITY_HORIZON_SECONDS or total > VISIBILITY_HORIZON_SECONDS:
@@ -241,6 +289,7 @@ class FakeQueue:
                 raise _invalid(NOT_IN_FLIGHT, action)
             return
         message.visible_at, message.attempt_id = now.monotonic + seconds, None
+        self._time(message)
 
     def _message(self, handle: str, action: str) -> Message:
         if handle not in self._handles:
@@ -249,14 +298,21 @@ class FakeQueue:
 
     def next_change(self, now: Now) -> float:
         """Return the seconds until the next hidden message is visible; infinity if none is hidden."""
-        return min((m.visible_at - now.monotonic for m in self._hidden(now)), default=float("inf"))
+        if self.fifo:
+            return min((m.visible_at - now.monotonic for m in self._hidden(now)), default=float("inf"))
+        while self._timed:
+            at, _, message = self._timed[0]
+            if message in self._messages and message.visible_at == at:
+                return at - now.monotonic
+            heapq.heappop(self._timed)
+        return float("inf")
 
     def counts(self, now: Now) -> dict[str, str]:
         """Return the three attributes with the numbers of messages."""
         hidden = self._hidden(now)
         delayed = sum(message.delayed for message in hidden)
         return {
-            "ApproximateNumberOfMessages": str(len(self.messages) - len(hidden)),
+            "ApproximateNumberOfMessages": str(len(self._messages) - len(hidden)),
             "ApproximateNumberOfMessagesNotVisible": str(len(hidden) - delayed),
             "ApproximateNumberOfMessagesDelayed": str(delayed),
         }

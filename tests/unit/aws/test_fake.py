@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from support.bytecodes import bytecodes
 from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import ACCOUNT, FakeSQS
@@ -348,3 +349,53 @@ def test_a_move_task_empties_a_dead_letter_queue_that_a_policy_names(sqs):
     (message,) = sqs.receive(url, 10, 0, ReceiveOptions(message_attributes=("All",)))
     assert (message["Body"], list(message["MessageAttributes"])) == ("x", ["a"])
     assert sqs.receive(dead, 10, 0, ReceiveOptions()) == []
+
+
+@pytest.mark.parametrize("hidden", [0, 30])
+def test_a_backlog_makes_no_call_slower(sqs, clock, hidden):
+    def work(backlog):
+        url = sqs.create_queue(f"of-{backlog}", {}, {})
+        for _ in range(backlog):
+            sqs.send(url, OutgoingMessage("task"))
+        while hidden and sqs.receive(url, 10, 0, OPTIONS):
+            pass
+        clock.advance(hidden)  # all come back at once
+        sqs.receive(url, 1, 0, OPTIONS)
+
+        def once():
+            sqs.send(url, OutgoingMessage("task"))
+            handles = [message["ReceiptHandle"] for message in sqs.receive(url, 10, 0, OPTIONS)]
+            sqs.change_visibility(url, [(handle, 60) for handle in handles])
+            sqs.delete(url, handles)
+            assert len(handles) == 10
+
+        return bytecodes(once)
+
+    assert work(10_000) <= 1.2 * work(100)
+
+
+def test_a_message_that_was_hidden_late_and_came_back_is_handed_out_once(sqs, clock, url):
+    sqs.send(url, OutgoingMessage("task"))
+    (received,) = sqs.receive(url, 10, 0, OPTIONS)
+    clock.advance(30)
+    assert sqs.receive(url, 1, 0, ReceiveOptions(0, ()))
+    sqs.change_visibility(url, [(received["ReceiptHandle"], 10)])
+    assert not sqs.receive(url, 10, 0, OPTIONS)
+    clock.advance(10)
+    assert len(sqs.receive(url, 10, 0, ReceiveOptions(0, ()))) == 1
+    assert len(sqs.receive(url, 10, 0, OPTIONS)) == 1
+
+
+def test_messages_that_come_back_go_before_those_that_were_sent_later(sqs, clock, url):
+    for body in "abc":
+        sqs.send(url, OutgoingMessage(body))
+    sqs.receive(url, 2, 0, OPTIONS)
+    clock.advance(30)
+    assert [message["Body"] for message in sqs.receive(url, 10, 0, OPTIONS)] == ["a", "b", "c"]
+
+
+def test_a_purged_queue_takes_messages_again(sqs, url):
+    sqs.send(url, OutgoingMessage("gone"))
+    sqs.purge(url)
+    sqs.send(url, OutgoingMessage("here"))
+    assert [message["Body"] for message in sqs.receive(url, 10, 0, OPTIONS)] == ["here"]
