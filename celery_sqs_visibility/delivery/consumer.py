@@ -14,7 +14,7 @@ from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
 from celery_sqs_visibility.delivery.batch_threads import batch_threads_of
 from celery_sqs_visibility.delivery.event_log import listen
-from celery_sqs_visibility.delivery.hold.forgotten import ForgottenMessages
+from celery_sqs_visibility.delivery.forgotten import ForgottenMessages
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
@@ -81,8 +81,8 @@ class QueueConsumer(DeliveryHolder):
         )
         self._forgotten = ForgottenMessages(
             self.ledger,
-            lambda: self.capacity.held,
-            lambda: self.capacity.runs,
+            self.capacity,
+            lambda: self._receivers.polling,
             lambda: self._arrivals.handed,
         )
         self._supervisor = Supervisor(self._supervised, clock)

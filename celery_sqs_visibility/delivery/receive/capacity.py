@@ -194,6 +194,17 @@ class ReceiveCapacity:
                 self._busy.add(queue)
             self._serve()
 
+    def count_nothing(self) -> None:
+        """No message is held, asked for or run, whatever was counted: memory lacked between two lines.
+
+        Where there are turns, these count the messages of all the process's consumers, and are believed.
+        """
+        with self._lock:
+            self._asked = AskedFor()
+            if self._turns is None:
+                self._held, self._fifo = Held(), Held()
+            self._serve()
+
     def turn_given(self) -> None:
         """A message goes to Celery: its queue may ask for the next one that is to wait here."""
         if self._turns is not None:

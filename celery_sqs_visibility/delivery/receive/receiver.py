@@ -88,6 +88,11 @@ class Receiver:
         self._moves_by = math.inf  # the instant by which the poller goes on; not known while capacity lacks
 
     @property
+    def polling(self) -> bool:
+        """Whether a poll is in flight, or what it brought is being taken."""
+        return bool(self._polls.in_flight)
+
+    @property
     def stopping(self) -> bool:
         """Whether `stop` was called."""
         return self._polls.stopping

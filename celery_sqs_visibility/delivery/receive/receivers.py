@@ -50,6 +50,11 @@ class Receivers:
         """The names of the queues that are polled, but for pauses."""
         return [name for name, (receiver, _) in list(self._latest.items()) if not receiver.stopping]
 
+    @property
+    def polling(self) -> bool:
+        """Whether a poll is in flight, or what it brought is being taken."""
+        return any(receiver.polling for receiver in self.all())
+
     def polled(self) -> set[str]:
         """The names of stopped or paused queues whose polls are in flight."""
         return {each.queue.name for each in self.all() if not each.wait_for_polls(NO_WAIT)}

@@ -54,6 +54,7 @@ class AskedFor:
     """
 
     def __init__(self) -> None:
+        self._all: set[Reservation] = set()
         self.polls: Counter[str] = Counter()
         self.likely: set[Reservation] = set()
         self.expected = 0
@@ -62,6 +63,7 @@ class AskedFor:
 
     def add(self, reservation: Reservation, *, likely: bool) -> None:
         """A poll begins."""
+        self._all.add(reservation)
         self.polls[reservation.queue] += 1
         if likely:
             self.likely.add(reservation)
@@ -79,7 +81,10 @@ class AskedFor:
             self.unlikely[reservation.queue] += reservation.messages
 
     def remove(self, reservation: Reservation) -> None:
-        """The poll is over."""
+        """The poll is over; harmless if nobody knows of it any more."""
+        if reservation not in self._all:
+            return
+        self._all.remove(reservation)
         self.doubt(reservation)
         queue = reservation.queue
         self.unlikely[queue] -= reservation.messages

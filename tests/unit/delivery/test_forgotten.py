@@ -29,10 +29,17 @@ def look(world, seconds=FORGOTTEN_SECONDS + 1):
     return world.consumer.forgotten
 
 
+@pytest.fixture
+def polling(world):
+    """A poll is always in flight."""
+    world.consumer._forgotten._polling = lambda: True
+
+
 def is_live(world, **facts):
     return liveness(WorkerFacts(Phase.RUNNING, **facts)).ok
 
 
+@pytest.mark.usefixtures("polling")
 def test_a_place_that_no_message_has_is_seen_and_so_is_its_end(world, queue):
     world.deliveries(queue, "a")[0].settle(Hide(5))
     world.consumer.capacity.hold(1)
@@ -64,6 +71,24 @@ def test_messages_that_somebody_has_are_well(world, queue, where):
     assert look(world) == 0.0
 
 
+def test_what_was_counted_is_counted_anew_when_nothing_is_held_and_no_poll_is_in_flight(world, queue):
+    world.deliveries(queue, "a")[0].settle(Delete())
+    capacity = world.consumer.capacity
+    capacity.prefetch_count = 2
+    lost = capacity.reserve(queue.name, 0)
+    capacity.hold(2)
+    assert capacity.reserve(queue.name, 0) is None
+    look(world, 4)
+    assert capacity.reserve(queue.name, 0) is None
+    look(world, 4)
+    assert capacity.held == 0
+    again = capacity.reserve(queue.name, 0)
+    assert again is not None
+    capacity.received(lost, 0)
+    assert capacity.reserve(queue.name, 0) is None, "the other reservation stands"
+
+
+@pytest.mark.usefixtures("polling")
 def test_nor_is_a_worker_ill_that_hands_over_others_or_runs_one(world, queue):
     world.deliveries(queue, "b")[0].settle(Delete())
     world.consumer.capacity.hold(1)
@@ -120,6 +145,7 @@ class Once(threading.Event):
         return self.waits > 1
 
 
+@pytest.mark.usefixtures("polling")
 def test_nor_one_that_runs_what_was_acknowledged_early(world, queue):
     (delivery,) = world.deliveries(queue, "a")
     delivery.acknowledged_early = True
