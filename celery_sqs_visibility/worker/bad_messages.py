@@ -36,18 +36,6 @@ class BadMessages:
         consumer.on_decode_error = self.on_decode_error
         consumer.create_task_handler = self._validating(consumer.create_task_handler)
 
-    def is_valid(self, message: Message) -> bool:
-        """Whether Celery may have it; otherwise it is refused."""
-        try:
-            validate(message, self._consumer.strategies)
-        except (InvalidTaskError, ContentDisallowed) as exc:
-            self.on_invalid_task(None, message, exc)
-        except Exception as exc:  # noqa: BLE001 - decoders may raise anything
-            self.on_decode_error(message, exc)
-        else:
-            return True
-        return False
-
     def on_unknown_message(self, body: Any, message: Message) -> None:  # noqa: ARG002 - Celery's signature
         """It names no task."""
         message.refuse("its headers name no task")
@@ -79,9 +67,22 @@ class BadMessages:
         message.refuse(said, others_may=missing)
 
     def _validating(self, create_task_handler: Callable[..., Any]) -> Callable[..., Any]:
+        consumer = self._consumer
+
         @wraps(create_task_handler)
         def create_validating(*args: Any, **kwargs: Any) -> Callable[[Message], object]:
             handle = create_task_handler(*args, **kwargs)
-            return lambda message: handle(message) if self.is_valid(message) else None
+
+            def handle_if_valid(message: Message) -> None:
+                try:
+                    validate(message, consumer.strategies)
+                except (InvalidTaskError, ContentDisallowed) as exc:
+                    self.on_invalid_task(None, message, exc)
+                except Exception as exc:  # noqa: BLE001 - decoders may raise anything
+                    self.on_decode_error(message, exc)
+                else:
+                    handle(message)
+
+            return handle_if_valid
 
         return create_validating

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import MAXYEAR, MINYEAR, datetime
+from itertools import repeat
 from math import isfinite
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ LONGEST_LIMIT_SECONDS: Final = 1e9
 #: Arguments, keyword arguments and `embed`; and what `embed` may hold.
 PROTOCOL_2_PARTS: Final = 3
 EMBEDDED: Final = ("callbacks", "errbacks", "chain", "chord")
+NOTHING_EMBEDDED: Final = dict.fromkeys(EMBEDDED)
 
 #: Headers become attributes of a task's request: these would hide its methods.
 HIDING: Final = frozenset(
@@ -56,21 +58,35 @@ def validate(message: Any, tasks: Mapping[str, Any]) -> None:
         Exception: its body cannot be decoded.
     """
     headers = message.headers
-    for name in OURS:
-        headers.pop(name, None)
+    if not _are_plain(headers, message.properties):
+        _check_closely(message, tasks)
     in_headers = "task" in headers
-    if in_headers:
-        _check_headers(headers)
-        if headers["task"] not in tasks:
-            return
-    for name in ("reply_to", "correlation_id"):  # the latter is Celery's copy of the id
-        _check(name, message.properties.get(name))
+    if in_headers and headers["task"] not in tasks:
+        return
     body = message.payload
     if isinstance(body, dict) and ("args" in body if in_headers else "task" in body):
         _check_headers({**body, **headers} if in_headers else body)  # protocol 1
         _check_arguments(body.get("args", ()), body.get("kwargs", {}))
     elif in_headers:
         _check_body(body)
+
+
+def _are_plain(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
+    """Whether they are as in most messages, so that one look at all that is checked is enough."""
+    checked = [*map(headers.get, CHECKS), *map(properties.get, PROPERTIES)]
+    return PLAIN.fullmatch(repr(checked)) is not None and NOT_PLAIN.isdisjoint(headers)
+
+
+def _check_closely(message: Any, tasks: Mapping[str, Any]) -> None:
+    headers = message.headers
+    for name in OURS:
+        headers.pop(name, None)
+    if "task" in headers:
+        _check_headers(headers)
+        if headers["task"] not in tasks:
+            return
+    for name in PROPERTIES:
+        _check(name, message.properties.get(name))
 
 
 def _check_headers(headers: Mapping[str, Any]) -> None:
@@ -89,7 +105,7 @@ def _check_body(body: Any) -> None:
         raise InvalidTaskError(f"its body should be [args, kwargs, embed], and is {_shown(body)}")
     args, kwargs, embedded = body
     _check_arguments(args, kwargs)
-    if embedded is None:
+    if embedded is None or embedded == NOTHING_EMBEDDED:
         return
     if not isinstance(embedded, dict):
         raise InvalidTaskError(f"'embed' should be an object, and is {_shown(embedded)}")
@@ -103,12 +119,12 @@ def _check_body(body: Any) -> None:
 def _check_arguments(args: Any, kwargs: Any) -> None:
     if not isinstance(args, (list, tuple)):
         raise InvalidTaskError(f"'args' should be a list, and is {_shown(args)}")
-    if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
+    if not isinstance(kwargs, dict) or (kwargs and not all(map(isinstance, kwargs, repeat(str)))):
         raise InvalidTaskError(f"'kwargs' should be an object with names, and is {_shown(kwargs)}")
 
 
 def _check(name: str, value: Any) -> None:
-    is_right, should_be = CHECKS[name]
+    is_right, should_be, _ = CHECKS[name]
     if value is not None and not is_right(value):
         raise InvalidTaskError(f"{name!r} should be {should_be}, and is {_shown(value)}")
 
@@ -172,28 +188,54 @@ def _shown(value: Any) -> str:
     return f"of type {type(value).__name__}"
 
 
-def _checked(names: str, is_right: Callable[[Any], bool], should_be: str) -> dict[str, Check]:
-    return dict.fromkeys(names.split(), (is_right, should_be))
+def _checked(
+    names: str, is_right: Callable[[Any], bool], should_be: str, plain: str = "None"
+) -> dict[str, Check]:
+    return dict.fromkeys(names.split(), (is_right, should_be, plain))
 
 
-Check = tuple[Callable[[Any], bool], str]
+#: Whether a value is right, what it should be, and a pattern of the most frequent of those that are right, as
+#: Python writes them. It writes text of which some is unprintable with backslashes.
+Check = tuple[Callable[[Any], bool], str, str]
+
+PLAIN_TEXT: Final = r"'[^'\\]+'"
+PLAIN_SECONDS: Final = r"(None|\d{1,9}(\.\d+)?)"
 
 #: The parts of a message that are checked; `None` and absence are right. Others do no harm, of any type.
 CHECKS: Final[dict[str, Check]] = {
+    **_checked("task id", _is_name, "text without control characters", PLAIN_TEXT),
     **_checked(
-        "task id root_id parent_id group taskset shadow reply_to correlation_id",
+        "root_id parent_id group taskset shadow reply_to correlation_id",
         _is_name,
         "text without control characters",
+        f"(None|{PLAIN_TEXT})",
     ),
     **_checked(
         f"retries group_index replaced_task_nesting {LIMIT_HEADER}",
         _is_count,
         f"a number from 0 to {MOST_RETRIES}",
+        r"(None|\d{1,6})",
     ),
     **_checked("eta expires", _is_instant, "a time as in ISO 8601"),
-    **_checked("timelimit", _list_of(_is_limit, (0, 2)), "a list of two numbers of seconds, or null"),
+    **_checked(
+        "timelimit",
+        _list_of(_is_limit, (0, 2)),
+        "a list of two numbers of seconds, or null",
+        rf"(None|\[{PLAIN_SECONDS}, {PLAIN_SECONDS}\])",
+    ),
     **_checked("stamped_headers", _list_of(_is_name), "a list of names"),
-    **_checked("stamps headers", _is_object, "an object"),
+    **_checked("stamps headers", _is_object, "an object", r"(None|\{\})"),
     **_checked("callbacks errbacks chain", _list_of(_is_signature), "a list of signatures"),
     **_checked("chord", _is_signature, "a signature"),
 }
+
+#: Properties of a message that are checked, too; the latter is Celery's copy of the id.
+PROPERTIES: Final = ("reply_to", "correlation_id")
+
+#: All that is checked, as a list, where it is plain; and names that no plain headers have.
+PLAIN: Final = re.compile(
+    r"\["
+    + ", ".join([plain for _, _, plain in CHECKS.values()] + [CHECKS[name][2] for name in PROPERTIES])
+    + r"\]"
+)
+NOT_PLAIN: Final = HIDING | set(OURS)

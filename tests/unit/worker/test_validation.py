@@ -32,6 +32,7 @@ from celery_sqs_visibility.transport.aws_events import describe_aws_event
 from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, DEEPEST, decode_message, encode_payload
 from celery_sqs_visibility.transport.decompression import LARGEST_BODY
 from celery_sqs_visibility.transport.message import Message
+from celery_sqs_visibility.worker import validation
 from celery_sqs_visibility.worker.validation import CHECKS, validate
 
 QUEUE = Queue("q", "https://sqs.example/1/q", FakeSQS())
@@ -39,6 +40,7 @@ app = Celery("bad", broker="memory://", set_as_current=False)
 
 # The second thousand still finds reasons that the first did not; on a busy machine it takes its time.
 MANY = settings(max_examples=2000, suppress_health_check=list(HealthCheck))
+SOME = settings(MANY, max_examples=300)
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -180,6 +182,31 @@ def test_what_can_be_read_can_be_sealed_again(message):
     again = decode_message(QUEUE, received(sealed)).payload
     assert repr(again.get("body")) == repr(payload.get("body"))
     assert repr(again.get("headers")) == repr(payload.get("headers"))
+
+
+NEARLY_PLAIN = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.text(max_size=3),
+        "shadow": st.none() | st.text(max_size=3) | st.just("a'b\"c\\d"),
+        "retries": st.none() | st.integers(-1, 10**7) | st.booleans() | st.floats(0, 9),
+        "timelimit": st.none() | st.lists(st.none() | st.integers(-1, 10**10) | st.floats(), max_size=3),
+        "stamps": st.none() | st.just({}) | st.just([]),
+        "eta": st.none() | st.just("soon") | st.just("2030-01-01T00:00:00+00:00"),
+        "sqs": st.none(),
+        "get": st.none(),
+    },
+)
+
+
+@SOME
+@given(NEARLY_PLAIN | ANY_HEADERS)
+def test_one_look_at_plain_headers_lets_nothing_through_that_a_close_one_does_not(headers):
+    body = dumps(with_headers(**headers))
+    after_one_look = fate(body)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "PLAIN", re.compile("(?!)"))
+        assert fate(body) == after_one_look
 
 
 WRONG = {
