@@ -20,7 +20,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from functools import partial
+from typing import Any, Final, TypeVar, overload
 
 logger = logging.getLogger(__name__)
 
@@ -202,18 +203,48 @@ class EventsDropped(Event):
 
 E = TypeVar("E", bound=Event)
 Listener = Callable[[Any], None]
+Condition = Callable[[], bool]
+
+ALWAYS: Final[Condition] = partial(bool, 1)  # in C, as each message asks
+NEVER: Final[Condition] = partial(bool, 0)
 
 
-class _Audience(dict[type[Event], tuple[Listener, ...]]):
-    """The listeners of each class of events that has occurred, in the order of their subscriptions."""
+@dataclass(frozen=True, slots=True)
+class _Subscription:
+    listener: Listener
+    kind: type[Event]
+    when: Condition
 
-    def __init__(self, subscriptions: tuple[tuple[Listener, type[Event]], ...] = ()) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    """Of one class of events, in the order of their subscriptions; and whether any wants one now."""
+
+    all: tuple[Listener, ...]
+    is_any_wanted: Condition
+
+
+class _Audience(dict[type[Event], _Listeners]):
+    """The listeners of each class of events that somebody asked for."""
+
+    def __init__(self, subscriptions: tuple[_Subscription, ...] = ()) -> None:
         self.subscriptions = subscriptions
 
-    def __missing__(self, kind: type[Event]) -> tuple[Listener, ...]:
-        listeners = tuple(listener for listener, wanted in self.subscriptions if issubclass(kind, wanted))
-        self[kind] = listeners
+    def __missing__(self, kind: type[Event]) -> _Listeners:
+        interested = [one for one in self.subscriptions if issubclass(kind, one.kind)]
+        conditions = {one.when for one in interested}
+        self[kind] = listeners = _Listeners(tuple(one.listener for one in interested), _any_of(conditions))
         return listeners
+
+
+def _any_of(conditions: set[Condition]) -> Condition:
+    if not conditions:
+        return NEVER
+    if ALWAYS in conditions:
+        return ALWAYS
+    if len(conditions) == 1:
+        return conditions.pop()
+    return lambda: any(condition() for condition in conditions)
 
 
 _lock = threading.Lock()  # guards changes of _audience, which is replaced whole: readers need no lock
@@ -221,21 +252,29 @@ _audience = _Audience()
 
 
 @overload
-def subscribe(listener: Callable[[DeliveryEvent], None]) -> Callable[[], None]: ...
+def subscribe(
+    listener: Callable[[DeliveryEvent], None], *, when: Condition = ALWAYS
+) -> Callable[[], None]: ...
 @overload
-def subscribe(listener: Callable[[E], None], kind: type[E]) -> Callable[[], None]: ...
-def subscribe(listener: Listener, kind: type[Event] = DeliveryEvent) -> Callable[[], None]:
+def subscribe(
+    listener: Callable[[E], None], kind: type[E], when: Condition = ALWAYS
+) -> Callable[[], None]: ...
+def subscribe(
+    listener: Listener, kind: type[Event] = DeliveryEvent, when: Condition = ALWAYS
+) -> Callable[[], None]:
     """Call `listener(event)` for every event of a kind in this process, in its thread: be quick.
 
     Args:
         listener: what it raises is logged, and does no harm.
         kind: a class of events; its subclasses belong to it. Deliveries, unless told otherwise.
+        when: whether the listener wants such an event now. Frequent events that nobody wants are not made;
+            others it may hear of all the same.
 
     Returns:
         A function that ends the subscription; calling it twice is harmless.
     """
     global _audience  # noqa: PLW0603 - one process, one stream of events
-    subscription = (listener, kind)  # told from another of the same listener by its identity
+    subscription = _Subscription(listener, kind, when)  # told from an equal one by its identity
     with _lock:
         _audience = _Audience((*_audience.subscriptions, subscription))
 
@@ -249,21 +288,27 @@ def subscribe(listener: Listener, kind: type[Event] = DeliveryEvent) -> Callable
 
 def subscribed(listener: Listener) -> bool:
     """Whether that listener hears of events."""
-    return any(known is listener for known, _ in _audience.subscriptions)
+    return any(one.listener is listener for one in _audience.subscriptions)
 
 
 def has_listener(kind: type[Event]) -> bool:
-    """Whether anybody hears of events of that class; if not, they need not be made."""
-    return bool(_audience[kind])
+    """Whether anybody wants events of that class now; if not, they need not be made."""
+    return _audience[kind].is_any_wanted()
 
 
 def emit(event: Event) -> None:
     """Tell every listener of the event's kind. Never raises."""
-    for listener in _audience[type(event)]:
+    for listener in _audience[type(event)].all:
         try:
             listener(event)
         except Exception:  # noqa: BLE001 - logged, if that works
             log_safely(logger.exception, "a listener raised at %s; continuing", type(event).__name__)
+
+
+def emit_if_wanted(kind: type[DeliveryEvent], delivery: Facts) -> None:
+    """Emit an event of each message, with no facts but those of its delivery, if anybody wants one."""
+    if _audience[kind].is_any_wanted():
+        emit(kind(delivery))
 
 
 def log_safely(log: Callable[..., object], sentence: str, *args: Any, **options: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from typing import Final
 
 from celery_sqs_visibility import events
@@ -83,4 +84,5 @@ def _text(key: str, value: object) -> str | None:
 def listen() -> None:
     """Write every event from now on; harmless if it is done already."""
     if not subscribed(log_event):
-        subscribe(log_event)
+        for kind, (level, _) in _SENTENCES.items():
+            subscribe(log_event, kind, partial(logger.isEnabledFor, level))

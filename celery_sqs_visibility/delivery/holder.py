@@ -40,7 +40,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Split,
 )
 from celery_sqs_visibility.errors import SQSError
-from celery_sqs_visibility.events import emit
+from celery_sqs_visibility.events import emit, emit_if_wanted
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -126,7 +126,7 @@ class DeliveryHolder:
             return False
         if not self.ledger.start(delivery, self._clock.monotonic()):
             return False
-        emit(events.Started(delivery.facts))
+        emit_if_wanted(events.Started, delivery.facts)
         return True
 
     def dispatch(self, delivery: Delivery) -> bool:
@@ -272,16 +272,17 @@ class DeliveryHolder:
         self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
     ) -> None:
         """Expect it back, and emit its end. A settler's thread, or the one that settled."""
-        facts = delivery.facts
-        visible_at: float | None = now
+        if error is None and isinstance(settlement, Delete):
+            self._remove_payload(delivery)
+            emit_if_wanted(events.Deleted, delivery.facts)
+            measure_settlement(delivery, now)
+            return
+        facts, visible_at = delivery.facts, now
         if error is not None:
             visible_at = max(now, delivery.deadline)
             event: events.Event = events.Lost(facts, str(error))
         else:
             match settlement:
-                case Delete():
-                    visible_at, event = None, events.Deleted(facts)
-                    self._remove_payload(delivery)
                 case Hide(seconds, kept):
                     visible_at, event = now + seconds, events.Hidden(facts, seconds, kept)
                 case Park(seconds):
@@ -293,10 +294,9 @@ class DeliveryHolder:
                     event = events.Released(facts)
                 case DeadLetter():
                     return  # `_send_letter` has submitted what follows
-                case Renew() | Split():
-                    raise AssertionError("`Copies` sends them")
-        if visible_at is not None:
-            self._expect(delivery.queue, facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
+                case Renew() | Split() | Delete():
+                    raise AssertionError("`Copies` sends the former; the latter is above")
+        self._expect(delivery.queue, facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(event)
         measure_settlement(delivery, now)
 

@@ -10,7 +10,7 @@ from celery.worker.request import Request
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Delete, Release, Settlement
-from celery_sqs_visibility.events import Finished, emit
+from celery_sqs_visibility.events import Finished, emit_if_wanted
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.backoff import after_rejection
 
@@ -39,7 +39,7 @@ class SettlingRequest(Request):
             super().acknowledge()
         elif not self.acknowledged:
             if self.delivery.current.started:
-                emit(Finished(self.delivery.facts))
+                emit_if_wanted(Finished, self.delivery.facts)
             self.settle(Delete())
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002

@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery, Holder
 from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.events import Facts, Received, emit, log_safely
+from celery_sqs_visibility.events import Facts, Received, emit_if_wanted, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.passing_errors import passes
@@ -134,7 +134,7 @@ class Decoder:
                 # It is not lost: nobody settles it, so it comes back by itself.
                 log_safely(logger.exception, NOT_TAKEN, extra={"queue": queue.name})
                 continue
-            emit(Received(facts))
+            emit_if_wanted(Received, facts)
         return taken
 
     def _pointer(self, message: ReceivedMessage) -> PayloadPointer | UnreadableError | ReadLater | None:
