@@ -21,6 +21,14 @@ from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILI
 MakeCopy = Callable[["Delivery"], tuple[str, Mapping[str, Any]] | None]
 
 
+class Bucket(dict["Delivery", None]):
+    """Deliveries of a queue that are to be extended at one instant: see `hold.extension_schedule`."""
+
+    def __init__(self, instant: float, queue: Queue) -> None:
+        self.instant = instant
+        self.queue = queue
+
+
 class Rejecter(Protocol):
     """Decides how to settle failed messages: see `settle.rejection`. Any thread."""
 
@@ -95,18 +103,14 @@ class Holder(Protocol):
         """See `Delivery.renewal`."""
 
 
-class _WeaklyReferenced:
-    __slots__ = ("__weakref__",)  # dataclass(weakref_slot=True) is Python 3.11's
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Delivery(_WeaklyReferenced):
-    """One receipt of one message.
+@dataclass(eq=False, repr=False)
+class Delivery:
+    """One receipt of one message. Without slots, so that defaults are the class's and cost a message nothing.
 
     Its mutable fields are guarded by the lock of the ledger that holds it. Instants are monotonic.
 
     SQS may hand out a message again to the process that holds it. The new delivery then supersedes the old
-    one, and whoever settles the old one settles the new.
+    one, and whoever settles the old one settles the new: a holder does nothing with what is not held.
     """
 
     queue: Queue
@@ -126,6 +130,10 @@ class Delivery(_WeaklyReferenced):
     pointer: PayloadPointer | None = None
     #: The instant beyond which SQS refuses to extend it.
     horizon: float = field(init=False)
+    #: The message, in whatever delivery: its queue's URL and its id.
+    message_key: tuple[str, str] = field(init=False)
+    #: Whether it is in its ledger, neither settled nor superseded.
+    held: bool = field(default=False, init=False)
     #: Whether the buffer, Celery or whoever fetches its payload has it.
     in_hand: bool = field(default=False, init=False)
     #: What alone settles it from then on: Celery's request for it, then its run in a pool without processes.
@@ -151,7 +159,7 @@ class Delivery(_WeaklyReferenced):
     extending: bool = field(default=False, init=False)
     waiting: Settlement | None = field(default=None, init=False)
     #: Where the extension schedule keeps it.
-    bucket: float | None = field(default=None, init=False)
+    bucket: Bucket | None = field(default=None, init=False)
     #: The instant until which its task asks to have it hidden; 0 once that is done, or cannot be.
     requested_deadline: float = field(default=0.0, init=False)
     #: How many of its message's receives so far were no attempts: it waited for its ETA, or was elsewhere.
@@ -167,6 +175,7 @@ class Delivery(_WeaklyReferenced):
 
     def __post_init__(self, asked_at: float) -> None:
         self.horizon = asked_at + VISIBILITY_HORIZON_SECONDS
+        self.message_key = self.queue.url, self.facts.message_id
 
     @property
     def at_horizon(self) -> bool:
@@ -220,23 +229,27 @@ class Delivery(_WeaklyReferenced):
         Returns:
             Whether it was still ours to settle; a second settlement does nothing.
         """
-        return self._do(lambda delivery: delivery.holder.settle(delivery, settlement))
+        return self.holder.settle(self, settlement) or (
+            self.superseded_by is not None and self.current.settle(settlement)
+        )
 
     def start(self) -> bool:
         """A pool begins to run it; `False` if it may not, having been given back meanwhile, or lost."""
-        return self._do(lambda delivery: delivery.holder.start(delivery))
+        return self.holder.start(self) or (self.superseded_by is not None and self.current.start())
 
     def dispatch(self) -> bool:
         """It goes to a pool that cannot be kept from running it; whether it may, as for `start`."""
-        return self._do(lambda delivery: delivery.holder.dispatch(delivery))
+        return self.holder.dispatch(self) or (self.superseded_by is not None and self.current.dispatch())
 
     def extend(self, until: float) -> None:
         """Its task wants it hidden until that monotonic instant; its lease tells the answer."""
-        self._do(lambda delivery: delivery.holder.extend(delivery, until))
+        if not self.holder.extend(self, until) and self.superseded_by is not None:
+            self.current.extend(until)
 
     def tell_lost(self) -> None:
         """Another worker has the key of its exclusive task: its run is told, or ended. A thread's own."""
-        self._do(lambda delivery: delivery.holder.tell_lost(delivery))
+        if not self.holder.tell_lost(self) and self.superseded_by is not None:
+            self.current.tell_lost()
 
     def supersede(self, superseded_by: Delivery) -> bool:
         """A newer delivery of the message, held already, takes its place; `False` if it was settled."""
@@ -277,14 +290,6 @@ class Delivery(_WeaklyReferenced):
     def may_return(self) -> bool:
         """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
         return self.holder.rejection.may_return(self.current)
-
-    def _do(self, act: Callable[[Delivery], bool]) -> bool:
-        delivery = self.current
-        while not act(delivery):
-            if delivery.superseded_by is None:
-                return False
-            delivery = delivery.current  # it was superseded just now
-        return True
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "started" if self.started else "held"

@@ -40,8 +40,9 @@ def stores(app, patch, seed):
 def add_twice(ledger, deliveries):
     added = list(deliveries)
     for each in added:
-        ledger._held[each.handle] = ledger._known[each.handle] = each
-        ledger._schedule(each)
+        ledger._held[each.handle] = each
+        each.held = True
+        ledger._schedule([each])
     return added
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.model import Bucket, Delivery
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 #: The time from one extension to the next has this many buckets.
@@ -28,21 +28,21 @@ class ExtensionSchedule:
     """
 
     def __init__(self) -> None:
-        # By the instant at which they fall due, and by queue.
-        self._buckets: dict[float, dict[Queue, dict[Delivery, None]]] = {}
+        # By the instant at which they fall due, and by queue; none of them is empty.
+        self._buckets: dict[float, dict[Queue, Bucket]] = {}
 
-    def add(self, delivery: Delivery, at: float, interval: float) -> None:
-        """Extend it at that monotonic instant, or up to a bucket earlier.
+    def add(self, deliveries: Sequence[Delivery], at: float, interval: float) -> None:
+        """Extend them, of one queue, at that monotonic instant, or up to a bucket earlier.
 
-        `interval` is the seconds before or after which its queue's deliveries are extended again, whichever
+        `interval` is the seconds before or after which the queue's deliveries are extended again, whichever
         is less: a bucket must be shorter, or a delivery that was just extended would be due at once.
         """
         seconds = interval / BUCKETS
-        self._put(delivery, math.floor(at / seconds) * seconds)
+        self._put(deliveries, math.floor(at / seconds) * seconds)
 
-    def add_not_before(self, delivery: Delivery, at: float) -> None:
-        """Extend it at that monotonic instant, or a moment later."""
-        self._put(delivery, math.ceil(at / RETRY_BUCKET_SECONDS) * RETRY_BUCKET_SECONDS)
+    def add_not_before(self, deliveries: Sequence[Delivery], at: float) -> None:
+        """Extend them, of one queue, at that monotonic instant, or a moment later."""
+        self._put(deliveries, math.ceil(at / RETRY_BUCKET_SECONDS) * RETRY_BUCKET_SECONDS)
 
     def remove(self, delivery: Delivery) -> None:
         """Do not extend it; harmless if it is not here."""
@@ -50,13 +50,12 @@ class ExtensionSchedule:
         if bucket is None:
             return
         # A signal handler may remove others between any two of these lines.
-        queues = self._buckets.get(bucket, {})
-        members = queues.get(delivery.queue, {})
-        members.pop(delivery, None)
-        if not members:
-            queues.pop(delivery.queue, None)
-        if not queues:
-            self._buckets.pop(bucket, None)
+        bucket.pop(delivery, None)
+        if not bucket:
+            queues = self._buckets.get(bucket.instant, {})
+            queues.pop(bucket.queue, None)
+            if not queues:
+                self._buckets.pop(bucket.instant, None)
 
     def next_due(self) -> float | None:
         """The instant at which the earliest bucket falls due."""
@@ -85,7 +84,15 @@ class ExtensionSchedule:
         for bucket in sorted(self._buckets):
             yield from self._buckets[bucket].get(queue, ())
 
-    def _put(self, delivery: Delivery, bucket: float) -> None:
-        self.remove(delivery)
-        delivery.bucket = bucket
-        self._buckets.setdefault(bucket, {}).setdefault(delivery.queue, {})[delivery] = None
+    def _put(self, deliveries: Sequence[Delivery], instant: float) -> None:
+        queue = deliveries[0].queue
+        queues = self._buckets.get(instant) or {}
+        bucket = queues.get(queue) or Bucket(instant, queue)
+        for delivery in deliveries:
+            if delivery.bucket is not None:
+                self.remove(delivery)
+            bucket[delivery] = None
+            delivery.bucket = bucket
+        # Last: a removal, of a signal handler too, may have dropped them as empty.
+        queues[queue] = bucket
+        self._buckets[instant] = queues

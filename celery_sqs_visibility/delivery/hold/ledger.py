@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -50,8 +50,8 @@ class Ledger:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # an extension returned, or nothing is held any more
         self._held: dict[str, Delivery] = {}
-        # Settled and superseded deliveries too, as long as anybody refers to them.
-        self._known: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
+        # Superseded ones, and those settled unrun, as long as anybody refers to them.
+        self._gone: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
         self._waiting = 0  # settlements that wait for an extension in flight
         self._extensions = ExtensionSchedule()
 
@@ -59,20 +59,20 @@ class Ledger:
         return len(self._held)
 
     def get(self, handle: str) -> Delivery | None:
-        """The delivery of that receipt handle, as long as anybody refers to it.
+        """The delivery of that receipt handle, as long as anybody refers to it; none that ran and is settled.
 
-        It may be settled meanwhile, and then cannot be started; or superseded, and then the newer one is
+        It may be settled before it runs, and then cannot be started; or superseded, and then the newer one is
         settled in its place. Whoever hands a message over by its handle (kombu's delivery tag) keeps the
         delivery until the other side has looked it up.
         """
-        return self._known.get(handle)
+        return self._held.get(handle) or self._gone.get(handle)
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether it is held, and neither settled nor superseded."""
-        return self._held.get(delivery.handle) is delivery
+        return delivery.held
 
     def add(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        """They were received; those that are held from now on.
+        """A poll brought them: they are of one queue, with one deadline; those that are held from now on.
 
         A receipt handle is held once: an answer may list a message twice, and a poll that is repeated may
         bring what the late answer to the first one brings, too.
@@ -81,15 +81,17 @@ class Ledger:
         with self._lock:
             for delivery in deliveries:
                 if delivery.handle not in self._held:
-                    self._held[delivery.handle] = self._known[delivery.handle] = delivery
-                    self._schedule(delivery)
+                    self._held[delivery.handle] = delivery
+                    delivery.held = True
                     added.append(delivery)
+            if added:
+                self._schedule(added)
         return added
 
     def claim(self, delivery: Delivery) -> bool:
         """Its copies are to be sent: it stays, and only their sender settles it; whether it was held."""
         with self._lock:
-            if not self.holds(delivery) or delivery.claimed:
+            if not delivery.held or delivery.claimed:
                 return False
             delivery.claimed = True
             self._end_lease(delivery)
@@ -99,7 +101,7 @@ class Ledger:
         """It is to run after all, by another request of Celery's; whether it is held."""
         with self._lock:
             delivery.claimed, delivery.carrier = False, None
-            return self.holds(delivery)
+            return delivery.held
 
     def settle(
         self, delivery: Delivery, settlement: Settlement, *, claimed: bool = False
@@ -116,10 +118,10 @@ class Ledger:
             not, the extension in flight hands the settlement back: see `postponed`.
         """
         with self._lock:
-            if delivery.claimed is not claimed or not self._remove(delivery):
+            if delivery.claimed is not claimed or not self._remove(delivery, findable=delivery.began is None):
                 return False, False
             self._end_lease(delivery)
-            return True, not self.postponed(delivery, settlement)
+            return True, not (delivery.extending and self.postponed(delivery, settlement))
 
     def postponed(self, delivery: Delivery, settlement: Settlement) -> bool:
         """Whether this settlement, of a delivery no longer held, waits from now on for an extension."""
@@ -133,19 +135,20 @@ class Ledger:
     def start(self, delivery: Delivery, now: float) -> bool:
         """A pool begins to run it at that monotonic instant; `False` if it is not held any more."""
         with self._lock:
-            if not self.holds(delivery) or delivery.claimed:
+            if not delivery.held or delivery.claimed:
                 return False
             delivery.began = now
-            self._give_lease(delivery)
+            if delivery.lease is None:
+                self._give_lease(delivery)
             return True
 
     def dispatch(self, delivery: Delivery) -> bool:
         """It goes to a pool that cannot be kept from running it; `False` if it is not held any more."""
         with self._lock:
-            delivery.dispatched = self.holds(delivery) and not delivery.claimed
-            if delivery.dispatched:
+            delivery.dispatched = may_run = delivery.held and not delivery.claimed
+            if may_run and delivery.lease is None:
                 self._give_lease(delivery)
-            return delivery.dispatched
+            return may_run
 
     def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
         """The newer delivery takes its place, and its run and lease; `False` if it was settled.
@@ -154,7 +157,7 @@ class Ledger:
         extension of the old one in flight has nothing to tell any more, neither to the task nor to others.
         """
         with self._lock:
-            if not self._remove(delivery):
+            if not self._remove(delivery, findable=True):
                 return False
             newest = superseded_by.current  # it may be superseded itself, if two came back at once
             newest.began, newest.dispatched = delivery.began, delivery.dispatched
@@ -177,12 +180,13 @@ class Ledger:
             Whether it is held. A lost delivery is not extended, which its lease tells.
         """
         with self._lock:
-            if not self.holds(delivery):
+            if not delivery.held:
                 return False
             if not delivery.lost:
                 delivery.requested_deadline = until
                 if not delivery.extending:
-                    self._extensions.add(delivery, now, seconds_apart(self._options_of(delivery.queue.name)))
+                    apart = seconds_apart(self._options_of(delivery.queue.name))
+                    self._extensions.add([delivery], now, apart)
             return True
 
     def unstarted(self) -> list[Delivery]:
@@ -221,7 +225,7 @@ class Ledger:
     def tell_inactive(self, delivery: Delivery) -> bool:
         """Its run has shown no life: the run hears of it; whether it is held, and has a lease."""
         with self._lock:
-            if told := self.holds(delivery) and delivery.lease is not None:
+            if told := delivery.held and delivery.lease is not None:
                 delivery.lease.last_sign = INACTIVE
             return told
 
@@ -285,7 +289,7 @@ class Ledger:
     def tell_lost(self, delivery: Delivery) -> bool:
         """Its lease reads as lost from now on, though its message is extended; whether it is held."""
         with self._lock:
-            if not self.holds(delivery):
+            if not delivery.held:
                 return False
             if delivery.lease is not None:
                 delivery.lease.lost = True
@@ -294,25 +298,31 @@ class Ledger:
     def _extension_returned(self, delivery: Delivery, again_at: float | None) -> ExtensionOutcome:
         delivery.extending = False
         waiting, delivery.waiting = delivery.waiting, None
-        held = self.holds(delivery)
+        held = delivery.held
         if waiting is not None:
             self._waiting -= 1
             self._changed.notify_all()
         elif held and not delivery.lost:
-            self._schedule(delivery, again_at)
+            self._schedule([delivery], again_at)
         return ExtensionOutcome(held, waiting)
 
-    def _remove(self, delivery: Delivery) -> bool:
-        if not self.holds(delivery):
+    def _remove(self, delivery: Delivery, *, findable: bool) -> bool:
+        """Hold it no more; whether it was held. It is `findable` where its message may be looked up yet."""
+        if not delivery.held:
             return False
-        del self._held[delivery.handle]
+        if findable:
+            self._gone[delivery.handle] = delivery
+        if self._held.pop(delivery.handle, None) is None:  # a signal handler was first
+            return False
+        delivery.held = False
         if not self._held:
             self._changed.notify_all()
-        self._extensions.remove(delivery)
+        if delivery.bucket is not None:
+            self._extensions.remove(delivery)
         return True
 
     def _give_lease(self, delivery: Delivery) -> None:
-        if self._leases is not None and delivery.lease is None:
+        if self._leases is not None:
             delivery.lease = self._leases.take(delivery.deadline, delivery.extend, delivery.horizon)
             if delivery.lease is not None and delivery.lost:  # just now, or it would not begin
                 delivery.lease.lost = True
@@ -331,9 +341,10 @@ class Ledger:
             delivery.lease.answer(delivery.requested_deadline)
         delivery.requested_deadline = 0.0
 
-    def _schedule(self, delivery: Delivery, not_before: float | None = None) -> None:
-        options = self._options_of(delivery.queue.name)
+    def _schedule(self, deliveries: Sequence[Delivery], not_before: float | None = None) -> None:
+        """Extend them, of one queue and with one deadline, at their time or, if that is given, later."""
+        deadline, options = deliveries[0].deadline, self._options_of(deliveries[0].queue.name)
         if not_before is None and (interval := options.heartbeat_interval):
-            self._extensions.add(delivery, delivery.deadline - interval, seconds_apart(options))
+            self._extensions.add(deliveries, deadline - interval, seconds_apart(options))
         else:
-            self._extensions.add_not_before(delivery, delivery.deadline if not_before is None else not_before)
+            self._extensions.add_not_before(deliveries, deadline if not_before is None else not_before)

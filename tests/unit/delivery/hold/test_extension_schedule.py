@@ -21,7 +21,7 @@ def filled(instants, interval=INTERVAL):
     extensions = ExtensionSchedule()
     deliveries = [factories.delivery(QUEUES[0]) for _ in instants]
     for one, at in zip(deliveries, instants, strict=True):
-        extensions.add(one, at, interval)
+        extensions.add([one], at, interval)
     return extensions, deliveries
 
 
@@ -57,7 +57,7 @@ def test_batches_are_full_as_long_as_there_is_anything_to_fill_them_with(entries
     extensions = ExtensionSchedule()
     deliveries = [(factories.delivery(queue), at) for queue, at in entries]
     for one, at in deliveries:
-        extensions.add(one, at, INTERVAL)
+        extensions.add([one], at, INTERVAL)
     expected = extensions.batches_due(now)
     batches = all_due(extensions, now)
     assert len(batches) <= expected, "what falls due later may have filled a batch up, and is due no more"
@@ -85,7 +85,7 @@ def test_what_is_due_stays_until_the_batch_that_extends_it_is_taken():
 
 def test_what_is_put_twice_is_due_once():
     extensions, (one,) = filled([1001])
-    extensions.add_not_before(one, 1100)
+    extensions.add_not_before([one], 1100)
     assert extensions.take_due(1050) == []
     assert all_due(extensions, 1101) == [[one]]
 
