@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Final, Protocol
 
-# The numbers of a row, all floats, so that each is read and written whole.
-GENERATION, DEADLINE, LOST, REQUESTED, HORIZON, LAST_SIGN, KEY, RETRIES = range(8)
+# The numbers of a row, all floats, so that each is read and written whole; the generation is written last.
+DEADLINE, LOST, REQUESTED, HORIZON, LAST_SIGN, KEY, RETRIES, GENERATION = range(8)
 CELLS: Final = 8
+ROW: Final = Struct(f"{CELLS}d")
 
 #: Last signs of life that are no instants: the run need not show life; it was silent for too long.
 UNWATCHED: Final = 0.0
@@ -115,12 +117,11 @@ class Lease:
             self._cells[self._first + RETRIES] = retries
 
     def begin(self, deadline: float, horizon: float) -> None:
-        """The row is this lease's from now on. The main process."""
-        self.renew(deadline, horizon)
-        self._cells[self._first + LAST_SIGN] = UNWATCHED
-        self._cells[self._first + REQUESTED] = 0.0
-        self._cells[self._first + RETRIES] = -1.0
-        self._cells[self._first + GENERATION] = self.key[1]  # last: until then the row is nobody's
+        """The row is this lease's from now on; until its generation stands there it is nobody's."""
+        row, generation, _ = self.key
+        ROW.pack_into(
+            self._cells, row * ROW.size, deadline, 0.0, 0.0, horizon, UNWATCHED, 0.0, -1.0, generation
+        )
 
     def renew(self, deadline: float, horizon: float) -> None:
         """The message was received, perhaps once more: it is hidden until `deadline`. The main process."""

@@ -6,11 +6,14 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
 K = TypeVar("K", bound=Hashable)
+
+#: Keys whose time is over are dropped this often, at most.
+DROP_SECONDS: Final = 1.0
 
 
 class RecentKeys(Generic[K]):
@@ -26,10 +29,11 @@ class RecentKeys(Generic[K]):
         self._most = most
         self._seconds = seconds
         self._clock = clock
-        # Guards _keys. Reentrant, for Celery's cold shutdown settles messages in a signal handler, which may
-        # interrupt `add` on the main thread.
+        # Guards everything below. Reentrant, for Celery's cold shutdown settles messages in a signal handler,
+        # which may interrupt `add` on the main thread.
         self._lock = threading.RLock()
         self._keys: OrderedDict[K, float] = OrderedDict()  # until which instant each is kept
+        self._drop_at = 0.0
 
     def __contains__(self, key: K) -> bool:
         return key in self._keys
@@ -40,10 +44,18 @@ class RecentKeys(Generic[K]):
     def add(self, key: K, until: float = 0.0) -> bool:
         """Keep a key until the monotonic instant `until`, if that is later than usual; whether it is new."""
         now = self._clock.monotonic()
+        usual, keys = now + self._seconds, self._keys
         with self._lock:
-            new = key not in self._keys
-            self._keys[key] = max(until, now + self._seconds)
-            self._keys.move_to_end(key)
-            while self._keys and (len(self._keys) > self._most or next(iter(self._keys.values())) < now):
-                self._keys.popitem(last=False)
+            new = key not in keys
+            keys[key] = until if until > usual else usual
+            if not new:
+                keys.move_to_end(key)
+            if now >= self._drop_at or len(keys) > self._most:
+                self._drop(now)
             return new
+
+    def _drop(self, now: float) -> None:
+        self._drop_at = now + DROP_SECONDS
+        keys = self._keys
+        while keys and (len(keys) > self._most or next(iter(keys.values())) < now):
+            keys.popitem(last=False)

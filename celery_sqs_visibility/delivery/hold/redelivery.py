@@ -59,32 +59,38 @@ class RedeliveryIndex:
         self._past: dict[Past, RecentKeys[tuple[str, str]]] = {
             past: RecentKeys(past.value, seconds.get(past, float("inf")), clock) for past in Past
         }
+        self._finished = self._past[Past.FINISHED]
+        self._given_up = self._past[Past.GIVEN_UP]
 
     def check(self, delivery: Delivery) -> Arrival:
         """It has arrived, and its ledger holds it: it supersedes an older delivery that is held."""
-        key = delivery.queue.url, delivery.facts.message_id
+        key = delivery.message_key
         with self._lock:
             held = self._held.get(key)
             self._held[key] = delivery
         if held is not None and held.supersede(delivery):
             return Arrival.HELD
-        return Arrival.FINISHED if key in self._past[Past.FINISHED] else Arrival.NEW
+        return Arrival.FINISHED if key in self._finished else Arrival.NEW
 
     def remove(self, delivery: Delivery) -> None:
         """It was settled."""
-        key = delivery.queue.url, delivery.facts.message_id
+        key = delivery.message_key
         with self._lock:
             if self._held.get(key) is delivery:
                 del self._held[key]
 
     def finish(self, delivery: Delivery) -> None:
-        """It is done and to be deleted; called before its ledger lets go of it.
+        """It is done and to be deleted, and not held any more; called before its ledger lets go of it.
 
-        If the deletion fails, it comes back when its visibility lapses, which may be hours away where its
+        What comes back from here on is deleted, so nothing needs to be superseded. If the deletion fails, it comes back when its visibility lapses, which may be hours away where its
         task asked for that; an extension in flight may put that off by a visibility timeout.
         """
-        key = delivery.queue.url, delivery.facts.message_id
-        self._past[Past.FINISHED].add(key, until=delivery.deadline + MARGIN_SECONDS)
+        self._finished.add(delivery.message_key, delivery.deadline + MARGIN_SECONDS)
+        self.remove(delivery)
+
+    def was_given_up(self, delivery: Delivery) -> bool:
+        """Whether its message was given up before."""
+        return delivery.message_key in self._given_up
 
     def remember(self, past: Past, queue: Queue, message_id: str) -> bool:
         """Note what became of a message; whether that is new."""
