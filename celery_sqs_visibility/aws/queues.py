@@ -42,12 +42,20 @@ _ACCOUNT: Final = re.compile(r"/(\d{12})/")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Queue:
-    """A queue at SQS, by Celery's name, with the access whose credentials are for this queue."""
+    """A queue at SQS, by Celery's name, with the access whose credentials are for this queue.
+
+    Attributes:
+        fifo: whether it is a FIFO queue; SQS ties that to the name's suffix.
+    """
 
     name: str
     url: str
     sqs: SQS = field(repr=False)
     origin: Origin = field(default="found", repr=False)
+    fifo: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fifo", self.url.endswith(FIFO_SUFFIX))
 
     @property
     def sqs_name(self) -> str:
@@ -59,11 +67,6 @@ class Queue:
         """The number of its AWS account; `None` where an emulator's URL has none."""
         account = _ACCOUNT.match(urlsplit(self.url).path)
         return account[1] if account else None
-
-    @property
-    def fifo(self) -> bool:
-        """Whether it is a FIFO queue; SQS ties that to the name's suffix."""
-        return self.url.endswith(FIFO_SUFFIX)
 
     def arn(self) -> str:
         """Its ARN, by a request. Raises an `SQSError`."""

@@ -43,6 +43,7 @@ from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import emit, emit_if_wanted
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.prefetch import Slots
 
 #: SQS counts a delay from when it handled the request, before its answer arrived here. A message is expected
@@ -86,7 +87,7 @@ class DeliveryHolder:
         self._copies = Copies(
             self._outgoing, permissions, self._spare, options.settle_window, clock, self._copied
         )
-        self._heartbeat = Heartbeat(self.ledger, clock, self._carry_out)
+        self._heartbeat = Heartbeat(self.ledger, clock, self._resume)
         self._run_watch = RunWatch(self.ledger)
 
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:
@@ -103,20 +104,20 @@ class DeliveryHolder:
 
     def is_new(self, delivery: Delivery) -> bool:
         """Whether its message is to be run; `False` if it is held here already, or was finished here."""
-        match self._redeliveries.check(delivery):
-            case Arrival.HELD:
-                emit(events.Superseded(delivery.facts))
-            case Arrival.FINISHED:
-                emit(events.FinishedBefore(delivery.facts))
-                delivery.pointer = None  # a dead letter or a copy may need the payload
-                delivery.settle(Delete())
-            case Arrival.NEW:
-                return True
+        arrival = self._redeliveries.check(delivery)
+        if arrival is Arrival.NEW:
+            return True
+        if arrival is Arrival.HELD:
+            emit(events.Superseded(delivery.facts))
+        else:
+            emit(events.FinishedBefore(delivery.facts))
+            delivery.pointer = None  # a dead letter or a copy may need the payload
+            delivery.settle(Delete())
         return False
 
     def lapsed(self, delivery: Delivery) -> bool:
         """Whether another worker has its message by now, or will; then it is not held any more."""
-        if not (delivery.lost or delivery.deadline <= self._clock.monotonic()):
+        if not delivery.lost and delivery.deadline > self._clock.monotonic():
             return False
         return delivery.holder.settle(delivery, Lapse())  # `False` if it was superseded just now
 
@@ -168,27 +169,32 @@ class DeliveryHolder:
         """See `model.Holder`."""
         if delivery.began is not None:
             self.capacity.end_run(delivery, delivery.began, queue=delivery.queue.name)
-            self._end_turn(delivery)
+            if self._turns is not None:
+                self._turns.end(delivery)
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """See `model.Holder`."""
-        if isinstance(settlement, (Renew, Split)):
-            return self._copy(delivery, settlement)
-        if isinstance(settlement, Delete) and self.ledger.holds(delivery):
+        done = isinstance(settlement, Delete)
+        if not done:
+            if isinstance(settlement, (Renew, Split)):
+                return self._copy(delivery, settlement)
+        elif delivery.held and not delivery.claimed:
             self._redeliveries.finish(delivery)
-        held, now = self.ledger.settle(delivery, settlement)
+        held, at_once = self.ledger.settle(delivery, settlement)
+        if not held:
+            return False
         try:
-            if held:
+            if not done:
                 self._redeliveries.remove(delivery)
-                self.set_aside.remove(delivery)
-                measure_end(delivery, settlement, self._clock.monotonic())
-            if now:
-                self._carry_out(delivery, settlement)
-        finally:
-            if held:  # not before: nothing that this wakes may keep the settlement from being sent
-                self._free_capacity(delivery)
-                self._released()
-        return held
+            self.set_aside.remove(delivery)
+            now = self._clock.monotonic()
+            measure_end(delivery, settlement, now)
+            if at_once:
+                self._carry_out(delivery, settlement, now)
+        finally:  # not before: nothing that this wakes may keep the settlement from being sent
+            self._free_capacity(delivery)
+            self._released()
+        return True
 
     def _copy(self, delivery: Delivery, copying: Renew | Split) -> bool:
         """Send its copies, while it stays held without a share of the capacity; `_copied` settles it."""
@@ -223,11 +229,11 @@ class DeliveryHolder:
     def _settle_claimed(self, delivery: Delivery, settlement: Settlement) -> bool:
         if isinstance(settlement, Delete):
             self._redeliveries.finish(delivery)
-        held, now = self.ledger.settle(delivery, settlement, claimed=True)
+        held, at_once = self.ledger.settle(delivery, settlement, claimed=True)
         if held:
             self._redeliveries.remove(delivery)
-        if now:
-            self._carry_out(delivery, settlement)
+        if at_once:
+            self._resume(delivery, settlement)
         return held
 
     def _renewed(self, delivery: Delivery, renew: Renew, copy_id: str) -> None:
@@ -240,20 +246,20 @@ class DeliveryHolder:
 
     def _free_capacity(self, delivery: Delivery) -> None:
         """A message that is acknowledged early is held no more, but its run has begun."""
-        name, fifo = delivery.queue.name, delivery.queue.fifo
-        if delivery.began is not None and delivery.acknowledged_early:
-            self.capacity.start_run(delivery, queue=name, fifo=fifo)
+        queue, began = delivery.queue, delivery.began
+        if began is not None and delivery.acknowledged_early:
+            self.capacity.start_run(delivery, queue=queue.name, fifo=queue.fifo)
         else:
-            self.capacity.release(queue=name, began=delivery.began, fifo=fifo)
-            self._end_turn(delivery)
+            self.capacity.release(queue=queue.name, began=began, fifo=queue.fifo)
+            if self._turns is not None:
+                self._turns.end(delivery)
 
-    def _end_turn(self, delivery: Delivery) -> None:
-        if self._turns is not None:
-            self._turns.end(delivery)
+    def _resume(self, delivery: Delivery, settlement: Settlement) -> None:
+        """Carry out a settlement that had to wait."""
+        self._carry_out(delivery, settlement, self._clock.monotonic())
 
-    def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
+    def _carry_out(self, delivery: Delivery, settlement: Settlement, now: float) -> None:
         """Carry out the settlement of a delivery that the ledger does not hold any more."""
-        now = self._clock.monotonic()
         if delivery.deadline <= now and not delivery.lost:
             delivery.lost = True
             emit(events.Lost(delivery.facts, DEADLINE_PASSED))
@@ -266,14 +272,15 @@ class DeliveryHolder:
                 return
             # Its task has extended it for longer than its next attempt should wait.
             settlement = Hide(timeout)
-        self._settler.submit(delivery, settlement)
+        self._settler.submit(delivery, settlement, now)
 
     def _settled(
         self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
     ) -> None:
         """Expect it back, and emit its end. A settler's thread, or the one that settled."""
         if error is None and isinstance(settlement, Delete):
-            self._remove_payload(delivery)
+            if delivery.pointer is not None:
+                self._remove_payload(delivery, delivery.pointer)
             emit_if_wanted(events.Deleted, delivery.facts)
             measure_settlement(delivery, now)
             return
@@ -300,11 +307,11 @@ class DeliveryHolder:
         emit(event)
         measure_settlement(delivery, now)
 
-    def _remove_payload(self, delivery: Delivery) -> None:
+    def _remove_payload(self, delivery: Delivery, pointer: PayloadPointer) -> None:
         """SQS has deleted the message; but one that may be lost may be there still, under a newer handle."""
-        pointer, store = delivery.pointer, self._outgoing.store
+        store = self._outgoing.store
         lost = delivery.lost or delivery.deadline <= self._clock.monotonic()
-        if self._removals and store and pointer and store.owns(pointer.key) and not lost:
+        if self._removals and store and store.owns(pointer.key) and not lost:
             self._removals.submit(pointer.key)
 
     def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
@@ -313,6 +320,6 @@ class DeliveryHolder:
             emit(events.DeadLettered(delivery.facts, letter.reason))
             self._redeliveries.finish(delivery)
             delivery.pointer = None  # the payload is the copy's now
-            self._carry_out(delivery, Delete())
+            self._resume(delivery, Delete())
         elif not self.ledger.postponed(delivery, letter.otherwise):
-            self._carry_out(delivery, letter.otherwise)
+            self._resume(delivery, letter.otherwise)

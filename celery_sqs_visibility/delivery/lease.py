@@ -5,7 +5,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, Protocol
 
-# The numbers of a row, all floats, so that each is read and written whole; the generation is written last.
+# The numbers of a row, all floats, so that each is read and written whole. The generation is written last:
+# until it stands there the row is nobody's.
 DEADLINE, LOST, REQUESTED, HORIZON, LAST_SIGN, KEY, RETRIES, GENERATION = range(8)
 CELLS: Final = 8
 ROW: Final = Struct(f"{CELLS}d")
@@ -115,13 +116,6 @@ class Lease:
     def retries(self, retries: int) -> None:
         if not self.over:  # the row may be another lease's
             self._cells[self._first + RETRIES] = retries
-
-    def begin(self, deadline: float, horizon: float) -> None:
-        """The row is this lease's from now on; until its generation stands there it is nobody's."""
-        row, generation, _ = self.key
-        ROW.pack_into(
-            self._cells, row * ROW.size, deadline, 0.0, 0.0, horizon, UNWATCHED, 0.0, -1.0, generation
-        )
 
     def renew(self, deadline: float, horizon: float) -> None:
         """The message was received, perhaps once more: it is hidden until `deadline`. The main process."""

@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from celery_sqs_visibility.delivery.lease import CELLS, GENERATION, Lease, LeaseKey
+from celery_sqs_visibility.delivery.lease import CELLS, GENERATION, ROW, UNWATCHED, Lease, LeaseKey
 
 #: Tasks that may run at once and have a row. Only rows that were ever used take up memory.
 ROWS: Final = 65_536
@@ -104,8 +104,10 @@ class LeaseTable(LeaseTableView):
         row = self._free_row()
         if row is None:
             return None
-        lease = Lease(self, (row, next(self._generations), self.name))
-        lease.begin(deadline, horizon)
+        generation = next(self._generations)
+        numbers = (deadline, 0.0, 0.0, horizon, UNWATCHED, 0.0, -1.0, generation)
+        ROW.pack_into(self.cells, row * ROW.size, *numbers)
+        lease = Lease(self, (row, generation, self.name))
         self._taken[lease.key] = lease, on_request
         return lease
 

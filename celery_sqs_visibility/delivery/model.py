@@ -220,7 +220,7 @@ class Delivery:
     @property
     def lease_key(self) -> LeaseKey | None:
         """What the task finds its lease with."""
-        lease = self.current.lease
+        lease = self.lease or self.current.lease
         return lease.key if lease else None
 
     def settle(self, settlement: Settlement) -> bool:
@@ -268,7 +268,7 @@ class Delivery:
     @property
     def given_up(self) -> bool:
         """Whether its message was given up before, by this process."""
-        return self.holder.rejection.gave_up(self.current)
+        return self.holder.rejection.gave_up(self)
 
     def reject(self, *, requeue: bool) -> None:
         """Give it back at once, or leave it to the queue's redrive policy; deleted where there is none."""

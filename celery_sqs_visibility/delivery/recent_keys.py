@@ -47,7 +47,7 @@ class RecentKeys(Generic[K]):
         usual, keys = now + self._seconds, self._keys
         with self._lock:
             new = key not in keys
-            keys[key] = until if until > usual else usual
+            keys[key] = max(usual, until)
             if not new:
                 keys.move_to_end(key)
             if now >= self._drop_at or len(keys) > self._most:

@@ -118,7 +118,7 @@ class Ledger:
             not, the extension in flight hands the settlement back: see `postponed`.
         """
         with self._lock:
-            if delivery.claimed is not claimed or not self._remove(delivery, findable=delivery.began is None):
+            if delivery.claimed is not claimed or not self._remove(delivery):
                 return False, False
             self._end_lease(delivery)
             return True, not (delivery.extending and self.postponed(delivery, settlement))
@@ -157,7 +157,9 @@ class Ledger:
         extension of the old one in flight has nothing to tell any more, neither to the task nor to others.
         """
         with self._lock:
-            if not self._remove(delivery, findable=True):
+            if delivery.held:
+                self._gone[delivery.handle] = delivery
+            if not self._remove(delivery):
                 return False
             newest = superseded_by.current  # it may be superseded itself, if two came back at once
             newest.began, newest.dispatched = delivery.began, delivery.dispatched
@@ -306,19 +308,18 @@ class Ledger:
             self._schedule([delivery], again_at)
         return ExtensionOutcome(held, waiting)
 
-    def _remove(self, delivery: Delivery, *, findable: bool) -> bool:
-        """Hold it no more; whether it was held. It is `findable` where its message may be looked up yet."""
+    def _remove(self, delivery: Delivery) -> bool:
+        """Hold it no more; whether it was held."""
         if not delivery.held:
             return False
-        if findable:
+        if delivery.began is None:  # its message may be looked up yet
             self._gone[delivery.handle] = delivery
         if self._held.pop(delivery.handle, None) is None:  # a signal handler was first
             return False
         delivery.held = False
         if not self._held:
             self._changed.notify_all()
-        if delivery.bucket is not None:
-            self._extensions.remove(delivery)
+        self._extensions.remove(delivery)
         return True
 
     def _give_lease(self, delivery: Delivery) -> None:

@@ -82,11 +82,16 @@ class RedeliveryIndex:
     def finish(self, delivery: Delivery) -> None:
         """It is done and to be deleted, and not held any more; called before its ledger lets go of it.
 
-        What comes back from here on is deleted, so nothing needs to be superseded. If the deletion fails, it comes back when its visibility lapses, which may be hours away where its
+        What comes back from here on is deleted, so nothing needs to be superseded.
+
+        If the deletion fails, it comes back when its visibility lapses, which may be hours away where its
         task asked for that; an extension in flight may put that off by a visibility timeout.
         """
-        self._finished.add(delivery.message_key, delivery.deadline + MARGIN_SECONDS)
-        self.remove(delivery)
+        key = delivery.message_key
+        with self._lock:
+            self._finished.add(key, delivery.deadline + MARGIN_SECONDS)
+            if self._held.get(key) is delivery:
+                del self._held[key]
 
     def was_given_up(self, delivery: Delivery) -> bool:
         """Whether its message was given up before."""

@@ -28,10 +28,11 @@ class SetAside:
         with self._lock:
             if delivery in self._deliveries or len(self._deliveries) >= MOST_SET_ASIDE:
                 return
-            # A settlement takes it out of the ledger first, and then looks here.
-            if not self._holds(delivery):
-                return
+            # First: a settlement takes it out of the ledger, and then looks here.
             self._deliveries.add(delivery)
+            if not self._holds(delivery):
+                self._deliveries.discard(delivery)
+                return
         self._capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
 
     def has_place(self, delivery: Delivery) -> bool:
@@ -43,6 +44,8 @@ class SetAside:
 
     def remove(self, delivery: Delivery) -> None:
         """It takes capacity again, though there may be none left; harmless if it does already."""
+        if delivery not in self._deliveries:
+            return
         with self._lock:
             if delivery not in self._deliveries:
                 return

@@ -6,8 +6,8 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery
@@ -17,6 +17,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Delete,
     Hide,
     Park,
+    Release,
     Settlement,
 )
 from celery_sqs_visibility.policy.clock import Clock
@@ -35,8 +36,7 @@ ACTIONS: Mapping[type[Settlement], str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PendingSettlement:
+class PendingSettlement(NamedTuple):
     """A settlement to be carried out, not `Lapse`; it lingers from the monotonic instant `since`.
 
     At `done_by` SQS may show the message, since it may have carried out a try whose answer was lost.
@@ -62,7 +62,7 @@ class PendingSettlement:
         """The same, not beyond the horizon: SQS would refuse that."""
         left = max(0, int(self.delivery.horizon - now) - HORIZON_MARGIN_SECONDS)
         if isinstance(self.settlement, (Hide, Park)) and self.settlement.seconds > left:
-            return replace(self, settlement=type(self.settlement)(left))
+            return self._replace(settlement=type(self.settlement)(left))
         return self
 
 
@@ -111,12 +111,20 @@ class PendingBatch:
 
     def take(self, now: float) -> SettlementBatch:
         """The next request's settlements."""
-        taken = [self.settlements.popleft() for _ in range(min(self.size, len(self.settlements)))]
+        popleft = self.settlements.popleft
+        taken = [popleft() for _ in range(min(self.size, len(self.settlements)))]
         self.in_flight = self.in_order
-        late = [one for one in taken if self.kind is Hide and one.ours_until <= now]
+        if self.kind is not Hide:
+            return SettlementBatch(self, taken, [])
+        late = [one for one in taken if one.ours_until <= now]
         return SettlementBatch(self, [one.clamped(now) for one in taken if one not in late], late)
 
 
-def kind_of(settlement: Settlement) -> type[Settlement]:
-    """The kind of request: a delete, a dead letter, or a visibility change (`Hide`)."""
-    return type(settlement) if isinstance(settlement, (Delete, DeadLetter)) else Hide
+#: The kind of request: a delete, a dead letter, or a visibility change.
+KIND_OF: Final[Mapping[type[Settlement], type[Settlement]]] = {
+    Delete: Delete,
+    DeadLetter: DeadLetter,
+    Hide: Hide,
+    Park: Hide,
+    Release: Hide,
+}

@@ -77,7 +77,7 @@ class Rejection:
 
     def gave_up(self, delivery: Delivery) -> bool:
         """Whether its message was given up before."""
-        return self._redeliveries.remembers(Past.GIVEN_UP, delivery.queue, delivery.facts.message_id)
+        return self._redeliveries.was_given_up(delivery)
 
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
         """Release it or, without `requeue`, give it up.

@@ -6,8 +6,7 @@ import heapq
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from celery_sqs_visibility.aws.port import BatchResult
@@ -16,10 +15,10 @@ from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.pending import (
+    KIND_OF,
     PendingBatch,
     PendingSettlement,
     SettlementBatch,
-    kind_of,
 )
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Settlement
 from celery_sqs_visibility.errors import (
@@ -94,11 +93,11 @@ class Settler:
         self._unfinished = 0
         self._flushing = 0  # flushes under way: nothing lingers then
 
-    def submit(self, delivery: Delivery, settlement: Settlement) -> None:
-        """Carry out the settlement, soon."""
+    def submit(self, delivery: Delivery, settlement: Settlement, now: float) -> None:
+        """Carry out the settlement, soon. `now` is the monotonic instant."""
         with self._lock:
             self._unfinished += 1
-            self._enqueue(PendingSettlement(delivery, settlement, self._clock.monotonic()))
+            self._enqueue(PendingSettlement(delivery, settlement, now))
 
     def flush(self, timeout: float) -> bool:
         """Send everything now; whether all was done within `timeout` seconds."""
@@ -137,20 +136,22 @@ class Settler:
     def _sendable(self) -> list[PendingBatch]:
         return [pending for pending in self._waiting if not pending.in_flight]
 
-    def _enqueue(self, settlement: PendingSettlement) -> None:
-        pending = self._pending(settlement)
+    def _enqueue(self, one: PendingSettlement) -> None:
+        pending = self._pending(one.delivery.queue, one.settlement)
         # A signal handler may settle between any two of these lines.
-        pending.settlements.append(settlement)
+        pending.settlements.append(one)
         first = pending not in self._waiting
-        self._waiting[pending] = None
+        if first:
+            self._waiting[pending] = None
         # The first settlement sets the time, and a full batch goes at once.
         if first or len(pending.settlements) % pending.size == 0:
             self.batch_threads.wake()
 
-    def _pending(self, settlement: PendingSettlement) -> PendingBatch:
-        key = settlement.delivery.queue, kind_of(settlement.settlement)
-        if (pending := self._batches.get(key)) is None:
-            pending = self._batches[key] = PendingBatch(*key, self._window, self._clock)
+    def _pending(self, queue: Queue, settlement: Settlement) -> PendingBatch:
+        kind = KIND_OF[type(settlement)]
+        pending = self._batches.get((queue, kind))
+        if pending is None:
+            pending = self._batches[queue, kind] = PendingBatch(queue, kind, self._window, self._clock)
         return pending
 
     def send(self, batch: SettlementBatch, _since: float) -> BatchResult:
@@ -172,19 +173,16 @@ class Settler:
         settlements = batch.settlements
         finished = len(settlements) + len(batch.late)
         try:
-            failed = {i: error for i, error in failed.items() if not _was_done_before(settlements[i], error)}
             now = self._clock.monotonic()
-            # One pause for all, so that they share a batch again.
-            failures = 1 + max((settlements[i].failures for i in failed), default=0)
-            not_before = now + pause(failures)
-            retried = {
-                i for i, error in failed.items() if self._retry(settlements[i], error, since, not_before)
-            }
+            done_at = min(now, since + LONGEST_REQUEST_SECONDS)
+            failed = {i: error for i, error in failed.items() if not _was_done_before(settlements[i], error)}
+            retried: Collection[int] = ()
+            if failed:
+                retried = self._retry_failed(settlements, failed, since, now)
             finished -= len(retried)
             _note_outage(batch, failed, since)
             if batch.origin.kind is Delete:
                 self._note_permission(batch, failed)
-            done_at = min(now, since + LONGEST_REQUEST_SECONDS)
             for i, settlement in enumerate(settlements):
                 if i not in retried:
                     self._report(settlement, failed.get(i), done_at)
@@ -192,6 +190,17 @@ class Settler:
                 self._report(settlement, TOO_LATE, now)
         finally:
             self._finish(batch.origin, finished)
+
+    def _retry_failed(
+        self,
+        settlements: Sequence[PendingSettlement],
+        failed: Mapping[int, SQSError],
+        since: float,
+        now: float,
+    ) -> set[int]:
+        """Which of those that failed are sent again: after one pause, so that they share a batch again."""
+        not_before = now + pause(1 + max(settlements[i].failures for i in failed))
+        return {i for i, error in failed.items() if self._retry(settlements[i], error, since, not_before)}
 
     def _note_permission(self, batch: SettlementBatch, failed: Mapping[int, SQSError]) -> None:
         denied = next((error for error in failed.values() if isinstance(error, AccessDeniedError)), None)
@@ -209,13 +218,13 @@ class Settler:
 
     def _retry(self, tried: PendingSettlement, error: SQSError, since: float, not_before: float) -> bool:
         """Have it sent again at `not_before`; `False` if it failed for good."""
-        again = replace(tried, failures=tried.failures + 1, since=not_before)
-        if isinstance(error, AnswerLostError) and kind_of(tried.settlement) is Hide:
-            again = replace(again, done_by=min(tried.done_by, since + tried.seconds))
+        again = tried._replace(failures=tried.failures + 1, since=not_before)
+        if isinstance(error, AnswerLostError) and KIND_OF[type(tried.settlement)] is Hide:
+            again = again._replace(done_by=min(tried.done_by, since + tried.seconds))
         if isinstance(error, FINAL_ERRORS) or not_before >= again.ours_until:
             return False
         with self._lock:
-            pending = self._pending(again)
+            pending = self._pending(again.delivery.queue, again.settlement)
             if pending.in_order:
                 pending.settlements.appendleft(again)
                 pending.not_before = not_before

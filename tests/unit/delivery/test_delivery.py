@@ -21,7 +21,6 @@ def delivery(holder, handle="h1"):
     ("act", "name", "asked", "answer"),
     [
         (lambda d: d.give_up("why", str, "keep", n="3"), "give_up", call("why", str, "keep", n="3"), None),
-        (lambda d: d.given_up, "gave_up", call(), True),
         (lambda d: d.reject(requeue=True), "reject", call(requeue=True), None),
         (
             lambda d: d.refuse("no", "body", others_may=True),

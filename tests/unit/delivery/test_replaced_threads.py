@@ -133,7 +133,7 @@ def test_another_thread_does_what_one_was_sending_and_a_late_answer_counts_for_n
         threads, action = world.heartbeat.batch_threads, "extend"
     else:
         for delivery in deliveries:
-            world.settler.submit(delivery, Delete())
+            world.settler.submit(delivery, Delete(), world.clock.monotonic())
         threads, action = world.settler.batch_threads, "delete"
     threads.start()
     stuck = world.relieve(threads, how)

@@ -16,7 +16,7 @@ from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settle.pending import DELETE_LINGER_WINDOWS, PendingSettlement
+from celery_sqs_visibility.delivery.settle.pending import DELETE_LINGER_WINDOWS
 from celery_sqs_visibility.delivery.settle.settler import TOO_LATE, Settler
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Park, Release
 from celery_sqs_visibility.errors import (
@@ -75,7 +75,7 @@ class World:
 
     def submit(self, deliveries, settlement):
         for delivery in deliveries:
-            self.settler.submit(delivery, settlement)
+            self.settler.submit(delivery, settlement, self.clock.monotonic())
 
     def send_next(self, after=0.0):
         """Send what a thread would send then; `False` if nothing is due."""
@@ -143,7 +143,7 @@ def test_a_signal_handler_may_settle_while_something_is_settled(world, queue):
             if settlement.delivery is one:
                 world.submit([two], Delete())
 
-    world.settler._pending(PendingSettlement(one, Delete(), 0)).settlements = Interrupted()
+    world.settler._pending(one.queue, Delete()).settlements = Interrupted()
     world.submit([one], Delete())
     world.work_off()
     assert factories.left(queue) == 0
