@@ -92,16 +92,18 @@ class BatchThreads(Generic[Batch]):
     def wake(self) -> None:
         """Have a thread look at the work again: there may be something to do, now or later."""
         with self.lock:
-            now = self._clock.monotonic()
-            due = self._work.due(now)
-            if due is None or not self._started:
-                return
-            # Work that is due later needs no further thread: busy threads look at it when they return.
-            needed = self._work.ready() if due <= now else 0
-            if not self._threads or (self._idle() < needed and len(self._threads) < self._most):
-                self._start_thread()
-            else:
-                self._woken.notify()
+            self._wake(self._clock.monotonic())
+
+    def _wake(self, now: float) -> None:
+        due = self._work.due(now)
+        if due is None or not self._started:
+            return
+        # Work that is due later needs no further thread: busy threads look at it when they return.
+        needed = self._work.ready() if due <= now else 0
+        if not self._threads or (self._idle() < needed and len(self._threads) < self._most):
+            self._start_thread()
+        else:
+            self._woken.notify()
 
     def send_next(self) -> bool:
         """Send one batch on this thread; `False` if none is due."""
@@ -111,7 +113,7 @@ class BatchThreads(Generic[Batch]):
             if batch is None:
                 return False
             mine = self._in_progress[threading.current_thread()] = InProgressBatch(batch, now, now)
-            self.wake()  # another thread takes what is left
+            self._wake(now)  # another thread takes what is left
         failed = self._send(mine)
         with self.lock:
             if self._in_progress.pop(threading.current_thread(), None) is not mine:
@@ -140,17 +142,19 @@ class BatchThreads(Generic[Batch]):
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`. A batch that a stuck thread sends fails, and is tried again."""
         with self.lock:
-            stuck = {thread for thread in self._threads if self._is_stuck(thread, now)}
+            stuck = self._threads and {thread for thread in self._threads if self._is_stuck(thread, now)}
+            if not stuck:
+                self._wake(now)  # all threads may be busy for longer than what is due can wait
+                return
             self._threads -= stuck
             abandoned = [self._in_progress.pop(thread) for thread in stuck if thread in self._in_progress]
-            if stuck:
-                self._start_thread()
+            self._start_thread()
         for thread in stuck:
             state = "hangs" if thread.is_alive() else "died"
             log_safely(logger.error, "a thread that %s %s; another takes its place", self.does, state)
         for batch in abandoned:
             self._conclude(batch, _all_of(batch.batch, AnswerLostError("no answer")))
-        self.wake()  # all threads may be busy for longer than what is due can wait
+        self.wake()
 
     def _is_stuck(self, thread: threading.Thread, now: float) -> bool:
         batch = self._in_progress.get(thread)

@@ -85,6 +85,8 @@ class QueueConsumer(DeliveryHolder):
             lambda: self._receivers.polling,
             lambda: self._arrivals.handed,
         )
+        some = [each for each in (leases, turns, self._awaited) if each is not None]
+        self._parts = (self.capacity, *self._batch_threads, *some, self._run_watch, self._forgotten)
         self._supervisor = Supervisor(self._supervised, clock)
         # Guards _running, _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
@@ -287,15 +289,7 @@ class QueueConsumer(DeliveryHolder):
             batch_threads.stop()
 
     def _supervised(self) -> list[Supervised]:
-        some = [each for each in (self._leases, self._turns, self._awaited) if each is not None]
-        return [
-            *self._receivers.all(),
-            self.capacity,
-            *self._batch_threads,
-            *some,
-            self._run_watch,
-            self._forgotten,
-        ]
+        return [*self._receivers.all(), *self._parts]
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float

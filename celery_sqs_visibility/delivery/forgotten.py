@@ -57,10 +57,8 @@ class ForgottenMessages:
     def replace_stuck(self, _now: float) -> None:
         """See `supervisor.Supervised`: gives back messages whose request, or run, two looks found gone."""
         held = self._ledger.all()
-        dropped = {delivery for delivery in held if delivery.is_dropped}
-        for delivery in dropped & self._dropped_before:
-            delivery.come_back(RuntimeError("its run was dropped, unreported"))
-        self._dropped_before = dropped
+        if held or self._dropped_before:
+            self._give_back_dropped(held)
         before, self._handed_before = self._handed_before, self._handed()
         still = self._handed_before == before
         self._looks = self._looks + 1 if still and self._are_there(held) else 0
@@ -68,6 +66,12 @@ class ForgottenMessages:
         if self._quiet_looks > QUIET_LOOKS:
             self._capacity.count_nothing()
             self._quiet_looks = 0
+
+    def _give_back_dropped(self, held: Sequence[Delivery]) -> None:
+        dropped = {delivery for delivery in held if delivery.is_dropped}
+        for delivery in dropped & self._dropped_before:
+            delivery.come_back(RuntimeError("its run was dropped, unreported"))
+        self._dropped_before = dropped
 
     def _is_quiet(self, held: Sequence[Delivery]) -> bool:
         return not (held or self._polling() or self._capacity.runs)

@@ -154,7 +154,7 @@ class LeaseTable(LeaseTableView):
 
     def replace_stuck(self, now: float) -> None:  # noqa: ARG002 - see `supervisor.Supervised`
         """Pass on what the event loop does not: a warm shutdown leaves it, and it may be blocked."""
-        if os.getpid() == self.pid:
+        if self._taken and os.getpid() == self.pid:
             self.pass_on_requests()
 
 

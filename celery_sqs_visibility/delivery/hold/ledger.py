@@ -201,6 +201,8 @@ class Ledger:
 
     def all(self) -> list[Delivery]:
         """Everything held, in the order of arrival."""
+        if not self._held:
+            return []
         with self._lock:
             return list(self._held.values())
 
@@ -216,6 +218,8 @@ class Ledger:
 
     def next_extension(self) -> float | None:
         """The monotonic instant at which `take_due` has something to do."""
+        if not self._held:
+            return None
         with self._lock:
             return self._extensions.next_due()
 

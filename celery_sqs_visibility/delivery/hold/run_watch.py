@@ -33,7 +33,7 @@ class RunWatch:
         self._awake_since = latest_wake(self._awake_since, self._checked, now)
         self._checked = now
         for delivery in self._ledger.all():
-            if not delivery.started:
+            if delivery.began is None:
                 continue
             if is_near_horizon(delivery.horizon, now):
                 self._warn(delivery, now)

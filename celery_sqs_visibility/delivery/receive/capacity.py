@@ -230,7 +230,7 @@ class ReceiveCapacity:
                 waiter.changed.notify()
 
     def _note_collected(self, now: float) -> None:
-        slots = self._slots() if self._slots else None
+        slots = self._slots() if self._slots and self._held.occupied else None
         taken = slots is not None and self._held.occupied - self._waiting_for_eta(slots) >= slots.number
         if not (taken and slots is not None and slots.idle):
             self._idle_since = None

@@ -162,6 +162,8 @@ class Polls:
         """Give back the capacity of polls without an answer in time; how many they are."""
         with self.changed:
             overdue = [poll for poll in self.in_flight if poll.overdue_at <= now and not poll.overdue]
+            if not overdue:
+                return 0
             for poll in overdue:
                 poll.state = OVERDUE[poll.state]
         unanswered = [poll for poll in overdue if poll.state is PollState.UNANSWERED]

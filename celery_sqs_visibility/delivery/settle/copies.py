@@ -152,6 +152,8 @@ class Copies:
 
     def due(self, now: float) -> float | None:
         """See `batch_threads.Work`."""
+        if not self._unended:
+            return None
         if self._to_end or self._is_ready():
             return now
         instants = [at for pending in self._pending.values() if (at := pending.due()) is not None]
@@ -166,6 +168,8 @@ class Copies:
 
     def take(self, now: float) -> CopyBatch | None:
         """See `batch_threads.Work`."""
+        if not self._unended:
+            return None
         if now >= self._check_at:
             self._check_at = now + self._check
             self._stop_late(now)

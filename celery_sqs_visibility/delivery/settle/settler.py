@@ -111,6 +111,8 @@ class Settler:
 
     def due(self, now: float) -> float | None:
         """See `batch_threads.Work`."""
+        if not self._unfinished:
+            return None
         instants = [not_before for not_before, _, _ in self._retries[:1]]
         instants += [pending.due(now, flushing=self._flushing > 0) for pending in self._sendable()]
         return min(instants, default=None)
@@ -121,6 +123,8 @@ class Settler:
 
     def take(self, now: float) -> SettlementBatch | None:
         """See `batch_threads.Work`: a full batch, or one that has lingered for long enough."""
+        if not self._unfinished:
+            return None
         while self._retries and self._retries[0][0] <= now:
             self._enqueue(heapq.heappop(self._retries)[2])
         for pending in self._sendable():
