@@ -105,8 +105,9 @@ class LeaseTable(LeaseTableView):
         if row is None:
             return None
         generation = next(self._generations)
-        numbers = (deadline, 0.0, 0.0, horizon, UNWATCHED, 0.0, -1.0, generation)
-        ROW.pack_into(self.cells, row * ROW.size, *numbers)
+        ROW.pack_into(
+            self.cells, row * ROW.size, deadline, 0.0, 0.0, horizon, UNWATCHED, 0.0, -1.0, generation
+        )
         lease = Lease(self, (row, generation, self.name))
         self._taken[lease.key] = lease, on_request
         return lease

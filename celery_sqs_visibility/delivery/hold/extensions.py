@@ -33,8 +33,9 @@ def extension_seconds(delivery: Delivery, options: QueueOptions, now: float) -> 
     """Seconds to ask for, clamped to the horizon; 0 if it lapsed, or is hidden for longer already."""
     if delivery.at_horizon or delivery.deadline <= now:
         return 0
-    requested = math.ceil(delivery.requested_deadline - now)
-    seconds = max(options.visibility_timeout if options.heartbeat_interval else 0, requested)
+    seconds = options.visibility_timeout if options.heartbeat_interval else 0
+    if delivery.requested_deadline:
+        seconds = max(seconds, math.ceil(delivery.requested_deadline - now))
     seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN_SECONDS - now))
     return seconds if now + seconds > delivery.deadline else 0
 

@@ -129,7 +129,8 @@ class Heartbeat:
             if delivery.deadline <= self._clock.monotonic():
                 return self._lose(delivery, ANSWERED_LATE)
             outcome = self._ledger.extended(delivery, since + seconds)
-            return delivery, outcome, Extended(delivery.facts, seconds)
+            event = Extended(delivery.facts, seconds) if has_listener(Extended) else None
+            return delivery, outcome, event
         if isinstance(error, ReceiptHandleInvalidError):
             return self._lose(delivery, str(error))
         return delivery, self._ledger.not_extended(delivery, self._clock.monotonic()), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -43,7 +44,7 @@ class Ledger:
     """
 
     def __init__(self, options_of: OptionsOfQueue, leases: LeaseTable | None = None) -> None:
-        self._options_of = options_of
+        self._options_of: OptionsOfQueue = cache(options_of)
         self._leases = leases
         # Guards everything below, and the mutable fields of the deliveries. Reentrant, since Celery's cold
         # shutdown settles in a signal handler, on a thread that may be settling just now.
@@ -242,9 +243,12 @@ class Ledger:
         """
         with self._lock:
             due = self._extensions.take_due(now)
+            if not due:
+                return []
+            options = self._options_of(due[0].queue.name)
             for delivery in due:
                 delivery.extending = True
-            return [(delivery, self.extension(delivery, now)) for delivery in due]
+            return [(delivery, extension_seconds(delivery, options, now)) for delivery in due]
 
     def extension(self, delivery: Delivery, now: float) -> int:
         """Seconds by which it is to be extended now; 0 if it is not to be."""
@@ -260,6 +264,8 @@ class Ledger:
             delivery.deadline = deadline
             if delivery.lease is not None:
                 delivery.lease.deadline = deadline
+            if not delivery.requested_deadline:
+                return self._extension_returned(delivery, None)
             if delivery.requested_deadline <= deadline or delivery.at_horizon:
                 self._answer(delivery)
             return self._extension_returned(delivery, AT_ONCE if delivery.requested_deadline else None)

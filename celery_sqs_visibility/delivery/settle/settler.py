@@ -6,7 +6,7 @@ import heapq
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from celery_sqs_visibility.aws.port import BatchResult
@@ -48,6 +48,9 @@ FINAL_ERRORS: Final = (ReceiptHandleInvalidError, RequestRefusedError)
 TOO_LATE: Final = UnavailableError(
     "its visibility timeout ran out before SQS confirmed to hide or release it"
 )
+
+#: A settlement that is over, with its error if it failed.
+Ended = tuple[PendingSettlement, SQSError | None]
 
 #: Called from a settler's thread when a settlement is over: with the error if it failed, and the monotonic
 #: instant from which the delay of a visibility change counts.
@@ -141,7 +144,8 @@ class Settler:
         return [pending for pending in self._waiting if not pending.in_flight]
 
     def _enqueue(self, one: PendingSettlement) -> None:
-        pending = self._pending(one.delivery.queue, one.settlement)
+        queue, kind = one.delivery.queue, KIND_OF[type(one.settlement)]
+        pending = self._batches.get((queue, kind)) or self._new_batch(queue, kind)
         # A signal handler may settle between any two of these lines.
         pending.settlements.append(one)
         first = pending not in self._waiting
@@ -151,12 +155,8 @@ class Settler:
         if first or len(pending.settlements) % pending.size == 0:
             self.batch_threads.wake()
 
-    def _pending(self, queue: Queue, settlement: Settlement) -> PendingBatch:
-        kind = KIND_OF[type(settlement)]
-        pending = self._batches.get((queue, kind))
-        if pending is None:
-            pending = self._batches[queue, kind] = PendingBatch(queue, kind, self._window, self._clock)
-        return pending
+    def _new_batch(self, queue: Queue, kind: type[Settlement]) -> PendingBatch:
+        return self._batches.setdefault((queue, kind), PendingBatch(queue, kind, self._window, self._clock))
 
     def send(self, batch: SettlementBatch, _since: float) -> BatchResult:
         """See `batch_threads.Work`."""
@@ -179,32 +179,33 @@ class Settler:
         try:
             now = self._clock.monotonic()
             done_at = min(now, since + LONGEST_REQUEST_SECONDS)
-            failed = {i: error for i, error in failed.items() if not _was_done_before(settlements[i], error)}
-            retried: Collection[int] = ()
+            ended: Iterable[Ended] = zip(settlements, itertools.repeat(None))
             if failed:
-                retried = self._retry_failed(settlements, failed, since, now)
-            finished -= len(retried)
+                failed = {
+                    i: error for i, error in failed.items() if not _was_done_before(settlements[i], error)
+                }
+                retried = self._retry_failed(batch, failed, since, now)
+                finished -= len(retried)
+                ended = [(one, failed.get(i)) for i, one in enumerate(settlements) if i not in retried]
             _note_outage(batch, failed, since)
             if batch.origin.kind is Delete:
                 self._note_permission(batch, failed)
-            for i, settlement in enumerate(settlements):
-                if i not in retried:
-                    self._report(settlement, failed.get(i), done_at)
-            for settlement in batch.late:
-                self._report(settlement, TOO_LATE, now)
+            self._report(ended, done_at)
+            self._report(zip(batch.late, itertools.repeat(TOO_LATE)), now)
         finally:
             self._finish(batch.origin, finished)
 
     def _retry_failed(
-        self,
-        settlements: Sequence[PendingSettlement],
-        failed: Mapping[int, SQSError],
-        since: float,
-        now: float,
+        self, batch: SettlementBatch, failed: Mapping[int, SQSError], since: float, now: float
     ) -> set[int]:
         """Which of those that failed are sent again: after one pause, so that they share a batch again."""
-        not_before = now + pause(1 + max(settlements[i].failures for i in failed))
-        return {i for i, error in failed.items() if self._retry(settlements[i], error, since, not_before)}
+        settlements = batch.settlements
+        not_before = now + pause(1 + max((settlements[i].failures for i in failed), default=0))
+        return {
+            i
+            for i, error in failed.items()
+            if self._retry(batch.origin, settlements[i], error, since, not_before)
+        }
 
     def _note_permission(self, batch: SettlementBatch, failed: Mapping[int, SQSError]) -> None:
         denied = next((error for error in failed.values() if isinstance(error, AccessDeniedError)), None)
@@ -213,14 +214,22 @@ class Settler:
         elif len(failed) < len(batch):
             self._permissions.note_deleted(batch.origin.queue)
 
-    def _report(self, one: PendingSettlement, error: SQSError | None, done_at: float) -> None:
-        """Report its end; an unexpected error is logged, and the others of its batch are reported too."""
-        try:
-            self._settled(one.delivery, one.settlement, error, done_at)
-        except Exception:  # noqa: BLE001 - logged, if that works
-            log_safely(logger.exception, "unexpected error after a message was settled; continuing")
+    def _report(self, ended: Iterable[Ended], done_at: float) -> None:
+        """Report their ends; an unexpected error is logged, and the others of the batch are reported too."""
+        for one, error in ended:
+            try:
+                self._settled(one.delivery, one.settlement, error, done_at)
+            except Exception:  # noqa: BLE001 - logged, if that works
+                log_safely(logger.exception, "unexpected error after a message was settled; continuing")
 
-    def _retry(self, tried: PendingSettlement, error: SQSError, since: float, not_before: float) -> bool:
+    def _retry(
+        self,
+        pending: PendingBatch,
+        tried: PendingSettlement,
+        error: SQSError,
+        since: float,
+        not_before: float,
+    ) -> bool:
         """Have it sent again at `not_before`; `False` if it failed for good."""
         again = tried._replace(failures=tried.failures + 1, since=not_before)
         if isinstance(error, AnswerLostError) and KIND_OF[type(tried.settlement)] is Hide:
@@ -228,7 +237,6 @@ class Settler:
         if isinstance(error, FINAL_ERRORS) or not_before >= again.ours_until:
             return False
         with self._lock:
-            pending = self._pending(again.delivery.queue, again.settlement)
             if pending.in_order:
                 pending.settlements.appendleft(again)
                 pending.not_before = not_before

@@ -143,7 +143,7 @@ def test_a_signal_handler_may_settle_while_something_is_settled(world, queue):
             if settlement.delivery is one:
                 world.submit([two], Delete())
 
-    world.settler._pending(one.queue, Delete()).settlements = Interrupted()
+    world.settler._new_batch(one.queue, Delete).settlements = Interrupted()
     world.submit([one], Delete())
     world.work_off()
     assert factories.left(queue) == 0
