@@ -76,7 +76,7 @@ class Arrivals:
         arrived: list[tuple[Delivery, Content, ReceivedMessage]] = []
         try:
             decoded = self._decoder.decode(queue, messages, called, returned)
-            added = self._holder.ledger.add(delivery for delivery, _, _ in decoded)
+            added = self._holder.ledger.add([delivery for delivery, _, _ in decoded])
             arrived = decoded if len(added) == len(decoded) else [d for d in decoded if d[0] in added]
         finally:
             for _ in range(len(messages) - len(arrived)):
@@ -124,10 +124,15 @@ class Arrivals:
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
         """The message for Celery; `None` if it is settled, or its payload is still to come."""
-        if isinstance(content, DecodedMessage):
+        if isinstance(content, DecodedMessage) and (
+            content.eta is not None or delivery.moved_from is not None
+        ):
             delivery.parks = self._holder.parking.parks_so_far(delivery, content)
         if not self._holder.is_new(delivery):
             return None
+        if isinstance(content, DecodedMessage) and content.eta is None and dispatch is not None:  # as most
+            delivery.current.in_hand = True
+            return BufferedMessage(delivery, content.payload, dispatch)
         if not isinstance(content, PayloadPointer):
             return self._sort_new(delivery, content, message, dispatch)
         if dispatch is None or self._fetch is None:
@@ -175,13 +180,18 @@ class Arrivals:
         on_message = self._on_message(queue.name)
         if on_message is None:
             return None
+        dispatching, lapsed, turn_given = (
+            self._dispatching,
+            self._holder.lapsed,
+            self._holder.capacity.turn_given,
+        )
 
         def dispatch(buffered: BufferedMessage, raising: bool) -> None:  # noqa: FBT001 - see BufferedMessage
             delivery = buffered.delivery
             try:
-                if not self._dispatching() or self._holder.lapsed(delivery.current):
+                if not dispatching() or lapsed(delivery.current):
                     return  # a held delivery that does not run is given back
-                self._holder.capacity.turn_given()
+                turn_given()
                 self.handed += 1
                 on_message(buffered.payload)
             except Exception:

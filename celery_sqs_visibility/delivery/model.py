@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from weakref import ref
 
@@ -15,7 +15,7 @@ from celery_sqs_visibility.delivery.settlements import Renew, Settlement
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
-from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
 
 #: Makes body and message attributes of a copy; `None` where there can be none.
 MakeCopy = Callable[["Delivery"], tuple[str, Mapping[str, Any]] | None]
@@ -117,8 +117,8 @@ class Delivery:
     #: The receipt handle, which is also kombu's delivery tag.
     handle: str
     facts: Facts
-    #: When the receive that brought it was called: SQS counts its 12 hours from there.
-    asked_at: InitVar[float]
+    #: The instant beyond which SQS refuses to extend it: 12 hours from when its receive was called.
+    horizon: float
     #: When its visibility lapses.
     deadline: float
     holder: Holder
@@ -128,8 +128,6 @@ class Delivery:
     moved_from: str | None = None
     #: Where its payload is, if that is in S3. One of ours goes with the message, unless a copy needs it.
     pointer: PayloadPointer | None = None
-    #: The instant beyond which SQS refuses to extend it.
-    horizon: float = field(init=False)
     #: The message, in whatever delivery: its queue's URL and its id.
     message_key: tuple[str, str] = field(init=False)
     #: Whether it is in its ledger, neither settled nor superseded.
@@ -173,8 +171,7 @@ class Delivery:
     #: Whether its run has to show life.
     inactivity: Inactivity | None = field(default=None, init=False)
 
-    def __post_init__(self, asked_at: float) -> None:
-        self.horizon = asked_at + VISIBILITY_HORIZON_SECONDS
+    def __post_init__(self) -> None:
         self.message_key = self.queue.url, self.facts.message_id
 
     @property

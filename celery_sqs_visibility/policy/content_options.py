@@ -19,6 +19,10 @@ CONTAINERS: Final = 500_000
 #: Most levels by default: a pool's process takes no more in a pickle, by Python's own limit of recursion.
 NESTING: Final = 400
 
+#: The least that the options may be.
+LEAST_CONTAINERS: Final = 1000
+LEAST_NESTING: Final = 100
+
 
 class Count:
     """A whole number from `least` on."""
@@ -50,14 +54,14 @@ class ContentOptions:
     )
     containers_max: int = option(
         CONTAINERS,
-        Count(1000),
+        Count(LEAST_CONTAINERS),
         "How many lists and objects a message may hold in JSON or MessagePack; each takes 60 bytes of memory "
         "or more, and two of its body. In YAML a tenth of it bounds the values of any kind. One with more is "
         "a bad message.",
     )
     nesting_max: int = option(
         NESTING,
-        Count(100),
+        Count(LEAST_NESTING),
         "How many levels deep its lists and objects may be nested in JSON or YAML. One with more is a bad "
         "message.",
     )

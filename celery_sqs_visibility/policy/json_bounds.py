@@ -7,12 +7,15 @@ from itertools import accumulate
 from typing import Final
 
 from celery_sqs_visibility.errors import TooLargeError
-from celery_sqs_visibility.policy.content_options import ContentOptions
+from celery_sqs_visibility.policy.content_options import LEAST_CONTAINERS, LEAST_NESTING, ContentOptions
 
 #: A list is as deep as an object.
 _AS_LISTS: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = {ord("["): 1, ord("]"): -1}
 _NO_MARKS: Final = bytes(set(range(256)) - set(b'[]{}"'))
+
+#: JSON with no more brackets is within whatever bounds the options may set, and need not be measured.
+FEW_BRACKETS: Final = min(LEAST_CONTAINERS, LEAST_NESTING)
 
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
 #: What is left of a text once its characters are gone, also of one without an end.

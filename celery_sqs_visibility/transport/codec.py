@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import codecs
-import json
 import re
+import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
@@ -26,7 +28,8 @@ from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.content_options import DEFAULT_LIMITS, ContentOptions
 from celery_sqs_visibility.policy.delays import NEVER, DelayLimits, is_never
-from celery_sqs_visibility.policy.json_bounds import check_json
+from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS, check_json
+from celery_sqs_visibility.policy.json_text import read_json
 from celery_sqs_visibility.policy.message_attributes import is_asked_for
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.policy.published_ids import check_names, checked_id
@@ -43,11 +46,25 @@ RECEIVED_KEYS: Final = ("sqs_message", "sqs_queue", "redelivered")
 #: Marks a typed value in kombu's JSON. JSON without one is read by `json.loads`, three times as fast.
 TYPED: Final = "__type__"
 
+#: The parts of a task as Celery sends it, and their types. `binary` is pickle's and MessagePack's.
+_PARTS: Final = itemgetter("content-type", "body")
+_PROPERTIES: Final = itemgetter("delivery_info", "body_encoding")
+_HEADERS: Final = itemgetter("task", "id", "eta")
+_USUAL_TYPES: Final = [str, str, dict, str, str, str, type(None)]
+USUAL_ENCODINGS: Final = ("utf-8", "binary")
+
+#: Takes nothing but base64; without the steps around it where Python has it in C.
+_decode_base64: Final[Callable[[str], bytes]] = (
+    partial(binascii.a2b_base64, strict_mode=True)  # type: ignore[call-arg]  # types are those of Python 3.10
+    if sys.version_info >= (3, 11)
+    else partial(base64.b64decode, validate=True)
+)
+
 #: The group of a FIFO queue's messages that name none, as in kombu.
 DEFAULT_GROUP: Final = "default"
 
 #: Most levels of lists and objects in a payload: kombu's has four; some hundreds cannot be copied.
-DEEPEST: Final = 100
+DEEPEST: Final = FEW_BRACKETS
 
 #: Text encodings that take forever to decode a hostile body.
 SLOW_ENCODINGS: Final = ("idna", "punycode")
@@ -137,7 +154,7 @@ def decode_message(
         NoTaskError: it is not kombu's.
         UnreadableError: it is, and something in it is wrong.
     """
-    return open_payload(_parse(_text(message["Body"]), limits), queue, message, attribute_names)
+    return _received(_open(_text(message["Body"]), limits), queue, message, attribute_names)
 
 
 def open_payload(
@@ -148,12 +165,36 @@ def open_payload(
     Raises:
         UnreadableError: a part of it is of a wrong type.
     """
-    headers = _checked_headers(payload)
-    properties = payload["properties"]
+    return _received(_usual_task(payload) or _any_task(payload), queue, message, attribute_names)
+
+
+def _received(
+    opened: DecodedMessage, queue: Queue, message: ReceivedMessage, attribute_names: Sequence[str]
+) -> DecodedMessage:
+    """The content, and in it what is known of its receive."""
+    properties = opened.payload["properties"]
     properties["delivery_tag"] = message["ReceiptHandle"]
     info = properties["delivery_info"]
     info["sqs_message"] = _metadata(message, attribute_names)
     info["sqs_queue"] = queue.url
+    return opened
+
+
+def _usual_task(payload: Any) -> DecodedMessage | None:
+    """The content of a task without an ETA, as Celery sends it; `None` of any other message."""
+    try:
+        headers = payload["headers"]
+        parts = *_PARTS(payload), *_PROPERTIES(payload["properties"]), *_HEADERS(headers)
+        if [*map(type, parts)] != _USUAL_TYPES or payload["content-encoding"] not in USUAL_ENCODINGS:
+            return None
+    except (KeyError, TypeError):
+        return None
+    return DecodedMessage(payload, legible(headers["task"]), legible(headers["id"]))
+
+
+def _any_task(payload: dict[str, Any]) -> DecodedMessage:
+    """The content of any message of kombu's. Celery holds one of protocol 1 for its ETA."""
+    headers = _checked_headers(payload)
     named = headers if "task" in headers else fields_of_body(payload, '"task"')
     if (eta := eta_of(named) or eta_of(headers)) is not None and is_never(eta - SYSTEM_CLOCK.wall()):
         raise UnreadableError(f"its ETA, {legible(str(named.get('eta') or headers['eta']))}, is {NEVER}")
@@ -161,7 +202,7 @@ def open_payload(
         payload,
         task=_name_or_none(named.get("task")),
         task_id=_name_or_none(named.get("id")),
-        eta=eta_of(headers) if eta else None,  # Celery holds a message of protocol 1 for its ETA
+        eta=eta_of(headers) if eta else None,
     )
 
 
@@ -213,8 +254,11 @@ def with_eta(headers: Mapping[str, Any], eta: float, retries: int) -> dict[str, 
 
 def _metadata(message: ReceivedMessage, attribute_names: Sequence[str]) -> dict[str, Any]:
     """What users read of the message. Without the body: prefork pickles it once more for the child."""
-    metadata: dict[str, Any] = {key: value for key, value in message.items() if key != "Body"}
-    attributes = metadata.pop("MessageAttributes", None)
+    metadata: dict[str, Any] = {**message}
+    del metadata["Body"]
+    if "MessageAttributes" not in metadata:  # as in most
+        return metadata
+    attributes = metadata.pop("MessageAttributes")
     if attributes and "All" not in attribute_names:
         metadata.pop("MD5OfMessageAttributes", None)  # of all attributes
         attributes = {k: v for k, v in attributes.items() if is_asked_for(k, attribute_names)}
@@ -226,27 +270,35 @@ def _text(body: str) -> str:
     if body[:1] == "{":
         return body
     try:
-        return base64.b64decode(body, validate=True).decode()
-    except (binascii.Error, ValueError):
+        return _decode_base64(body).decode()
+    except ValueError:
         raise NoTaskError("its body is neither a JSON object nor base64 of one") from None
 
 
-def _parse(text: str, limits: ContentOptions) -> dict[str, Any]:
+def _open(text: str, limits: ContentOptions) -> DecodedMessage:
+    many = text.count("{") + text.count("[") > FEW_BRACKETS
+    if many:
+        try:
+            check_json(text, limits)
+        except TooLargeError as error:
+            raise UnreadableError(str(error)) from None
     try:
-        check_json(text, limits)
-    except TooLargeError as error:
-        raise UnreadableError(str(error)) from None
-    try:
-        payload = json.loads(text) if TYPED not in text else loads(text)
+        payload = read_json(text) if TYPED not in text else loads(text)
     except Exception as error:  # noqa: BLE001 - kombu's decoders of typed values may raise anything
         raise NoTaskError(f"its body is not JSON: {error!r}") from None
+    task = _usual_task(payload)
+    if task is None:
+        _check_is_kombus(payload)
+    if many and _deeper_than(DEEPEST, payload):
+        raise UnreadableError(f"its body is nested more than {DEEPEST} levels deep")
+    return task or _any_task(payload)
+
+
+def _check_is_kombus(payload: Any) -> None:
     if (event := describe_aws_event(payload)) is not None:
         raise NoTaskError(f"its body is {event}, not a Celery message")
     if not isinstance(payload, dict) or not isinstance(payload.get("properties"), dict):
         raise NoTaskError("its body is JSON, but not kombu's: it has no 'properties'")
-    if text.count("{") + text.count("[") > DEEPEST and _deeper_than(DEEPEST, payload):
-        raise UnreadableError(f"its body is nested more than {DEEPEST} levels deep")
-    return payload
 
 
 def _checked_headers(payload: dict[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from binascii import a2b_base64
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import kombu
 from kombu.serialization import registry  # type: ignore[attr-defined] # celery-types leaves it out
 from kombu.transport import virtual
 from kombu.utils.json import loads as kombu_loads
@@ -18,6 +18,8 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Renew
 from celery_sqs_visibility.policy.content_options import DEFAULT_LIMITS, ContentOptions
 from celery_sqs_visibility.policy.continued_events import continued_in, with_ours
+from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS
+from celery_sqs_visibility.policy.json_text import read_json
 from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.codec import OWN_BODY, TYPED, encode_payload, with_eta
@@ -46,20 +48,40 @@ class Message(virtual.Message):
     delivery_tag: str
 
     def __init__(self, payload: dict[str, Any], channel: Any, **kwargs: Any) -> None:
-        headers = payload.get("headers") or {}
-        plain = payload
-        if "compression" in headers:  # kombu would decompress the body, without a bound
-            plain = {**payload, "headers": {k: v for k, v in headers.items() if k != "compression"}}
+        headers, properties = payload.get("headers") or {}, payload["properties"]
+        body: Any = payload.get("body")
+        usual = body and properties.get("body_encoding") == "base64" and "compression" not in headers
         try:
-            super().__init__(plain, channel=channel, **kwargs)
-            if headers.get("compression"):
-                self.body = inflate(self.body, headers["compression"], self._largest_body())
+            if usual:
+                kombu.Message.__init__(
+                    self,
+                    body=a2b_base64(body.encode()),  # type: ignore[arg-type]  # as `self.body`
+                    channel=channel,
+                    delivery_tag=properties["delivery_tag"],
+                    content_type=payload.get("content-type"),
+                    content_encoding=payload.get("content-encoding"),
+                    headers=headers,
+                    properties=properties,
+                    delivery_info=properties.get("delivery_info"),
+                    **kwargs,
+                )
+            else:
+                self._init_unusual(payload, headers, channel, **kwargs)
         except Exception:  # noqa: BLE001 - kombu's consumer gives `errors` to `on_decode_error`
-            super().__init__({**plain, "body": None}, channel=channel, **kwargs)
+            super().__init__({**payload, "headers": {}, "body": None}, channel=channel, **kwargs)
             self.errors = [sys.exc_info()]
         self._raw = payload
         self.headers = headers
         self.delivery: Delivery | None = channel.delivery(self.delivery_tag)
+
+    def _init_unusual(
+        self, payload: dict[str, Any], headers: dict[str, Any], channel: Any, **kwargs: Any
+    ) -> None:
+        """Of a compressed body, or one in no base64. Kombu would decompress it without a bound."""
+        others = {name: value for name, value in headers.items() if name != "compression"}
+        super().__init__({**payload, "headers": others}, channel=channel, **kwargs)
+        if headers.get("compression"):
+            self.body = inflate(self.body, headers["compression"], self._largest_body())
 
     @property
     def is_broadcast(self) -> bool:
@@ -82,23 +104,25 @@ class Message(virtual.Message):
         Raises:
             TooLargeError: it would become more than may be.
         """
-        if isinstance(self.body, (bytes, str)):
-            limits = _limits(self.channel)
-            check_content(self.body, self.content_type, self.content_encoding, limits, self.accept)
-        if self._is_plain_json():
-            with suppress(Exception):  # kombu raises its own
-                return json.loads(self.body.decode(self.content_encoding))
-        return super()._decode()
-
-    def _is_plain_json(self) -> bool:
-        return (
+        body = self.body
+        plain = (
             self.content_type == JSON
             and JSON in (self.accept or ())
             and self.content_encoding in UTF_8
-            and isinstance(self.body, bytes)
-            and TYPED_BYTES not in self.body
+            and isinstance(body, bytes)
+            and TYPED_BYTES not in body
             and registry._decoders.get(JSON) is kombu_loads  # noqa: SLF001 - or the user has registered another
         )
+        small = plain and body.count(b"[") + body.count(b"{") <= FEW_BRACKETS
+        if not small and isinstance(body, (bytes, str)):
+            limits = _limits(self.channel)
+            check_content(body, self.content_type, self.content_encoding, limits, self.accept)
+        if plain:
+            try:
+                return read_json(body.decode(self.content_encoding))
+            except Exception:  # noqa: BLE001, S110 - kombu raises its own
+                pass
+        return super()._decode()
 
     def give_up(self, reason: str, on_exhausted: str | None = None, **attributes: str) -> None:
         """The task failed for good: see `Delivery.give_up`. Any thread."""

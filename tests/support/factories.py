@@ -196,7 +196,8 @@ def delivery(
 ) -> Delivery:
     """One that was received at that monotonic instant; `facts` are those of `Facts`."""
     known = {"message_id": "m1", "receive_count": 1, "first_received": 0.0, **facts}
-    return Delivery(queue, handle, Facts(queue.name, **known), now, now + timeout, holder)
+    horizon = now + VISIBILITY_HORIZON_SECONDS
+    return Delivery(queue, handle, Facts(queue.name, **known), horizon, now + timeout, holder)
 
 
 def received(
@@ -326,7 +327,8 @@ def held_delivery(holder: FakeHolder, **facts) -> Delivery:
     queue = Queue("q", sqs.create_queue("q", {}, {}), sqs)
     known = {"message_id": "id", "receive_count": 1, "first_received": 0.0, **facts}
     now = SYSTEM_CLOCK.monotonic()
-    return Delivery(queue, "handle", Facts("q", **known), now, now + 120, holder)
+    horizon = now + VISIBILITY_HORIZON_SECONDS
+    return Delivery(queue, "handle", Facts("q", **known), horizon, now + 120, holder)
 
 
 def request(task, delivery: Delivery, *, processes: bool = True, chord=None, **headers) -> Any:

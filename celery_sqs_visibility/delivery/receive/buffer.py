@@ -7,8 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.policy.clock import Clock
@@ -17,8 +16,7 @@ from celery_sqs_visibility.policy.clock import Clock
 DISPATCH_SECONDS: Final = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class BufferedMessage:
+class BufferedMessage(NamedTuple):
     """A delivery, the kombu payload made of its message, and how to dispatch it on the main thread.
 
     `dispatch` is told whether to raise the consumer's exception; otherwise it is logged.
@@ -80,7 +78,8 @@ class Buffer:
     """A line of messages that a thread can wait for, or that wakes an event loop through a pipe."""
 
     def __init__(self) -> None:
-        self._arrived = threading.Condition()  # guards everything below
+        self._lock = threading.RLock()  # guards everything below
+        self._arrived = threading.Condition(self._lock)
         self._line: Line = ArrivalLine()
         self._errands: deque[Callable[[], bool]] = deque()
         self._pipe: tuple[int, int] | None = None
@@ -96,7 +95,7 @@ class Buffer:
     def put(self, messages: Sequence[BufferedMessage]) -> None:
         """Add messages, in order, and wake the reader. Polling threads."""
         if messages:
-            with self._arrived:
+            with self._lock:
                 self._line.add(messages)
                 self._arrived.notify_all()
                 self.wake()
@@ -106,7 +105,7 @@ class Buffer:
 
         It returns whether it delivered a message.
         """
-        with self._arrived:
+        with self._lock:
             self._errands.append(errand)
             self._arrived.notify_all()
             self.wake()
@@ -118,7 +117,7 @@ class Buffer:
 
     def run_errand(self) -> bool:
         """Call the oldest errand; whether it delivered a message. The reader's thread."""
-        with self._arrived:
+        with self._lock:
             errand = self._errands.popleft() if self._errands else None
             if errand is None:
                 return False
@@ -129,12 +128,12 @@ class Buffer:
 
     def get(self) -> BufferedMessage | None:
         """Take the next message; `None` if none may go now. The reader's thread."""
-        with self._arrived:
+        with self._lock:
             return self._line.next()
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for a message or an errand; whether there is one. The reader, without an event loop."""
-        with self._arrived:
+        with self._lock:
             return self._arrived.wait_for(self._is_ready, timeout)
 
     def dispatch(self, clock: Clock, *, raising: bool = False) -> int:
@@ -154,7 +153,7 @@ class Buffer:
 
     def wake_if_ready(self) -> None:
         """Wake the reader if a message or an errand may go now. Any thread, and a signal handler."""
-        with self._arrived:
+        with self._lock:
             if self._is_ready():
                 self._arrived.notify_all()
                 self.wake()
@@ -164,12 +163,12 @@ class Buffer:
 
     def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
         """Take out the wanted messages, to be given back. Any thread."""
-        with self._arrived:
+        with self._lock:
             return self._line.take(wanted)
 
     def fileno(self) -> int:
         """A descriptor that is readable when messages have arrived, for an event loop."""
-        with self._arrived:
+        with self._lock:
             if self._pipe is None:
                 self._pipe = os.pipe()
                 for end in self._pipe:
@@ -180,7 +179,7 @@ class Buffer:
 
     def wake(self) -> None:
         """Make `fileno()` readable: messages arrived, or the reader stopped before the buffer was empty."""
-        with self._arrived:
+        with self._lock:
             if self._pipe is not None and not self._woken:
                 self._woken = True
                 # A full pipe is a woken reader.
@@ -189,7 +188,7 @@ class Buffer:
 
     def woken(self) -> None:
         """The event loop saw the wake-up; later arrivals wake it anew."""
-        with self._arrived:
+        with self._lock:
             self._woken = False
             if self._pipe is not None:
                 with suppress(BlockingIOError):
@@ -197,7 +196,7 @@ class Buffer:
 
     def close(self) -> None:
         """Close the pipe, which the event loop no longer watches; the buffer can still be used."""
-        with self._arrived:
+        with self._lock:
             if self._pipe is not None:
                 for end in self._pipe:
                     os.close(end)

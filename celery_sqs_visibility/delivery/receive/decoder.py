@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -24,7 +24,7 @@ from celery_sqs_visibility.policy.payload_pointers import (
 )
 from celery_sqs_visibility.policy.printable import UNPRINTABLE
 from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
-from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +38,16 @@ LONGEST_POLL_SECONDS = WAIT_TIME_SECONDS + 5.0
 #: The system attribute of a message that SQS has moved to its dead-letter queue.
 SOURCE_ARN = "DeadLetterQueueSourceArn"
 
+#: A message without attributes.
+NONE: Final[Mapping[str, Any]] = {}
+
 NOT_TAKEN = "a message could not be decoded; it comes back"
 
 #: Characters to keep of a reason or a name; SQS counts a dead letter's attributes as part of its size.
 LONGEST_TEXT_CHARACTERS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedMessage:
+class DecodedMessage(NamedTuple):
     """A message's content; the task's name and id, as far as the headers tell, and its ETA, if it has one."""
 
     payload: dict[str, Any]  # kombu makes its `Message` of it
@@ -110,25 +112,29 @@ class Decoder:
         transit = min(LONGEST_TRANSIT_SECONDS, timeout / 10)
         # A poll lasts no longer: where this process was stopped meanwhile, the answer is older than it looks.
         since = max(called, min(returned - transit, called + LONGEST_POLL_SECONDS))
+        # SQS counts its 12 hours from the request, however long that waited for a message.
+        horizon = called + VISIBILITY_HORIZON_SECONDS
         now = round(self._clock.wall(), 3)  # milliseconds, as SQS's own instants
         taken: list[tuple[Delivery, Content, ReceivedMessage]] = []
         for message in messages:
             try:
-                content = self._pointer(message) or self.content(queue, message)
-                facts = _facts(queue, message, content, now)
-                # SQS counts its 12 hours from the request, however long that waited for a message.
+                custom = message.get("MessageAttributes", NONE)
+                pointer = self._pointer(message["Body"], custom) if custom else None
+                content = pointer or self.content(queue, message)
+                attributes = message.get("Attributes", NONE)
+                facts = _facts(queue, message["MessageId"], attributes, content, now)
                 delivery = Delivery(
                     queue,
                     message["ReceiptHandle"],
                     facts,
-                    called,
+                    horizon,
                     since + timeout,
                     self._holder,
-                    message.get("MessageAttributes", {}),
+                    custom,
+                    attributes.get(SOURCE_ARN),
                 )
-                if isinstance(content, PayloadPointer):
-                    delivery.pointer = content
-                delivery.moved_from = _attributes(message).get(SOURCE_ARN)
+                if isinstance(pointer, PayloadPointer):
+                    delivery.pointer = pointer
                 taken.append((delivery, content, message))
             except Exception:  # noqa: BLE001 - it is logged
                 # It is not lost: nobody settles it, so it comes back by itself.
@@ -137,9 +143,11 @@ class Decoder:
             emit_if_wanted(Received, facts)
         return taken
 
-    def _pointer(self, message: ReceivedMessage) -> PayloadPointer | UnreadableError | ReadLater | None:
+    def _pointer(
+        self, body: str, custom: Mapping[str, Any]
+    ) -> PayloadPointer | UnreadableError | ReadLater | None:
         try:
-            return pointer_in(message["Body"], message.get("MessageAttributes", {}), self._readable)
+            return pointer_in(body, custom, self._readable)
         except Exception as error:  # noqa: BLE001 - it is classified
             return _why_not(error)
 
@@ -164,34 +172,31 @@ def _why_not(error: Exception) -> UnreadableError | ReadLater:
 
 def legible(text: str) -> str:
     """Text from a message, fit to be logged and sent as an attribute of a dead letter."""
+    if len(text) <= LONGEST_TEXT_CHARACTERS and text.isprintable():  # as most are
+        return text
     shown = text if len(text) <= LONGEST_TEXT_CHARACTERS else f"{text[:LONGEST_TEXT_CHARACTERS]}..."
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 
-def _facts(queue: Queue, message: ReceivedMessage, content: Content, received: float) -> Facts:
-    attributes = _attributes(message)
+def _facts(
+    queue: Queue, message_id: str, attributes: Mapping[str, str], content: Content, received: float
+) -> Facts:
     receives = int(attributes.get("ApproximateReceiveCount", 1))
+    task = task_id = attempt = None
+    if isinstance(content, DecodedMessage):
+        task, task_id = content.task, content.task_id
+        if content.eta is None and SOURCE_ARN not in attributes:  # or receives may have been no attempts
+            published = (content.payload.get("headers") or NONE).get("retries")
+            attempt = attempts_made(receives, 0, published if isinstance(published, int) else 0) + 1
     return Facts(
-        queue=queue.name,
-        message_id=message["MessageId"],
-        receive_count=receives,
-        first_received=int(attributes.get("ApproximateFirstReceiveTimestamp", 0)) / 1000,
-        task=content.task if isinstance(content, DecodedMessage) else None,
-        task_id=content.task_id if isinstance(content, DecodedMessage) else None,
-        group=attributes.get("MessageGroupId"),
-        received=received,
-        attempt=None if SOURCE_ARN in attributes else _attempt(content, receives),
-        sent=int(attributes.get("SentTimestamp", 0)) / 1000,
+        queue.name,
+        message_id,
+        receives,
+        int(attributes.get("ApproximateFirstReceiveTimestamp", 0)) / 1000,
+        task,
+        task_id,
+        attributes.get("MessageGroupId"),
+        received,
+        attempt,
+        int(attributes.get("SentTimestamp", 0)) / 1000,
     )
-
-
-def _attributes(message: ReceivedMessage) -> dict[str, str]:
-    return message.get("Attributes", {})
-
-
-def _attempt(content: Content, receives: int) -> int | None:
-    """The attempt that a receive is for; `None` where receives may have been parks, or nothing is known."""
-    if not isinstance(content, DecodedMessage) or content.eta is not None:
-        return None
-    published = (content.payload.get("headers") or {}).get("retries")
-    return attempts_made(receives, 0, published if isinstance(published, int) else 0) + 1
