@@ -47,8 +47,8 @@ class RedeliveryIndex:
     """
 
     def __init__(self, visibility_timeout: float, clock: Clock = SYSTEM_CLOCK) -> None:
-        # Guards _held. Reentrant: Celery's cold shutdown settles in a signal handler, on a thread that may be
-        # here just now.
+        # Guards _held, where a message has another delivery there. Reentrant: Celery's cold shutdown settles
+        # in a signal handler, on a thread that may be here just now.
         self._lock = threading.RLock()
         self._held: dict[tuple[str, str], Delivery] = {}
         # A message that is given up and kept comes back within 12 hours, each time.
@@ -65,11 +65,12 @@ class RedeliveryIndex:
     def check(self, delivery: Delivery) -> Arrival:
         """It has arrived, and its ledger holds it: it supersedes an older delivery that is held."""
         key = delivery.message_key
-        with self._lock:
-            held = self._held.get(key)
-            self._held[key] = delivery
-        if held is not None and held.supersede(delivery):
-            return Arrival.HELD
+        if self._held.setdefault(key, delivery) is not delivery:  # one step, which needs no lock
+            with self._lock:
+                held = self._held.get(key)
+                self._held[key] = delivery
+            if held is not None and held.supersede(delivery):
+                return Arrival.HELD
         return Arrival.FINISHED if key in self._finished else Arrival.NEW
 
     def remove(self, delivery: Delivery) -> None:

@@ -44,7 +44,7 @@ class Receivers:
 
     def all(self) -> list[Receiver]:
         """The latest receivers and the replaced ones."""
-        return [*self._replaced, *(receiver for receiver, _ in list(self._latest.values()))]
+        return [*self._replaced, *[receiver for receiver, _ in list(self._latest.values())]]
 
     def consumed(self) -> list[str]:
         """The names of the queues that are polled, but for pauses."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -116,9 +117,11 @@ class Settler:
         """See `batch_threads.Work`."""
         if not self._unfinished:
             return None
-        instants = [not_before for not_before, _, _ in self._retries[:1]]
-        instants += [pending.due(now, flushing=self._flushing > 0) for pending in self._sendable()]
-        return min(instants, default=None)
+        due = self._retries[0][0] if self._retries else math.inf
+        for pending in self._waiting:
+            if not pending.in_flight:
+                due = min(due, pending.due(now, flushing=self._flushing > 0))
+        return None if due == math.inf else due
 
     def ready(self) -> int:
         """See `batch_threads.Work`."""
