@@ -146,11 +146,11 @@ class Receiver:
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`. A replaced thread's messages are taken all the same."""
         self._expect_what_is_due(now)
-        if not self._started or self.stopping:
+        if not self._started or self._polls.stopping:
             return
         unanswered = self._polls.give_up_overdue(now)
         with self._changed:
-            what = None if self.stopping else self._trouble_of_poller()
+            what = None if self._polls.stopping else self._trouble_of_poller()
             if what is None:
                 return
             self._start_poller()
