@@ -8,6 +8,7 @@ import logging
 import os
 import traceback
 from collections import deque
+from functools import partial
 
 import cost_worlds as worlds
 from celery import Celery
@@ -204,13 +205,17 @@ def publish_in_a_block(app, counter, messages):
             for number in range(many):
                 delay(number)
                 if number % TOGETHER == TOGETHER - 1:
-                    sender = batch._senders[-1]
-                    sent = sender._next()
-                    outcome = sender._send(sent)
-                    sender._log_outage(sent[0].queue, worlds.Clock.monotonic(), outcome)
-                    with sender._work:
-                        sender._conclude(sent, outcome)
+                    send_batch(batch._senders[-1])
     counter.stop()
+
+
+def send_batch(sender):
+    """The part of one of its threads."""
+    sent = sender._next()
+    outcome = sender._send(sent)
+    sender._log_outage(sent[0].queue, worlds.Clock.monotonic(), outcome)
+    with sender._work:
+        sender._conclude(sent, outcome)
 
 
 CONSUMING = {"consume": consume, "extend": extend, "idle": idle}
@@ -218,26 +223,37 @@ PUBLISHING = {"publish": publish, "publish_batch": publish_in_a_block}
 
 
 def work(kind, app, sqs, counter, messages):
-    """A worker that Celery starts and whose event loop is Celery's: `CONSUMING` has a turn in each of its."""
+    """Consume, extend or idle, as the kind says, and count that."""
     supply = (FreeSupply if kind.free else Supply)(app, kind.queues, WARM_UP + messages, sqs)
+    worlds.Processes.answers = kind.work != "extend"
+    run_worker(
+        app,
+        POOLS[kind.pool],
+        messages if kind.work == "extend" else SLOTS,
+        lambda consumer: CONSUMING[kind.work](consumer, kind, supply, counter, messages),
+        partial(finish, counter),
+    )
+
+
+def run_worker(app, pool, slots, turns_of, end):
+    """A worker that Celery starts and whose event loop is Celery's: `turns_of` has a turn in each of its."""
 
     def begin(consumer):
-        turns = CONSUMING[kind.work](consumer, kind, supply, counter, messages)
+        turns = turns_of(consumer)
 
         def turn():
             try:
-                if next(turns, finish) is finish:
-                    finish(counter)
+                if next(turns, end) is end:
+                    end()
             except Exception:  # noqa: BLE001 - Celery would begin anew
                 end_at_once(traceback.format_exc(), 1)
 
         consumer.hub.timer.clear()  # which goes by the machine's clock
         consumer.hub.on_tick.add(turn)
 
-    worlds.Processes.answers = kind.work != "extend"
     worker = app.WorkController(
-        pool_cls=POOLS[kind.pool],
-        concurrency=messages if kind.work == "extend" else SLOTS,
+        pool_cls=pool,
+        concurrency=slots,
         ready_callback=begin,
         without_mingle=True,
         without_gossip=True,

@@ -73,6 +73,18 @@ class SQS(FakeSQS):
     def send_batch(self, *arguments):
         return self._uncounted(super().send_batch, *arguments)
 
+    def list_queues(self, *arguments):
+        return self._uncounted(super().list_queues, *arguments)
+
+    def queue_tags(self, *arguments):
+        return self._uncounted(super().queue_tags, *arguments)
+
+    def tag_queue(self, *arguments):
+        return self._uncounted(super().tag_queue, *arguments)
+
+    def delete_queue(self, *arguments):
+        return self._uncounted(super().delete_queue, *arguments)
+
     def _uncounted(self, call, *arguments):
         self._counter.pause()
         try:

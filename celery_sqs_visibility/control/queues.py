@@ -133,9 +133,12 @@ class ControlQueues:
         if not urls:
             return 0
         with ThreadPoolExecutor(min(len(urls), MOST_THREADS), "sqs-control-send") as threads:
-            errors = list(threads.map(partial(self._try, exchange, body), urls))
+            errors = list(threads.map(partial(self._try, body), urls))
         failures = [error for error in errors if error is not None]
         failed = [error for error in failures if not isinstance(error, QueueDoesNotExistError)]
+        if len(failures) > len(failed):
+            tried = zip(urls, errors, strict=True)
+            self._forget(exchange, {url for url, error in tried if isinstance(error, QueueDoesNotExistError)})
         if failed and len(failures) == len(urls):
             raise failed[0]
         if failed:
@@ -182,26 +185,23 @@ class ControlQueues:
             self._listed[exchange] = now, listed
         return listed
 
-    def _try(self, exchange: str, body: str, url: str) -> SQSError | None:
+    def _try(self, body: str, url: str) -> SQSError | None:
         error: SQSError | None = None
         for _ in range(ATTEMPTS):
             try:
                 self.sqs.send(url, OutgoingMessage(body, repeatable=True))
             except PASSING_ERRORS as passing:
                 error = passing
-            except QueueDoesNotExistError as gone:
-                self._forget(exchange, url)
-                return gone
-            except SQSError as refused:
-                return refused
+            except SQSError as final:
+                return final
             else:
                 return None
         return error
 
-    def _forget(self, exchange: str, url: str) -> None:
+    def _forget(self, exchange: str, gone: Collection[str]) -> None:
         with self._lock:
             when, listed = self._listed.get(exchange, (float("-inf"), {}))
-            self._listed[exchange] = when, {key: each for key, each in listed.items() if each != url}
+            self._listed[exchange] = when, {key: each for key, each in listed.items() if each not in gone}
 
 
 def _of_nodes(listed: Mapping[str, str], nodes: Collection[str]) -> list[str]:

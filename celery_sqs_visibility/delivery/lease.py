@@ -24,8 +24,8 @@ class Rows(Protocol):
 
     cells: memoryview[float]
 
-    def notify(self) -> None:
-        """A task has requested more time."""
+    def notify(self, key: LeaseKey) -> None:
+        """The task of that lease has requested more time."""
 
     def free(self, key: LeaseKey) -> None:
         """The lease is over."""
@@ -124,7 +124,7 @@ class Lease:
     def request(self, until: float) -> None:
         """Ask for the message to be hidden until that monotonic instant. The task's process."""
         self._cells[self._first + REQUESTED] = until
-        self._table.notify()
+        self._table.notify(self.key)
 
     def answer(self, requested: float) -> None:
         """The request for that deadline was met, or cannot be. The main process."""

@@ -59,7 +59,7 @@ class LeaseTableView:
         """The lease of that key, to be read. Any process."""
         return Lease(self, key)
 
-    def notify(self) -> None:
+    def notify(self, key: LeaseKey) -> None:
         """There is a request, which the worker finds by itself."""
 
     def free(self, key: LeaseKey) -> None:
@@ -125,12 +125,12 @@ class LeaseTable(LeaseTableView):
             self.cells[row * CELLS + GENERATION] = 0.0
             self._free.append(row)
 
-    def notify(self) -> None:
-        """There is a request. The task's process, which may be the main one."""
-        if os.getpid() == self.pid:
-            self.pass_on_requests()
-        else:
+    def notify(self, key: LeaseKey) -> None:
+        """There is a request. The task's process, which may be the main one: then only that is passed on."""
+        if os.getpid() != self.pid:
             self.wake()
+        elif (taken := self._taken.get(key)) is not None:
+            _pass_on(*taken)
 
     def wake(self) -> None:
         """Wake the main process's event loop. Any process, any thread."""
@@ -149,14 +149,18 @@ class LeaseTable(LeaseTableView):
 
     def pass_on_requests(self) -> None:
         """Call `on_request` for each lease that has a request. The main process, any thread."""
-        for lease, on_request in self._taken.copy().values():
-            if until := lease.requested_deadline:
-                on_request(until)
+        for taken in self._taken.copy().values():
+            _pass_on(*taken)
 
     def replace_stuck(self, now: float) -> None:  # noqa: ARG002 - see `supervisor.Supervised`
         """Pass on what the event loop does not: a warm shutdown leaves it, and it may be blocked."""
         if self._taken and os.getpid() == self.pid:
             self.pass_on_requests()
+
+
+def _pass_on(lease: Lease, on_request: Callable[[float], None]) -> None:
+    if until := lease.requested_deadline:
+        on_request(until)
 
 
 #: What a fork hands down: the pool's child finds its worker's table without being passed anything.

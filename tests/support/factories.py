@@ -240,6 +240,7 @@ def queue_consumer(
     turns=None,
     pauses=None,
     consumers=tuple,
+    leases=None,
     **options,
 ):
     """A consumer that may hold ten messages; `options` are transport options."""
@@ -256,6 +257,7 @@ def queue_consumer(
         turns=turns,
         pauses=pauses,
         consumers=consumers,
+        leases=leases,
     )
     made.capacity.prefetch_count = 10
     return made

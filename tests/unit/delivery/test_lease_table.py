@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bytecodes import bytecodes
 from support.processes import SOON
 
 from celery_sqs_visibility.delivery import lease_table as module
@@ -246,3 +247,17 @@ def test_a_key_is_held_by_one_lease_of_a_row(table, lease):
     lease.holds_key = True  # its run is late
     assert not successor.holds_key
     assert find_lease(None) is None
+
+
+def test_a_run_in_this_process_asks_for_itself_alone_however_many_others_ask():
+    def work(others):
+        with new_table() as table:
+            heard = []
+            for _ in range(others):
+                table.take(NOW, heard.append).request(NOW + 60)
+            lease = table.take(NOW, heard.append)
+            cost = bytecodes(lambda: lease.request(NOW + 30))
+            assert heard == [NOW + 60] * others + [NOW + 30]
+            return cost
+
+    assert work(1000) == work(0)
