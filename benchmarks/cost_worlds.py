@@ -70,8 +70,8 @@ class SQS(FakeSQS):
     def send(self, *arguments):
         return self._uncounted(super().send, *arguments)
 
-    def send_batch(self, *arguments):
-        return self._uncounted(super().send_batch, *arguments)
+    def send_batch(self, *arguments, **options):
+        return self._uncounted(super().send_batch, *arguments, **options)
 
     def list_queues(self, *arguments):
         return self._uncounted(super().list_queues, *arguments)
@@ -85,10 +85,10 @@ class SQS(FakeSQS):
     def delete_queue(self, *arguments):
         return self._uncounted(super().delete_queue, *arguments)
 
-    def _uncounted(self, call, *arguments):
+    def _uncounted(self, call, *arguments, **options):
         self._counter.pause()
         try:
-            return call(*arguments)
+            return call(*arguments, **options)
         finally:
             self._counter.resume()
 

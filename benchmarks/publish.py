@@ -7,9 +7,11 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 from contenders import KOMBU, REDIS, VISIBILITY
+from delay import delayed
 from meter import Meter, metered
 from queues import new_name
 from results import Result
@@ -18,16 +20,20 @@ from support.app import make_app
 NAME = "publish"
 DEADLINE = 300
 WARM_UP = 20
-ONE_BY_ONE, IN_A_BLOCK = "delay()", "publish_batch"
+THREADS = 16
+ONE_BY_ONE, IN_A_BLOCK, IN_THREADS = "delay()", "publish_batch", f"delay() in {THREADS} threads"
 CONTENDERS = (  # who, how, and the share of the tasks
     (KOMBU, ONE_BY_ONE, 0.05),
     (VISIBILITY, ONE_BY_ONE, 0.05),
+    (KOMBU, IN_THREADS, 0.2),
+    (VISIBILITY, IN_THREADS, 1.0),
     (VISIBILITY, IN_A_BLOCK, 1.0),
 )
+ON_REDIS = ((ONE_BY_ONE, 0.05), (IN_THREADS, 1.0))
 
 
 def measure(arguments, servers):
-    """Each run is a producer process of its own; Redis where it is, without latency."""
+    """Each run is a producer process of its own. Redis has the same latency, and none."""
     for seconds in arguments.latency:
         for contender, how, share in CONTENDERS:
             if arguments.only in contender.name:
@@ -37,19 +43,28 @@ def measure(arguments, servers):
                     result.add(**on_sqs(contender, how, tasks, seconds, servers))
                 yield result
     if servers.redis and arguments.only in REDIS.name:
-        result = Result(NAME, f"no latency, {ONE_BY_ONE}", REDIS.name)
-        for _ in range(arguments.repeats):
-            port = urlsplit(servers.redis.url).port
-            result.add(**produced(REDIS.config(port, new_name()), ONE_BY_ONE, arguments.publish_tasks))
-        yield result
+        for seconds in (*arguments.latency, 0):
+            for how, share in ON_REDIS:
+                latency = f"{1000 * seconds:g} ms" if seconds else "no latency"
+                result = Result(NAME, f"{latency}, {how}", REDIS.name)
+                tasks = int(arguments.publish_tasks * (share if seconds else 1))
+                for _ in range(arguments.repeats):
+                    result.add(**on_redis(how, tasks, seconds, servers))
+                yield result
 
 
 def on_sqs(contender, how, tasks, seconds, servers):
     meter = Meter()
     with metered(servers.sqs.url, seconds, meter) as proxy:
         figures = produced(contender.config(proxy.port, new_name()), how, tasks)
-    sent = [one for one in meter.passed if one.action.startswith("SendMessage")][WARM_UP:]
+    sent = [one for one in meter.passed if one.action.startswith("SendMessage")]
+    sent = sent[-tasks:] if how == IN_THREADS else sent[WARM_UP:]
     return {**figures, "requests_per_task": len(sent) / tasks}
+
+
+def on_redis(how, tasks, seconds, servers):
+    with delayed(urlsplit(servers.redis.url).port, seconds) as port:
+        return produced(REDIS.config(port, new_name()), how, tasks)
 
 
 def produced(config, how, tasks):
@@ -72,13 +87,18 @@ def produce(config, how, tasks):
         for number in range(count):
             nothing.delay(number, text="twenty characters...")
 
+    def publish_in_threads(count):
+        with ThreadPoolExecutor(THREADS) as threads:
+            list(threads.map(publish, [count // THREADS] * THREADS))
+
     block = contextlib.nullcontext
     if how == IN_A_BLOCK:
         from celery_sqs_visibility import publish_batch as block  # noqa: PLC0415 - not for the others
-    publish(WARM_UP)
+    work = publish_in_threads if how == IN_THREADS else publish
+    work(WARM_UP)
     started, cpu = time.monotonic(), time.process_time()
     with block(app):
-        publish(tasks)
+        work(tasks)
     print(json.dumps([time.monotonic() - started, time.process_time() - cpu]))
 
 

@@ -126,8 +126,11 @@ class BotoSQS(SQS):
         params = {"QueueUrl": queue_url, **_entry(message)}
         return self._call("SendMessage", params, _message_id, repeatable=message.repeatable)
 
-    def send_batch(self, queue_url: str, messages: Sequence[OutgoingMessage]) -> BatchResult:
-        return self._batch("SendMessageBatch", queue_url, [_entry(message) for message in messages])
+    def send_batch(
+        self, queue_url: str, messages: Sequence[OutgoingMessage], *, urgent: bool = False
+    ) -> BatchResult:
+        entries = [_entry(message) for message in messages]
+        return self._batch("SendMessageBatch", queue_url, entries, Purpose.PUBLISH if urgent else None)
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
         params = _set(QueueName=name, QueueOwnerAWSAccountId=owner)
@@ -191,10 +194,16 @@ class BotoSQS(SQS):
             if caller is not None:
                 caller.close()
 
-    def _batch(self, action: str, queue_url: str, entries: Sequence[Mapping[str, Any]]) -> BatchResult:
+    def _batch(
+        self,
+        action: str,
+        queue_url: str,
+        entries: Sequence[Mapping[str, Any]],
+        purpose: Purpose | None = None,
+    ) -> BatchResult:
         numbered = [{"Id": str(position), **entry} for position, entry in enumerate(entries)]
         params = {"QueueUrl": queue_url, "Entries": numbered}
-        return self._call(action, params, lambda answer: _batch_result(answer, len(entries), action))
+        return self._call(action, params, lambda answer: _batch_result(answer, len(entries), action), purpose)
 
     def _call(
         self,

@@ -153,7 +153,13 @@ class FakeSQS(SQS):
             check_outgoing(queue, message)
             return queue.send(message, self._now())
 
-    def send_batch(self, queue_url: str, messages: Sequence[OutgoingMessage]) -> BatchResult:
+    def send_batch(
+        self,
+        queue_url: str,
+        messages: Sequence[OutgoingMessage],
+        *,
+        urgent: bool = False,  # noqa: ARG002 - it answers at once
+    ) -> BatchResult:
         action = "SendMessageBatch"
         with self._call(action, queue_url=queue_url, messages=list(messages)) as failed:
             queue, now = self._queue(action, queue_url), self._now()

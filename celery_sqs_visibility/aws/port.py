@@ -176,8 +176,13 @@ class SQS(Protocol):
         """SendMessage: returns the message id."""
         ...
 
-    def send_batch(self, queue_url: str, messages: Sequence[OutgoingMessage]) -> BatchResult:
-        """SendMessageBatch: 1 to 10 messages, of 1 MiB in all."""
+    def send_batch(
+        self, queue_url: str, messages: Sequence[OutgoingMessage], *, urgent: bool = False
+    ) -> BatchResult:
+        """SendMessageBatch: 1 to 10 messages, of 1 MiB in all.
+
+        If it is `urgent` the answer is waited for no longer than that of `send`.
+        """
         ...
 
     def queue_url(self, name: str, owner: str | None = None) -> str:

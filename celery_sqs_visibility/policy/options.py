@@ -24,7 +24,7 @@ from celery_sqs_visibility.policy.metrics_options import MetricsOptions
 from celery_sqs_visibility.policy.operate_options import OperateOptions
 from celery_sqs_visibility.policy.option_fields import option, option_name
 from celery_sqs_visibility.policy.option_keys import unknown
-from celery_sqs_visibility.policy.option_parsers import OneOf, Seconds, dotted_path, on_lost
+from celery_sqs_visibility.policy.option_parsers import OneOf, Seconds, dotted_path, flag, on_lost
 from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
 from celery_sqs_visibility.policy.payload_options import PayloadOptions
 from celery_sqs_visibility.policy.queue_options import (
@@ -78,6 +78,12 @@ class Options(
         Seconds(0, 60),
         "How many seconds of work, at the measured pace, a worker holds beyond the tasks that run; 0: none. "
         "Of tasks that take a second or more it holds none in any case.",
+    )
+    share_requests: bool = option(
+        True,
+        flag,
+        "Whether publications that are under way to a queue at the same time, in threads or greenlets of a "
+        "process, share requests: see [publishing many](publishing-many.md#from-several-threads).",
     )
     queues: Entries = option(
         {},

@@ -18,6 +18,7 @@ from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
+from celery_sqs_visibility.delivery.publish.sharing import SharedRequests
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
@@ -57,6 +58,7 @@ class BrokerContext:
 
     Attributes:
         outgoing: sends messages of any size.
+        send: sends one that is published by itself; concurrent ones share requests.
         payloads: where large payloads go; `None`: nowhere.
         slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
         turns: those of the worker's queues, where they have an order or a most.
@@ -80,6 +82,7 @@ class BrokerContext:
         self.queues = queues_of(self.client_settings, options)
         self.payloads = payloads_of(self.client_settings, options)
         self.outgoing = OutgoingMessages(self.payloads)
+        self.send = (SharedRequests(self.outgoing) if options.share_requests else self.outgoing).send
         self.temporary_queues = TemporaryQueues(self.queues)
         system, custom = _wanted_attributes(options.fetch_message_attributes)
         system = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))

@@ -179,7 +179,7 @@ class Channel(ControlChannel):
 
     def _send(self, queue: Queue, encoded: OutgoingMessage, message: dict[str, Any]) -> None:
         try:
-            self.context.outgoing.send(queue, encoded)
+            self.context.send(queue, encoded)
         except QueueDoesNotExistError as error:
             self.context.queues.forget(queue.name)
             if self.context.options.predefined_queues:
@@ -187,7 +187,7 @@ class Channel(ControlChannel):
             # The queue was deleted after it was found, or is so new that a part of SQS does not know it.
             again = self._target(queue.name, message)
             if again is not None:
-                when_known(partial(self.context.outgoing.send, again, encoded))
+                when_known(partial(self.context.send, again, encoded))
 
     def _target(self, queue: str, message: dict[str, Any]) -> Queue | None:
         """The queue to send to; `None` for a result whose client has gone, and its queue with it."""

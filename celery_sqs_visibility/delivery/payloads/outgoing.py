@@ -112,14 +112,17 @@ class OutgoingMessages:
                 raise too_large(queue.name, size, limit) from error
             self._send_pointer(queue, message, size)
 
-    def send_batch(self, queue: Queue, messages: Sequence[OutgoingMessage]) -> BatchResult:
+    def send_batch(
+        self, queue: Queue, messages: Sequence[OutgoingMessage], *, urgent: bool = False
+    ) -> BatchResult:
         """Send up to ten messages: those with payloads in S3 by themselves, all others in one request."""
         sizes = [message_bytes(message.body, message.attributes) for message in messages]
         alone = [position for position, size in enumerate(sizes) if self.offloads(queue, size)]
         together = [position for position in range(len(messages)) if position not in alone]
         failed: dict[int, SQSError] = {}
         if together:
-            result = queue.sqs.send_batch(queue.url, [messages[position] for position in together])
+            batch = [messages[position] for position in together]
+            result = queue.sqs.send_batch(queue.url, batch, urgent=urgent)
             failed = {together[i]: error for i, error in result.failed.items()}
             alone += self._too_large(queue, sizes, failed)
         for position in alone:

@@ -43,8 +43,8 @@ class DenyingSQS(FakeSQS):
         self._note(message)
         return message_id
 
-    def send_batch(self, queue_url, messages):
-        result = super().send_batch(queue_url, messages)
+    def send_batch(self, queue_url, messages, **options):
+        result = super().send_batch(queue_url, messages, **options)
         for position, message in enumerate(messages):
             if position not in result.failed:
                 self._note(message)

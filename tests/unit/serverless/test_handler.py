@@ -295,9 +295,9 @@ def put_event(world, records):
 def slow_sends(world, monkeypatch, seconds):
     send_batch = world.sqs.send_batch
 
-    def slowly(queue_url, messages):
+    def slowly(queue_url, messages, **options):
         world.clock.advance(seconds)
-        return send_batch(queue_url, messages)
+        return send_batch(queue_url, messages, **options)
 
     monkeypatch.setattr(world.sqs, "send_batch", slowly)
 

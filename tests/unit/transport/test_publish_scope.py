@@ -374,12 +374,12 @@ def test_ctrl_c_while_the_block_is_left_tells_how_much_was_not_sent(site, caplog
     interrupted = threading.Event()
     send_batch = site.sqs.send_batch
 
-    def interrupt_once_and_send_later(*arguments):
+    def interrupt_once_and_send_later(*arguments, **options):
         if not interrupted.is_set():
             interrupted.set()
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         assert told.wait(SOON)
-        return send_batch(*arguments)
+        return send_batch(*arguments, **options)
 
     told = threading.Event()
     site.sqs.send_batch = interrupt_once_and_send_later

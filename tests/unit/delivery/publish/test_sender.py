@@ -37,10 +37,10 @@ class GatedSQS(FakeSQS):
         self.gate = threading.Event()
         self.waiting = threading.Semaphore(0)
 
-    def send_batch(self, queue_url, messages):
+    def send_batch(self, queue_url, messages, **options):
         self.waiting.release()
         assert self.gate.wait(SOON)
-        return super().send_batch(queue_url, messages)
+        return super().send_batch(queue_url, messages, **options)
 
 
 def put(sender, queue, *ids):

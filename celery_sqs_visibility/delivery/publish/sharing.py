@@ -1,0 +1,230 @@
+"""Publications of several threads at once share requests: group commit, without a thread of its own.
+
+A caller that is alone sends its message by itself, at once. Callers that come while a request of their queue
+is under way wait until it is over, or enough of them wait: then one of them leads, and sends the messages of
+all in one request, up to ten. A leader returns when its own message is answered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Final
+
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
+from celery_sqs_visibility.errors import AnswerLostError, RequestRefusedError, SQSError
+from celery_sqs_visibility.policy.message_attributes import message_bytes
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
+
+#: So many callers do not wait for the end of another request. Theirs is nearly full; and of 16 threads one
+#: half is under way while the other gathers, where six would be left over of ten.
+ENOUGH: Final = 8
+
+#: Fewer callers wait a little longer, since those of the request that is just over may publish again.
+GATHER_SECONDS: Final = 0.002
+
+#: A caller waits so long for its turn; then it leads, whatever is under way. A leader may have died.
+TURN_SECONDS: Final = 1.0
+
+#: A caller waits so long for the answer to another's request, which is over before, or its thread is gone.
+ANSWER_SECONDS: Final = 20.0
+
+
+def _event() -> threading.Event:
+    return threading.Event()  # gevent may have replaced the class since this was imported
+
+
+@dataclass(slots=True, eq=False)
+class Publication:
+    """The message of a caller that waits.
+
+    Attributes:
+        size: in bytes, as SQS counts them.
+        leads: its caller was told to lead.
+        taken: it is part of a request.
+        turn: its caller need not wait any more until it leads.
+        answered: the request that it is part of is over.
+        alone: SQS refused that request: its caller sends it by itself.
+        error: SQS has not taken it.
+    """
+
+    message: OutgoingMessage
+    size: int
+    leads: bool = False
+    taken: bool = False
+    turn: threading.Event = field(default_factory=_event)
+    answered: threading.Event = field(default_factory=_event)
+    alone: bool = False
+    error: SQSError | None = None
+
+
+class Traffic:
+    """What is under way to one queue, and waits. Decisions only: no lock, no thread, no request.
+
+    Attributes:
+        requests: how many are under way.
+        waiting: the publications that are in none, in the order of their arrival.
+    """
+
+    def __init__(self, requests: int = 0) -> None:
+        self.requests = requests
+        self.waiting: list[Publication] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is under way, nor waits."""
+        return not (self.requests or self.waiting)
+
+    def arrive(self, publication: Publication) -> bool:
+        """Have it wait. Whether its caller leads at once: enough wait, or there is nothing to wait for."""
+        publication.leads = self.over or len(self.waiting) + 1 >= ENOUGH
+        self.waiting.append(publication)
+        return publication.leads
+
+    def take(self, leader: Publication, *, in_turn: bool = True) -> list[Publication]:
+        """The next request: the leader's message, and those of others that fit, the first that came first.
+
+        A leader whose turn did not come counts on no request that is under way: its caller may have died.
+        """
+        if not in_turn:
+            self.requests = 0
+        batch, free_bytes = [leader], MESSAGE_BYTES - leader.size
+        for publication in self.waiting:
+            if publication is not leader and publication.size <= free_bytes and len(batch) < BATCH_ENTRIES:
+                batch.append(publication)
+                free_bytes -= publication.size
+        for publication in batch:
+            publication.taken = True
+        self.waiting = [publication for publication in self.waiting if not publication.taken]
+        self.requests += 1
+        return batch
+
+    def choose_leader(self) -> Publication | None:
+        """The caller to lead from now on, if one is needed."""
+        enough = self.requests == 0 or len(self.waiting) >= ENOUGH
+        if not (self.waiting and enough) or any(each.leads for each in self.waiting):
+            return None
+        self.waiting[0].leads = True
+        return self.waiting[0]
+
+
+class SharedRequests:
+    """Sends messages, those of concurrent callers together. Any thread or greenlet of its process.
+
+    A caller that is interrupted, or ended, hands its turn on. What an exception in the middle of that leaves
+    undone is mended after `TURN_SECONDS`.
+    """
+
+    def __init__(self, outgoing: OutgoingMessages) -> None:
+        self._outgoing = outgoing
+        self._lock = threading.Lock()  # guards _traffic and what is in it
+        self._traffic: dict[Queue, Traffic] = {}  # of queues to which anything is under way, or waits
+        self._inside: set[int] = set()  # threads and greenlets that send; each access is atomic
+
+    def send(self, queue: Queue, message: OutgoingMessage) -> None:
+        """Send one message; returns when SQS has it. Raises as `OutgoingMessages.send`."""
+        caller = threading.get_ident()
+        # A signal handler, or a finalizer, that publishes must not wait for the caller that it interrupts.
+        if caller in self._inside:
+            self._outgoing.send(queue, message)
+            return
+        try:
+            self._inside.add(caller)
+            with self._lock:
+                traffic = self._traffic.get(queue)
+                if traffic is None:
+                    self._traffic[queue] = Traffic(requests=1)
+            if traffic is None:
+                self._send_first(queue, message)
+            else:
+                self._send_with_others(queue, message)
+        finally:
+            self._inside.discard(caller)
+
+    def _send_first(self, queue: Queue, message: OutgoingMessage) -> None:
+        try:
+            self._outgoing.send(queue, message)
+        finally:
+            self._end(queue)
+
+    def _send_with_others(self, queue: Queue, message: OutgoingMessage) -> None:
+        size = message_bytes(message.body, message.attributes)
+        publication = Publication(message, size)
+        if size > MESSAGE_BYTES or self._outgoing.offloads(queue, size):
+            self._outgoing.send(queue, message)  # which takes longer, or is refused
+            return
+        try:
+            with self._lock:
+                at_once = self._traffic.setdefault(queue, Traffic()).arrive(publication)
+            in_turn = at_once or publication.turn.wait(TURN_SECONDS)
+            if in_turn and not at_once:
+                publication.answered.wait(GATHER_SECONDS)
+            with self._lock:
+                batch = [] if publication.taken else self._traffic[queue].take(publication, in_turn=in_turn)
+            if batch:
+                self._lead(queue, batch)
+            elif not publication.answered.wait(ANSWER_SECONDS):
+                publication.error = _unanswered()
+        finally:
+            if not publication.taken:
+                self._end(queue, interrupted=publication)
+        if publication.alone:
+            self._outgoing.send(queue, message)
+        elif publication.error is not None:
+            raise copy(publication.error) from publication.error
+
+    def _lead(self, queue: Queue, batch: Sequence[Publication]) -> None:
+        """Make a request, and tell those whose messages are in it."""
+        for publication in batch:
+            publication.error = _unanswered()  # unless this caller lives to know better
+        try:
+            self._request(queue, batch)
+        finally:
+            for publication in batch:
+                publication.answered.set()
+                publication.turn.set()  # it may still wait for that
+            self._end(queue)
+
+    def _request(self, queue: Queue, batch: Sequence[Publication]) -> None:
+        errors: Mapping[int, SQSError | None] = {}
+        alone = False
+        try:
+            if len(batch) == 1:
+                self._outgoing.send(queue, batch[0].message)
+            else:
+                messages = [publication.message for publication in batch]
+                errors = self._outgoing.send_batch(queue, messages, urgent=True).failed
+        except RequestRefusedError as error:
+            # One of several is wrong, and nobody knows which.
+            alone = len(batch) > 1
+            errors = {} if alone else {0: error}
+        except SQSError as error:
+            errors = dict.fromkeys(range(len(batch)), error)
+        for position, publication in enumerate(batch):
+            publication.error, publication.alone = errors.get(position), alone
+
+    def _end(self, queue: Queue, interrupted: Publication | None = None) -> None:
+        """A request is over, or a caller that waits was interrupted: wake who is to lead."""
+        with self._lock:
+            traffic = self._traffic.get(queue)
+            if traffic is None:
+                return
+            if interrupted is None:
+                traffic.requests = max(0, traffic.requests - 1)
+            elif interrupted in traffic.waiting:
+                traffic.waiting.remove(interrupted)
+            leader = traffic.choose_leader()
+            if traffic.over:
+                del self._traffic[queue]
+        if leader is not None:
+            leader.turn.set()
+
+
+def _unanswered() -> AnswerLostError:
+    return AnswerLostError(
+        "the request that had this message was given up before its answer came", action="SendMessageBatch"
+    )
