@@ -21,7 +21,7 @@ from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.bad_messages import BadMessages
 from celery_sqs_visibility.worker.exclusive_request import open_key_leases
 from celery_sqs_visibility.worker.pool_patches import watched
-from celery_sqs_visibility.worker.visibility_request import bind_request_class
+from celery_sqs_visibility.worker.request_classes import bind_request_class
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class Runs:
         self._trace = partial(cast("Any", trace).trace_task_ret, app=app)
         self._accept = prepare_accept_content(app.conf.accept_content)
         self._worker = worker = WorkerContext(None, has_processes=False)
+        worker.on_lost = context.options.on_lost
         # Never started: the lease of a key lasts as long as the invocation, and the run itself releases it.
         worker.key_leases = open_key_leases(context, app.tasks.values())
         # The parts of a consumer that stand before what Celery would do with bad messages.

@@ -17,7 +17,7 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.worker.batches import has_own_strategy, with_batches
 from celery_sqs_visibility.worker.event_tasks import take_events
 from celery_sqs_visibility.worker.exclusive_request import open_key_leases
-from celery_sqs_visibility.worker.visibility_request import bind_request_class
+from celery_sqs_visibility.worker.request_classes import bind_request_class
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
@@ -45,6 +45,7 @@ class BoundTasks:
         self._bound: set[Any] = set()
         self._refused: set[str] = set()
         self._update_strategies = consumer.update_strategies
+        worker.on_lost = context.options.on_lost
 
     def bind(self) -> None:
         """Bind all tasks, before the worker consumes, and from now on those that come later.

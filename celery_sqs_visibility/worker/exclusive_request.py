@@ -9,10 +9,10 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from billiard.einfo import ExceptionInfo
-from celery.exceptions import ImproperlyConfigured, WorkerLostError
+from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 from celery.worker import state
 
@@ -32,20 +32,20 @@ from celery_sqs_visibility.stores.port import Processed, Processing
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.exclusive import NotRun, Ownership, Spent, Unanswered, exclusive_key
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.worker.exceptions import exc_info_of, exception_of
+from celery_sqs_visibility.worker.exceptions import exception_of
 from celery_sqs_visibility.worker.key_leases import KeyLease, KeyLeases
-from celery_sqs_visibility.worker.request import DeliveryRequest
+from celery_sqs_visibility.worker.visibility_request import (
+    KILLED_AFTERWARDS,
+    KILLED_WITHIN_SECONDS,
+    VisibilityRequest,
+)
 
 logger = get_logger(__name__)
 
-#: A run that is told to end has ended after this time.
-KILLED_WITHIN_SECONDS: Final = 1
 
+class ExclusiveRequest(VisibilityRequest):
+    """Mixed into the requests of exclusive tasks."""
 
-class ExclusiveRequest(DeliveryRequest):
-    """A request of a `VisibilityTask`, exclusive or not."""
-
-    task: VisibilityTask[..., Any]
     _key_lease: KeyLease | None = None
     #: The attempts that messages before this one have used up.
     _retries_before = 0
@@ -59,7 +59,10 @@ class ExclusiveRequest(DeliveryRequest):
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
         """It ended with an exception, or did not begin."""
+        self._learn_attempts()
         exc = exception_of(exc_info)
+        if not return_ok:  # a child that reports has released it
+            self.release_key(KILLED_WITHIN_SECONDS / 2 if isinstance(exc, KILLED_AFTERWARDS) else 0.0)
         if self.delivery is None or not isinstance(exc, NotRun):
             return super().on_failure(exc_info, send_failed_event, return_ok)
         state.task_ready(self)
@@ -97,8 +100,8 @@ class ExclusiveRequest(DeliveryRequest):
         self.release_key(KILLED_WITHIN_SECONDS)
 
     def _describe(self, delivery: Delivery) -> None:
-        super()._describe(delivery)
         self._retries_before = self._published_retries
+        super()._describe(delivery)
 
     def _learn_attempts(self) -> None:
         """Its run may have learnt from the key how many attempts came before: not all receives were some."""
@@ -106,20 +109,20 @@ class ExclusiveRequest(DeliveryRequest):
         if lease is not None and (retries := lease.retries) is not None:
             self._request_dict["retries"] = self._context.retries = retries
 
-    @property
-    def _has_key(self) -> bool:
-        """Whether a store says what runs."""
-        return bool(self.task.exclusive) and self.worker.key_leases is not None
+    def _may_run_still(self) -> bool:
+        """Whoever gets the key knows whether the run before is over."""
+        self._seems_spent = self.worker.key_leases is not None
+        return self._seems_spent
 
     def _pass_on_lease(self) -> None:
         super()._pass_on_lease()
-        if self._has_key and self.delivery is not None:
+        if self.worker.key_leases is not None and self.delivery is not None:
             self._request_dict["visibility_exclusive"] = self._ownership
 
     @property
     def _store_error(self) -> str:
         """Why its key cannot be acquired, as far as is known; empty without a key."""
-        if self.worker.key_leases is None or self.delivery is None or not self.task.exclusive:
+        if self.worker.key_leases is None or self.delivery is None:
             return ""
         error = self.worker.key_leases.store_error
         return error if error and not self._ownership["error"] else ""
@@ -185,11 +188,6 @@ class ExclusiveRequest(DeliveryRequest):
         extra = self.log_extra(key=self._ownership["key"])
         logger.error(unknown, self.name, self.id, STORE_RETRY_SECONDS, error, extra=extra)
         self._wait(STORE_RETRY_SECONDS, may_copy=True)
-
-    def _fail_spent(self) -> None:
-        """The last attempt began, and could not report its end: it fails without another run."""
-        lost = WorkerLostError("No attempts left: the runs before were lost, with their workers.")
-        self.on_failure(exc_info_of(lost))
 
     def _warn_of_canvas(self) -> None:
         """A duplicate with a task id of its own leaves a hole where it stands: its result stays as it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from celery import states
 from celery.exceptions import TimeLimitExceeded
@@ -13,16 +14,17 @@ from celery_sqs_visibility.delivery.inactivity import Inactivity
 from celery_sqs_visibility.delivery.lease import UNWATCHED
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.errors import InactivityError
+from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.worker.exceptions import exc_info_of
-from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest
-from celery_sqs_visibility.worker.request import KILL_SIGNAME
+from celery_sqs_visibility.worker.request import KILL_SIGNAME, DeliveryRequest
 
 logger = get_logger(__name__)
 
 
-class OverdueRequest(ExclusiveRequest):
-    """A request of a `VisibilityTask`, whose run may have a time limit, or have to show life."""
+class OverdueRequest(DeliveryRequest):
+    """A request of a `VisibilityTask`, whose run may have a time limit."""
 
+    task: VisibilityTask[..., Any]
     _failed_for_good = False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001
@@ -43,6 +45,24 @@ class OverdueRequest(ExclusiveRequest):
                 self.id,
                 extra=self.log_extra(),
             )
+
+    def _fail_run(self, exc: Exception) -> bool:
+        """It has failed, as its child cannot report, unless it is settled; whether it has for good."""
+        exc_info = exc_info_of(exc)
+        if not self.acknowledged:
+            self.on_failure(exc_info)
+        if self._failed_for_good:  # as Celery 5.7 does in `on_timeout`
+            self.task.on_failure(exc, self.id, self.args, self.kwargs, exc_info)
+            self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, exc_info)
+        return self._failed_for_good
+
+
+class WatchedRequest(OverdueRequest):
+    """Mixed into the requests of tasks whose run has to show life."""
+
+    def _describe(self, delivery: Delivery) -> None:
+        super()._describe(delivery)
+        delivery.inactivity = Inactivity(self.task.inactivity_timeout or 0, self.end_inactive_run)
 
     def end_inactive_run(self) -> None:
         """Its run has shown no life for too long: end it, where the pool can. The supervisor's thread.
@@ -75,18 +95,3 @@ class OverdueRequest(ExclusiveRequest):
         with self._logged_if_it_raises():
             for step in (kill, fail) if self.worker.has_processes else (fail, kill):
                 step()
-
-    def _fail_run(self, exc: Exception) -> bool:
-        """It has failed, as its child cannot report, unless it is settled; whether it has for good."""
-        exc_info = exc_info_of(exc)
-        if not self.acknowledged:
-            self.on_failure(exc_info)
-        if self._failed_for_good:  # as Celery 5.7 does in `on_timeout`
-            self.task.on_failure(exc, self.id, self.args, self.kwargs, exc_info)
-            self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, exc_info)
-        return self._failed_for_good
-
-    def _describe(self, delivery: Delivery) -> None:
-        super()._describe(delivery)
-        if self.task.inactivity_timeout is not None:
-            delivery.inactivity = Inactivity(self.task.inactivity_timeout, self.end_inactive_run)

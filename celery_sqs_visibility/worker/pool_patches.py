@@ -55,7 +55,7 @@ def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
         request = getattr(options.get("accept_callback"), "__self__", None)
         if not isinstance(request, DeliveryRequest):
             request = None
-        elif not request.task.acks_late:
+        elif request.is_early:
             for callback in ("callback", "error_callback"):
                 options[callback] = _reporting_end(request, options.get(callback))
         if not processes:

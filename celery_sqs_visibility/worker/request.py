@@ -54,8 +54,12 @@ class GivenBackError(TaskRevokedError):
 class DeliveryRequest(SettlingRequest):
     """A request whose message came from SQS, for tasks with Celery's own behaviour."""
 
-    #: Bound by the worker's bootstep, in a subclass for each worker.
+    #: Bound in a subclass for each task of a worker: see `request_classes`.
     worker: ClassVar[WorkerContext] = WorkerContext()
+    #: Whether its message is acknowledged when its run begins.
+    is_early: ClassVar[bool] = False
+    #: Whether its run is ended when its message is lost.
+    ends_when_lost: ClassVar[bool] = False
 
     # Celery's, which its stubs leave out.
     _already_cancelled: bool
@@ -63,21 +67,24 @@ class DeliveryRequest(SettlingRequest):
     _context: DeliveryContext
     _delivery_info: dict[str, Any]
 
+    _terminated_on_purpose = False
+    _thread: int | None = None  # of its run, in a pool without processes
+
     def __init__(self, message: Message, **options: Any) -> None:
         super().__init__(message, **options)
-        self._terminated_on_purpose = False
-        self._thread: int | None = None  # of its run, in a pool without processes
-        if self.delivery is not None:
-            self.delivery.acknowledged_early = not self.task.acks_late
-            self._describe(self.delivery)
-            self.delivery.current.carrier = weak = ref(self)
-            made_last.append(weak)
-            if self.eta is not None and self.worker.on_eta is not None:
-                self.worker.on_eta(self)
-            self._note_attempt(self.delivery)
-            on_lost = getattr(self.task, "on_lost", None) or self.delivery.holder.options.on_lost
-            if on_lost == "terminate":
-                self.delivery.on_lost = self.end_lost_run
+        delivery: Delivery | None = getattr(message, "delivery", None)
+        if delivery is None:
+            return
+        self.delivery = delivery = delivery.current
+        delivery.carrier = weak = ref(self)
+        made_last.append(weak)
+        if self.is_early:
+            delivery.acknowledged_early = True
+        self._describe(delivery)
+        if self.worker.on_eta is not None and self.eta is not None:
+            self.worker.on_eta(self)
+        if self.ends_when_lost:
+            delivery.on_lost = self.end_lost_run
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """A pool runs it, or is about to, where it has no processes.
@@ -86,12 +93,12 @@ class DeliveryRequest(SettlingRequest):
             GivenBackError: it was given back while it waited in the pool, and must not run.
         """
         held = self.delivery is None or self.delivery.start()
-        self._pass_on_lease()
         if not self.worker.has_processes:
+            self._pass_on_lease()
             self._thread = threading.get_ident()
-        if not held and not self.worker.has_processes:
-            state.task_ready(self)
-            raise GivenBackError(self.id)
+            if not held:
+                state.task_ready(self)
+                raise GivenBackError(self.id)
         super().on_accepted(pid, time_accepted)
 
     def revoked(self) -> bool:
@@ -306,12 +313,6 @@ class DeliveryRequest(SettlingRequest):
             return {"sqs": {"task": self.name, "task_id": self.id, **more}}
         return {"sqs": fields_of(self.delivery.facts, **more)}
 
-    def _note_attempt(self, delivery: Delivery) -> None:
-        """The attempt as the task sees it. Parks were no attempts, nor are a stock task's receives."""
-        attempt = (self._request_dict.get("retries") or 0) + 1
-        if delivery.facts.attempt != attempt:
-            delivery.facts = replace(delivery.facts, attempt=attempt)
-
     def _pass_on_lease(self) -> None:
         """Give the task the key to its lease, before a pool with processes pickles the request."""
         if self.delivery is not None:
@@ -321,7 +322,6 @@ class DeliveryRequest(SettlingRequest):
         """Pass on to the task, in whatever process it will run, which delivery it is."""
         facts = delivery.facts
         redrive = delivery.holder.redrive.peek(delivery.queue)
-        self._delivery_info["redelivered"] = facts.receive_count - delivery.parks > 1
         sqs: SQSDelivery = {
             "queue": facts.queue,
             "message_id": facts.message_id,
@@ -331,3 +331,14 @@ class DeliveryRequest(SettlingRequest):
             "max_receive_count": redrive.max_receive_count if redrive else None,
         }
         self._request_dict["sqs"] = sqs
+        retries = self._request_dict.get("retries") or 0
+        self._delivery_info["redelivered"] = redelivered = facts.receive_count - delivery.parks > 1
+        if redelivered:
+            retries = self._retries_with_receives(delivery, retries)
+        self._request_dict["retries"] = retries
+        if facts.attempt != retries + 1:
+            delivery.facts = replace(facts, attempt=retries + 1)
+
+    def _retries_with_receives(self, delivery: Delivery, published_retries: int) -> int:  # noqa: ARG002
+        """The attempts before this one; to Celery's own tasks receives are none."""
+        return published_retries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from celery.worker.request import Request
 
@@ -13,6 +13,8 @@ from celery_sqs_visibility.delivery.settlements import Delete, Release, Settleme
 from celery_sqs_visibility.events import Finished, emit_if_wanted
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.backoff import after_rejection
+
+DELETE: Final = Delete()
 
 
 class SettlingRequest(Request):
@@ -25,13 +27,9 @@ class SettlingRequest(Request):
     # Celery's, which its stubs leave out.
     acknowledged: bool
     message: Message
+    delivery: Delivery | None = None
+    _rejected_by_task = False
     _request_dict: dict[str, Any]
-
-    def __init__(self, message: Message, **options: Any) -> None:
-        super().__init__(message, **options)
-        delivery: Delivery | None = getattr(message, "delivery", None)
-        self.delivery = None if delivery is None else delivery.current
-        self._rejected_by_task = False
 
     def acknowledge(self) -> None:
         """Done: delete the message."""
@@ -40,7 +38,7 @@ class SettlingRequest(Request):
         elif not self.acknowledged:
             if self.delivery.current.started:
                 emit_if_wanted(Finished, self.delivery.facts)
-            self.settle(Delete())
+            self.settle(DELETE)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
         """Release it or give it up, as the task's `Reject` says. A rejection of Celery's comes back later."""

@@ -17,7 +17,6 @@ from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceed
 from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.encoding import safe_repr, safe_str
-from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Hide, Lapse
@@ -31,18 +30,17 @@ from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
-from celery_sqs_visibility.worker.batches import BatchedRequest, has_own_strategy
 from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
-from celery_sqs_visibility.worker.exclusive_request import KILLED_WITHIN_SECONDS
 from celery_sqs_visibility.worker.overdue_request import OverdueRequest
-from celery_sqs_visibility.worker.request import DeliveryRequest
 from celery_sqs_visibility.worker.stored_result import StoredResult, chord_claim_seconds
-from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
 
 #: Ends of runs that are killed after they were reported.
 KILLED_AFTERWARDS: Final = (TimeLimitExceeded, InactivityError)
+
+#: A run that is told to end has ended after this time.
+KILLED_WITHIN_SECONDS: Final = 1
 
 
 class VisibilityRequest(OverdueRequest):
@@ -64,10 +62,7 @@ class VisibilityRequest(OverdueRequest):
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
         """It failed for good, as its child decided, or the run was lost, which its child does not know."""
-        self._learn_attempts()
         exc = exception_of(exc_info)
-        if not return_ok:  # a child that reports has released it
-            self.release_key(KILLED_WITHIN_SECONDS / 2 if isinstance(exc, KILLED_AFTERWARDS) else 0.0)
         if self.delivery is None or self._is_celerys_own(exc):
             return super().on_failure(exc_info, send_failed_event, return_ok)
         # An internal error is one of Celery's, at the last attempt, that could not be recorded.
@@ -96,10 +91,8 @@ class VisibilityRequest(OverdueRequest):
             state.task_ready(self)
         return settled or super().revoked()
 
-    def _describe(self, delivery: Delivery) -> None:
-        super()._describe(delivery)
-        receives = delivery.facts.receive_count
-        self._request_dict["retries"] = attempts_made(receives, delivery.parks, self._published_retries)
+    def _retries_with_receives(self, delivery: Delivery, published_retries: int) -> int:
+        return attempts_made(delivery.facts.receive_count, delivery.parks, published_retries)
 
     def _is_celerys_own(self, exc: BaseException) -> bool:
         """Ends that keep Celery's meaning, and runs that Celery itself ended."""
@@ -182,7 +175,7 @@ class VisibilityRequest(OverdueRequest):
     def _is_settled_unrun(self) -> bool:
         """Settle a message that was given up before, has no attempts left or has to wait; whether it did."""
         delivery = self.delivery
-        if delivery is None or self.acknowledged:
+        if delivery is None or delivery.facts.receive_count == 1 or self.acknowledged:
             return False
         given_up = delivery.given_up
         if not (given_up or self._may_be_stored()):
@@ -195,8 +188,7 @@ class VisibilityRequest(OverdueRequest):
                 traceback=safe_str(stored.traceback),
             )
         elif stored.status == states.STARTED and are_spent(self._attempt - 1, self._limit):
-            if self._has_key:  # and may run still: whoever gets the key knows
-                self._seems_spent = True
+            if self._may_run_still():
                 return False
             self._fail_spent()
         elif (seconds := self._chord_claim_left(stored)) > 0:
@@ -204,6 +196,15 @@ class VisibilityRequest(OverdueRequest):
         else:
             return False
         return True
+
+    def _may_run_still(self) -> bool:
+        """Whether the run of its last attempt may go on elsewhere, whatever its receives say."""
+        return False
+
+    def _fail_spent(self) -> None:
+        """The last attempt began, and could not report its end: it fails without another run."""
+        lost = WorkerLostError("No attempts left: the runs before were lost, with their workers.")
+        self.on_failure(exc_info_of(lost))
 
     @property
     def _attempt(self) -> int:
@@ -244,21 +245,3 @@ class VisibilityRequest(OverdueRequest):
     def _emit_failure(self, error: str, delay: float | None, *, last: bool) -> None:
         if self.delivery is not None:
             emit(Failed(self.delivery.facts, attempt=self._attempt, error=error, delay=delay, last=last))
-
-
-def bind_request_class(task: Any, worker: WorkerContext) -> None:
-    """Have a task's requests settle their deliveries; a Request class of the user's is mixed with ours."""
-    ours = VisibilityRequest if isinstance(task, VisibilityTask) else DeliveryRequest
-    theirs = symbol_by_name(task.Request)
-    bound_to = vars(theirs).get("worker")
-    if bound_to is worker:
-        return
-    if isinstance(bound_to, WorkerContext):  # made here, for a worker before this one
-        theirs = next(base for base in theirs.__bases__ if base is not BatchedRequest)
-    if issubclass(ours, theirs):
-        bases: tuple[type, ...] = (ours,)
-    else:
-        bases = (theirs,) if issubclass(theirs, ours) else (theirs, ours)
-    if has_own_strategy(task):
-        bases = (BatchedRequest, *bases)
-    task.Request = type(theirs.__name__, bases, {"worker": worker})

@@ -32,10 +32,8 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.policy.queue_options import QueueOptions
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
-from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.context import DeliveryContext
-from celery_sqs_visibility.worker.request import DeliveryRequest
-from celery_sqs_visibility.worker.visibility_request import VisibilityRequest
+from celery_sqs_visibility.worker.request_classes import bind_request_class
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 # --- a run of a task, without a worker ---
@@ -344,9 +342,10 @@ def request(task, delivery: Delivery, *, processes: bool = True, chord=None, **h
         content_encoding="utf-8",
     )
     message.delivery = delivery
-    base = VisibilityRequest if isinstance(task, VisibilityTask) else DeliveryRequest
-    bound = type(base.__name__, (base,), {"worker": WorkerContext(FakePool(), has_processes=processes)})
-    return bound(message, app=task.app, task=task)
+    worker = WorkerContext(FakePool(), has_processes=processes)
+    worker.on_lost = delivery.holder.options.on_lost
+    bind_request_class(task, worker)
+    return task.Request(message, app=task.app, task=task)
 
 
 def exc_info(exc: BaseException) -> ExceptionInfo:

@@ -17,7 +17,7 @@ from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.settlements import Delete, Hide
 from celery_sqs_visibility.worker import worker_context
-from celery_sqs_visibility.worker.exclusive_request import KILLED_WITHIN_SECONDS
+from celery_sqs_visibility.worker.visibility_request import KILLED_WITHIN_SECONDS
 
 LIMIT = 30
 KILLED = (4711, 9)

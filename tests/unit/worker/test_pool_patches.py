@@ -194,7 +194,7 @@ class Asked(DeliveryRequest):
     id = "an id"
 
     def __init__(self, *, acks_late, given_back=False):
-        self._task = SimpleNamespace(acks_late=acks_late)
+        self.is_early = not acks_late
         self._given_back = given_back
         self.delivery = SimpleNamespace(current=SimpleNamespace(carrier=None))
         self.told = []

@@ -254,7 +254,7 @@ def stored(app, status, result=None, *, done=None, traceback=None):
 
 
 def test_what_was_given_up_before_is_not_run(make):
-    one = make(given_up=True)
+    one = make(given_up=True, facts={"receive_count": 2})
     assert one.revoked()
     assert reason(one) == BEFORE
     assert one not in state.active_requests
