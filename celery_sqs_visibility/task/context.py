@@ -63,10 +63,15 @@ for _name in DeliveryContext.__annotations__:
 
 def is_delivery(task: Task[..., Any]) -> bool:
     """Whether the task runs for a message from SQS, not for a direct or eager call."""
+    return delivered_request(task) is not None
+
+
+def delivered_request(task: Task[..., Any]) -> DeliveryContext | None:
+    """The request of a task that runs for a message from SQS; `None` for a direct or eager call."""
     if task.request_stack is None:  # a task class used without an app, as in a unit test
-        return False
+        return None
     request: Any = task.request
-    return request.sqs is not None and not request.called_directly and not request.is_eager
+    return None if request.sqs is None or request.called_directly or request.is_eager else request
 
 
 def message_group(request: DeliveryContext) -> dict[str, str]:

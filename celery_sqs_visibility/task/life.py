@@ -1,4 +1,4 @@
-"""From when to when a run has to show life. In the process that runs it."""
+"""From when to when a run has to show life, of a task with an `inactivity_timeout`. Where it runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from celery_sqs_visibility.delivery.lease_table import find_lease
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 
-def begin_watch(task: Any, lease_key: Any) -> None:
+def begin_watch(lease_key: Any) -> None:
     """The run begins."""
-    if task.inactivity_timeout is not None and (lease := find_lease(lease_key)) is not None:
+    if (lease := find_lease(lease_key)) is not None:
         lease.last_sign = SYSTEM_CLOCK.monotonic()
 
 
-def end_watch(task: Any, lease_key: Any) -> None:
+def end_watch(lease_key: Any) -> None:
     """The task's own code is over: what Celery does now shows no life."""
-    if task.inactivity_timeout is not None and (lease := find_lease(lease_key)) is not None:
+    if (lease := find_lease(lease_key)) is not None:
         lease.last_sign = UNWATCHED

@@ -32,7 +32,9 @@ SENTRYS_INTEGRATION: Final = "celery"
 
 def describe_span(request: DeliveryContext) -> None:
     """Tell the current spans, if there are any, queue, message and receive count. Never raises."""
-    for library, tell in _TRACERS:
+    if sys.modules.keys().isdisjoint(_TRACERS):
+        return
+    for library, tell in _TRACERS.items():
         if (module := sys.modules.get(library)) is not None:
             try:
                 tell(module, attributes_of(request))
@@ -78,8 +80,8 @@ def _tell_ddtrace(trace: Any, attributes: dict[str, Any]) -> None:
             span.set_tag(name, value)
 
 
-_TRACERS: Final = (
-    ("opentelemetry.trace", _tell_opentelemetry),
-    ("sentry_sdk", _tell_sentry),
-    ("ddtrace.trace", _tell_ddtrace),
-)
+_TRACERS: Final = {
+    "opentelemetry.trace": _tell_opentelemetry,
+    "sentry_sdk": _tell_sentry,
+    "ddtrace.trace": _tell_ddtrace,
+}

@@ -24,7 +24,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task import chord_end
-from celery_sqs_visibility.task.context import DeliveryContext, is_delivery
+from celery_sqs_visibility.task.context import DeliveryContext, delivered_request, is_delivery
 from celery_sqs_visibility.task.continuation import Continuation
 from celery_sqs_visibility.task.failure_log import exception_behind, log_failed_attempt, traceback_of
 from celery_sqs_visibility.task.life import begin_watch, end_watch
@@ -120,8 +120,7 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
             return tracer(uuid, args, kwargs, request)
         try:
             _prepare(task, request)
-            trace_delivery = build_ours(request.get("hostname"))
-            result, info, seconds, shown = trace_delivery(uuid, args, kwargs, request)
+            traced = build_ours(request.get("hostname"))(uuid, args, kwargs, request)
         except MemoryError:
             raise
         except Exception as exc:
@@ -134,6 +133,9 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
             publish_retries.clear_deadline()
             if request.get("chord"):
                 chord_end.end()
+        result, info, seconds, shown = traced
+        if info is None:
+            return traced
         _store_release(task, request, info)
         # Where Celery itself failed, `result` is that error, whatever was made of it.
         return trace_ok_t(getattr(info, "einfo", result), info, seconds, shown)
@@ -149,7 +151,7 @@ def decide_failures(
     The outermost call alone: the task's code may call `self.run()`, and handle its errors. `ends`: the task's
     own code is over when the part returns.
     """
-    request = task.request if is_delivery(task) else None
+    request = delivered_request(task)
     if request is None or request.visibility_in_run:
         return function(*args, **kwargs)
     request.visibility_in_run = True
@@ -163,7 +165,8 @@ def decide_failures(
         return task.on_run_failed(exc)
     finally:
         request.visibility_in_run = False
-        end_watch(task, request.visibility_lease if ends else None)
+        if ends and task.inactivity_timeout is not None:
+            end_watch(request.visibility_lease)
     if ends:
         publish_retries.set_deadline()
         if request.chord:
@@ -198,7 +201,8 @@ def _retry_after(exc: Exception, task: Any, request: DeliveryContext) -> Retry |
 
 def _prepare(task: Any, request: dict[str, Any]) -> None:
     """Record what must be known of a run before it begins, should its worker die or its code be silent."""
-    begin_watch(task, request.get("visibility_lease"))
+    if task.inactivity_timeout is not None:
+        begin_watch(request.get("visibility_lease"))
     if task.name == CHORD_UNLOCK:
         publish_retries.set_deadline()
     if request.get("chord") and task.app.conf.worker_deduplicate_successful_tasks:
@@ -211,7 +215,7 @@ def _prepare(task: Any, request: dict[str, Any]) -> None:
 
 def _store_release(task: Any, request: dict[str, Any], info: Any) -> None:
     """A run beyond the limit has ended, and its message was given back: no longer STARTED."""
-    released = info is not None and info.state == states.REJECTED and info.retval.requeue
+    released = info.state == states.REJECTED and info.retval.requeue
     if released and task.is_beyond_limit(DeliveryContext(request)):
         _store(task, request, info.retval, states.RETRY)
 

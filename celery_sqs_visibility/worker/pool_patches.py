@@ -78,7 +78,6 @@ def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
 def _reporting_end(request: DeliveryRequest, callback: Callable[..., Any] | None) -> Callable[..., Any]:
     """A callback for the end of a run that tells the request first."""
 
-    @wraps(callback or request.ended)
     def report(*args: Any, **kwargs: Any) -> Any:
         request.ended()
         try:
