@@ -128,11 +128,11 @@ class DeliveryRequest(SettlingRequest):
 
     def dispatch(self) -> bool:
         """Called right before a process takes it, which will run it; `False`: it was given back, or lost."""
-        if self.delivery is None or self.delivery.dispatch():
-            self._pass_on_lease()
-            return True
-        state.task_ready(self)
-        return False
+        if self.delivery is not None and not self.delivery.dispatch():
+            state.task_ready(self)
+            return False
+        self._pass_on_lease()
+        return True
 
     def on_failure(
         self,

@@ -10,7 +10,7 @@ from celery.worker.request import Request
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Delete, Release, Settlement
-from celery_sqs_visibility.events import Finished, emit_if_wanted
+from celery_sqs_visibility.events import Finished, emit, has_listener
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.backoff import after_rejection
 
@@ -33,12 +33,13 @@ class SettlingRequest(Request):
 
     def acknowledge(self) -> None:
         """Done: delete the message."""
-        if self.delivery is None:
+        if (delivery := self.delivery) is None:
             super().acknowledge()
         elif not self.acknowledged:
-            if self.delivery.current.started:
-                emit_if_wanted(Finished, self.delivery.facts)
-            self.settle(DELETE)
+            if has_listener(Finished) and delivery.current.started:
+                emit(Finished(delivery.facts))
+            self.acknowledged = True
+            delivery.settle(DELETE)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
         """Release it or give it up, as the task's `Reject` says. A rejection of Celery's comes back later."""

@@ -79,6 +79,8 @@ class VisibilityRequest(OverdueRequest):
 
     def revoked(self) -> bool:
         """Whether not to run it: as any other, or given up before, or out of attempts. Never raises."""
+        if self.delivery is None or self.delivery.facts.receive_count == 1:  # nothing can be known of it
+            return super().revoked()
         try:
             settled = self._is_settled_unrun()
         except Exception:
@@ -175,7 +177,7 @@ class VisibilityRequest(OverdueRequest):
     def _is_settled_unrun(self) -> bool:
         """Settle a message that was given up before, has no attempts left or has to wait; whether it did."""
         delivery = self.delivery
-        if delivery is None or delivery.facts.receive_count == 1 or self.acknowledged:
+        if delivery is None or self.acknowledged:
             return False
         given_up = delivery.given_up
         if not (given_up or self._may_be_stored()):
