@@ -103,6 +103,8 @@ class DeliveryRequest(SettlingRequest):
 
     def revoked(self) -> bool:
         """Whether it was revoked, or has expired. Never raises: that would cost the pool a slot."""
+        if not (state.revoked or state.revoked_stamps or self.expires or self._already_revoked):
+            return False  # there is nothing for Celery to look at
         try:
             return bool(super().revoked())
         except Exception:  # the result backend's, for one

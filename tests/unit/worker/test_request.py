@@ -139,6 +139,7 @@ def test_a_message_comes_back_when_celery_fails_to_end_its_run(running, holder, 
 def test_a_revocation_that_cannot_be_looked_up_has_it_come_back_and_raises_nothing(
     running, holder, monkeypatch
 ):
+    monkeypatch.setattr(state, "revoked", {running.id})
     monkeypatch.setattr(Request, "revoked", raising(ConnectionError("the result backend is down")))
     assert running.revoked()
     assert holder.settled == [AFTER_AN_ERROR]
