@@ -63,7 +63,11 @@ def validate(message: Any, tasks: Mapping[str, Any]) -> None:
     in_headers = "task" in headers
     if in_headers and headers["task"] not in tasks:
         return
-    body = message.payload
+    match body := message.payload:
+        case [list(), dict() as kwargs, dict() as embedded] if embedded == NOTHING_EMBEDDED and (
+            not kwargs or all(map(isinstance, kwargs, repeat(str)))
+        ):
+            return  # as in most messages
     if isinstance(body, dict) and ("args" in body if in_headers else "task" in body):
         _check_headers({**body, **headers} if in_headers else body)  # protocol 1
         _check_arguments(body.get("args", ()), body.get("kwargs", {}))
@@ -105,7 +109,7 @@ def _check_body(body: Any) -> None:
         raise InvalidTaskError(f"its body should be [args, kwargs, embed], and is {_shown(body)}")
     args, kwargs, embedded = body
     _check_arguments(args, kwargs)
-    if embedded is None or embedded == NOTHING_EMBEDDED:
+    if embedded is None:
         return
     if not isinstance(embedded, dict):
         raise InvalidTaskError(f"'embed' should be an object, and is {_shown(embedded)}")
@@ -119,7 +123,7 @@ def _check_body(body: Any) -> None:
 def _check_arguments(args: Any, kwargs: Any) -> None:
     if not isinstance(args, (list, tuple)):
         raise InvalidTaskError(f"'args' should be a list, and is {_shown(args)}")
-    if not isinstance(kwargs, dict) or (kwargs and not all(map(isinstance, kwargs, repeat(str)))):
+    if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
         raise InvalidTaskError(f"'kwargs' should be an object with names, and is {_shown(kwargs)}")
 
 
