@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from celery_sqs_visibility.aio import apublish
     from celery_sqs_visibility.errors import *
     from celery_sqs_visibility.events import *
     from celery_sqs_visibility.json_logs import JSONFormatter, log_json
@@ -84,6 +85,7 @@ __all__ = [
     "UnroutableError",
     "VisibilityLostError",
     "VisibilityTask",
+    "apublish",
     "horizon_near",
     "lambda_handler",
     "log_json",
@@ -105,6 +107,7 @@ _HOMES = {
     "SQSDelivery": "task.context",
     "Transport": "worker.install",
     "VisibilityTask": "task.base",
+    "apublish": "aio",
     "horizon_near": "signals",
     "lambda_handler": "serverless.handler",
     "log_json": "json_logs",

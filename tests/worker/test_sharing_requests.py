@@ -1,0 +1,220 @@
+"""Threads and greenlets that publish at the same time: exact messages, few requests, an error for each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.app import CONFIG_VARIABLE, behind, encode_config
+from support.faults import error, fail_entries, hold_request, latency, lose_response
+from support.processes import SOON
+
+from celery_sqs_visibility import AnswerLostError, ThrottledError
+
+SENDS = "SendMessage"
+BATCHES = "SendMessageBatch"
+THREADS = 16
+
+
+@pytest.fixture
+def make_known(make_site):
+    """`make_known(**transport_options)`: a producer that knows its queue."""
+
+    def make(**options):
+        site = make_site(**options)
+        site.send("quick", "first")
+        site.sqs.purge_queue(QueueUrl=site.url)
+        site.proxy.clear()
+        return site
+
+    return make
+
+
+def requests(site):
+    return Counter(call.action for call in site.proxy.calls() if call.action in (SENDS, BATCHES))
+
+
+def publish(site, threads, tasks, **options):
+    """The exception of each publication, or `None`."""
+
+    def one(number):
+        try:
+            site.app.send_task("work.quick", (number,), **options)
+        except Exception as error:  # noqa: BLE001 - the caller looks at it
+            return error
+        return None
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(one, range(tasks)))
+
+
+def test_sixteen_threads_make_a_fifth_of_the_requests_and_each_message_is_stored_once(make_known):
+    site = make_known()
+    with site.proxy.inject(latency(0.05)):
+        assert publish(site, THREADS, 320) == [None] * 320
+    assert site.kept == 320
+    assert requests(site).total() <= 0.2 * 320
+
+
+def test_without_sharing_each_is_a_request(make_known):
+    site = make_known(share_requests=False)
+    with site.proxy.inject(latency(0.01)):
+        assert publish(site, 4, 20) == [None] * 20
+    assert requests(site) == {SENDS: 20}
+
+
+@pytest.fixture
+def together(make_known):
+    """`together(fault)`: three publications that share a request which meets the fault; what each raised."""
+    site = make_known()
+
+    def run(fault, times=1, **options):
+        site.proxy.inject(fault, BATCHES, times=times)
+        held = threading.Event()
+        with site.proxy.inject(hold_request(held), SENDS, times=1), ThreadPoolExecutor(4) as pool:
+            first = pool.submit(publish, site, 1, 1)
+            site.proxy.wait_for(lambda _: site.proxy.in_flight(SENDS))
+            others = pool.submit(publish, site, 3, 3, **options)
+            (traffic,) = site.app.connection_for_write().transport.context.send.__self__._traffic.values()
+            site.proxy.wait_for(lambda _: len(traffic.waiting) == 3)
+            held.set()
+            assert first.result(SOON) == [None]
+            return others.result(SOON)
+
+    return site, run
+
+
+@pytest.mark.parametrize(
+    ("fault", "kept"),
+    [
+        pytest.param(error("RequestThrottled"), 4, id="throttled"),
+        pytest.param(error("InternalError", 500), 4, id="5xx"),
+        pytest.param(fail_entries("InternalError", sender_fault=False, positions={1}), 4, id="one fails"),
+        pytest.param(error("InvalidMessageContents"), 4, id="one is wrong, and nobody says which"),
+        # At least once is all SQS promises.
+        pytest.param(lose_response(), 7, id="the answer is lost"),
+    ],
+)
+def test_what_passes_is_sent_again_by_each_and_nothing_else_is(together, fault, kept):
+    site, run = together
+    assert run(fault) == [None] * 3
+    assert site.kept == kept
+
+
+@pytest.mark.parametrize(
+    ("fault", "kinds"),
+    [
+        (error("RequestThrottled"), [ThrottledError] * 3),
+        (lose_response(), [AnswerLostError] * 3),
+        (fail_entries("ThrottlingException", sender_fault=False, positions={2}), [ThrottledError]),
+    ],
+)
+def test_without_retries_each_has_its_own_error(together, fault, kinds):
+    _, run = together
+    raised = [each for each in run(fault, retry=False) if each is not None]
+    assert [type(each.__cause__) for each in raised] == kinds
+
+
+FORK = """
+import os, sys, threading
+from support.app import make_app
+
+app = make_app("publisher")
+app.send_task("work.quick", ("first",))
+print("ready", flush=True)
+sys.stdin.readline()
+thread = threading.Thread(target=app.send_task, args=("work.quick", ("of the parent",)))
+thread.start()
+sys.stdin.readline()
+if not (pid := os.fork()):
+    app.send_task("work.quick", ("of the child",))
+    print("child done", flush=True)
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+thread.join()
+sys.exit(status)
+"""
+
+GREENLETS = {
+    "gevent": """
+import gevent.monkey
+gevent.monkey.patch_all()
+from gevent import spawn
+wait = gevent.wait
+""",
+    "eventlet": """
+import eventlet
+eventlet.monkey_patch()
+from eventlet import spawn
+def wait(greenlets):
+    for each in greenlets:
+        each.wait()
+""",
+}
+
+PUBLISHER = """
+from support.app import make_app
+
+app = make_app("publisher")
+app.conf.broker_pool_limit = 16
+
+def publish(name):
+    for number in range(10):
+        app.send_task("work.quick", (f"{name} {number}",))
+
+app.send_task("work.quick", ("first",))
+wait([spawn(publish, name) for name in range(16)])
+"""
+
+
+def start(site, program):
+    environment = {
+        **os.environ,
+        CONFIG_VARIABLE: encode_config(behind(site.proxy.url, site.config)),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_child_that_is_forked_while_its_parent_publishes_waits_for_nothing_of_it(make_known):
+    site = make_known()
+    process = start(site, FORK)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        held = threading.Event()
+        with site.proxy.inject(hold_request(held), SENDS, times=1):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            site.proxy.wait_for(lambda _: site.proxy.in_flight(SENDS))
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "child done\n"
+            held.set()
+        process.communicate(timeout=SOON)
+        assert process.returncode == 0
+        assert site.kept == 3
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("library", GREENLETS)
+def test_greenlets_share_requests(make_known, library):
+    site = make_known()
+    with site.proxy.inject(latency(0.05)):
+        process = start(site, GREENLETS[library] + PUBLISHER)
+        process.communicate(timeout=2 * SOON)
+    assert process.returncode == 0
+    assert site.kept == 161
+    assert requests(site).total() <= 0.2 * 161
