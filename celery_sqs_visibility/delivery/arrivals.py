@@ -124,11 +124,10 @@ class Arrivals:
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
         """The message for Celery; `None` if it is settled, or its payload is still to come."""
-        if isinstance(content, DecodedMessage) and (
-            content.eta is not None or delivery.moved_from is not None
-        ):
-            delivery.parks = self._holder.parking.parks_so_far(delivery, content)
-        if not self._holder.is_new(delivery):
+        holder = self._holder
+        if isinstance(content, DecodedMessage) and (content.eta is not None or delivery.moved_from):
+            delivery.parks = holder.parking.parks_so_far(delivery, content)
+        if not holder.is_new(delivery):
             return None
         if isinstance(content, DecodedMessage) and content.eta is None and dispatch is not None:  # as most
             delivery.current.in_hand = True

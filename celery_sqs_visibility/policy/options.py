@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Final
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.content_options import ContentOptions
@@ -29,6 +29,7 @@ from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, RE
 from celery_sqs_visibility.policy.payload_options import PayloadOptions
 from celery_sqs_visibility.policy.queue_options import (
     Entries,
+    OptionsOfQueue,
     QueueOptions,
     SharedOptions,
     entry_for,
@@ -37,6 +38,9 @@ from celery_sqs_visibility.policy.queue_options import (
 )
 from celery_sqs_visibility.policy.queue_order import ORDERS, Order
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+
+#: Queues whose options are kept at hand: there are no bounds to the names of replies' queues.
+KEPT_QUEUES: Final = 1000
 
 __all__ = ["OptionError", "Options", "option_name", "reference_table"]
 
@@ -147,9 +151,10 @@ class Options(
                 "got none"
             )
 
-    def for_queue(self, name: str) -> QueueOptions:
-        """The options of a queue, by Celery's name of it."""
-        return self._of_entries[entry_for(self.queues, name)]
+    @cached_property
+    def for_queue(self) -> OptionsOfQueue:
+        """Gives the options of a queue, by Celery's name of it. Each message asks: so answers are kept."""
+        return lru_cache(KEPT_QUEUES)(lambda name: self._of_entries[entry_for(self.queues, name)])
 
     @cached_property
     def _of_entries(self) -> dict[str | None, QueueOptions]:

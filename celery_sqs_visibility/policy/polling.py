@@ -71,8 +71,9 @@ class PollSchedule:
 
     def arrived(self, message_ids: Collection[str]) -> None:
         """These messages are no longer expected; nothing follows for the others."""
-        for message_id in message_ids:
-            self._forget(message_id)
+        if self._expected:
+            for message_id in message_ids:
+                self._forget(message_id)
 
     def next_poll(self) -> float:
         """The instant of the next poll; in the past: now."""

@@ -37,6 +37,9 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 #: Seconds over which the tasks per second are averaged.
 PACE_MEMORY_SECONDS: Final = 2.0
 
+#: Tasks that end within this time count as ended at once: they fade by half a per cent in it.
+PACE_STEP_SECONDS: Final = 0.01
+
 #: The first tasks after a rest count as done in at least this time.
 SHORTEST_PACE_SECONDS: Final = 0.25
 
@@ -110,9 +113,10 @@ class RecentRuns:
 
     def note(self, now: float, seconds: float) -> None:
         """A task ended that ran for these seconds."""
-        self._tasks, self._observed_seconds = self._as_of(now)
+        if self._at is None or now - self._at >= PACE_STEP_SECONDS:
+            self._tasks, self._observed_seconds = self._as_of(now)
+            self._at = now
         self._tasks += 1
-        self._at = now
         known = seconds if self.seconds is None else self.seconds
         self.seconds = known + (seconds - known) / DURATION_MEMORY_TASKS
 

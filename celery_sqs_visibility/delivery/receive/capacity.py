@@ -143,25 +143,29 @@ class ReceiveCapacity:
                 self._busy.add(queue)
             elif queue not in self._asked.polls:  # else its other polls decide whether it is busy
                 self._busy.discard(queue)
-            self.hold(messages, queue=queue, fifo=reservation.fifo)
+            self._hold(messages, queue, reservation.fifo)
             self._serve()
 
     def hold(self, messages: int, *, queue: str = "", fifo: bool = False) -> None:
         """Hold this many more messages, without a reservation: those of a late answer, for example."""
         with self._lock:
-            self._held.messages += messages
-            if fifo:
-                self._fifo.messages += messages
-            if self._turns is not None:
-                self._turns.hold(queue, messages)
+            self._hold(messages, queue, fifo)
+
+    def _hold(self, messages: int, queue: str, fifo: bool) -> None:  # noqa: FBT001 - positional
+        self._held.messages += messages
+        if fifo:
+            self._fifo.messages += messages
+        if self._turns is not None:
+            self._turns.hold(queue, messages)
 
     def release(self, *, queue: str = "", began: float | None = None, fifo: bool = False) -> None:
         """A held message was settled; `began` is the monotonic instant at which its run did, if it ran."""
         with self._lock:
-            self.hold(-1, queue=queue, fifo=fifo)
+            self._hold(-1, queue, fifo)
             if began is not None:
                 self._note_run(began)
-            self._serve()
+            if self._waiters:
+                self._serve()
 
     def start_run(self, run: object, *, queue: str = "", fifo: bool = False) -> None:
         """A held message was settled, and its run begins.
@@ -169,7 +173,7 @@ class ReceiveCapacity:
         The run has a slot until `end_run`, or until nothing refers to it any more.
         """
         with self._lock:
-            self.hold(-1, queue=queue, fifo=fifo)
+            self._hold(-1, queue, fifo)
             self._held.runs.add(run)
             if fifo:
                 self._fifo.runs.add(run)

@@ -33,9 +33,8 @@ class Turns:
         # the locks of a buffer and of the capacity, and holds none of them.
         self._lock = threading.RLock()
         self._order = QueueOrder(order, options_of)
-        self._queues: set[str] = set()  # that were consumed at some time
-        # By queue and message id, which a superseding delivery shares. A run that nobody refers to any more
-        # has no slot.
+        # By queue that was consumed at some time, and by message, which a superseding delivery shares. A run
+        # that nobody refers to any more has no slot.
         self._begun: dict[str, WeakValueDictionary[tuple[str, str], Delivery]] = {}
         # Those of them that wait for their rate limit, and do not run.
         self._resting: WeakValueDictionary[tuple[str, str], Delivery] = WeakValueDictionary()
@@ -58,8 +57,8 @@ class Turns:
     def add_queue(self, queue: str) -> None:
         """It is consumed from now on."""
         with self._lock:
-            self._queues.add(queue)
-            self._begun.setdefault(queue, WeakValueDictionary())
+            if queue not in self._begun:
+                self._begun[queue] = WeakValueDictionary()
 
     def next(self, waiting: Collection[str]) -> str | None:
         """The queue whose turn it is; `None` if there is no slot for any. The reader's thread."""
@@ -76,14 +75,14 @@ class Turns:
         """It goes to Celery."""
         with self._lock:
             self.add_queue(delivery.queue.name)
-            self._begun[delivery.queue.name][_key(delivery)] = delivery.current
+            self._begun[delivery.queue.name][delivery.message_key] = delivery.current
 
     def end(self, delivery: Delivery) -> None:
         """It is settled, and does not run; harmless if it never began."""
         with self._lock:
             of_queue = self._begun.get(delivery.queue.name)
-            ended = None if of_queue is None else of_queue.pop(_key(delivery), None)
-            self._resting.pop(_key(delivery), None)
+            ended = None if of_queue is None else of_queue.pop(delivery.message_key, None)
+            self._resting.pop(delivery.message_key, None)
         if ended is not None:
             self.wake()
 
@@ -91,14 +90,14 @@ class Turns:
         """Celery, which has it, holds it for its rate limit: it takes no slot, but counts for its queue."""
         with self._lock:
             of_queue = self._begun.get(delivery.queue.name)
-            if of_queue is not None and (begun := of_queue.get(_key(delivery))) is not None:
-                self._resting[_key(delivery)] = begun
+            if of_queue is not None and (begun := of_queue.get(delivery.message_key)) is not None:
+                self._resting[delivery.message_key] = begun
         self.wake()
 
     def resume(self, delivery: Delivery) -> None:
         """Its rate allows it to run; harmless if it did not rest."""
         with self._lock:
-            self._resting.pop(_key(delivery), None)
+            self._resting.pop(delivery.message_key, None)
 
     def hold(self, queue: str, messages: int) -> None:
         """This number of messages more is held of the queue."""
@@ -153,7 +152,7 @@ class Turns:
         if self._runnable() is None:
             return False
         with self._lock:
-            return self._order.overtakes(queue, self._queues)
+            return self._order.overtakes(queue, self._begun)
 
     def own_share(self, queue: str, asked: int) -> dict[str, int]:
         """What counts for a queue alone: how many it may still ask for, and what it has beside its runs."""
@@ -168,7 +167,7 @@ class Turns:
     def _startable(self, waiting: Collection[str]) -> list[str]:
         if not waiting:
             return []
-        alone = len(self._queues) <= 1
+        alone = len(self._begun) <= 1
         limit = None if alone or self._order.order == "fair" else self._runnable()
         if limit is not None and sum(map(len, self._begun.values())) - len(self._resting) >= limit:
             return []
@@ -215,7 +214,3 @@ class TurnLine:
         self._queues = {}
         self.add(message for message in every if not wanted(message))
         return [message for message in every if wanted(message)]
-
-
-def _key(delivery: Delivery) -> tuple[str, str]:
-    return delivery.queue.url, delivery.facts.message_id
