@@ -56,6 +56,12 @@ class SettlingRequest(Request):
                 self.come_back_later()  # at once, it could kill one worker after the other
             self.send_event("task-rejected", requeue=requeue)
 
+    def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's
+        """As Celery's, where anybody hears of tasks: a worker may send nothing but its own heartbeats."""
+        groups = getattr(self.eventer, "groups", None)
+        if not groups or "task" in groups:
+            super().send_event(type, **fields)
+
     def settle(self, settlement: Settlement) -> None:
         """Settle the message; Celery takes it for acknowledged from now on."""
         self.acknowledged = True

@@ -299,3 +299,14 @@ def test_a_run_that_was_revoked_stays_revoked(running, holder, monkeypatch):
     running.on_failure(exc_info(Terminated(15)))
     assert len(told) == 1
     assert holder.settled == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "sent"), [(set(), ["task-started"]), ({"worker"}, []), ({"worker", "task"}, ["task-started"])]
+)
+def test_an_event_of_a_task_is_sent_where_the_dispatcher_takes_some(make, groups, sent):
+    told = []
+    one = make()
+    one.eventer = SimpleNamespace(enabled=True, groups=groups, send=lambda kind, **_: told.append(kind))
+    one.on_accepted(PID, 0.0)
+    assert told == sent
