@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, Final, cast
 
 from celery.exceptions import TaskRevokedError
@@ -24,6 +24,9 @@ from celery_sqs_visibility.worker.threaded_runs import ThreadedRun
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 # ruff: noqa: SLF001 - Celery, billiard and Python have no public names for these
+
+#: Asked for with each message where queues have an order, and nearly always the same.
+known_slots: Final = lru_cache(maxsize=128)(Slots)
 
 #: A pool of threads looks this often whether one of them is left to itself.
 RECHECK_SECONDS: Final = 0.2
@@ -43,7 +46,7 @@ def slots_of(consumer: Any, *, collecting: bool = False, idle: bool = False) -> 
         number = max(number, autoscaler.max_concurrency)
     prefetch_count, qos = consumer.initial_prefetch_count, consumer.qos  # `None` until it consumes
     raised = 0 if qos is None else max(0, qos.value - prefetch_count)
-    return Slots(number, prefetch_count, raised, collecting, idle)
+    return known_slots(number, prefetch_count, raised, collecting, idle)
 
 
 def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
