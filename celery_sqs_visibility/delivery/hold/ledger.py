@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -44,7 +43,7 @@ class Ledger:
     """
 
     def __init__(self, options_of: OptionsOfQueue, leases: LeaseTable | None = None) -> None:
-        self._options_of: OptionsOfQueue = cache(options_of)
+        self._options_of = options_of
         self._leases = leases
         # Guards everything below, and the mutable fields of the deliveries. Reentrant, since Celery's cold
         # shutdown settles in a signal handler, on a thread that may be settling just now.
