@@ -91,6 +91,33 @@ def test_what_was_settled_is_known_by_its_handle_and_neither_starts_nor_is_exten
     assert take(ledger, NOW + 100) == ([], [])
 
 
+def test_what_ran_and_is_settled_is_not_known_by_its_handle_unless_it_was_superseded(ledger, held):
+    newer, ran = delivery(), delivery()
+    ledger.add([newer, ran])
+    for one in (held, ran):
+        ledger.start(one, NOW)
+    ledger.supersede(held, newer)
+    for one in (newer, ran):
+        ledger.settle(one, Delete())
+    assert (ledger.get(held.handle), ledger.get(ran.handle)) == (held, None)
+
+
+def test_of_what_a_signal_handler_settles_meanwhile_only_the_handler_is_told_that_it_was_held(ledger, held):
+    told = []
+
+    class Interrupted(dict):
+        def pop(self, handle, default):
+            if not told:
+                told.append(None)
+                told.append(ledger.settle(held, Release()))
+            return super().pop(handle, default)
+
+    ledger._held = Interrupted(ledger._held)
+    assert ledger.settle(held, Delete()) == (False, False)
+    assert told[1] == (True, True)
+    assert (len(ledger), held.held) == (0, False)
+
+
 @pytest.mark.parametrize("end", ["settled", "replaced"])
 def test_handles_are_forgotten_with_their_deliveries(ledger, held, end):
     one = delivery()
