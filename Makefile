@@ -22,7 +22,7 @@ ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,can
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pools matrix matrix-ends reliability soak bench cost check package clean
+.PHONY: help demo test test-pools matrix matrix-ends reliability soak bench cost growth check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -65,6 +65,10 @@ cost: $(INSTALLED) $(OLDER:%=$(MATRIX)/celery-%/.installed) ## Count what a task
 		$(MATRIX)/celery-$$version/bin/python benchmarks/cost.py --no-instructions --bounds $(BOUNDS) || exit 1; \
 	done
 	@$(BIN)/python benchmarks/cost.py --bounds $(BOUNDS) --write docs/costs.md
+
+# Ten minutes, on a machine that does nothing else.
+growth: $(INSTALLED) ## Measure what grows with size, rewrite docs/growth.md, and fail where it grows too fast
+	@$(BIN)/python benchmarks/growth.py --write docs/growth.md --json docs/growth/run.json
 
 check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/ruff check

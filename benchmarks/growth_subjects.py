@@ -1,0 +1,462 @@
+"""What may grow: each subject does its work at one size, on one thread, by a clock that is turned by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from weakref import WeakKeyDictionary
+
+import cost_run
+import cost_worlds as worlds
+import growth_control as control
+from cost_kinds import ORDER, Kind
+from cost_run import MINUTE_SECONDS, SLOTS, TOGETHER, make_app, queue_consumers
+from support import factories
+from support.batch_threads import work_off
+
+from celery_sqs_visibility import publish_batch
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.delivery.receive.receiver import Receiver
+from celery_sqs_visibility.delivery.settlements import Delete, Hide
+from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
+
+MESSAGES = 1000  # of which the cost of one is the average
+RETRY_SECONDS = 60
+TASK_SECONDS = 600
+LONG_TIMEOUT_SECONDS = 7200
+
+
+# A worker
+
+
+class Stock(cost_run.Supply):
+    """A thousand messages that are sent again and again, under a new id each time."""
+
+    def __init__(self, app, queues, sqs):
+        super().__init__(app, queues, MESSAGES, sqs)
+        sqs.calls.clear()
+        self._stock = {url: cycle(messages) for url, messages in self._stock.items()}
+
+    def send(self, messages):
+        """To all queues together; it is no request of the worker's."""
+        for number in range(messages):
+            url = [*self._stock][number % len(self._stock)]
+            self._sqs._queues[url].send(next(self._stock[url]), self._sqs._now())
+
+    def work(self, consumer):
+        """What the threads do: settle what is due, then each polls, if it has capacity."""
+        worlds.advance(worlds.LATENCY_SECONDS)
+        (consumer,) = queue_consumers(consumer)
+        for threads in consumer._batch_threads:
+            while threads.send_next():
+                worlds.advance(worlds.LATENCY_SECONDS)
+        for receiver in consumer._receivers.all():
+            if len(self._sqs._queues[receiver.queue.url]):
+                receiver._poll_when_due()
+
+    def idle(self, consumer, seconds):
+        """Long polls of all queues at once, and the supervisor's checks meanwhile."""
+        (consumer,) = queue_consumers(consumer)
+        receivers = consumer._receivers.all()
+        polling = 0
+
+        def meanwhile(wait):
+            """The poll of the last queue lasts while the others' wait for the same."""
+            nonlocal polling
+            polling += 1
+            if polling < len(receivers):
+                receivers[polling]._poll_when_due()
+            if not self._sqs.waited:
+                self._sqs.waited = True
+                for _ in range(int(wait / CHECK_INTERVAL_SECONDS)):
+                    worlds.advance(CHECK_INTERVAL_SECONDS)
+                    consumer._supervisor.check(worlds.Clock.monotonic())
+
+        self._sqs.meanwhile = meanwhile
+        until = worlds.Clock.monotonic() + seconds
+        while worlds.Clock.monotonic() < until:
+            polling, self._sqs.waited = 0, False
+            before = worlds.Clock.monotonic()
+            receivers[0]._poll_when_due()
+            if worlds.Clock.monotonic() == before:
+                worlds.advance(CHECK_INTERVAL_SECONDS)
+                consumer._supervisor.check(worlds.Clock.monotonic())
+
+
+class Poll:
+    """The event loop's wait for descriptors, where nobody else brings what it would wait for."""
+
+    def __init__(self, poll):
+        self._poll = poll
+        self.seconds = 0.0  # that it would have waited
+
+    def __call__(self, seconds):
+        self.seconds += seconds
+        return self._poll(0)
+
+
+_waiters = WeakKeyDictionary()
+
+
+def reserve_later(receiver, _timeout):
+    """A thread that waits for capacity, without the thread: it waits from one call to the next."""
+    capacity = receiver._capacity
+    waiter = _waiters.pop(receiver, None) or capacity.add_waiter(receiver.queue.name)
+    if waiter.reservation is None:
+        _waiters[receiver] = waiter
+    return waiter.reservation
+
+
+def sleeps(receiver):
+    """A thread that sleeps until its next poll, without the thread."""
+    return receiver._schedule.next_poll() > worlds.Clock.monotonic()
+
+
+def worker(measure, turns, *, queues=1, slots=SLOTS, options=None):
+    """Have a worker that Celery starts do that. Does not return."""
+    Receiver._reserve, Receiver._sleep = reserve_later, sleeps
+    names = tuple(f"queue{number}" for number in range(queues))
+    app = make_app(Kind(queues=names, options=options or {}))
+    app.conf.task_default_queue = names[0]
+    stock = Stock(app, names, measure.sqs)
+
+    def begin(consumer):
+        consumer.hub.poller.poll = Poll(consumer.hub.poller.poll)
+        return turns(consumer, stock)
+
+    cost_run.run_worker(app, worlds.Processes, slots, begin, measure.end)
+
+
+def consumed(consumer, stock, messages):
+    """Turns in which that many of the messages that wait are run and deleted."""
+    until = stock.left - messages
+    while stock.left > until:
+        stock.work(consumer)
+        yield
+
+
+def backlog(measure, size):
+    """A message of a backlog of that size."""
+
+    def turns(consumer, stock):
+        stock.send(2 * MESSAGES + size)
+        measure.prepare()
+        yield from consumed(consumer, stock, MESSAGES)
+        measure.start()
+        yield from consumed(consumer, stock, MESSAGES)
+        measure.stop()
+
+    worker(measure, turns)
+
+
+def after(measure, size):
+    """A message after that number of messages."""
+
+    def turns(consumer, stock):
+        measure.prepare()
+        for counted, many in enumerate((size, MESSAGES)):
+            if counted:
+                measure.start()
+            for _ in range(0, many, TOGETHER):
+                stock.send(TOGETHER)
+                yield from consumed(consumer, stock, TOGETHER)
+        measure.stop()
+
+    worker(measure, turns)
+
+
+def queues(measure, size, **options):
+    """A message of a worker of that many queues, each of which has some."""
+
+    def turns(consumer, stock):
+        measure.prepare()
+        for counted in range(2):
+            stock.send(2 * MESSAGES)
+            if counted:
+                measure.start()
+            yield from consumed(consumer, stock, MESSAGES)
+        measure.stop()
+
+    worker(measure, turns, queues=size, options=options)
+
+
+def idle(measure, minutes, number=1, **options):
+    """A minute without a message, after so many of them."""
+
+    def turns(consumer, stock):
+        measure.prepare()
+        stock.idle(consumer, minutes * MINUTE_SECONDS)
+        measure.start()
+        stock.idle(consumer, MINUTE_SECONDS)
+        until = consumer.hub.poller.poll.seconds + MINUTE_SECONDS
+        while consumer.hub.poller.poll.seconds < until:
+            yield
+        measure.stop()
+
+    worker(measure, turns, queues=number, options=options)
+
+
+def held(measure, size):
+    """A message that runs, and whose extension is due; and the supervisor's checks for a second."""
+
+    def turns(consumer, stock):
+        (own,) = queue_consumers(consumer)
+        measure.prepare()
+        while len(own.ledger) < size:
+            stock.send(min(TOGETHER, size - len(own.ledger)))
+            stock.work(consumer)
+            yield
+        worlds.advance(80)
+        work_off(own._heartbeat.batch_threads)
+        worlds.advance(80)
+        measure.start()
+        work_off(own._heartbeat.batch_threads)
+        own._supervisor.check(worlds.Clock.monotonic())
+        own._supervisor.check(worlds.Clock.monotonic())
+        measure.stop()
+
+    worlds.Processes.answers = False
+    worker(measure, turns, slots=size)
+
+
+# A consumer without a worker
+
+
+class Consumer:
+    """One that may hold any number of messages, and what the threads would do for it."""
+
+    def __init__(self, measure, **options):
+        self.sqs = measure.sqs
+        self.leases = LeaseTable()
+        self.own = factories.queue_consumer(worlds.Clock, prefetch_seconds=0, leases=self.leases, **options)
+        self.own.capacity.prefetch_count = 0
+        self.queue = factories.queue(self.sqs)
+        self.own.consume(self.queue, lambda _payload: None)
+
+    def receive(self, messages, seconds=0.0):
+        """Send and receive them, ten a request, that many seconds apart; the deliveries."""
+        for _ in range(0, messages, TOGETHER):
+            for _ in range(TOGETHER):
+                self.sqs._queues[self.queue.url].send(OutgoingMessage("task"), self.sqs._now())
+            self.take()
+            worlds.advance(seconds)
+        return self.own.ledger.all()
+
+    def take(self):
+        """What a poll brings; how many messages."""
+        now, (receiver,) = worlds.Clock.monotonic(), self.own._receivers.all()
+        messages = self.sqs.receive(self.queue.url, TOGETHER, 0, receiver._polls._options)
+        self.own.capacity.hold(len(messages), queue=self.queue.name)
+        with receiver._changed:
+            receiver._schedule.polled(now, [message["MessageId"] for message in messages])
+        self.own._arrived(self.queue, messages, now, now)
+        return len(messages)
+
+    def settle(self):
+        """Send all that is settled."""
+        worlds.advance(1)
+        work_off(self.own._settler.batch_threads)
+
+
+def retries(measure, size):
+    """A retry: hidden, expected, received again, deleted."""
+    consumer = Consumer(measure)
+    deliveries = consumer.receive(size)
+    measure.prepare()
+    measure.start()
+    for delivery in deliveries:
+        delivery.settle(Hide(RETRY_SECONDS))
+    del deliveries, delivery
+    consumer.settle()
+    measure.weigh()
+    (receiver,) = consumer.own._receivers.all()
+    while len(measure.sqs._queues[consumer.queue.url]):
+        worlds.advance(max(0.0, receiver._schedule.next_poll() - worlds.Clock.monotonic()))
+        receiver._expect_what_is_due(worlds.Clock.monotonic())
+        consumer.take()
+        for delivery in consumer.own.ledger.all():
+            delivery.settle(Delete())
+        consumer.settle()
+    measure.stop()
+
+
+def more_time(measure, size):
+    """A run asks for more time, as all others do."""
+    consumer = Consumer(measure)
+    leases = []
+    for delivery in consumer.receive(size):
+        delivery.start()
+        leases.append(delivery.lease)
+    measure.prepare()
+    measure.start()
+    for lease in leases:
+        lease.request(worlds.Clock.monotonic() + TASK_SECONDS)
+    work_off(consumer.own._heartbeat.batch_threads)
+    measure.stop()
+
+
+def given_back(measure, size):
+    """A message that a worker which ends gives back."""
+    consumer = Consumer(measure)
+    consumer.receive(size)
+    measure.prepare()
+    measure.start()
+    shutdown = consumer.own._shutdown
+    consumer.own._take_buffered()
+    shutdown._give_back(shutdown._unstarted(None))
+    consumer.settle()
+    measure.stop()
+
+
+def unextended(measure, size):
+    """A message that is held without a heartbeat: received, and deleted. All lapse at times of their own."""
+    consumer = Consumer(measure, heartbeat_interval=0, visibility_timeout=LONG_TIMEOUT_SECONDS)
+    measure.prepare()
+    measure.start()
+    deliveries = consumer.receive(size, 3 * TOGETHER * LONG_TIMEOUT_SECONDS / 4 / size)
+    measure.weigh()
+    for delivery in deliveries:
+        consumer.own._heartbeat.notice()
+        delivery.settle(Delete())
+    consumer.settle()
+    measure.stop()
+
+
+def published(measure, size):
+    """A message of a block of `publish_batch`, whose threads' part this thread does after each ten."""
+    app = make_app(Kind())
+    delay = app.tasks["noop"].delay
+    with publish_batch(app):
+        delay(0)
+    measure.prepare()
+    measure.start()
+    with publish_batch(app) as batch:
+        for number in range(size):
+            delay(number)
+            if number % TOGETHER == TOGETHER - 1:
+                cost_run.send_batch(batch._senders[-1])
+        measure.weigh()
+    measure.stop()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured.
+
+    Attributes:
+        group: the section of the page.
+        title: what it is about, in the page.
+        of: what the size is the number of.
+        unit: that whose cost the figures are.
+        work: does it.
+        sizes: over two decades or more.
+        units: how many are done; `None`: as many as the size says.
+        grows: the power of the size with which the cost of a unit may grow: 0 not at all, 1 in proportion.
+    """
+
+    group: str
+    title: str
+    of: str
+    unit: str
+    work: Callable
+    sizes: tuple[int, ...]
+    units: int | None = None
+    grows: int = 0
+
+    def units_of(self, size):
+        return self.units or size
+
+
+def idle_queues(measure, size, **options):
+    idle(measure, 1, size, **options)
+
+
+FEW = (10, 100, 1_000)
+MANY = (*FEW, 10_000)
+BACKLOGS = (*MANY[2:], 100_000, 1_000_000)
+QUEUES = (1, 5, 20, 50)
+MINUTES = (1, 60, 1440)
+MESSAGE = "message"
+
+SUBJECTS = {
+    "backlog": Subject(
+        "messages",
+        "A message, by the backlog behind it",
+        "backlog",
+        MESSAGE,
+        backlog,
+        BACKLOGS,
+        MESSAGES,
+    ),
+    "after": Subject(
+        "messages", "A message, by how many came before it", "before it", MESSAGE, after, MANY[1:], MESSAGES
+    ),
+    "published": Subject(
+        "messages", "A message that is published in one block", "in the block", MESSAGE, published, MANY[1:]
+    ),
+    "idle": Subject(
+        "idle", "An idle minute, by those before it", "minutes before", "minute", idle, MINUTES, 1
+    ),
+    "queues": Subject(
+        "queues", "A message, by the worker's queues", "queues", MESSAGE, queues, QUEUES, MESSAGES, 1
+    ),
+    "queues in order": Subject(
+        "queues",
+        "A message, by the worker's queues, with `queue_order`",
+        "queues",
+        MESSAGE,
+        partial(queues, **ORDER),
+        QUEUES,
+        MESSAGES,
+        1,
+    ),
+    "idle queues": Subject(
+        "queues", "An idle minute, by the worker's queues", "queues", "minute", idle_queues, QUEUES, 1, 1
+    ),
+    "idle queues in order": Subject(
+        "queues",
+        "An idle minute, by the worker's queues, with `queue_order`",
+        "queues",
+        "minute",
+        partial(idle_queues, **ORDER),
+        QUEUES,
+        1,
+        1,
+    ),
+    "held": Subject(
+        "held", "A message that runs: an extension, and a second's checks", "that run", MESSAGE, held, MANY
+    ),
+    "unextended": Subject(
+        "held", "A message that is held without a heartbeat", "held", MESSAGE, unextended, MANY
+    ),
+    "more time": Subject(
+        "held", "A run that asks for more time, as all do", "runs", "request", more_time, MANY
+    ),
+    "given back": Subject(
+        "held", "A message that is given back at the end", "held", MESSAGE, given_back, MANY
+    ),
+    "retries": Subject(
+        "held", "A retry: hidden, received again, deleted", "hidden", "retry", retries, MANY[1:]
+    ),
+    "command to all": Subject(
+        "control", "A command to all workers, a worker", "workers", "worker", control.command_all, FEW
+    ),
+    "command to one": Subject(
+        "control", "A command to one of the workers", "workers", "command", control.command_one, FEW, 1, 1
+    ),
+    "command to the gone": Subject(
+        "control",
+        "A command to workers that are gone, a worker",
+        "workers",
+        "worker",
+        control.command_an_old_list,
+        FEW,
+    ),
+    "hour of a worker": Subject(
+        "control", "An hour of one of the workers", "workers", "hour", control.hour_of_a_worker, FEW, 1, 1
+    ),
+    "sweep": Subject("control", "A queue that a sweep deletes", "stale queues", "queue", control.sweep, FEW),
+}

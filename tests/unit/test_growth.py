@@ -1,0 +1,44 @@
+"""Costs grow no faster than `benchmarks/growth.py` allows: counted at one size, and at ten times that."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+#: Ten times the work, or the same again: a fifth more is allowed, for batches that are not full.
+PART = 1.2
+
+#: Small enough for a second or two; the others are `make growth`'s.
+SIZES = {
+    "held": 100,
+    "unextended": 100,
+    "more time": 100,
+    "given back": 100,
+    "retries": 100,
+    "command to one": 100,
+    "command to the gone": 100,
+    "sweep": 100,
+}
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="costs are counted on Python 3.11")
+@pytest.mark.parametrize("name", SIZES)
+def test_ten_times_the_size_costs_ten_times_as_much_at_the_most(benchmark_module, name):
+    growth = benchmark_module("growth")
+    few, many = (growth.measured(name, size, "count") for size in (SIZES[name], 10 * SIZES[name]))
+    most = PART * 10 ** growth.SUBJECTS[name].grows
+    assert all(many[figure] <= most * few[figure] for figure in few), f"{few} at first, then {many}"
+
+
+def test_growth_that_is_too_fast_is_told(benchmark_module):
+    growth = benchmark_module("growth")
+
+    def rows(power):
+        figures = ("requests", "calls", "bytecodes")
+        return [(size, dict.fromkeys(figures, size**power)) for size in (10, 100)]
+
+    assert not [*growth.defects("held", rows(0))]
+    assert not [*growth.defects("command to one", rows(1))]
+    assert len([*growth.defects("held", rows(0.5))]) == 3
+    assert len([*growth.defects("command to one", rows(2))]) == 3
