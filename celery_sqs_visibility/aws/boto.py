@@ -130,7 +130,10 @@ class BotoSQS(SQS):
         self, queue_url: str, messages: Sequence[OutgoingMessage], *, urgent: bool = False
     ) -> BatchResult:
         entries = [_entry(message) for message in messages]
-        return self._batch("SendMessageBatch", queue_url, entries, Purpose.PUBLISH if urgent else None)
+        if urgent:
+            return self._batch("SendMessageBatch", queue_url, entries, Purpose.PUBLISH)
+        is_json = not any(message.attributes for message in messages)  # which may have bytes
+        return self._batch("SendMessageBatch", queue_url, entries, once=is_json)
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
         params = _set(QueueName=name, QueueOwnerAWSAccountId=owner)
@@ -200,10 +203,14 @@ class BotoSQS(SQS):
         queue_url: str,
         entries: Sequence[Mapping[str, Any]],
         purpose: Purpose | None = None,
+        *,
+        once: bool = False,
     ) -> BatchResult:
         numbered = [{"Id": str(position), **entry} for position, entry in enumerate(entries)]
         params = {"QueueUrl": queue_url, "Entries": numbered}
-        return self._call(action, params, lambda answer: _batch_result(answer, len(entries), action), purpose)
+        return self._call(
+            action, params, lambda answer: _batch_result(answer, len(entries), action), purpose, once=once
+        )
 
     def _call(
         self,
@@ -213,6 +220,7 @@ class BotoSQS(SQS):
         purpose: Purpose | None = None,
         *,
         repeatable: bool = False,
+        once: bool = False,
     ) -> T:
         """Make a request and read its answer. Whatever goes wrong in either comes out as an `SQSError`."""
         started = SYSTEM_CLOCK.monotonic()
@@ -220,7 +228,7 @@ class BotoSQS(SQS):
         caller: Caller | None = None
         try:
             caller = self._caller(purpose or _PURPOSES.get(action, Purpose.SETTLE), action)
-            result = read(caller.call(action, params, repeatable=repeatable))
+            result = read(caller.call(action, params, repeatable=repeatable, once=once))
             self._answered = True
         except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
             error = self._react(translate(exc, action), caller)

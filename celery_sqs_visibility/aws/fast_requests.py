@@ -1,9 +1,9 @@
 """SQS's frequent requests, made in two thirds of the CPU time that a boto3 client takes.
 
 A client works out the endpoint, the shapes and the user agent anew for every request. A worker makes three
-kinds of requests all day long, and only action, body, date and signature differ: the client's first request
-is a template for the others. Signing, credentials, connections, TLS, proxies, timeouts and errors are
-botocore's.
+kinds of requests all day long, a block of publications one, and only action, body, date and signature differ:
+the client's first request is a template for the others. Signing, credentials, connections, TLS, proxies,
+timeouts and errors are botocore's.
 
 Where a tracer has patched clients (`BaseClient._make_api_call`), the client makes all requests.
 """
@@ -75,18 +75,24 @@ class Caller:
         # First, and so without the headers that other listeners add: they add them to each request.
         client.meta.events.register_first("before-sign.sqs", self._see)
 
-    def call(self, action: str, params: Mapping[str, Any], *, repeatable: bool = False) -> Mapping[str, Any]:
+    def call(
+        self, action: str, params: Mapping[str, Any], *, repeatable: bool = False, once: bool = False
+    ) -> Mapping[str, Any]:
         """Make a request and return its answer; raises the client's exceptions.
 
-        One that is `repeatable`, and has JSON for parameters, is made as a frequent one.
+        One that is `repeatable`, or `once`, and has JSON for parameters, is made as a frequent one. That of
+        `once` is not repeated where SQS may have carried it out.
         """
         fast = self._fast
-        if fast is None or not (action in FREQUENT or repeatable) or _is_patched(self.client):
+        if fast is None or not (action in FREQUENT or repeatable or once) or _is_patched(self.client):
             return self._ask_client(action, params)
+        sent = False
         try:
-            return fast.call(action, params)
+            request = fast.prepared(action, params)
+            sent = True
+            return fast.answer(action, request)
         except Exception as error:
-            if not _may_be_our_doing(error, action):
+            if not _may_be_our_doing(error, action) or (once and sent and not _is_refusal(error, action)):
                 raise
             reason = error
         answer = self._ask_client(action, params)
@@ -155,13 +161,17 @@ class FastRequests:
         protocol = getattr(service, "resolved_protocol", None) or service.metadata["protocol"]
         self._parser: Any = create_parser(protocol)
 
-    def call(self, action: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make a request and return its answer; raises the client's exceptions."""
+    def prepared(self, action: str, params: Mapping[str, Any]) -> Any:
+        """Return a request, signed."""
         headers = {**self._headers, TARGET: f"{TARGET_PREFIX}{action}"}
         request = self._new_request("POST", self._url, headers, json.dumps(params).encode())
         request.context.update(self._context)
         self._signer.sign(action, request)
-        answer = self._send(action, request.prepare())
+        return request.prepare()
+
+    def answer(self, action: str, request: Any) -> Mapping[str, Any]:
+        """Make the request and return its answer; raises the client's exceptions."""
+        answer = self._send(action, request)
         if answer.status_code >= FIRST_REFUSAL_STATUS:
             raise self._refusal(action, answer)
         return _content(answer.content)
@@ -203,6 +213,11 @@ def _may_be_our_doing(error: Exception, action: str) -> bool:
     # HTTPClientError itself, and not a class of it, wraps an exception that botocore does not know.
     known = isinstance(error, (BotoCoreError, ResponseParserError))
     return not known or type(error) is HTTPClientError
+
+
+def _is_refusal(error: Exception, action: str) -> bool:
+    """Return whether SQS has refused the request, and so has not carried it out."""
+    return hasattr(error, "response") and not isinstance(translate(error, action), UnrecognizedResponseError)
 
 
 def _content(body: bytes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
 
@@ -336,7 +337,7 @@ def test_where_only_fast_requests_are_refused_there_are_soon_no_more(server, del
 def test_after_an_error_of_our_own_the_client_makes_the_request(server, delete, monkeypatch):
     delete()
     with monkeypatch.context() as patch:
-        patch.setattr(FastRequests, "call", lambda *_: 1 / 0)
+        patch.setattr(FastRequests, "answer", lambda *_: 1 / 0)
         assert not delete()["Failed"]
     delete()
     assert server.fast == [False, False, True]
@@ -408,6 +409,31 @@ def test_a_send_is_fast_only_if_it_may_be_repeated(server, caller):
         assert caller.call("SendMessage", params, repeatable=repeatable)["MessageId"] == "1"
     assert server.fast == [False, False, True]
     assert len({request.body for request in server.requests}) == 1
+
+
+SENDS = [{"Id": "0", "MessageBody": "h\xe4"}]
+SENDS_STORED = json_answer(200, {"Successful": [{"Id": "0", "MessageId": "1"}]})
+SENDS_REFUSED = json_answer(
+    403, {"__type": "com.amazon.coral.service#AccessDeniedException", "message": "no"}
+)
+SENDS_AT_A_GATEWAY = error("", 400)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fast"),
+    [(SENDS_STORED, [True]), (SENDS_REFUSED, [True, False]), (SENDS_AT_A_GATEWAY, [True])],
+    ids=["stored", "refused", "perhaps stored"],
+)
+def test_a_batch_of_sends_is_fast_and_the_client_repeats_it_only_where_sqs_refused(
+    server, caller, answer, fast
+):
+    server.answer = SENDS_STORED
+    params = {"QueueUrl": server.deletion["QueueUrl"], "Entries": SENDS}
+    caller.call("SendMessageBatch", params, once=True)  # by the client, as its first request
+    server.answer = answer
+    with nullcontext() if answer is SENDS_STORED else pytest.raises(Exception, match=r"."):
+        caller.call("SendMessageBatch", params, once=True)
+    assert server.fast == [False, *fast]
 
 
 def test_motos_mock_answers_fast_requests():
