@@ -329,16 +329,17 @@ def published(measure, size):
     """A message of a block of `publish_batch`, whose threads' part this thread does after each ten."""
     app = make_app(Kind())
     delay = app.tasks["noop"].delay
-    with publish_batch(app):
-        delay(0)
-    measure.prepare()
-    measure.start()
-    with publish_batch(app) as batch:
-        for number in range(size):
-            delay(number)
-            if number % TOGETHER == TOGETHER - 1:
-                cost_run.send_batch(batch._senders[-1])
-        measure.weigh()
+    for many in (TOGETHER, size):
+        if many == size:
+            measure.prepare()
+            measure.start()
+        with publish_batch(app) as batch:
+            for number in range(many):
+                delay(number)
+                if number % TOGETHER == TOGETHER - 1:
+                    cost_run.send_batch(batch._senders[-1])
+            if many == size:
+                measure.weigh()
     measure.stop()
 
 
