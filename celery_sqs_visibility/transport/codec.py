@@ -49,8 +49,8 @@ TYPED: Final = "__type__"
 #: The parts of a task as Celery sends it, and their types. `binary` is pickle's and MessagePack's.
 _PARTS: Final = itemgetter("content-type", "body")
 _PROPERTIES: Final = itemgetter("delivery_info", "body_encoding")
-_HEADERS: Final = itemgetter("task", "id", "eta")
-_USUAL_TYPES: Final = [str, str, dict, str, str, str, type(None)]
+_HEADERS: Final = itemgetter("task", "id", "retries", "eta")
+_USUAL_TYPES: Final = [str, str, dict, str, str, str, int, type(None)]
 USUAL_ENCODINGS: Final = ("utf-8", "binary")
 
 #: Takes nothing but base64; without the steps around it where Python has it in C.
@@ -189,7 +189,7 @@ def _usual_task(payload: Any) -> DecodedMessage | None:
             return None
     except (KeyError, TypeError):
         return None
-    return DecodedMessage(payload, legible(headers["task"]), legible(headers["id"]))
+    return DecodedMessage(payload, legible(headers["task"]), legible(headers["id"]), None, headers["retries"])
 
 
 def _any_task(payload: dict[str, Any]) -> DecodedMessage:
@@ -198,11 +198,13 @@ def _any_task(payload: dict[str, Any]) -> DecodedMessage:
     named = headers if "task" in headers else fields_of_body(payload, '"task"')
     if (eta := eta_of(named) or eta_of(headers)) is not None and is_never(eta - SYSTEM_CLOCK.wall()):
         raise UnreadableError(f"its ETA, {legible(str(named.get('eta') or headers['eta']))}, is {NEVER}")
+    retries = headers.get("retries")
     return DecodedMessage(
         payload,
         task=_name_or_none(named.get("task")),
         task_id=_name_or_none(named.get("id")),
         eta=eta_of(headers) if eta else None,
+        retries=retries if isinstance(retries, int) else 0,
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from binascii import a2b_base64
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import kombu
 from kombu.serialization import registry  # type: ignore[attr-defined] # celery-types leaves it out
 from kombu.transport import virtual
 from kombu.utils.json import loads as kombu_loads
@@ -47,39 +46,34 @@ class Message(virtual.Message):
     body: Any  # bytes, where celery-types says text
     delivery_tag: str
 
-    def __init__(self, payload: dict[str, Any], channel: Any, **kwargs: Any) -> None:
+    def __init__(self, payload: dict[str, Any], channel: Any, accept: Container[str] | None = None) -> None:
         headers, properties = payload.get("headers") or {}, payload["properties"]
         body: Any = payload.get("body")
         usual = body and properties.get("body_encoding") == "base64" and "compression" not in headers
         try:
-            if usual:
-                kombu.Message.__init__(
-                    self,
-                    body=a2b_base64(body.encode()),  # type: ignore[arg-type]  # as `self.body`
-                    channel=channel,
-                    delivery_tag=properties["delivery_tag"],
-                    content_type=payload.get("content-type"),
-                    content_encoding=payload.get("content-encoding"),
-                    headers=headers,
-                    properties=properties,
-                    delivery_info=properties.get("delivery_info"),
-                    **kwargs,
-                )
+            if usual:  # as kombu's two constructors leave it, in a third of their steps
+                self.body = a2b_base64(body.encode())
+                self.channel = channel
+                self.delivery_tag = properties["delivery_tag"]
+                self.content_type = payload.get("content-type")
+                self.content_encoding = payload.get("content-encoding")
+                self.properties = properties
+                self.delivery_info = properties.get("delivery_info") or {}
+                self.errors, self._decoded_cache, self._state = [], None, "RECEIVED"
             else:
-                self._init_unusual(payload, headers, channel, **kwargs)
+                self._init_unusual(payload, headers, channel)
         except Exception:  # noqa: BLE001 - kombu's consumer gives `errors` to `on_decode_error`
-            super().__init__({**payload, "headers": {}, "body": None}, channel=channel, **kwargs)
+            super().__init__({**payload, "headers": {}, "body": None}, channel=channel)
             self.errors = [sys.exc_info()]
         self._raw = payload
         self.headers = headers
-        self.delivery: Delivery | None = channel.delivery(self.delivery_tag)
+        self.accept = accept
+        self.delivery: Delivery | None = channel.delivery(properties["delivery_tag"])
 
-    def _init_unusual(
-        self, payload: dict[str, Any], headers: dict[str, Any], channel: Any, **kwargs: Any
-    ) -> None:
+    def _init_unusual(self, payload: dict[str, Any], headers: dict[str, Any], channel: Any) -> None:
         """Of a compressed body, or one in no base64. Kombu would decompress it without a bound."""
         others = {name: value for name, value in headers.items() if name != "compression"}
-        super().__init__({**payload, "headers": others}, channel=channel, **kwargs)
+        super().__init__({**payload, "headers": others}, channel=channel)
         if headers.get("compression"):
             self.body = inflate(self.body, headers["compression"], self._largest_body())
 

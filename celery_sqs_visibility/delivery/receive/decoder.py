@@ -48,12 +48,13 @@ LONGEST_TEXT_CHARACTERS = 500
 
 
 class DecodedMessage(NamedTuple):
-    """A message's content; the task's name and id, as far as the headers tell, and its ETA, if it has one."""
+    """A message's content; the task's name and id, its ETA and retries, as far as the headers tell."""
 
     payload: dict[str, Any]  # kombu makes its `Message` of it
     task: str | None = None
     task_id: str | None = None
     eta: float | None = None  # seconds since the epoch
+    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class Decoder:
         horizon = called + VISIBILITY_HORIZON_SECONDS
         now = round(self._clock.wall(), 3)  # milliseconds, as SQS's own instants
         taken: list[tuple[Delivery, Content, ReceivedMessage]] = []
+        deadline = since + timeout
         for message in messages:
             try:
                 custom = message.get("MessageAttributes", NONE)
@@ -128,12 +130,12 @@ class Decoder:
                     message["ReceiptHandle"],
                     facts,
                     horizon,
-                    since + timeout,
+                    deadline,
                     self._holder,
                     custom,
                     attributes.get(SOURCE_ARN),
                 )
-                if isinstance(pointer, PayloadPointer):
+                if pointer and isinstance(pointer, PayloadPointer):
                     delivery.pointer = pointer
                 taken.append((delivery, content, message))
             except Exception:  # noqa: BLE001 - it is logged
@@ -186,8 +188,7 @@ def _facts(
     if isinstance(content, DecodedMessage):
         task, task_id = content.task, content.task_id
         if content.eta is None and SOURCE_ARN not in attributes:  # or receives may have been no attempts
-            published = (content.payload.get("headers") or NONE).get("retries")
-            attempt = attempts_made(receives, 0, published if isinstance(published, int) else 0) + 1
+            attempt = attempts_made(receives, 0, content.retries) + 1
     return Facts(
         queue.name,
         message_id,

@@ -8,6 +8,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from kombu.transport import virtual
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
@@ -46,6 +47,20 @@ def message_of(delivery, **headers):
     payload = {"body": "[]", "headers": headers, "properties": {}}
     channel = SimpleNamespace(delivery=lambda _tag: delivery, decode_body=lambda body, _encoding: body)
     return Message(decoded(base64.b64encode(json.dumps(payload).encode()).decode()), channel)
+
+
+@pytest.mark.parametrize("given", [{}, {"headers": None}, {"content-encoding": "binary"}])
+def test_a_message_is_as_kombu_makes_it(given):
+    info = {"exchange": "", "routing_key": "q"}
+    properties = {"body_encoding": "base64", "delivery_tag": "tag", "delivery_info": info, "priority": 0}
+    parts = {"content-type": "application/json", "content-encoding": "utf-8", "headers": {"task": "t"}}
+    payload = {"body": base64.b64encode(b"[[], {}, {}]").decode(), "properties": properties, **parts, **given}
+    channel = SimpleNamespace(
+        delivery=lambda _tag: None, decode_body=lambda body, _encoding: base64.b64decode(body)
+    )
+    ours, theirs = Message(payload, channel), virtual.Message(payload, channel=channel)
+    names = {*virtual.Message.__mro__[1].__slots__, *vars(theirs)} - {"__dict__"}
+    assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
 
 
 def test_a_delivery_is_given_up_and_refused_with_the_body_as_it_was_sent():
