@@ -129,7 +129,7 @@ def large(site, store):
     connection = site.connect(payload_bucket=store.bucket)
     context = connection.transport.context
     context.payloads = PayloadStore(store, threshold=0)
-    context.outgoing = OutgoingMessages(context.payloads)
+    context.send = OutgoingMessages(context.payloads).send
     channel = connection.channel()
     queue = declared_queue(channel)
     publish(channel, "a")
@@ -148,7 +148,7 @@ def test_a_payload_outside_the_prefix_is_not_fetched(site, store):
     connection = site.connect(payload_bucket=store.bucket, payload_prefix="celery/")
     context = connection.transport.context
     context.payloads = PayloadStore(store, threshold=0, prefix="celery/")
-    context.outgoing = OutgoingMessages(PayloadStore(store, threshold=0, prefix="other/"))
+    context.send = OutgoingMessages(PayloadStore(store, threshold=0, prefix="other/")).send
     channel = connection.channel()
     queue = declared_queue(channel)
     publish(channel, "a")
