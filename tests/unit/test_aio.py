@@ -57,10 +57,15 @@ def sqs(monkeypatch):
     return sqs
 
 
+def own_context(sqs):
+    """Options that no other test of this process has, and so no context."""
+    return {"queue_name_prefix": f"aio-{id(sqs)}-"}
+
+
 @pytest.fixture
 def app(sqs):
     app = Celery("aio", set_as_current=False, broker_transport="celery_sqs_visibility")
-    app.conf.broker_transport_options = {"queue_name_prefix": f"aio-{id(sqs)}-"}  # a context of its own
+    app.conf.broker_transport_options = own_context(sqs)
     yield app
     sqs.gate.set()
     app.close()
@@ -147,6 +152,7 @@ def test_the_example_publishes(sqs, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", fastapi)
     monkeypatch.setattr(_state._tls, "current_app", None)
     app = runpy.run_path(str(EXAMPLE))["celery"]
+    app.conf.broker_transport_options = own_context(sqs)
     answer = asyncio.run(routes["/images/{key}"]("a.png"))
     assert set(answer) == {"task"}
     assert sqs.sent == {"SendMessage": 1}

@@ -35,7 +35,7 @@ class DenyingSQS(FakeSQS):
         for name in DENIED[denied]:
             setattr(self, name, self._deny)
 
-    def _deny(self, *_args):
+    def _deny(self, *_args, **_options):
         raise AccessDeniedError("the permission is missing")
 
     def send(self, queue_url, message):

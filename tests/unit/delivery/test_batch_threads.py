@@ -140,13 +140,14 @@ def test_what_is_due_later_needs_one_thread_and_no_more(tasks):
 def test_while_all_are_busy_what_falls_due_has_a_thread_from_the_supervisor(tasks):
     tasks.add("a")
     tasks.under_way(1)
-    tasks.add("b", at=tasks.clock.monotonic() + LATER)
+    soon = HUNG_AFTER_SECONDS / 2  # nobody hangs
+    tasks.add("b", at=tasks.clock.monotonic() + soon)
     assert len(tasks.threads) == 1
-    tasks.clock.advance(LATER / 10 * 9)
-    tasks.batch_threads.replace_stuck(tasks.clock.monotonic() - LATER)  # nobody hangs
+    tasks.clock.advance(soon / 10 * 9)
+    tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
     assert len(tasks.threads) == 1
-    tasks.clock.advance(LATER / 10)
-    tasks.batch_threads.replace_stuck(tasks.clock.monotonic() - LATER)
+    tasks.clock.advance(soon / 10)
+    tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
     tasks.under_way(1)
     tasks.finish(2)
 
