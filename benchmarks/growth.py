@@ -56,11 +56,13 @@ def exponent(first, last, sizes):
 
 def defects(name, rows):
     """The counts of the last decade that grow faster than the subject allows."""
-    (before, first), (size, last) = rows[-2:]
-    allowed = SUBJECTS[name].grows
+    size, last = rows[-1]
+    before, first = [row for row in rows if row[0] * 10 <= size][-1]
+    allowed, most = SUBJECTS[name].grows, SUBJECTS[name].most_requests
     for figure in ("requests", "calls", "bytecodes"):
         grew = exponent(first[figure], last[figure], (before, size))
-        if grew > allowed + TOLERANCE:
+        bounded = figure == "requests" and most is not None and last[figure] <= most * size**allowed
+        if grew > allowed + TOLERANCE and not bounded:
             yield f"{name}: {figure} for one {SUBJECTS[name].unit} grow with the power {grew:.2f} of the size"
 
 

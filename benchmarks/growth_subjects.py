@@ -22,6 +22,7 @@ from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.settlements import Delete, Hide
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
+from celery_sqs_visibility.policy.prefetch import IDLE_QUEUE_PERIOD_SECONDS
 
 MESSAGES = 1000  # of which the cost of one is the average
 RETRY_SECONDS = 60
@@ -356,6 +357,7 @@ class Subject:
         sizes: over two decades or more.
         units: how many are done; `None`: as many as the size says.
         grows: the power of the size with which the cost of a unit may grow: 0 not at all, 1 in proportion.
+        most_requests: a bound that makes faster growth before it right; times that power of the size.
     """
 
     group: str
@@ -366,6 +368,7 @@ class Subject:
     sizes: tuple[int, ...]
     units: int | None = None
     grows: int = 0
+    most_requests: int | None = None
 
     def units_of(self, size):
         return self.units or size
@@ -415,7 +418,15 @@ SUBJECTS = {
         1,
     ),
     "idle queues": Subject(
-        "queues", "An idle minute, by the worker's queues", "queues", "minute", idle_queues, QUEUES, 1, 1
+        "queues",
+        "An idle minute, by the worker's queues",
+        "queues",
+        "minute",
+        idle_queues,
+        QUEUES,
+        1,
+        1,
+        60 // IDLE_QUEUE_PERIOD_SECONDS,  # where they are more than may be polled at once, they take turns
     ),
     "idle queues in order": Subject(
         "queues",

@@ -190,7 +190,7 @@ class Arrivals:
             try:
                 if not dispatching() or lapsed(delivery.current):
                     return  # a held delivery that does not run is given back
-                turn_given()
+                turn_given(queue.name)
                 self.handed += 1
                 on_message(buffered.payload)
             except Exception:

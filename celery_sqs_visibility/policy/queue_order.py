@@ -26,17 +26,23 @@ class QueueOrder:
         self.order = order
         self._options_of = options_of
         self._credits: dict[str, int] = {}
+        self._queues: set[str] = set()
+        self._last_rank = 0  # of these
+
+    def add(self, queue: str) -> None:
+        """It is consumed, from now on or already."""
+        self._queues.add(queue)
+        self._last_rank = max(self._last_rank, self.rank(queue))
 
     def rank(self, queue: str) -> int:
         """Under "strict" the queue's place in the option `queues`: the lowest goes first."""
         return self._options_of(queue).place if self.order == "strict" else 0
 
-    def overtakes(self, queue: str, others: Collection[str]) -> bool:
-        """Whether a message of the queue may be run before one of the others that came first."""
-        if self.order == "fair":
-            return False
-        rank = self.rank(queue)
-        return any(self.order == "weighted" or rank < self.rank(other) for other in others if other != queue)
+    def overtakes(self, queue: str) -> bool:
+        """Whether a message of the queue may be run before one of another queue that came first."""
+        if self.order == "strict":
+            return self.rank(queue) < self._last_rank
+        return self.order == "weighted" and len(self._queues) > 1
 
     def next(self, waiting: Collection[str]) -> str:
         """The queue whose turn it is, of one or more that have messages waiting."""

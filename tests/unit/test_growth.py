@@ -38,7 +38,14 @@ def test_growth_that_is_too_fast_is_told(benchmark_module):
         figures = ("requests", "calls", "bytecodes")
         return [(size, dict.fromkeys(figures, size**power)) for size in (10, 100)]
 
+    def requests(number):
+        return {"requests": number, "calls": 1, "bytecodes": 1}
+
     assert not [*growth.defects("held", rows(0))]
     assert not [*growth.defects("command to one", rows(1))]
     assert len([*growth.defects("held", rows(0.5))]) == 3
     assert len([*growth.defects("command to one", rows(2))]) == 3
+    assert not [*growth.defects("idle queues", [(5, requests(15)), (50, requests(228))])], (
+        "six a queue at most"
+    )
+    assert len([*growth.defects("idle queues", [(5, requests(15)), (50, requests(301))])]) == 1

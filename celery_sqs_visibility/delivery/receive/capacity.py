@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ class ReceiveCapacity:
         self._removed: set[str] = set()  # queues that poll no more, though a last poll may be in flight
         self._busy: set[str] = set()  # queues whose last poll brought something
         self._asked = AskedFor()
-        self._waiters: deque[Waiter] = deque()  # first come first
+        self._waiters: list[Waiter] = []  # in the queues' order, and of those first come first
         self._idle_since: float | None = None  # the instant from which all slots are taken and nothing runs
         self._collected = False  # whether that has lasted
 
@@ -130,8 +130,8 @@ class ReceiveCapacity:
         with self._lock:
             self._removed.discard(queue)
             waiter = Waiter(queue, fifo, threading.Condition(self._lock))
-            self._waiters.append(waiter)
-            self._serve()
+            insort(self._waiters, waiter, key=self._rank)
+            self._serve(queue)
             return waiter
 
     def received(self, reservation: Reservation, messages: int) -> None:
@@ -144,7 +144,7 @@ class ReceiveCapacity:
             elif queue not in self._asked.polls:  # else its other polls decide whether it is busy
                 self._busy.discard(queue)
             self._hold(messages, queue, reservation.fifo)
-            self._serve()
+            self._serve(queue)
 
     def hold(self, messages: int, *, queue: str = "", fifo: bool = False) -> None:
         """Hold this many more messages, without a reservation: those of a late answer, for example."""
@@ -165,7 +165,7 @@ class ReceiveCapacity:
             if began is not None:
                 self._note_run(began)
             if self._waiters:
-                self._serve()
+                self._serve(queue)
 
     def start_run(self, run: object, *, queue: str = "", fifo: bool = False) -> None:
         """A held message was settled, and its run begins.
@@ -179,7 +179,7 @@ class ReceiveCapacity:
                 self._fifo.runs.add(run)
             if self._turns is not None:
                 self._turns.start_run(queue, run)
-            self._serve()
+            self._serve(queue)
 
     def end_run(self, run: object, began: float, *, queue: str = "") -> None:
         """A run of `start_run` has ended that began at this monotonic instant."""
@@ -189,14 +189,14 @@ class ReceiveCapacity:
             if self._turns is not None:
                 self._turns.end_run(queue, run)
             self._note_run(began)
-            self._serve()
+            self._serve(queue)
 
     def expect(self, queue: str) -> None:
         """The queue is known to have a message: its next poll is likely to bring it."""
         with self._lock:
             if queue not in self._removed:
                 self._busy.add(queue)
-            self._serve()
+            self._serve(queue)
 
     def count_nothing(self) -> None:
         """No message is held, asked for or run, whatever was counted: memory lacked between two lines.
@@ -209,11 +209,11 @@ class ReceiveCapacity:
                 self._held, self._fifo = Held(), Held()
             self._serve()
 
-    def turn_given(self) -> None:
-        """A message goes to Celery: its queue may ask for the next one that is to wait here."""
+    def turn_given(self, queue: str) -> None:
+        """A message of the queue goes to Celery: it may ask for the next one that is to wait here."""
         if self._turns is not None:
             with self._lock:
-                self._serve()
+                self._serve(queue)
 
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`: polls that wait in vain keep their capacity no longer.
@@ -246,24 +246,29 @@ class ReceiveCapacity:
         now = self._clock.monotonic()
         self._recent_runs.note(now, now - began)
 
-    def _serve(self) -> None:
-        """Reserve for the waiters what there is, first come first, or in the queues' order. Under the lock.
+    def _rank(self, waiter: Waiter) -> int:
+        return 0 if self._turns is None else self._turns.rank(waiter.queue)
 
-        A waiter without a reservation keeps only those of its kind waiting: an idle queue waits for its turn,
-        a busy one for capacity. Where there are turns, each queue may lack something else.
+    def _serve(self, changed: str | None = None) -> None:
+        """Reserve for the waiters what there is, in their order. Under the lock.
+
+        A waiter without a reservation keeps those of its kind waiting: an idle queue waits for its turn, a
+        busy one for capacity. Where there are turns, a queue may have capacity of its own, too, or lack it.
+        That is looked at where it has changed: of one queue, or perhaps of any.
         """
         refused: set[tuple[bool, bool]] = set()
-        turns = self._turns
-        waiters = tuple(self._waiters)
-        for waiter in sorted(waiters, key=lambda each: turns.rank(each.queue)) if turns else waiters:
-            kind = waiter.queue in self._busy, waiter.fifo
-            if kind in refused and waiter.queue not in self._asked.polls:
+        turns, polls = self._turns, self._asked.polls
+        for waiter in tuple(self._waiters):
+            queue = waiter.queue
+            kind = queue in self._busy, waiter.fifo
+            has_own = turns is not None and changed in (None, queue)
+            if kind in refused and not has_own and queue not in polls:
                 continue
             if (reservation := self._reserve(waiter)) is not None:
                 waiter.reservation = reservation
                 self._waiters.remove(waiter)
                 waiter.changed.notify()
-            elif waiter.queue not in self._asked.polls and turns is None:
+            elif queue not in polls and not (turns is not None and turns.is_full(queue)):
                 refused.add(kind)
 
     def _reserve(self, waiter: Waiter) -> Reservation | None:
@@ -299,7 +304,7 @@ class ReceiveCapacity:
             own_unlikely=own_unlikely,
             most=1 if fifo else BATCH_ENTRIES,
             fifo_capacity=fifo_capacity if fifo else None,
-            **(self._turns.own_share(queue, asked.of(queue)) if self._turns else {}),
+            **(self._turns.own_share(queue, asked.messages[queue]) if self._turns else {}),
         )
 
     def _pool(self) -> Slots:

@@ -51,6 +51,7 @@ class AskedFor:
         expected: messages that these ask for.
         fifo_expected: those of FIFO queues among them.
         unlikely: messages that the other polls ask for, by queue.
+        messages: those that all polls ask for, by queue.
     """
 
     def __init__(self) -> None:
@@ -60,11 +61,13 @@ class AskedFor:
         self.expected = 0
         self.fifo_expected = 0
         self.unlikely: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
 
     def add(self, reservation: Reservation, *, likely: bool) -> None:
         """A poll begins."""
         self._all.add(reservation)
         self.polls[reservation.queue] += 1
+        self.messages[reservation.queue] += reservation.messages
         if likely:
             self.likely.add(reservation)
             self.expected += reservation.messages
@@ -88,10 +91,7 @@ class AskedFor:
         self.doubt(reservation)
         queue = reservation.queue
         self.unlikely[queue] -= reservation.messages
+        self.messages[queue] -= reservation.messages
         self.polls[queue] -= 1
         if not self.polls[queue]:
-            del self.polls[queue], self.unlikely[queue]
-
-    def of(self, queue: str) -> int:
-        """Messages that the queue's polls ask for."""
-        return self.unlikely[queue] + sum(each.messages for each in self.likely if each.queue == queue)
+            del self.polls[queue], self.unlikely[queue], self.messages[queue]

@@ -58,6 +58,7 @@ class Turns:
         """It is consumed from now on."""
         with self._lock:
             if queue not in self._begun:
+                self._order.add(queue)
                 self._begun[queue] = WeakValueDictionary()
 
     def next(self, waiting: Collection[str]) -> str | None:
@@ -152,7 +153,7 @@ class Turns:
         if self._runnable() is None:
             return False
         with self._lock:
-            return self._order.overtakes(queue, self._begun)
+            return self._order.overtakes(queue)
 
     def own_share(self, queue: str, asked: int) -> dict[str, int]:
         """What counts for a queue alone: how many it may still ask for, and what it has beside its runs."""

@@ -82,7 +82,7 @@ def test_shares_are_within_one_turn_of_the_weights(weights, count):
 
 
 @pytest.mark.parametrize(
-    ("kind", "queue", "others", "overtakes"),
+    ("kind", "queue", "consumed", "overtakes"),
     [
         ("fair", "a", "ab", False),
         ("weighted", "a", "ab", True),
@@ -92,5 +92,8 @@ def test_shares_are_within_one_turn_of_the_weights(weights, count):
         ("strict", "c", "cd", False),
     ],
 )
-def test_who_may_overtake(kind, queue, others, overtakes):
-    assert order(kind, a=1, b=1).overtakes(queue, others) is overtakes
+def test_who_may_overtake(kind, queue, consumed, overtakes):
+    queues = order(kind, a=1, b=1)
+    for name in consumed:
+        queues.add(name)
+    assert queues.overtakes(queue) is overtakes

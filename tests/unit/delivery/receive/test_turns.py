@@ -249,7 +249,7 @@ def test_the_next_message_is_asked_for_as_soon_as_one_that_waited_goes_to_celery
     world.end(world.requests[0])
     assert waiter.reservation is None
     assert world.handed() == [high]
-    world.capacity.turn_given()
+    world.capacity.turn_given("high")
     assert waiter.reservation.messages == 1
 
 
