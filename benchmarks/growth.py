@@ -89,7 +89,7 @@ def main():
         arguments.json.write_text(json.dumps(found, indent=1))
     if arguments.write:
         growth_page.write(arguments.write, SUBJECTS, found)
-    sys.exit("\n".join(each for name, rows in found.items() for each in defects(name, rows)))
+    sys.exit("\n".join(each for name, rows in found.items() for each in defects(name, rows)) or None)
 
 
 def measure(subjects):
