@@ -126,7 +126,7 @@ class ReceiveCapacity:
             return waiter.reservation
 
     def add_waiter(self, queue: str, *, fifo: bool = False) -> Waiter:
-        """Add the queue as the last waiter, served at once if there is capacity."""
+        """Add the queue as the last waiter of its rank, served at once if there is capacity."""
         with self._lock:
             self._removed.discard(queue)
             waiter = Waiter(queue, fifo, threading.Condition(self._lock))
