@@ -112,9 +112,7 @@ class Supply:
         (queue_consumer,) = queue_consumers(consumer)
 
         def meanwhile(wait):
-            for _ in range(int(wait / CHECK_INTERVAL_SECONDS)):
-                worlds.advance(CHECK_INTERVAL_SECONDS)
-                queue_consumer._supervisor.check(worlds.Clock.monotonic())
+            supervise(queue_consumer, wait)
 
         self._sqs.meanwhile = meanwhile
         until = worlds.Clock.monotonic() + seconds
@@ -125,6 +123,13 @@ class Supply:
 
 def queue_consumers(consumer):
     return list(consumer.connection.transport.context.worker_queue_consumers)
+
+
+def supervise(queue_consumer, seconds):
+    """Have the supervisor check a consumer for so many seconds of the clock, as its thread does."""
+    for _ in range(int(seconds / CHECK_INTERVAL_SECONDS)):
+        worlds.advance(CHECK_INTERVAL_SECONDS)
+        queue_consumer._supervisor.check(worlds.Clock.monotonic())
 
 
 def consume(consumer, kind, supply, counter, messages):

@@ -12,7 +12,7 @@ import cost_run
 import cost_worlds as worlds
 import growth_control as control
 from cost_kinds import ORDER, Kind
-from cost_run import MINUTE_SECONDS, SLOTS, TOGETHER, make_app, queue_consumers
+from cost_run import MINUTE_SECONDS, SLOTS, TOGETHER, make_app, queue_consumers, supervise
 from support import factories
 from support.batch_threads import work_off
 
@@ -72,9 +72,7 @@ class Stock(cost_run.Supply):
                 receivers[polling]._poll_when_due()
             if not self._sqs.waited:
                 self._sqs.waited = True
-                for _ in range(int(wait / CHECK_INTERVAL_SECONDS)):
-                    worlds.advance(CHECK_INTERVAL_SECONDS)
-                    consumer._supervisor.check(worlds.Clock.monotonic())
+                supervise(consumer, wait)
 
         self._sqs.meanwhile = meanwhile
         until = worlds.Clock.monotonic() + seconds
