@@ -72,5 +72,5 @@ def is_an_apps_fanout(exchange: str) -> bool:
 
 def _configured_apps() -> Iterator[Any]:
     state: Any = sys.modules.get("celery._state")
-    apps = list(state._get_active_apps()) if state is not None else []  # noqa: SLF001 - see docs/architecture.md
+    apps = list(state._get_active_apps()) if state is not None else []  # noqa: SLF001 - see docs/contributing/contacts.md
     yield from (app for app in apps if app.configured)

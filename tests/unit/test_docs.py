@@ -18,7 +18,10 @@ from celery_sqs_visibility.policy.other_options import REMEDIES
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 TROUBLESHOOTING = ROOT / "docs/troubleshooting.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+ARCHITECTURE = ROOT / "docs/architecture.md"
+CONTRIBUTORS_PAGES = sorted((ROOT / "docs/contributing").glob("*.md"))
+USERS_PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, *USERS_PAGES, *CONTRIBUTORS_PAGES]
 
 #: For somebody tired.
 MOST_README_LINES = 150
@@ -73,9 +76,14 @@ def test_links_to_files_and_headings_lead_somewhere(page):
         assert not fragment or fragment in anchors(target), f"{page.name} links to {path}#{fragment}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != README], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", USERS_PAGES, ids=lambda page: page.name)
 def test_every_page_can_be_reached_from_the_readme(page):
     assert f"({os.path.relpath(page, ROOT)})" in README.read_text()
+
+
+@pytest.mark.parametrize("page", CONTRIBUTORS_PAGES, ids=lambda page: page.name)
+def test_every_page_for_contributors_can_be_reached_from_the_map(page):
+    assert f"({os.path.relpath(page, ARCHITECTURE.parent)})" in ARCHITECTURE.read_text()
 
 
 def test_the_readme_is_for_somebody_tired():
