@@ -22,7 +22,7 @@ ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,can
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pools matrix matrix-ends reliability soak bench cost growth check package clean
+.PHONY: help demo test test-pools matrix matrix-ends reliability soak bench cost growth house check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -69,6 +69,9 @@ cost: $(INSTALLED) $(OLDER:%=$(MATRIX)/celery-%/.installed) ## Count what a task
 # Ten minutes, on a machine that does nothing else.
 growth: $(INSTALLED) ## Measure what grows with size, rewrite docs/growth.md, and fail where it grows too fast
 	@$(BIN)/python benchmarks/growth.py --write docs/growth.md --json docs/growth/run.json
+
+house: $(INSTALLED) ## Count the package's files, functions and docstrings, and five walks through it
+	@$(BIN)/python benchmarks/house.py
 
 check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/ruff check
