@@ -18,7 +18,7 @@ from celery_sqs_visibility.errors import (
     UnreachableError,
 )
 from celery_sqs_visibility.policy.arns import account_and_name, region_of
-from celery_sqs_visibility.policy.predefined_queues import predefined_queue
+from celery_sqs_visibility.policy.predefined import predefined_queue
 from celery_sqs_visibility.policy.queue_attributes import ARN, REDRIVE_POLICY, creation_attributes
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name, why_illegal
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from celery_sqs_visibility.aws.port import SQS, Location
-    from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
+    from celery_sqs_visibility.policy.predefined import PredefinedQueue
 
 #: How a queue came to be known: SQS had it, SQS made it for us, or the option `predefined_queues` names it.
 Origin = Literal["found", "created", "predefined"]

@@ -42,7 +42,7 @@ from celery_sqs_visibility.delivery.settlements import (
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import emit, emit_if_wanted
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.options import Options, default_heartbeat
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.prefetch import Slots
 
@@ -211,7 +211,7 @@ class DeliveryHolder:
     def _spare(self, delivery: Delivery) -> float:
         """Half of the seconds before the deadline at which the heartbeat extends it, or would."""
         options = self.options.for_queue(delivery.queue.name)
-        return (options.heartbeat_interval or options.visibility_timeout / 3) / 2
+        return (options.heartbeat_interval or default_heartbeat(options.visibility_timeout)) / 2
 
     def _copied(self, sending: Sending) -> None:
         """Nothing more is sent of its copies: settle it. A thread of `Copies`."""

@@ -15,7 +15,7 @@ from celery_sqs_visibility.delivery.settle.copies import Copies
 from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.delivery.settlements import Hide, Release
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
+from celery_sqs_visibility.policy.options import OptionsOfQueue
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from celery.utils.log import get_logger
 from celery_sqs_visibility.operate.health.sockets import ProbedSocket
 from celery_sqs_visibility.operate.health.worker_health import WorkerHealth
 from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, PortListener, Response, Routes
-from celery_sqs_visibility.policy.operate_options import OperateOptions
+from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.worker.bootsteps import SQSStep
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def probed_listener(node: str, routes: Routes) -> ProbedListener:
     return listener
 
 
-def port_listener(options: OperateOptions, routes: Routes) -> PortListener | None:
+def port_listener(options: Options, routes: Routes) -> PortListener | None:
     """What listens at the option `http_port`, or will; `None` without it, and where there is no such host."""
     host, port, listener = options.http_host, options.http_port, None
     if port is None:

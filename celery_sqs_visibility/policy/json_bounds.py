@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Final
 
 from celery_sqs_visibility.errors import TooLargeError
-from celery_sqs_visibility.policy.content_options import LEAST_CONTAINERS, LEAST_NESTING, ContentOptions
+from celery_sqs_visibility.policy.options import LEAST_CONTAINERS, LEAST_NESTING, ContentOptions
 
 #: A list is as deep as an object.
 _AS_LISTS: Final = bytes.maketrans(b"{}", b"[]")

@@ -1,4 +1,4 @@
-"""Parsers of options: each returns the option's value, or raises one sentence that says what is wrong."""
+"""Declarations of options, and their parsers, which give a value or raise a sentence about what is wrong."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.policy.option_keys import check_spelling
+from celery_sqs_visibility.policy.option_names import check_keys, check_spelling, set_keys
 from celery_sqs_visibility.policy.queue_attributes import ATTRIBUTES
 from celery_sqs_visibility.policy.retry_delays import DelayRule, parse_delay
 
@@ -21,8 +21,34 @@ CALLABLE = "the path of a callable, 'package.module:name'"
 #: Its form: names, the last one after a colon or a dot.
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*(\.[^\W\d]\w*)*")
 
+PROMETHEUS: Final = "prometheus"
+OPENTELEMETRY: Final = "opentelemetry"
+EMF: Final = "emf"
+EXPORTERS: Final = (PROMETHEUS, OPENTELEMETRY, EMF)
+
+HOST_NAME: Final = re.compile(r"\*|\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+
+#: S3's longest key has 1024 bytes, and a UUID follows the prefix.
+PREFIX_BYTES = 900
+
 #: Makes an option's value of its name and what the user wrote; raises `OptionError`.
 Parser = Callable[[str, Any], Any]
+
+
+def option(default: Any, parse: Parser, doc: str, shown_default: str | None = None) -> Any:
+    """A field of `Options`.
+
+    Args:
+        default: its value where the user gives none.
+        parse: makes the value of what the user wrote.
+        doc: what it means, in sentences.
+        shown_default: the default in the reference, where `repr(default)` does not tell.
+    """
+    shown = repr(default) if shown_default is None else shown_default
+    metadata = {"parse": parse, "doc": doc, "default": shown, "bounds": getattr(parse, "bounds", "")}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -60,25 +86,27 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number within bounds, also as text."""
+    """A whole number from `low` on, or within bounds; also as text."""
 
     low: int
-    high: int
+    high: float = math.inf
+    floats: bool = True  # whether 5.0 is 5
+    unit: str = ""
 
     @property
     def bounds(self) -> str:
         """For the reference."""
-        return f"{self.low} to {self.high}"
+        return f"{self.low} or more" if self.high == math.inf else f"{self.low} to {self.high}"
 
     def __call__(self, name: str, value: Any) -> int:
         """The number."""
         with suppress(TypeError, ValueError, OverflowError):
             number = int(value)
-            if number == float(value) and self.low <= number <= self.high and not isinstance(value, bool):
+            refused = isinstance(value, bool if self.floats else (bool, float))
+            if number == float(value) and self.low <= number <= self.high and not refused:
                 return number
-        raise OptionError(
-            f"expected {name} to be a whole number between {self.low} and {self.high}, got {value!r}"
-        )
+        wanted = f", {self.bounds}" if self.high == math.inf else f" between {self.low} and {self.high}"
+        raise OptionError(f"expected {name} to be a whole number{wanted}{self.unit}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -97,6 +125,19 @@ class OneOf:
         if value not in self.words:
             raise OptionError(f"expected {name} to be {' or '.join(map(repr, self.words))}, got {value!r}")
         return str(value)
+
+
+class ExporterNames:
+    """Some of the exporters, as a list or as text with commas."""
+
+    bounds = ", ".join(f"`{name!r}`" for name in EXPORTERS)
+
+    def __call__(self, name: str, value: Any) -> tuple[str, ...]:
+        """Their names."""
+        names = value.replace(",", " ").split() if isinstance(value, str) else value
+        if not isinstance(names, list | tuple | set) or not set(names) <= set(EXPORTERS):
+            raise OptionError(f"expected {name} to be some of {', '.join(EXPORTERS)}, got {value!r}")
+        return tuple(each for each in EXPORTERS if each in names)
 
 
 def number(name: str, value: Any) -> float:
@@ -200,3 +241,56 @@ def flag(name: str, value: Any) -> bool:
         return flags[str(value).strip().lower()]
     except KeyError:
         raise OptionError(f"expected {name} to be True or False, got {value!r}") from None
+
+
+def control_prefix(name: str, value: Any) -> str:
+    """What the names of control queues begin with: only characters that SQS takes."""
+    if not re.fullmatch("[A-Za-z0-9_-]+", text(name, value)):
+        raise OptionError(f"expected {name} to have letters, digits, hyphens and underscores, got {value!r}")
+    return str(value)
+
+
+def host(name: str, value: Any) -> str:
+    """An address or a host's name: no URL, no port."""
+    if "/" in text(name, value) or value.count(":") == 1:
+        raise OptionError(f"expected {name} to be an address, as '0.0.0.0', without a port, got {value!r}")
+    return str(value)
+
+
+def host_names(name: str, value: Any) -> tuple[str, ...]:
+    """Names of hosts, without ports: a list, or text with commas."""
+    names = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(names, list | tuple | set) or not all(
+        isinstance(each, str) and HOST_NAME.fullmatch(each) for each in names
+    ):
+        raise OptionError(
+            f"expected {name} to be a list of names as 'worker.example.com' or '.example.com', or ['*'], "
+            f"got {value!r}"
+        )
+    return tuple(names)
+
+
+def bucket(name: str, value: Any) -> str:
+    """The name of a bucket: no URL, no path."""
+    if "/" in text(name, value):
+        raise OptionError(
+            f"expected {name} to be the name of an S3 bucket, got {value!r}; see payload_prefix"
+        )
+    return str(value)
+
+
+def key_prefix(name: str, value: Any) -> str:
+    """What a key begins with."""
+    if len(text(name, value).encode()) > PREFIX_BYTES:
+        raise OptionError(f"expected {name} to have at most {PREFIX_BYTES} bytes, got {len(value.encode())}")
+    return str(value)
+
+
+_names = instance_of((str, list, tuple, Mapping), "a list of names or a mapping of lists")
+
+
+def message_attributes(name: str, value: Any) -> Any:
+    """`fetch_message_attributes`; a mapping has the parameters of ReceiveMessage as keys."""
+    if isinstance(value, Mapping):
+        check_keys(name, set_keys(value), ("MessageSystemAttributeNames", "MessageAttributeNames"))
+    return _names(name, value)

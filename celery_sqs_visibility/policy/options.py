@@ -5,61 +5,304 @@ docs/options.md is generated from here: `python -m celery_sqs_visibility.policy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.policy.content_options import ContentOptions
-from celery_sqs_visibility.policy.control_options import ControlOptions
+from celery_sqs_visibility.policy.control_names import LONGEST_PREFIX_CHARACTERS
 from celery_sqs_visibility.policy.exclusive import (
     LONGEST_TTL_SECONDS,
     TTL_SECONDS,
     StoreAddress,
     store_address,
 )
-from celery_sqs_visibility.policy.kombu_options import KombuOptions
-from celery_sqs_visibility.policy.metrics_options import MetricsOptions
-from celery_sqs_visibility.policy.operate_options import OperateOptions
-from celery_sqs_visibility.policy.option_fields import option, option_name
-from celery_sqs_visibility.policy.option_keys import unknown
-from celery_sqs_visibility.policy.option_parsers import OneOf, Seconds, dotted_path, flag, on_lost
-from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS, REMEDIES
-from celery_sqs_visibility.policy.payload_options import PayloadOptions
-from celery_sqs_visibility.policy.queue_options import (
-    Entries,
-    OptionsOfQueue,
-    QueueOptions,
-    SharedOptions,
-    entry_for,
-    options_of_entry,
-    queue_entries,
+from celery_sqs_visibility.policy.option_names import (
+    OTHER_PEOPLES_OPTIONS,
+    REMEDIES,
+    check_keys,
+    option_name,
+    set_keys,
+    unknown,
 )
-from celery_sqs_visibility.policy.queue_order import ORDERS, Order
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.policy.option_parsers import (
+    ExporterNames,
+    OneOf,
+    Seconds,
+    Whole,
+    account,
+    bucket,
+    control_prefix,
+    delay,
+    dotted_path,
+    flag,
+    host,
+    host_names,
+    instance_of,
+    key_prefix,
+    mapping,
+    message_attributes,
+    on_exhausted,
+    on_lost,
+    option,
+    queue_attributes,
+    queue_name,
+    tags,
+    text,
+)
+from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
+from celery_sqs_visibility.policy.predefined import (
+    BackoffPolicy,
+    PredefinedQueue,
+    parse_predefined_exchanges,
+    parse_predefined_queues,
+    predefined_queue,
+)
+from celery_sqs_visibility.policy.queue_names import sqs_name
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES, VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
+from celery_sqs_visibility.policy.retry_delays import DelayRule
+
+__all__ = ["OptionError", "Options", "option_name", "reference_table"]
 
 #: Queues whose options are kept at hand: there are no bounds to the names of replies' queues.
 KEPT_QUEUES: Final = 1000
 
-__all__ = ["OptionError", "Options", "option_name", "reference_table"]
+_HORIZON = " (SQS's 12 hours)"
+
+VISIBILITY_TIMEOUT_SECONDS: Final = 120
+
+#: A request to extend needs time to arrive.
+SHORTEST_HEARTBEAT_SECONDS: Final = 0.1
+
+#: The largest weight: more would be "strict" by another name.
+MOST_WEIGHT: Final = 1000
+
+#: More runs at once than any worker has.
+MOST_RUNNING: Final = 10_000
+
+#: Most bytes of a decompressed body by default, a small multiple of what SQS takes of it compressed. At the
+#: worst its run takes 250 MB (short texts in JSON), or 400 MB (in MessagePack): tests/worker/test_bombs.py.
+DECOMPRESSED_BYTES: Final = 8 * MESSAGE_BYTES
+
+#: Most lists and objects of a body by default: at the worst 100 MB in Python.
+CONTAINERS: Final = 500_000
+
+#: Most levels by default: a pool's process takes no more in a pickle, by Python's own limit of recursion.
+NESTING: Final = 400
+
+#: The least that the options may be.
+LEAST_CONTAINERS: Final = 1000
+LEAST_NESTING: Final = 100
+
+LOOPBACK: Final = "127.0.0.1"
+
+#: How often queues are counted where workers can agree on one that does, and where each counts.
+SAMPLE_SECONDS: Final = 60.0
+SAMPLE_ALONE_SECONDS: Final = 300.0
+
+#: The option `queue_order`: as messages come; a queue before all that are listed after it; by weight.
+Order = Literal["fair", "strict", "weighted"]
+
+ORDERS: Final = ("fair", "strict", "weighted")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(
-    MetricsOptions,
-    OperateOptions,
-    ControlOptions,
-    ContentOptions,
-    PayloadOptions,
-    SharedOptions,
-    KombuOptions,
-):
+class SharedOptions:
+    """The options that `Options` has for all queues, and `QueueOptions` for one."""
+
+    visibility_timeout: int = option(
+        VISIBILITY_TIMEOUT_SECONDS,
+        Seconds(1, VISIBILITY_HORIZON_SECONDS, whole=True, why=_HORIZON, clamp=True),
+        "How long a received message stays hidden. Sent on every receive and renewed by the heartbeat, so it "
+        "is also how long the message of a killed worker takes to come back. More than SQS's 12 hours count "
+        "as 12 hours, and a worker warns of it.",
+    )
+    heartbeat_interval: float = option(
+        None,
+        Seconds(SHORTEST_HEARTBEAT_SECONDS, VISIBILITY_HORIZON_SECONDS, zero=True),
+        "How long before its deadline a held message is extended; 0 switches the heartbeat off.",
+        "visibility_timeout / 3",
+    )
+    error_visibility_timeout: DelayRule | None = option(
+        None,
+        delay,
+        "How long a failed message stays hidden: seconds, a list by attempt (the last repeats), or the "
+        "dotted path of a callable(retries, exc). None: until its visibility timeout runs out.",
+    )
+    wait_time_seconds: int = option(
+        20,
+        Seconds(0, WAIT_TIME_SECONDS, whole=True, why=" (SQS's longest poll)"),
+        "How long a poll waits for a message.",
+    )
+    polling_interval: float = option(
+        0.0,
+        Seconds(0, VISIBILITY_HORIZON_SECONDS),
+        "How long to sleep after an empty poll. At 0, empty polls that end at once are a second apart.",
+    )
+    polling_interval_max: float = option(
+        None,
+        Seconds(0, VISIBILITY_HORIZON_SECONDS),
+        "What that sleep grows to while the queue stays empty. It ends early for a message that is known to "
+        "reappear.",
+        "polling_interval",
+    )
+    dead_letter_queue: str | None = option(
+        None,
+        queue_name,
+        "Celery's name of a queue for messages that are given up in queues whose redrive policy names none; "
+        "looked up, or created, when a consumer starts. A redrive policy's own queue goes first.",
+    )
+    on_exhausted: str = option(
+        "delete",
+        on_exhausted,
+        "What becomes of a message after its last attempt where there is no dead-letter queue. A kept one "
+        "comes back every hour, not to be run, until its retention ends; in a FIFO queue its group waits "
+        "behind it. A task's `on_exhausted` goes first.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.heartbeat_interval >= self.visibility_timeout:
+            raise OptionError(
+                "expected heartbeat_interval to be less than visibility_timeout "
+                f"({self.visibility_timeout}), got {self.heartbeat_interval:g}: a message has to be extended "
+                "before it comes back"
+            )
+        if self.polling_interval_max < self.polling_interval:
+            raise OptionError(
+                f"expected polling_interval_max to be at least polling_interval ({self.polling_interval:g}), "
+                f"got {self.polling_interval_max:g}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions(SharedOptions):
+    """The options of one queue, checked.
+
+    Attributes:
+        place: the queue's entry in the option `queues`, counted from 0; queues without one come after all.
+    """
+
+    weight: int = option(1, Whole(1, MOST_WEIGHT), "Its share of the turns under queue_order 'weighted'.")
+    max_running: int | None = option(
+        None, Whole(1, MOST_RUNNING), "The most tasks of the queue that one worker runs at once."
+    )
+    place: int = 0
+
+
+#: The options of a queue, by Celery's name of it.
+OptionsOfQueue = Callable[[str], QueueOptions]
+
+#: What the user wrote for queues, checked one by one: options by field, by the name or glob of the queues.
+Entries = Mapping[str, Mapping[str, Any]]
+
+
+def queue_entries(name: str, value: Any) -> Entries:
+    """The option `queues`: a mapping of names or globs to mappings of options."""
+    given = instance_of(Mapping, "a mapping of queues to their options")(name, value)
+    return {_glob(name, glob): _entry(f"{name}[{glob!r}]", options) for glob, options in given.items()}
+
+
+def _glob(name: str, glob: Any) -> str:
+    return str(instance_of(str, "a mapping whose keys are names of queues, or globs")(name, glob))
+
+
+def _entry(name: str, options: Any) -> dict[str, Any]:
+    declared = {f.name: f.metadata["parse"] for f in fields(QueueOptions) if f.metadata}
+    given = instance_of(Mapping, "a mapping of options")(name, options)
+    check_keys(name, given, sorted(declared), "option")
+    return {key: declared[key](f"{name}[{key!r}]", value) for key, value in set_keys(given).items()}
+
+
+def entry_for(entries: Entries, queue: str) -> str | None:
+    """The key of the queue's entry: its own name, or else the first glob that matches."""
+    if queue in entries:
+        return queue
+    return next((glob for glob in entries if fnmatchcase(queue, glob)), None)
+
+
+def options_of_entry(entries: Entries, glob: str | None, shared: SharedOptions) -> QueueOptions:
+    """The entry's own options, and the `shared` ones; with `None`, of a queue that has no entry.
+
+    Raises:
+        OptionError: they contradict each other.
+    """
+    own = {} if glob is None else dict(entries[glob])
+    # Derived from the queue's own. A heartbeat that is off for all stays off.
+    if "visibility_timeout" in own and shared.heartbeat_interval:
+        own.setdefault("heartbeat_interval", default_heartbeat(own["visibility_timeout"]))
+    if "polling_interval" in own:
+        own.setdefault("polling_interval_max", max(own["polling_interval"], shared.polling_interval_max))
+    inherited = {f.name: getattr(shared, f.name) for f in fields(SharedOptions)}
+    place = len(entries) if glob is None else list(entries).index(glob)
+    try:
+        return QueueOptions(**{**inherited, **own, "place": place})
+    except OptionError as error:
+        raise OptionError(f"in queues[{glob!r}]: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentOptions:
+    """What is refused before it is decompressed or decoded."""
+
+    decompressed_max_bytes: int = option(
+        DECOMPRESSED_BYTES,
+        Whole(MESSAGE_BYTES, floats=False),
+        "Bytes that the body of a compressed message may have when it is decompressed; one with its payload "
+        "in S3 may have 64 MiB. A larger one is a bad message.",
+    )
+    containers_max: int = option(
+        CONTAINERS,
+        Whole(LEAST_CONTAINERS, floats=False),
+        "How many lists and objects a message may hold in JSON or MessagePack; each takes 60 bytes of memory "
+        "or more, and two of its body. In YAML a tenth of it bounds the values of any kind. One with more is "
+        "a bad message.",
+    )
+    nesting_max: int = option(
+        NESTING,
+        Whole(LEAST_NESTING, floats=False),
+        "How many levels deep its lists and objects may be nested in JSON or YAML. One with more is a bad "
+        "message.",
+    )
+
+
+#: Of a message that came by no connection of ours.
+DEFAULT_LIMITS: Final = ContentOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ContentOptions, SharedOptions):
     """`broker_transport_options`, checked. Durations are seconds.
 
     A name with a dash in kombu (`client-config`) has an underscore here.
     """
 
+    remote_control: bool = option(
+        False,
+        flag,
+        "Whether workers answer `celery inspect` and take the commands of `celery control`, by a queue of "
+        "their own each: see [remote control](remote-control.md). Workers and callers need it.",
+    )
+    control_prefix: str = option(
+        "celery-control-",
+        control_prefix,
+        "What the names of the queues of remote control begin with, after `queue_name_prefix`.",
+    )
+    metrics: tuple[str, ...] | None = option(
+        None,
+        ExporterNames(),
+        "Who gets the metrics of a worker: see [metrics](metrics.md). `[]` is nobody.",
+        "['prometheus'] where `http_port` is set and prometheus_client is installed",
+    )
+    sample_queues: float | None = option(
+        None,
+        Seconds(10, 3600, zero=True),
+        "How often a worker that has metrics asks SQS how many messages its queues have, and CloudWatch how "
+        "old the oldest is; 0: never. Where `exclusive_store` is set, one worker asks for all; without it "
+        "each does.",
+        f"{SAMPLE_SECONDS:g} with `exclusive_store`, else {SAMPLE_ALONE_SECONDS:g}",
+    )
     shutdown_timeout: float = option(
         25.0,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
@@ -95,7 +338,6 @@ class Options(
         "Options of some queues, by Celery's name or a glob: see [several queues](several-queues.md). A "
         "queue's own name goes before globs; of globs the first that matches counts.",
     )
-
     queue_order: Order = option(
         None,
         OneOf(ORDERS),
@@ -116,12 +358,112 @@ class Options(
         "How long the key of an exclusive task counts as processed after a run has succeeded. A task's "
         "`exclusive_ttl` goes first.",
     )
-
     message_adapter: str | None = option(
         None,
         dotted_path,
         "The dotted path of a callable(body, attributes) that makes tasks of messages that are not Celery's, "
         "and that no task's `sqs_event` takes: it returns (task, args, kwargs), or None. Workers import it.",
+    )
+    payload_bucket: str | None = option(
+        None,
+        bucket,
+        "The S3 bucket for payloads of messages that are too large for SQS, in the format of Amazon's "
+        "extended client. Producers and workers need it; payloads in other buckets are not read.",
+    )
+    payload_threshold: int = option(
+        MESSAGE_BYTES,
+        Whole(0, MESSAGE_BYTES, floats=False, unit=" bytes (SQS's largest message)"),
+        "Messages with more bytes than this, attributes included, have their payload in S3; so have those "
+        "beyond their queue's own limit.",
+    )
+    payload_prefix: str = option(
+        "",
+        key_prefix,
+        "What the keys of payloads in the bucket begin with. Payloads with other keys are not read: a "
+        "worker's prefix is its producers', or a beginning of it.",
+    )
+    http_port: int | None = option(
+        None,
+        Whole(1, 65535),
+        "The TCP port at which a worker answers `GET /healthz` and `/readyz` ([health](health.md)), and "
+        "`/metrics` ([metrics](metrics.md)). "
+        "Without it there is none; probes on the same host need none.",
+    )
+    http_host: str = option(
+        LOOPBACK, host, "The address of that port. What is not loopback answers whoever reaches it."
+    )
+    http_allowed_hosts: tuple[str, ...] = option(
+        (),
+        host_names,
+        "More names by which that port may be asked, as a request's `Host` header has them; `.example.com` "
+        "stands for all names that end so, `*` for all ([health](health.md#over-http)).",
+    )
+    region: str | None = option(
+        None,
+        text,
+        "The AWS region; otherwise the profile's or the environment's; else us-east-1, with a warning.",
+    )
+    is_secure: bool = option(
+        None,
+        flag,
+        "Whether to speak TLS to an endpoint that the URL gives as host and port.",
+        "False",
+    )
+    queue_name_prefix: str = option("", text, "Put before the name of every queue that is not predefined.")
+    predefined_queues: Mapping[str, PredefinedQueue] = option(
+        {},
+        parse_predefined_queues,
+        "Queues by name, each with 'url' or 'QueueOwnerAWSAccountId' and, if wanted, 'region', "
+        "'access_key_id', 'secret_access_key', 'session_token', 'sts_role_arn', 'external_id', "
+        "'backoff_policy', 'backoff_tasks'. With it there are no other queues, and none is created.",
+    )
+    queue_owner: str | None = option(
+        None,
+        account,
+        "The AWS account whose queues are used: its 12 digits, as text. No queue is created then.",
+    )
+    sqs_creation_attributes: Mapping[str, str] = option(
+        {},
+        queue_attributes,
+        "Attributes for queues that are created, as for the API action CreateQueue; a policy may be a "
+        "mapping. Those of FIFO queues are for FIFO queues alone.",
+    )
+    queue_tags: Mapping[str, str] = option({}, tags, "Tags for queues that are created.")
+    supports_fanout: bool = option(
+        False,
+        flag,
+        "Whether fanout exchanges, and so `Broadcast` queues, are SNS topics; otherwise they are refused.",
+    )
+    predefined_exchanges: Mapping[str, Mapping[str, Any]] = option(
+        {},
+        parse_predefined_exchanges,
+        "Fanout exchanges by name, each with the 'arn' of its topic and, if wanted, 'region', "
+        "'access_key_id', 'secret_access_key', 'session_token'. With it no topic is created, and no "
+        "subscription swept.",
+    )
+    client_config: Mapping[str, Any] = option(
+        {}, mapping, "Options of botocore.config.Config for every client."
+    )
+    fetch_message_attributes: Any = option(
+        None,
+        message_attributes,
+        "Attributes to receive with each message: a list of system attributes, or a mapping with "
+        "'MessageSystemAttributeNames' and 'MessageAttributeNames'.",
+    )
+    sqs_base64_encoding: bool = option(
+        True, flag, "Whether sent messages are base64-encoded, as kombu does; both kinds are understood."
+    )
+    sts_role_arn: str | None = option(None, text, "A role to assume.")
+    external_id: str | None = option(None, text, "The external id that the role's trust policy asks for.")
+    sts_token_timeout: int = option(
+        900,
+        Seconds(900, VISIBILITY_HORIZON_SECONDS, whole=True),
+        "How long the role's credentials are good for.",
+    )
+    sts_token_buffer_time: int = option(
+        0,
+        Seconds(0, VISIBILITY_HORIZON_SECONDS - 1, whole=True),
+        "How much earlier than that they are renewed; less than `sts_token_timeout`.",
     )
 
     @classmethod
@@ -142,14 +484,57 @@ class Options(
         return cls(**_derived_defaults(values) | values)
 
     def __post_init__(self) -> None:
-        KombuOptions.__post_init__(self)
+        self._check_access()
         super().__post_init__()
+        self._check_payloads()
+        self._check_control()
+        self._check_http()
         _ = self._of_entries  # raises where they contradict each other
         if self.queue_order == "strict" and not self.queues:
             raise OptionError(
                 "expected queues to list the queues, the most urgent first, since queue_order is 'strict', "
                 "got none"
             )
+
+    def _check_access(self) -> None:
+        if self.predefined_exchanges and not self.supports_fanout:
+            raise OptionError(
+                "predefined_exchanges names topics for fanout exchanges, and supports_fanout is not set: set "
+                "it to True, or remove predefined_exchanges"
+            )
+        if self.sts_token_buffer_time >= self.sts_token_timeout:
+            raise OptionError(
+                "expected sts_token_buffer_time to be less than sts_token_timeout "
+                f"({self.sts_token_timeout}), got {self.sts_token_buffer_time}: the credentials would be "
+                "renewed without end"
+            )
+        if self.external_id and not self.sts_role_arn:
+            raise OptionError("expected sts_role_arn beside external_id, which means nothing alone")
+
+    def _check_payloads(self) -> None:
+        if self.payload_bucket is not None:
+            return
+        for name, is_set in {
+            "payload_threshold": self.payload_threshold != MESSAGE_BYTES,
+            "payload_prefix": self.payload_prefix,
+        }.items():
+            if is_set:
+                raise OptionError(
+                    f"expected payload_bucket to be set where {name} is: without it nothing goes to S3"
+                )
+
+    def _check_control(self) -> None:
+        whole = self.whole_control_prefix
+        if self.remote_control and len(whole) > LONGEST_PREFIX_CHARACTERS:
+            raise OptionError(
+                f"expected queue_name_prefix and control_prefix to have at most {LONGEST_PREFIX_CHARACTERS} "
+                f"characters in all, since remote_control is set, got {whole!r}: shorten one"
+            )
+
+    def _check_http(self) -> None:
+        given = {"http_host": self.http_host != LOOPBACK, "http_allowed_hosts": self.http_allowed_hosts}
+        for name in (name for name, is_set in given.items() if is_set and self.http_port is None):
+            raise OptionError(f"expected http_port to be set where {name} is: without it nothing listens")
 
     @cached_property
     def for_queue(self) -> OptionsOfQueue:
@@ -175,11 +560,60 @@ class Options(
         """The `wait_time_seconds` of all queues."""
         return max(each.wait_time_seconds for each in self._of_entries.values())
 
+    @property
+    def has_metrics(self) -> bool:
+        """Whether anybody is to get them; over HTTP where `http_port` alone is set, if that can be."""
+        return bool(self.metrics) or (self.metrics is None and self.http_port is not None)
+
+    @property
+    def sample_seconds(self) -> float:
+        """How often a worker that has metrics counts its queues; 0: never."""
+        if self.sample_queues is None:
+            return SAMPLE_ALONE_SECONDS if self.exclusive_store is None else SAMPLE_SECONDS
+        return self.sample_queues
+
+    @property
+    def samples_queues(self) -> bool:
+        """Whether a worker counts its queues."""
+        return self.has_metrics and self.sample_seconds > 0
+
+    @property
+    def readable_payloads(self) -> ReadablePayloads:
+        """The objects in S3 that messages may point to."""
+        return ReadablePayloads(self.payload_bucket, self.payload_prefix)
+
+    @property
+    def whole_control_prefix(self) -> str:
+        """What the names of control queues begin with, `queue_name_prefix` included."""
+        return sqs_name(f"{self.queue_name_prefix}{self.control_prefix}")
+
+    def backoff_policy(self, queue: str, task: str) -> BackoffPolicy | None:
+        """The policy for the failures of that task in the queue of Celery's name, if one names the task."""
+        predefined = predefined_queue(self.predefined_queues, queue, self.queue_name_prefix)
+        policy = predefined.backoff if predefined else None
+        return policy if policy and task in policy.tasks else None
+
+
+def default_heartbeat(visibility_timeout: float) -> float:
+    """The `heartbeat_interval` of a queue whose user sets none: two extensions may fail."""
+    return visibility_timeout / 3
+
+
+def beyond_horizon(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The visibility timeouts beyond SQS's 12 hours, by option, of transport options that were checked."""
+    name = "visibility_timeout"
+    of_queues = {f"queues[{glob!r}]": own for glob, own in (given.get("queues") or {}).items()}
+    named = {name: given, **{f"{entry}[{name!r}]": own for entry, own in of_queues.items()}}
+    timeouts = {option: own.get(name) or 0 for option, own in named.items()}
+    return {
+        option: seconds for option, seconds in timeouts.items() if float(seconds) > VISIBILITY_HORIZON_SECONDS
+    }
+
 
 def _derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     queues: Entries = values.get("queues", {})
     return {
-        "heartbeat_interval": values.get("visibility_timeout", 120) / 3,
+        "heartbeat_interval": default_heartbeat(values.get("visibility_timeout", VISIBILITY_TIMEOUT_SECONDS)),
         "polling_interval_max": values.get("polling_interval", 0.0),
         "is_secure": False,
         "queue_order": "weighted" if any("weight" in own for own in queues.values()) else "fair",
@@ -207,8 +641,7 @@ default.
 def reference_table() -> str:
     """The options as a Markdown table."""
     rows = ["| option | default | bounds | meaning |", "|---|---|---|---|"]
-    last = [{f.name for f in fields(kind)} for kind in (KombuOptions, OperateOptions, PayloadOptions)]
-    for f in sorted(fields(Options), key=lambda f: [f.name in kind for kind in last]):
+    for f in fields(Options):
         row = f.metadata
         rows.append(f"| `{option_name(f.name)}` | `{row['default']}` | {row['bounds']} | {row['doc']} |")
     return "\n".join(rows) + "\n"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined_queues import name_at_sqs
+from celery_sqs_visibility.policy.predefined import name_at_sqs
 from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, RETENTION, creation_attributes
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, why_illegal
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS

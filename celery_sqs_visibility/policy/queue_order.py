@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, Literal
 
-from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
+from celery_sqs_visibility.policy.options import OptionsOfQueue
 
 #: The option `queue_order`: as messages come; a queue before all that are listed after it; by weight.
 Order = Literal["fair", "strict", "weighted"]

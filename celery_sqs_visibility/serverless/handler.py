@@ -26,7 +26,7 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decod
 from celery_sqs_visibility.delivery.settlements import Park
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
-from celery_sqs_visibility.policy.metrics_options import EMF
+from celery_sqs_visibility.policy.option_parsers import EMF
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.serverless.holder import ANSWER_SECONDS, InvocationHolder

@@ -16,8 +16,8 @@ from celery_sqs_visibility.delivery.settle.rejection import rejected
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse
 from celery_sqs_visibility.errors import SQSError, UnavailableError
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.payload_pointers import NO_PAYLOADS, PayloadPointer, pointer_in
-from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue, predefined_queue
+from celery_sqs_visibility.policy.predefined import PredefinedQueue, predefined_queue
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 
 

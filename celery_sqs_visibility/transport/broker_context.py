@@ -25,8 +25,8 @@ from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.threads import copy_of, start_thread
 from celery_sqs_visibility.policy.delays import DelayLimits, stated_retention
+from celery_sqs_visibility.policy.option_names import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.other_options import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.transport.broker_clients import payloads_of, queues_of, settings_of
 from celery_sqs_visibility.transport.broker_url import BrokerURL

@@ -13,8 +13,8 @@ from typing import Any, Final
 from kombu.serialization import registry  # type: ignore[attr-defined] # celery-types leaves it out
 
 from celery_sqs_visibility.errors import TooLargeError
-from celery_sqs_visibility.policy.content_options import ContentOptions
 from celery_sqs_visibility.policy.json_bounds import check_count, check_json, too_deep
+from celery_sqs_visibility.policy.options import ContentOptions
 
 #: A value of YAML takes ten times the memory of a list while it is read (650 bytes), and 0.1 ms.
 CONTAINERS_A_YAML_VALUE: Final = 10

@@ -17,7 +17,7 @@ from kombu import compression
 from kombu.utils.encoding import ensure_bytes
 
 from celery_sqs_visibility.errors import TooLargeError
-from celery_sqs_visibility.policy.content_options import DECOMPRESSED_BYTES
+from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
 
 #: Most bytes of a decompressed body, where no option says so.
 LARGEST_BODY: Final = DECOMPRESSED_BYTES

@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.topics import PredefinedTopic, Topics
 from celery_sqs_visibility.aws.topics_port import SNS
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined_exchanges import KEYS
+from celery_sqs_visibility.policy.predefined import EXCHANGE_KEYS
 from celery_sqs_visibility.policy.queue_names import sqs_name
 
 
@@ -24,7 +24,7 @@ def topics(sqs: ClientSettings, options: Options) -> Topics:
         return BotoSNS(settings.with_own(predefined, predefined.region or predefined.arn.split(":")[3]))
 
     predefined = {
-        name: PredefinedTopic(**{key: topic[key] for key in KEYS if key in topic})
+        name: PredefinedTopic(**{key: topic[key] for key in EXCHANGE_KEYS if key in topic})
         for name, topic in options.predefined_exchanges.items()
     }
     name_of = partial(sqs_name, prefix=options.queue_name_prefix)

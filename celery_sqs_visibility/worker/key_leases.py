@@ -23,7 +23,7 @@ from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.errors import SQSError, StoreError, UnavailableError
 from celery_sqs_visibility.events import DeliveryEvent, Extended, Lost, Superseded, log_safely, subscribe
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
-from celery_sqs_visibility.policy.queue_options import QueueOptions
+from celery_sqs_visibility.policy.options import QueueOptions
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.stores.port import ExclusiveStore, Renewal
 

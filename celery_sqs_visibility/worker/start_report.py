@@ -15,8 +15,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError
 from celery_sqs_visibility.events import log_safely
-from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.queue_options import beyond_horizon
+from celery_sqs_visibility.policy.options import Options, beyond_horizon
 
 logger = get_logger(__name__)
 

@@ -28,9 +28,8 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settlements import Hide
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.options import Options, QueueOptions
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.policy.queue_options import QueueOptions
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
 from celery_sqs_visibility.worker.request_classes import bind_request_class

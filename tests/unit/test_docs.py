@@ -12,8 +12,8 @@ from support.app import without_shared_tasks
 from support.kombu_names import kombus_options
 from support.log_sentences import loud_sentences, plain_words
 
+from celery_sqs_visibility.policy.option_names import REMEDIES
 from celery_sqs_visibility.policy.options import REFERENCE, Options, reference_table
-from celery_sqs_visibility.policy.other_options import REMEDIES
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

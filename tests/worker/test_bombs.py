@@ -11,7 +11,7 @@ import pytest
 from support.badmessages import encoded, envelope
 from support.processes import wait_until
 
-from celery_sqs_visibility.policy.content_options import CONTAINERS, DECOMPRESSED_BYTES
+from celery_sqs_visibility.policy.options import CONTAINERS, DECOMPRESSED_BYTES
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 #: What a worker should have left for a message.

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Settlement
-from celery_sqs_visibility.policy.queue_options import QueueOptions
+from celery_sqs_visibility.policy.options import QueueOptions
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
 
 #: A failed extension is tried again after this part of the time that is left,

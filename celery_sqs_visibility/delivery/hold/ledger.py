@@ -20,7 +20,7 @@ from celery_sqs_visibility.delivery.lease import INACTIVE
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Settlement
-from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
+from celery_sqs_visibility.policy.options import OptionsOfQueue
 
 #: An instant that has passed.
 AT_ONCE: Final = 0.0

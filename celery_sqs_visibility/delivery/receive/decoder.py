@@ -15,6 +15,7 @@ from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Facts, Received, emit_if_wanted, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.policy.payload_pointers import (
     NO_PAYLOADS,
@@ -23,7 +24,6 @@ from celery_sqs_visibility.policy.payload_pointers import (
     pointer_in,
 )
 from celery_sqs_visibility.policy.printable import UNPRINTABLE
-from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 
 logger = logging.getLogger(__name__)

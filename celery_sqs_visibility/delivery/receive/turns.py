@@ -14,8 +14,8 @@ from weakref import WeakSet, WeakValueDictionary
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.reservations import Held
+from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.queue_order import Order, QueueOrder
 
 

@@ -18,6 +18,7 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settlements import Park, Renew
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.parking import (
     LEAD_SECONDS,
     Limits,
@@ -26,7 +27,6 @@ from celery_sqs_visibility.policy.parking import (
     parks_so_far,
     wasted_receives,
 )
-from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
 
 

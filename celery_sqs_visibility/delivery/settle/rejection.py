@@ -18,7 +18,7 @@ from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide,
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Unreadable, emit, log_safely
 from celery_sqs_visibility.policy.attempts import is_no_task_for_good
-from celery_sqs_visibility.policy.queue_options import OptionsOfQueue
+from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN, DecodedMessage
 from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTES
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.policy.content_options import DEFAULT_LIMITS
+from celery_sqs_visibility.policy.options import DEFAULT_LIMITS
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, ReadablePayloads, pointer_in
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.content_bounds import check_content

@@ -9,9 +9,8 @@ from enum import Enum
 from typing import Any
 
 from celery_sqs_visibility.aws.redrive import Redrive, parse_redrive_policy
-from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.options import Options, QueueOptions, entry_for
 from celery_sqs_visibility.policy.queue_attributes import ARN, RETENTION
-from celery_sqs_visibility.policy.queue_options import QueueOptions, entry_for
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 

@@ -32,7 +32,7 @@ from celery_sqs_visibility.operate.found_queues import FoundQueue, dead_letter_q
 from celery_sqs_visibility.operate.invocation import own_command
 from celery_sqs_visibility.operate.parallel import for_each
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined_queues import predefined_queue
+from celery_sqs_visibility.policy.predefined import predefined_queue
 from celery_sqs_visibility.policy.retry_delays import choose_delay
 from celery_sqs_visibility.stores.guarded import PROBED_KEY
 from celery_sqs_visibility.task.base import VisibilityTask

@@ -10,7 +10,7 @@ from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
 from celery_sqs_visibility.operate.invocation import counted
 from celery_sqs_visibility.policy.durations import spoken
-from celery_sqs_visibility.policy.queue_options import QueueOptions
+from celery_sqs_visibility.policy.options import QueueOptions, default_heartbeat
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.worker.grace_period import ECS_STOP_SECONDS, GRACE_VARIABLE, MARGIN_SECONDS
 
@@ -102,7 +102,7 @@ def check_heartbeat(facts: Facts) -> Iterator[Finding]:
                 f"heartbeat_interval is {spoken(own.heartbeat_interval)}, so that a message is extended so "
                 "shortly before it comes back",
                 "A request that is throttled or slow comes too late, and the task runs twice.",
-                option("heartbeat_interval", own.visibility_timeout / 3, entry),
+                option("heartbeat_interval", default_heartbeat(own.visibility_timeout), entry),
             )
         elif own.visibility_timeout > LONGEST_VISIBILITY_SECONDS:
             yield _long_timeout(entry, own, names)

@@ -19,9 +19,9 @@ from celery_sqs_visibility.operate.metrics.periodic import Job, Periodic
 from celery_sqs_visibility.operate.metrics.recorder import Recorder
 from celery_sqs_visibility.operate.metrics.series import Series
 from celery_sqs_visibility.operate.metrics.worker_state import show_state, worker_state
-from celery_sqs_visibility.policy.metrics_options import EMF, OPENTELEMETRY, PROMETHEUS
+from celery_sqs_visibility.policy.option_parsers import EMF, OPENTELEMETRY, PROMETHEUS
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined_queues import name_at_sqs
+from celery_sqs_visibility.policy.predefined import name_at_sqs
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.operate.metrics.sampler import Sampler

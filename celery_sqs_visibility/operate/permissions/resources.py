@@ -15,7 +15,7 @@ from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_a
 from celery_sqs_visibility.policy.arns import arn_of, partition_of
 from celery_sqs_visibility.policy.control_names import exchange_prefix
 from celery_sqs_visibility.policy.permissions import BROADCASTS
-from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue, predefined_queue
+from celery_sqs_visibility.policy.predefined import PredefinedQueue, predefined_queue
 from celery_sqs_visibility.policy.provisioning import plan_queues
 from celery_sqs_visibility.policy.queue_attributes import KEY, REDRIVE_POLICY, key_in
 from celery_sqs_visibility.policy.queue_names import sqs_name

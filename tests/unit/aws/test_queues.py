@@ -16,7 +16,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
     UnreachableError,
 )
-from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
+from celery_sqs_visibility.policy.predefined import PredefinedQueue
 
 ELSEWHERE = Location("eu-west-1", "https://sqs.eu-west-1.amazonaws.com")
 

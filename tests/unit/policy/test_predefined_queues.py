@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined_queues import (
+from celery_sqs_visibility.policy.predefined import (
     BackoffPolicy,
     PredefinedQueue,
     parse_predefined_queues,

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.errors import TooLargeError
-from celery_sqs_visibility.policy.content_options import DEFAULT_LIMITS
-from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.options import DEFAULT_LIMITS, Options
 from celery_sqs_visibility.transport.content_bounds import check_content
 
 JSON, YAML, MSGPACK = "application/json", "application/x-yaml", "application/x-msgpack"

@@ -18,7 +18,7 @@ from celery_sqs_visibility.errors import (
     TLSError,
     UnavailableError,
 )
-from celery_sqs_visibility.policy.predefined_queues import PredefinedQueue
+from celery_sqs_visibility.policy.predefined import PredefinedQueue
 from celery_sqs_visibility.worker.beat import check_settings
 
 URL = "https://sqs.eu-west-1.amazonaws.com/1/q"
