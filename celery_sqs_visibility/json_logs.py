@@ -20,7 +20,7 @@ from celery.app import trace
 from celery.utils.log import get_multiprocessing_logger
 from kombu.utils.encoding import safe_repr, safe_str
 
-from celery_sqs_visibility.delivery.event_log import Fields, log_event
+from celery_sqs_visibility.delivery.event_log import Fields, last_request, log_event
 from celery_sqs_visibility.events import subscribed
 
 #: The package's logger, which tells what happens to each message at DEBUG.
@@ -156,8 +156,7 @@ def _of_request(record: logging.LogRecord, named: list[str]) -> dict[str, Any]:
     Celery writes that a request is received or discarded before the request is in `celery.worker.state`.
     """
     requests = getattr(sys.modules.get("celery.worker.state"), "requests", {})
-    made_last = getattr(sys.modules.get("celery_sqs_visibility.worker.request"), "made_last", ())
-    for request in (*map(requests.get, named), *(refer() for refer in tuple(made_last))):
+    for request in (*map(requests.get, named), *(refer() for refer in tuple(last_request))):
         if request is not None and request.id in named:
             delivery = getattr(request, "delivery", None)
             told = {"task": request.name, "task_id": request.id}

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-from celery_sqs_visibility.control.event_exchanges import EventExchanges
 from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.mailbox import IsInTime, Mailbox, Put
+from celery_sqs_visibility.control.monitors import EventExchanges
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.clock import Clock

@@ -13,14 +13,17 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from celery_sqs_visibility.aws.attempts import attempt
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.control import wire
 from celery_sqs_visibility.control.event_feed import EventFeed
+from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import PASSING_ERRORS, SQSError
@@ -28,6 +31,7 @@ from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.event_batches import EventMessage
+from celery_sqs_visibility.policy.exchange_uses import Use, use_of
 
 logger = logging.getLogger(__name__)
 
@@ -118,19 +122,15 @@ class Monitors:
 
     def look(self, attempts: int = 1) -> None:
         """Ask SQS which monitors there are; with more attempts, again soon after an error that passes."""
-        for failures in range(1, attempts + 1):
-            try:
-                listed = self._queues.find(self._exchange)
-            except SQSError as error:
-                if failures == attempts or not isinstance(error, PASSING_ERRORS):
-                    self._cannot_list(error)
-                    return
-            else:
-                self._listen(listed)
-                self._forget_all_but(listed)
-                return
-            if self._pause(pause(failures)):
-                return
+        find = partial(self._queues.find, self._exchange)
+        try:
+            listed = attempt(find, PASSING_ERRORS, map(pause, range(1, attempts)), self._pause)
+        except SQSError as error:
+            if not self._closed.is_set():
+                self._cannot_list(error)
+            return
+        self._listen(listed)
+        self._forget_all_but(listed)
 
     def watch(self) -> None:
         """Look for monitors, in a thread, until none listens. Harmless if that goes on already."""
@@ -214,6 +214,90 @@ class Monitors:
             self._feeds = {url: feed for url, feed in self._feeds.items() if feed is not gone}
         gone.batch_threads.stop()
         logger.info("a monitor listens no more (queue=%s)", gone.queue.name)
+
+
+class EventExchanges:
+    """The events of each exchange (Celery's setting `event_exchange`). Any thread.
+
+    Args:
+        queues: the directory of control queues.
+        clock: the clock.
+        in_worker: whether this is the main process of a worker.
+        use_here: what an exchange is for, as the apps of this process name theirs.
+    """
+
+    def __init__(
+        self,
+        queues: ControlQueues,
+        clock: Clock,
+        in_worker: Callable[[], bool],
+        use_here: Callable[[str], Use | None],
+    ) -> None:
+        self._queues = queues
+        self._clock = clock
+        self._in_worker = in_worker
+        self._use_here = use_here
+        self._lock = ProcessLock()  # guards what follows
+        self._monitors: dict[str, Monitors] = {}  # by exchange
+        self._inboxes: dict[str, tuple[str, Inbox]] = {}  # with its exchange, by Celery's name of the queue
+
+    def publish(self, exchange: str, message: dict[str, Any]) -> None:
+        """Send kombu's message to the monitors that listen. See `Monitors.publish`."""
+        self._of(exchange).publish(message)
+
+    def consume(self, queue: str, exchange: str, inbox: Inbox) -> None:
+        """An inbox was made, perhaps for events: then this process is a monitor."""
+        if use_of(exchange) is not Use.COMMANDS:
+            with self._lock:
+                self._inboxes[queue] = exchange, inbox
+
+    def cancel(self, queue: str) -> None:
+        """The queue is consumed no more."""
+        with self._lock:
+            self._inboxes.pop(queue, None)
+
+    @property
+    def listens(self) -> bool:
+        """Whether this process is a monitor."""
+        return bool(self._inboxes)
+
+    def announced(self, command: dict[str, Any]) -> dict[str, Any]:
+        """The command, which names this process's queues of events, if any: so that workers hear of them.
+
+        Raises:
+            SQSError: such a queue cannot be made.
+        """
+        with self._lock:
+            inboxes = list(self._inboxes.values())
+        if not inboxes:
+            return command
+        addresses: dict[str, list[str]] = {}
+        for exchange, inbox in inboxes:
+            addresses.setdefault(exchange, []).append(inbox.address())
+        return {**command, "headers": {**(command.get("headers") or {}), wire.MONITORS: addresses}}
+
+    def heard(self, announced: Mapping[str, Sequence[str]]) -> None:
+        """A command has named monitors, by exchange, of which this process heeds its own. No request."""
+        for exchange, addresses in announced.items():
+            if self._use_here(exchange) is Use.EVENTS:
+                self._of(exchange).told(addresses)
+
+    def close(self, timeout: float) -> None:
+        """Send the events that wait, for some seconds at the most, and end the threads."""
+        until = self._clock.monotonic() + timeout
+        for monitors in list(self._monitors.values()):
+            monitors.flush(max(0.0, until - self._clock.monotonic()))
+            monitors.close()
+
+    def _of(self, exchange: str) -> Monitors:
+        with self._lock:
+            if (monitors := self._monitors.get(exchange)) is None:
+                in_worker = self._in_worker()
+                monitors = Monitors(exchange, self._queues, self._clock, in_worker=in_worker)
+                self._monitors[exchange] = monitors
+                if in_worker:
+                    monitors.watch()
+            return monitors
 
 
 def _spread(seconds: float) -> float:

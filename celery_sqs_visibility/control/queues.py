@@ -42,8 +42,8 @@ LIST_SECONDS: Final = 10
 #: Most requests at once of one broadcast.
 MOST_THREADS: Final = 32
 
-#: Attempts at one message, if SQS does not answer the first.
-ATTEMPTS: Final = 2
+#: Before a second attempt at one message, where the error of the first passes.
+PAUSES: Final = (0.0,)
 
 #: Attempts to delete the queue of a process that ends, which has little time.
 DELETE_ATTEMPTS: Final = 3
@@ -186,17 +186,13 @@ class ControlQueues:
         return listed
 
     def _try(self, body: str, url: str) -> SQSError | None:
-        error: SQSError | None = None
-        for _ in range(ATTEMPTS):
-            try:
-                self.sqs.send(url, OutgoingMessage(body, repeatable=True))
-            except PASSING_ERRORS as passing:
-                error = passing
-            except SQSError as final:
-                return final
-            else:
-                return None
-        return error
+        try:
+            attempt(
+                partial(self.sqs.send, url, OutgoingMessage(body, repeatable=True)), PASSING_ERRORS, PAUSES
+            )
+        except SQSError as error:
+            return error
+        return None
 
     def _forget(self, exchange: str, gone: Collection[str]) -> None:
         with self._lock:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from celery_sqs_visibility.aws.attempts import attempt, pauses_until
 from celery_sqs_visibility.aws.port import SQS, ReceivedMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.control import wire
-from celery_sqs_visibility.control.event_exchanges import EventExchanges
 from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.mailbox import IsInTime, Mailbox, Put, never
 from celery_sqs_visibility.control.members import Members
+from celery_sqs_visibility.control.monitors import EventExchanges
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.control.replies import Replies
 from celery_sqs_visibility.control.reply_sender import ReplySender
@@ -25,7 +25,6 @@ from celery_sqs_visibility.errors import (
     SQSError,
     UnreadableError,
 )
-from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.exchange_uses import Use, replies_of, use_of
 from celery_sqs_visibility.policy.options import Options
@@ -116,20 +115,12 @@ class RemoteControl:
             SQSError: it could not be sent, for some seconds if the error is one that passes.
         """
         until = self._clock.monotonic() + BROADCAST_SECONDS
-        command_id, failures = wire.new_id(), 0
         self._commanded.add(exchange)
         # The caller waits that long once this method has returned (kombu/pidbox.py: `Mailbox._broadcast`).
         expires = (message.get("headers") or {}).get(wire.EXPIRES)
         expires_in = expires - self._clock.wall() if expires else None
-        while True:
-            try:
-                return self._broadcast(exchange, message, command_id, expires_in)
-            except PASSING_ERRORS:
-                failures += 1
-                left = until - self._clock.monotonic()
-                if left <= 0:
-                    raise
-                threading.Event().wait(min(left, pause(failures)))
+        send = partial(self._broadcast, exchange, message, wire.new_id(), expires_in)
+        attempt(send, PASSING_ERRORS, pauses_until(until, self._clock))
 
     def _broadcast(
         self, exchange: str, message: dict[str, Any], command_id: str, expires_in: float | None

@@ -9,10 +9,12 @@ celery_sqs_visibility/task/failure_log.py.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
-from typing import Final
+from typing import Any, Final
+from weakref import ref
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.events import DeliveryEvent, Facts, subscribe, subscribed
@@ -47,6 +49,11 @@ _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
 #: Seconds since the epoch, in a plain log a date. The others are left out there: the line has a time.
 EPOCH_FIELD: Final = "first_received"
 UNTOLD_FIELDS: Final = {"received", "sent"}
+
+
+#: The request that was made last, about which Celery logs before `celery.worker.state` has it. Weak, since a
+#: run that nobody refers to gives back its slot (`receive/turns.py`).
+last_request: Final[deque[ref[Any]]] = deque(maxlen=1)
 
 
 class Fields(dict[str, object]):

@@ -1,20 +1,41 @@
-"""A store that nobody waits for twice: behind a circuit breaker."""
+"""The store of an option, and a store behind a circuit breaker, for which nobody waits twice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from celery_sqs_visibility.aws.breaker import Breaker, StartThread
+from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.exclusive import StoreAddress
 from celery_sqs_visibility.stores.port import Acquisition, ExclusiveStore, Renewal
 
 T = TypeVar("T")
 
 #: The probe releases this key, which nobody has: a request as any other, of the same permission.
 PROBED_KEY: Final = "celery_sqs_visibility:probe"
+
+
+def open_store(address: StoreAddress, settings: ClientSettings) -> ExclusiveStore:
+    """The store of this process, without a request. `settings` are those of SQS: region, credentials, role.
+
+    Raises:
+        OptionError: a package is missing, or refuses the address.
+    """
+    if address.is_redis:
+        from celery_sqs_visibility.stores.redis import RedisStore  # noqa: PLC0415 - one of the two
+
+        return RedisStore(address.url)
+    from celery_sqs_visibility.stores.dynamodb import DynamoDBStore  # noqa: PLC0415 - one of the two
+
+    # The endpoint is that of SQS; DynamoDB's is botocore's to know (AWS_ENDPOINT_URL_DYNAMODB).
+    return DynamoDBStore(
+        address.table, replace(settings, endpoint_url=None, region=address.region or settings.region)
+    )
 
 
 class GuardedStore(ExclusiveStore):

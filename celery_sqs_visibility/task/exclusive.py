@@ -176,12 +176,6 @@ def broker_context(app: Any) -> BrokerContext | None:
         return connection.transport.context if isinstance(connection.transport, Transport) else None
 
 
-def store_of(app: Any) -> ExclusiveStore | None:
-    """The store that the app's option `exclusive_store` names, if it names one. No request."""
-    context = broker_context(app)
-    return None if context is None else context.exclusive_store
-
-
 def key_rule(cls: type, task: Any = None) -> Callable[[Any, Any], Any] | None:
     """What makes a key of (args, kwargs), of the attribute `exclusive`; `None` for the task's id, or no key.
 

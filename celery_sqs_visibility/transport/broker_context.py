@@ -142,8 +142,7 @@ class BrokerContext:
         """
         if self.options.exclusive_store is None:
             return None
-        from celery_sqs_visibility.stores.guarded import GuardedStore  # noqa: PLC0415 - few need it
-        from celery_sqs_visibility.stores.opening import open_store  # noqa: PLC0415
+        from celery_sqs_visibility.stores.guarded import GuardedStore, open_store  # noqa: PLC0415 - few need it
 
         return GuardedStore(open_store(self.options.exclusive_store, self.client_settings), start_thread)
 

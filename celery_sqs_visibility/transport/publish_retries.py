@@ -7,14 +7,13 @@ body and forget the results of its members (celery/backends/base.py: `on_chord_p
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, TypeVar
 
+from celery_sqs_visibility.aws.attempts import attempt, pauses_until
 from celery_sqs_visibility.errors import PASSING_ERRORS, CredentialsRefusedError
-from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 #: kombu publishes again after these: errors that pass, and refused credentials, which rotation may replace.
@@ -39,17 +38,9 @@ def clear_deadline() -> None:
     _deadline.set(0.0)
 
 
-def until_deadline(attempt: Callable[[], T]) -> T:
-    """Call `attempt`, again until the deadline while its error passes by itself. The publishing thread."""
-    failures = 0
-    while True:
-        try:
-            return attempt()
-        except PASSING_ERRORS:
-            if SYSTEM_CLOCK.monotonic() >= _deadline.get():
-                raise
-            failures += 1
-            threading.Event().wait(pause(failures))
+def until_deadline(request: Callable[[], T]) -> T:
+    """Call `request`, again until the deadline while its error passes by itself. The publishing thread."""
+    return attempt(request, PASSING_ERRORS, pauses_until(_deadline.get(), SYSTEM_CLOCK))
 
 
 class PublishAttempts:

@@ -9,7 +9,6 @@ safe from any thread, and does no I/O.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +22,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from celery_sqs_visibility.delivery.endings import measure_run
-from celery_sqs_visibility.delivery.event_log import fields_of
+from celery_sqs_visibility.delivery.event_log import fields_of, last_request
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Lapse, Release
 from celery_sqs_visibility.events import log_safely
@@ -37,11 +36,6 @@ from celery_sqs_visibility.worker.settling_request import SettlingRequest
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
-
-#: The request that was made last, of which Celery writes before it is in `state.requests`: for JSON lines.
-#: Weak, since a run that nobody refers to gives back its slot (`delivery/receive/turns.py`).
-made_last: Final[deque[ref[DeliveryRequest]]] = deque(maxlen=1)
-
 
 #: What ends a run at once: its message is another worker's.
 KILL_SIGNAME: Final = "SIGKILL"
@@ -77,7 +71,7 @@ class DeliveryRequest(SettlingRequest):
             return
         self.delivery = delivery = delivery.current
         delivery.carrier = weak = ref(self)
-        made_last.append(weak)
+        last_request.append(weak)
         if self.is_early:
             delivery.acknowledged_early = True
         self._describe(delivery)

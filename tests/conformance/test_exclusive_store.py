@@ -16,8 +16,8 @@ from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 from celery_sqs_visibility.policy.exclusive import store_address
 from celery_sqs_visibility.stores.dynamodb import DynamoDBStore
+from celery_sqs_visibility.stores.guarded import open_store
 from celery_sqs_visibility.stores.memory import MemoryStore
-from celery_sqs_visibility.stores.opening import open_store
 from celery_sqs_visibility.stores.port import Acquired, Processed, Processing, Renewal
 from celery_sqs_visibility.stores.redis import TIMEOUT_SECONDS, RedisStore
 

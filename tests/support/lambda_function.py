@@ -20,7 +20,7 @@ from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.delivery import lease_table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.serverless.sqs_event import MEMBERS
-from celery_sqs_visibility.stores import opening
+from celery_sqs_visibility.stores import guarded
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.transport import broker_clients, broker_context
 
@@ -65,7 +65,7 @@ class World:
         self.payloads = FakeObjectStore()
         monkeypatch.setattr(broker_clients, "S3ObjectStore", lambda _settings, _bucket: self.payloads)
         self.keys = MemoryStore(self.clock)
-        monkeypatch.setattr(opening, "open_store", lambda _address, _settings: self.keys)
+        monkeypatch.setattr(guarded, "open_store", lambda _address, _settings: self.keys)
         self.dead = factories.queue(self.sqs, "dead")
         self.queue = factories.queue(self.sqs, name, **({"letters": self.dead} | queue))
         self.app = Celery("function", set_as_current=False, task_cls=VisibilityTask)

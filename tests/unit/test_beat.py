@@ -15,7 +15,7 @@ from celery.schedules import BaseSchedule, crontab, schedule
 
 from celery_sqs_visibility.beat import CLAIM_SECONDS, Scheduler, SendsOnce
 from celery_sqs_visibility.errors import StoreError
-from celery_sqs_visibility.stores import opening
+from celery_sqs_visibility.stores import guarded
 from celery_sqs_visibility.stores.memory import MemoryStore
 
 START = datetime(2026, 3, 4, 10, 7, 17, tzinfo=timezone.utc)
@@ -139,7 +139,7 @@ def test_while_the_store_is_away_tasks_are_sent(beat, caplog):
 def store(monkeypatch):
     """The store of an app with the option `exclusive_store`."""
     store = MemoryStore()
-    monkeypatch.setattr(opening, "open_store", lambda _address, _settings: store)
+    monkeypatch.setattr(guarded, "open_store", lambda _address, _settings: store)
     return store
 
 

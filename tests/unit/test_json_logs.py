@@ -17,7 +17,6 @@ from support.factories import running
 from celery_sqs_visibility import JSONFormatter, VisibilityTask, events, json_logs, log_json
 from celery_sqs_visibility.delivery.event_log import Fields, fields_of, listen, log_event
 from celery_sqs_visibility.events import Extended, Facts, subscribed
-from celery_sqs_visibility.worker import request as worker_request
 
 FACTS = Facts("q", "m1", 2, 0.0, "tasks.add", "id-1", attempt=2)
 
@@ -118,7 +117,7 @@ def test_a_line_of_celerys_about_a_request_has_its_message(monkeypatch):
     line = line_of("Discarding revoked task: %s[%s]", "tasks.add", "id-1")
     assert (line["message_id"], line["attempt"]) == ("m1", 2)
     monkeypatch.delitem(state.requests, "id-1")
-    monkeypatch.setattr(worker_request, "made_last", [lambda: request])
+    monkeypatch.setattr(json_logs, "last_request", [lambda: request])
     assert line_of("received", {"id": "id-1"}, data={"id": "id-1"})["message_id"] == "m1"
     assert "message_id" not in line_of("received", {"id": "id-2"}, data={"id": "id-2"})
 

@@ -26,7 +26,7 @@ from celery_sqs_visibility.stores.guarded import GuardedStore
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import Acquired, Processed, Processing
 from celery_sqs_visibility.task import exclusive
-from celery_sqs_visibility.task.exclusive import NotRun, Spent, exclusive_key, store_of
+from celery_sqs_visibility.task.exclusive import NotRun, Spent, broker_context, exclusive_key
 
 KEY = "one:a"
 OWNERSHIP = {"key": KEY, "owner": "run", "error": "", "published_retries": 0, "spent": False}
@@ -379,7 +379,7 @@ def test_an_error_of_the_callable_names_the_task(app):
 def test_the_store_of_an_app_is_that_of_its_option(broker, options, kind):
     with Celery("stores", set_as_current=False, broker=broker) as app:
         app.conf.broker_transport_options = options
-        assert type(store_of(app)) is kind
+        assert type(getattr(broker_context(app), "exclusive_store", None)) is kind
 
 
 @pytest.mark.parametrize("options", [{"exclusive": "yes"}, {"exclusive": 1}, {"exclusive_ttl": -1}])

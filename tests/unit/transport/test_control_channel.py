@@ -13,6 +13,7 @@ from kombu.pidbox import Mailbox
 from support.factories import requests
 from support.processes import SOON, wait_until
 
+from celery_sqs_visibility.aws import attempts
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.control import members, remote
 from celery_sqs_visibility.errors import (
@@ -229,7 +230,7 @@ def test_a_command_that_sqs_does_not_take_is_an_error_after_a_few_attempts(site,
 
 def test_a_command_is_tried_until_its_time_is_over_and_then_waits_for_its_replies(site, nodes, monkeypatch):
     monkeypatch.setattr(remote, "BROADCAST_SECONDS", 1.0)
-    monkeypatch.setattr(remote, "pause", lambda _: 60.0)
+    monkeypatch.setattr(attempts, "pause", lambda _: 60.0)
     nodes.start("a@host")
     site.sqs.fail_next("ListQueues", UnavailableError("not now"))
     mailbox = Mailbox("celery", type="fanout")(site.connect(**ON))

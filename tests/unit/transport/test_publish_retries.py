@@ -9,6 +9,7 @@ import pytest
 from kombu.exceptions import OperationalError
 from support.kombu_site import declared_queue
 
+from celery_sqs_visibility.aws import attempts
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     CredentialsRefusedError,
@@ -25,7 +26,7 @@ def intervals(monkeypatch):
     """The failures in a row before each of kombu's retries, of which none waits."""
     intervals = []
     monkeypatch.setattr(transport, "retry_interval", lambda _, failures: intervals.append(failures) or 0)
-    monkeypatch.setattr(publish_retries, "pause", lambda _failures: 0)
+    monkeypatch.setattr(attempts, "pause", lambda _failures: 0)
     return intervals
 
 

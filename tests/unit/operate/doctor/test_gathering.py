@@ -19,7 +19,7 @@ from celery_sqs_visibility.operate.doctor.checks import findings_of
 from celery_sqs_visibility.operate.doctor.facts import Right
 from celery_sqs_visibility.operate.doctor.gathering import gather, settings_of
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.stores import opening
+from celery_sqs_visibility.stores import guarded
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.transport import broker_context
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -241,7 +241,7 @@ def test_settings_are_those_that_the_user_gave(app):
     ids=["none", "well", "unreachable", "refusing"],
 )
 def test_a_store_that_cannot_be_used_is_found(app, sqs, monkeypatch, store, problem):
-    monkeypatch.setattr(opening, "open_store", lambda _address, _settings: store)
+    monkeypatch.setattr(guarded, "open_store", lambda _address, _settings: store)
     monkeypatch.setattr(broker_context, "start_thread", lambda _target, _name: None)
     options = {} if store is None else {"exclusive_store": "redis://keys"}
     assert facts_of(app, sqs, **options).store_problem == problem

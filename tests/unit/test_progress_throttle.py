@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.progress import ProgressThrottle
+from celery_sqs_visibility.progress import ProgressThrottle
 
 NOW = 1000.0
 STEPS = st.lists(st.floats(0, 5), max_size=300)
