@@ -6,6 +6,8 @@ BIN := $(CURDIR)/$(VENV)/bin
 # An emulator fast enough not to be the limit, apart from the others since it pins botocore.
 EMULATOR_VENV := benchmarks/.venv
 EMULATOR := $(EMULATOR_VENV)/.installed
+# Other task queues on SQS, whose boto3 is another.
+PEERS := benchmarks/.peers/.installed
 # A monitor that needs other versions of what the tests have.
 EXPORTER := .venvs/exporter/.installed
 # One for each version of Celery and kombu that we claim.
@@ -56,7 +58,7 @@ soak: $(INSTALLED) ## Watch a worker at full load for ten minutes, or MINUTES=n
 	@$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10)
 
 # A quarter of an hour, on a machine that does nothing else.
-bench: $(INSTALLED) $(EMULATOR) ## Run the benchmarks and rewrite docs/benchmarks.md
+bench: $(INSTALLED) $(EMULATOR) $(PEERS) ## Run the benchmarks and rewrite docs/benchmarks.md
 	@$(BIN)/python benchmarks/bench.py --write docs/benchmarks.md --json docs/benchmarks/run.json
 
 # The bounds of older Celerys too, and the page of the newest.
@@ -89,7 +91,7 @@ package: $(INSTALLED) ## Build wheel and sdist into dist/, check them, and insta
 	@$(BIN)/python -m pytest tests/package/check_distributions.py
 
 clean: ## Remove the virtual environments and all caches
-	rm -rf $(VENV) $(MATRIX) $(EMULATOR_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(MATRIX) $(EMULATOR_VENV) benchmarks/.peers build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call install,ENVIRONMENT,ARGUMENTS): uv where it is installed; venv and pip where not, and a pip that knows --group.
@@ -122,6 +124,9 @@ $(MATRIX)/sdist/.installed:
 
 $(EMULATOR): Makefile
 	$(call install,$(EMULATOR_VENV),ministack==1.5.33)
+
+$(PEERS): Makefile
+	$(call install,benchmarks/.peers,dramatiq==2.2.1 dramatiq-sqs==0.4.4 taskiq==0.13.0 taskiq-aio-sqs==2.1.1)
 
 $(EXPORTER): pyproject.toml constraints.txt
 	@mkdir -p $(MATRIX)

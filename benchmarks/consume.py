@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 
 import redis
 from contenders import KOMBU, KOMBU_EAGER, REDIS, VISIBILITY
+from floor import FLOOR, measure_floor
 from meter import Clockwork, Meter, metered
+from peers import PEERS
 from playing import PlayedQueue, bodies_in
 from queues import fill, new_name
 from results import Result
@@ -27,7 +29,7 @@ def measure(arguments, servers):
     """All contenders in each pool and at each latency, in rounds: what else the machine does befalls all.
 
     Redis where it is, without latency. Ours once more without an emulator, which shares the machine with the
-    worker as Redis hardly does.
+    worker as Redis hardly does. Celery's floor, which has no broker.
     """
     cases = [
         (result, run) for result, run in all_cases(arguments, servers) if arguments.only in result.contender
@@ -43,7 +45,7 @@ def all_cases(arguments, servers):
     sqs, directory = servers.sqs, servers.directory
     for pool, seconds in itertools.product(arguments.pool, arguments.latency):
         case = f"{1000 * seconds:g} ms, {pool}"
-        for contender in CONTENDERS:
+        for contender in (*CONTENDERS, *(peer for peer in PEERS if peer.installed)):
             tasks = max(LEAST, int(arguments.tasks * contender.share))
             run = partial(on_sqs, contender, tasks, seconds, pool, sqs, directory)
             yield Result(NAME, case, contender.name), run
@@ -52,12 +54,18 @@ def all_cases(arguments, servers):
     for pool in arguments.pool if servers.redis else ():
         run = partial(on_redis, arguments.tasks, pool, servers.redis, directory)
         yield Result(NAME, f"no latency, {pool}", REDIS.name), run
+    for pool in arguments.pool:
+        run = partial(measure_floor, arguments.tasks, pool, directory)
+        yield Result(NAME, f"no broker, {pool}", FLOOR.name), run
 
 
 def on_sqs(contender, tasks, seconds, pool, server, directory, *, played=False):
     """One run, from the first message received to the last deleted; `played`: the proxy answers by itself."""
     queue = new_name()
-    fill(server, queue, "nothing", tasks)
+    if contender in PEERS:
+        contender.fill(server, queue, tasks)
+    else:
+        fill(server, queue, "nothing", tasks)
     answerers = [PlayedQueue(bodies_in(server, queue))] if played else []
     clockwork = Clockwork()
     clockwork.watch(proxy=os.getpid(), server=server.pid)
@@ -71,6 +79,7 @@ def work(contender, proxy, queue, directory, meter, **options):
     """Have a worker do the tasks that a meter waits for."""
     with contender.worker(proxy.port, queue, directory, **options) as worker:
         meter.clockwork.watch(main=worker.pid)
+        meter.clockwork.watch_tree(worker=worker.pid)
         if not meter.done.wait(DEADLINE):
             raise TimeoutError(f"{meter.deleted} tasks were done. The log:\n{worker.log[-2000:]}")
 
@@ -82,6 +91,7 @@ def figures(first, last, tasks):
         "tasks_per_s": tasks / took,
         "requests_per_task": (last.requests - first.requests) / tasks,
         "main_CPU_ms_per_task": 1000 * spent["main"] / tasks,
+        "worker_CPU_ms_per_task": 1000 * spent["worker"] / tasks,
         "main_cores": spent["main"] / took,
         "proxy_cores": spent.get("proxy", 0) / took,
         "server_cores": spent["server"] / took,
@@ -112,6 +122,7 @@ def on_redis(tasks, pool, server, directory):
 
     with REDIS.worker(port, queue, directory, pool=pool) as worker:
         clockwork.watch(main=worker.pid)
+        clockwork.watch_tree(worker=worker.pid)
         until = time.monotonic() + DEADLINE
         while ask("LLEN", queue) >= tasks:
             _rest(until, worker)

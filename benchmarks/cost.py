@@ -25,7 +25,7 @@ from cost_kinds import KINDS
 
 #: Bytecodes are those of one version of Python, and so are bounds.
 PYTHON = (3, 11)
-PACKAGES = ("celery", "kombu", "billiard", "vine")
+PACKAGES = ("celery", "kombu", "billiard", "vine", "botocore", "urllib3")
 MESSAGES = 1000
 FEW = 200  # instructions take long to count
 SECONDS = 300

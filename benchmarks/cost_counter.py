@@ -15,7 +15,7 @@ from dataclasses import dataclass
 OURS = "celery_sqs_visibility"
 FAKE = f"{OURS}.aws.fake"
 CHARGED = (OURS, "celery", "kombu", "billiard", "vine")
-BENCHMARKS = ("cost", "growth", "__main__")
+BENCHMARKS = ("cost", "free_broker", "growth", "__main__")
 
 
 @dataclass

@@ -54,4 +54,7 @@ KINDS = {
     "extension": Kind("extend"),
     "floor, idle minute": _floor(work="idle"),
     "idle minute": Kind("idle", floor="floor, idle minute"),
+    "request that receives ten": Kind("receive_ten"),
+    "request that deletes ten": Kind("delete_ten"),
+    "request that sends one": Kind("send_one"),
 }

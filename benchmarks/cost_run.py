@@ -10,14 +10,19 @@ import traceback
 from collections import deque
 from functools import partial
 
+import cost_server
 import cost_worlds as worlds
 from celery import Celery
 from cost_counter import Counter
 from cost_instructions import Instructions
 from cost_kinds import KINDS
+from free_broker import FreeBroker
 from kombu import Queue
 
 from celery_sqs_visibility import VisibilityTask, publish_batch
+from celery_sqs_visibility.aws.boto import BotoSQS
+from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 
 TOGETHER = 10  # messages of a request
@@ -31,7 +36,7 @@ def make_app(kind):
     app = Celery("cost", task_cls=VisibilityTask if kind.visibility else None)
     app.conf.update(task_acks_late=not kind.early, worker_hijack_root_logger=False)
     if kind.free:
-        app.conf.update(broker_url="memory://localhost", broker_transport="cost_worlds:FreeBroker")
+        app.conf.update(broker_url="memory://localhost", broker_transport="free_broker:FreeBroker")
     else:
         app.conf.update(broker_transport="celery_sqs_visibility", broker_transport_options=kind.options)
     app.conf.task_queues = [Queue(name) for name in kind.queues]
@@ -49,18 +54,18 @@ class FreeSupply:
     def __init__(self, app, queues, messages, _sqs):
         for number in range(messages):
             app.tasks["noop"].apply_async([number], queue=queues[number % len(queues)])
-        waiting = worlds.FreeBroker.waiting
+        waiting = FreeBroker.waiting
         self._stock = {name: deque(waiting[name]) for name in queues}
         for name in queues:
             waiting[name].clear()
 
     def feed(self):
         for name, stock in self._stock.items():
-            worlds.FreeBroker.waiting[name].extend(stock.popleft() for _ in range(min(TOGETHER, len(stock))))
+            FreeBroker.waiting[name].extend(stock.popleft() for _ in range(min(TOGETHER, len(stock))))
 
     @property
     def left(self):
-        return sum(map(len, worlds.FreeBroker.waiting.values()))
+        return sum(map(len, FreeBroker.waiting.values()))
 
     def work(self, _consumer):
         """There are no threads."""
@@ -223,7 +228,28 @@ def send_batch(sender):
         sender._conclude(sent, outcome)
 
 
+def ask(action, counter, requests):
+    """Requests of a real client, over a real connection, to a server that answers at once."""
+    options = ReceiveOptions(120, ("ApproximateReceiveCount", "SentTimestamp"), ("All",), None)
+    with cost_server.running() as url:
+        sqs = BotoSQS(ClientSettings("us-east-1", url, access_key_id="made-up", secret_access_key="made-up"))
+        handles = [cost_server.HANDLE] * TOGETHER
+        queue = sqs.queue_url("celery")
+        asked = {
+            "receive_ten": lambda: sqs.receive(queue, TOGETHER, 20, options),
+            "delete_ten": lambda: sqs.delete(queue, handles),
+            "send_one": lambda: sqs.send(queue, OutgoingMessage(cost_server.message(0)["Body"])),
+        }[action]
+        for counted, many in enumerate((TOGETHER, requests)):
+            if counted:
+                counter.start()
+            for _ in range(many):
+                asked()
+        counter.stop()
+
+
 CONSUMING = {"consume": consume, "extend": extend, "idle": idle}
+ASKING = ("receive_ten", "delete_ten", "send_one")
 PUBLISHING = {"publish": publish, "publish_batch": publish_in_a_block}
 
 
@@ -276,6 +302,9 @@ def main():
     logging.basicConfig(level=logging.WARNING)
     kind, messages = KINDS[arguments.kind], arguments.messages
     counter = Instructions() if arguments.instructions else Counter()
+    if kind.work in ASKING:
+        ask(kind.work, counter, messages)
+        finish(counter)
     sqs = worlds.single_threaded_sqs(counter)
     app = make_app(kind)
     if kind.work in CONSUMING:

@@ -1,4 +1,4 @@
-"""What stands around what is counted: clock, SQS, a broker that costs nothing, pools that answer at once.
+"""What stands around what is counted: clock, SQS, pools that answer at once.
 
 Nothing here is counted but what it calls.
 """
@@ -8,17 +8,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import defaultdict, deque
 from functools import partial
 from types import SimpleNamespace
-from typing import ClassVar
 
 import paths  # noqa: F401
 from billiard.pool import TASK, ApplyResult
 from billiard.reduction import ForkingPickler
 from celery.concurrency import thread
 from celery.concurrency.base import BasePool
-from kombu.transport import virtual
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery import threads
@@ -177,49 +174,3 @@ class AtOnce:
 
     def shutdown(self, **_):
         pass
-
-
-# A broker that costs nothing
-
-
-class FreeQoS(virtual.QoS):
-    restore_at_shutdown = False
-
-    def append(self, message, delivery_tag):
-        pass
-
-
-class FreeChannel(virtual.Channel):
-    """Its queues are in memory, and acknowledgements do nothing."""
-
-    QoS = FreeQoS
-    do_restore = False
-    queues: ClassVar = defaultdict(deque)
-
-    def _put(self, queue, message, **_):
-        self.queues[queue].append(message)
-
-    def _size(self, queue):
-        return len(self.queues[queue])
-
-    def basic_ack(self, delivery_tag, multiple=False):  # noqa: FBT002 - kombu's
-        pass
-
-
-class FreeBroker(virtual.Transport):
-    """Celery's own share of a task is what it costs here."""
-
-    Channel = FreeChannel
-    driver_type = driver_name = "free"
-    implements = virtual.Transport.implements.extend(asynchronous=True)
-    waiting = FreeChannel.queues
-
-    def register_with_event_loop(self, _connection, loop):
-        readable, self._written = os.pipe()
-        os.write(self._written, b"\0")
-        loop.add_reader(readable, self._deliver_ten)
-
-    def _deliver_ten(self):
-        for queue, messages in self.waiting.items():
-            for _ in range(min(10, len(messages))):
-                self._deliver(messages.popleft(), queue)

@@ -39,18 +39,24 @@ class Moment:
 
 @dataclass
 class Clockwork:
-    """Processes by name whose CPU time is read."""
+    """Processes by name whose CPU time is read; that of a tree is its descendants', too."""
 
     processes: dict[str, psutil.Process] = field(default_factory=dict)
+    trees: set[str] = field(default_factory=set)
 
     def watch(self, **pids):
         self.processes.update({name: psutil.Process(pid) for name, pid in pids.items()})
+
+    def watch_tree(self, **pids):
+        self.watch(**pids)
+        self.trees.update(pids)
 
     def now(self, requests=0):
         cpu = {}
         for name, process in self.processes.items():
             with contextlib.suppress(psutil.NoSuchProcess):
-                cpu[name] = sum(process.cpu_times()[:2])
+                descendants = process.children(recursive=True) if name in self.trees else []
+                cpu[name] = sum(sum(one.cpu_times()[:2]) for one in (process, *descendants))
         return Moment(time.monotonic(), requests, cpu)
 
 
