@@ -75,6 +75,9 @@ growth: $(INSTALLED) ## Measure what grows with size, rewrite docs/growth.md, an
 house: $(INSTALLED) ## Count the package's files, functions and docstrings, and five walks through it
 	@$(BIN)/python benchmarks/house.py
 
+picture: $(INSTALLED) ## Draw the rooms of docs/architecture.md from the contracts in pyproject.toml
+	@cd tests && $(BIN)/python -m support.rooms
+
 check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check

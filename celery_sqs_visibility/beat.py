@@ -1,4 +1,4 @@
-"""Several beats, one task: `celery beat -S celery_sqs_visibility.beat:Scheduler`.
+"""Schedulers for several beats: `celery beat -S celery_sqs_visibility.beat:Scheduler`.
 
 Each beat sends each periodic task, with a deduplication id that says when the task is due, and a FIFO queue
 takes the first. Before it sends to a standard queue it claims the due time in the store of exclusive tasks.

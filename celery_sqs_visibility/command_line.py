@@ -1,4 +1,4 @@
-"""Has the `celery` command say in one line why it cannot run, with exit status 1.
+"""Wrong settings as one line of the `celery` command, with exit status 1.
 
 Celery makes connections and binds tasks where it catches nothing (celery/bin/worker.py, beat.py and more), so
 that sixty lines of traceback would stand before the sentence. But click, which runs the commands, prints its

@@ -1,4 +1,4 @@
-"""Every error that this package raises at its users, and those that SQS answers with."""
+"""Errors: those that users see, and those that SQS answers with."""
 
 from __future__ import annotations
 

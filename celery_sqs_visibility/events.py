@@ -1,4 +1,4 @@
-"""What happens in this process, as data. The log, the signals and your metrics are listeners.
+"""Events of this process, as data. The log, the signals and your metrics are listeners.
 
 In the order of a message's life:
 

@@ -1,4 +1,4 @@
-"""The log as JSON lines: each about a message or a task has their ids.
+"""Log records as JSON lines, with the ids of their message and task.
 
 Works in any process and with any broker: of a message that is not from SQS, or of none, the fields are left
 out. Any thread; no request.

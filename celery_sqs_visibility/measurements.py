@@ -1,4 +1,4 @@
-"""What metrics are made of, where no other event has the fact: made only if somebody subscribes.
+"""Events for metrics, made only if somebody subscribes.
 
 Apart from `events.DeliveryEvent`, so that the log, and who listens to deliveries, does not hear of them.
 """

@@ -1,4 +1,4 @@
-"""Settings and transport options as `celery report`, `humanize()` and `celery inspect` may show them."""
+"""Settings and transport options without their secrets, as `celery report` and `celery inspect` show them."""
 
 from __future__ import annotations
 

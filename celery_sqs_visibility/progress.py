@@ -1,4 +1,4 @@
-"""The progress of a run, as the state PROGRESS."""
+"""Progress of a run, as the state PROGRESS."""
 
 from __future__ import annotations
 

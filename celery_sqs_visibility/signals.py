@@ -1,4 +1,4 @@
-"""`message_lost` and `horizon_near`, signals as Celery's. Apart from events.py, which does without Celery."""
+"""`message_lost` and `horizon_near`: signals as Celery's. Apart from events.py, which needs no Celery."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Amazon SQS: the only floor that knows boto3."""
+"""Amazon's services behind ports of our own; nothing else imports boto3."""

@@ -1,1 +1,1 @@
-"""Remote control: queues for the commands to workers, their replies, and events. Imported where it is on."""
+"""Remote control over SQS: commands to workers, replies, events; imported only where it is on."""

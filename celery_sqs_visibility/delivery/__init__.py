@@ -1,1 +1,1 @@
-"""What this process holds from SQS, and what it does about it: receive, extend, settle, give back."""
+"""Messages that this process holds: received, extended, settled, given back."""

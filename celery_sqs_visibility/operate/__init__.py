@@ -1,1 +1,1 @@
-"""What people and their tools see of workers and queues, and steer: commands, health, metrics."""
+"""Views and controls for operators: commands, health, metrics."""

@@ -1,1 +1,1 @@
-"""Decisions without I/O and without a clock: options, delays, polling, prefetch, parking."""
+"""Pure decisions and options: no I/O, no clock, no lock."""

@@ -1,1 +1,1 @@
-"""Tasks in AWS Lambda, from an SQS event source mapping: no worker, no polls, no heartbeat."""
+"""Tasks in AWS Lambda: no worker, no polls, no heartbeat."""

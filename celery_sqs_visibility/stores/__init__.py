@@ -1,1 +1,1 @@
-"""Where workers agree on the keys of exclusive tasks: a port, and its implementations."""
+"""Stores of the keys of exclusive tasks: a port and its implementations."""

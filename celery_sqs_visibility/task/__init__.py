@@ -1,4 +1,4 @@
-"""The task base class, and how a run of it ends."""
+"""The task base class: retries, settings, tracing of runs."""
 
 from celery_sqs_visibility.task.base import VisibilityTask
 

@@ -1,1 +1,1 @@
-"""kombu's virtual transport on SQS: connections, channels, messages and the wire format."""
+"""kombu's virtual transport on SQS: connections, channels, messages, wire format."""

@@ -1,1 +1,1 @@
-"""What a Celery worker on this transport does otherwise: requests, bootsteps, start and end."""
+"""Changes to a Celery worker: bootsteps, requests, pools, start and end."""

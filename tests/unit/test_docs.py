@@ -23,6 +23,10 @@ CONTRIBUTORS_PAGES = sorted((ROOT / "docs/contributing").glob("*.md"))
 USERS_PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [README, *USERS_PAGES, *CONTRIBUTORS_PAGES]
 
+#: Where modules are that pages for contributors name, and the packages of others that they name.
+OURS = ("celery_sqs_visibility", "tests", "benchmarks", "examples")
+THEIRS = ("celery/", "kombu/", "billiard/", "botocore/", "opentelemetry/", "celery_batches/")
+
 #: For somebody tired.
 MOST_README_LINES = 150
 
@@ -84,6 +88,18 @@ def test_every_page_can_be_reached_from_the_readme(page):
 @pytest.mark.parametrize("page", CONTRIBUTORS_PAGES, ids=lambda page: page.name)
 def test_every_page_for_contributors_can_be_reached_from_the_map(page):
     assert f"({os.path.relpath(page, ARCHITECTURE.parent)})" in ARCHITECTURE.read_text()
+
+
+@pytest.mark.parametrize("page", [ARCHITECTURE, *CONTRIBUTORS_PAGES], ids=lambda page: page.name)
+def test_modules_that_pages_for_contributors_name_exist(page):
+    files = {f"/{path.relative_to(ROOT)}" for room in OURS for path in (ROOT / room).rglob("*.py")}
+    named = re.findall(r"`([\w/]+\.py)[:`]", page.read_text())
+    missing = {
+        name
+        for name in named
+        if not name.startswith(THEIRS) and not any(path.endswith(f"/{name}") for path in files)
+    }
+    assert not missing, f"{page.name} names modules that are gone: {', '.join(sorted(missing))}"
 
 
 def test_the_readme_is_for_somebody_tired():

@@ -1,1 +1,1 @@
-"""What this process holds: the ledger, its leases, and the heartbeat that extends them."""
+"""Messages held: the ledger, its leases, the heartbeat that extends them."""

@@ -1,1 +1,1 @@
-"""Sending messages in batches."""
+"""Batches of messages to send."""

@@ -1,1 +1,1 @@
-"""Polling queues, and what the polls bring until Celery takes it."""
+"""Polls of queues, and a buffer of messages that Celery has not taken yet."""

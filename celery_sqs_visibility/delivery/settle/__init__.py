@@ -1,1 +1,1 @@
-"""How deliveries end: deleted, hidden, parked, released, rejected, dead-lettered."""
+"""Ends of deliveries: deleted, hidden, parked, released, rejected, dead-lettered."""

@@ -1,1 +1,1 @@
-"""Health: what a worker says of itself, and the probe that asks it."""
+"""Health of a worker: its facts, and the probe that asks for them."""

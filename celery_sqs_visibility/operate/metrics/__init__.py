@@ -1,1 +1,1 @@
-"""What a worker counts, and how Prometheus, OpenTelemetry and CloudWatch get it."""
+"""Numbers of a worker, and their way to Prometheus, OpenTelemetry and CloudWatch."""

@@ -1,1 +1,1 @@
-"""`celery -A proj sqs policy`: the least rights of an app's workers and producers."""
+"""`celery -A proj sqs policy`: the least permissions of an app's workers and producers."""

@@ -1,1 +1,1 @@
-"""`celery -A proj sqs queues`: the queues of an app, made or written down."""
+"""`celery -A proj sqs queues`: the queues of an app, created or written as a template."""

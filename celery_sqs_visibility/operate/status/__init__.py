@@ -1,1 +1,1 @@
-"""How the queues are, and the workers: `celery -A proj sqs status`."""
+"""`celery -A proj sqs status`: state of queues and workers."""
