@@ -10,6 +10,7 @@ from typing import Final
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.event_log import Fields
+from celery_sqs_visibility.delivery.hold.redelivery import Arrival
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.model import Delivery, Rejecter
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
@@ -42,10 +43,10 @@ class Arrivals:
     """Sorts received messages into those for Celery, and those that are settled at once.
 
     `on_message` returns a queue's callback; `None` where the queue is not consumed any more, whose messages
-    `give_back` settles. `dispatching` returns whether Celery gets any messages. Without `fetch` there are no
-    payloads in S3.
+    `give_back` settles. Without `fetch` there are no payloads in S3.
 
     Attributes:
+        dispatching: whether Celery gets any messages.
         handed: how many messages Celery was given.
     """
 
@@ -55,15 +56,14 @@ class Arrivals:
         holder: DeliveryHolder,
         on_message: Callable[[str], OnMessage | None],
         give_back: Callable[[Delivery], None],
-        dispatching: Callable[[], bool],
         fetch: Fetch | None = None,
     ) -> None:
         self._decoder = decoder
         self._holder = holder
         self._on_message = on_message
         self._give_back = give_back
-        self._dispatching = dispatching
         self._fetch = fetch
+        self.dispatching = True
         self.handed = 0
 
     def decode(
@@ -127,7 +127,9 @@ class Arrivals:
         holder = self._holder
         if isinstance(content, DecodedMessage) and (content.eta is not None or delivery.moved_from):
             delivery.parks = holder.parking.parks_so_far(delivery, content)
-        if not holder.is_new(delivery):
+        arrival = holder.redeliveries.check(delivery)
+        if arrival is not Arrival.NEW:
+            holder.notice_return(delivery, arrival)
             return None
         if isinstance(content, DecodedMessage) and content.eta is None and dispatch is not None:  # as most
             delivery.current.in_hand = True
@@ -179,18 +181,16 @@ class Arrivals:
         on_message = self._on_message(queue.name)
         if on_message is None:
             return None
-        dispatching, lapsed, turn_given = (
-            self._dispatching,
-            self._holder.lapsed,
-            self._holder.capacity.turn_given,
-        )
+        lapsed, capacity = self._holder.lapsed, self._holder.capacity
+        turn_given = capacity.turn_given if capacity.gives_turns else None
 
         def dispatch(buffered: BufferedMessage, raising: bool) -> None:  # noqa: FBT001 - see BufferedMessage
             delivery = buffered.delivery
             try:
-                if not dispatching() or lapsed(delivery.current):
+                if not self.dispatching or lapsed(delivery.current):
                     return  # a held delivery that does not run is given back
-                turn_given(queue.name)
+                if turn_given is not None:
+                    turn_given(queue.name)
                 self.handed += 1
                 on_message(buffered.payload)
             except Exception:

@@ -92,7 +92,6 @@ class QueueConsumer(DeliveryHolder):
         self._lock = threading.RLock()
         self._running = False  # whether there are threads
         self._closed = False  # whether they end when nothing is held any more
-        self._dispatching = True  # whether Celery gets any messages
         self._abandoned: set[str] = set()  # queues that are being deleted
 
     def consume(self, queue: Queue, on_message: OnMessage) -> None:
@@ -150,7 +149,7 @@ class QueueConsumer(DeliveryHolder):
 
     def stop_polling(self) -> None:
         """Poll none of the queues, and dispatch nothing to Celery. In a signal handler too, as `cancel`."""
-        self._dispatching = False
+        self._arrivals.dispatching = False
         for receiver in self._receivers.all():
             receiver.stop()
         self.capacity.wake()
@@ -249,7 +248,6 @@ class QueueConsumer(DeliveryHolder):
             self,
             self._on_message,
             self._give_back_late,
-            lambda: self._dispatching,
             awaited.submit if awaited else None,
         )
         return arrivals, awaited
@@ -268,7 +266,8 @@ class QueueConsumer(DeliveryHolder):
 
     def _start(self) -> None:
         with self._lock:
-            self._closed, self._dispatching = False, True
+            self._closed = False
+            self._arrivals.dispatching = True
             if not self._running:
                 listen()
                 for batch_threads in self._batch_threads:
@@ -315,7 +314,7 @@ class QueueConsumer(DeliveryHolder):
         return next((each for each in self._consumers() if each._dispatches(queue.name)), None)  # noqa: SLF001
 
     def _dispatches(self, queue_name: str) -> bool:
-        return self._dispatching and self._on_message(queue_name) is not None
+        return self._arrivals.dispatching and self._on_message(queue_name) is not None
 
     def _fetched(self, delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> None:
         """The payload of a message has come. A thread that fetches."""

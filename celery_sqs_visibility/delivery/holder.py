@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from celery_sqs_visibility import events
@@ -27,7 +28,7 @@ from celery_sqs_visibility.delivery.settle.originals import settlement_of
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
 from celery_sqs_visibility.delivery.settle.sending import Sending
-from celery_sqs_visibility.delivery.settle.settler import Settler
+from celery_sqs_visibility.delivery.settle.settler import Ended, Settler
 from celery_sqs_visibility.delivery.settlements import (
     DeadLetter,
     Delete,
@@ -40,11 +41,13 @@ from celery_sqs_visibility.delivery.settlements import (
     Split,
 )
 from celery_sqs_visibility.errors import SQSError
-from celery_sqs_visibility.events import emit, emit_if_wanted
+from celery_sqs_visibility.events import emit, emit_if_wanted, has_listener, log_safely
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options, default_heartbeat
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.prefetch import Slots
+
+logger = logging.getLogger(__name__)
 
 #: SQS counts a delay from when it handled the request, before its answer arrived here. A message is expected
 #: this long after the delay has passed since the answer.
@@ -75,7 +78,7 @@ class DeliveryHolder:
         permissions = CopyPermissions(clock)
         self.parking = Parking(redrive, options.for_queue, clock, permissions)
         self.rejection = Rejection(redrive, options.for_queue, redeliveries)
-        self._redeliveries = redeliveries
+        self.redeliveries = redeliveries
         self._leases = leases
         self._clock = clock
         self._outgoing = outgoing or OutgoingMessages()
@@ -102,18 +105,14 @@ class DeliveryHolder:
         """A delivery is not held any more."""
         raise NotImplementedError
 
-    def is_new(self, delivery: Delivery) -> bool:
-        """Whether its message is to be run; `False` if it is held here already, or was finished here."""
-        arrival = self._redeliveries.check(delivery)
-        if arrival is Arrival.NEW:
-            return True
+    def notice_return(self, delivery: Delivery, arrival: Arrival) -> None:
+        """Its message is held here already, or was finished here: it is not run."""
         if arrival is Arrival.HELD:
             emit(events.Superseded(delivery.facts))
         else:
             emit(events.FinishedBefore(delivery.facts))
             delivery.pointer = None  # a dead letter or a copy may need the payload
             delivery.settle(Delete())
-        return False
 
     def lapsed(self, delivery: Delivery) -> bool:
         """Whether another worker has its message by now, or will; then it is not held any more."""
@@ -179,13 +178,13 @@ class DeliveryHolder:
             if isinstance(settlement, (Renew, Split)):
                 return self._copy(delivery, settlement)
         elif delivery.held and not delivery.claimed:
-            self._redeliveries.finish(delivery)
+            self.redeliveries.finish(delivery)
         held, at_once = self.ledger.settle(delivery, settlement)
         if not held:
             return False
         try:
             if not done:
-                self._redeliveries.remove(delivery)
+                self.redeliveries.remove(delivery)
             self.set_aside.remove(delivery)
             now = self._clock.monotonic()
             measure_end(delivery, settlement, now)
@@ -228,10 +227,10 @@ class DeliveryHolder:
 
     def _settle_claimed(self, delivery: Delivery, settlement: Settlement) -> bool:
         if isinstance(settlement, Delete):
-            self._redeliveries.finish(delivery)
+            self.redeliveries.finish(delivery)
         held, at_once = self.ledger.settle(delivery, settlement, claimed=True)
         if held:
-            self._redeliveries.remove(delivery)
+            self.redeliveries.remove(delivery)
         if at_once:
             self._resume(delivery, settlement)
         return held
@@ -268,22 +267,33 @@ class DeliveryHolder:
         if isinstance(settlement, Lapse):
             timeout = self.options.for_queue(delivery.queue.name).visibility_timeout
             if delivery.deadline <= now + timeout:
-                self._settled(delivery, settlement, None, now)
+                self._expect_again(delivery, settlement, None, now)
                 return
             # Its task has extended it for longer than its next attempt should wait.
             settlement = Hide(timeout)
         self._settler.submit(delivery, settlement, now)
 
-    def _settled(
+    def _settled(self, ended: Iterable[Ended], now: float) -> None:
+        """See `settler.Settled`. An error with one message does not concern the others of its batch."""
+        is_wanted = has_listener(events.Deleted)
+        for one, error in ended:
+            delivery = one.delivery
+            try:
+                if error is not None or not isinstance(one.settlement, Delete):
+                    self._expect_again(delivery, one.settlement, error, now)
+                    continue
+                if delivery.pointer is not None:
+                    self._remove_payload(delivery, delivery.pointer)
+                if is_wanted:
+                    emit(events.Deleted(delivery.facts))
+                measure_settlement(delivery, now)
+            except Exception:  # noqa: BLE001 - logged, if that works
+                log_safely(logger.exception, "unexpected error after a message was settled; continuing")
+
+    def _expect_again(
         self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
     ) -> None:
-        """Expect it back, and emit its end. A settler's thread, or the one that settled."""
-        if error is None and isinstance(settlement, Delete):
-            if delivery.pointer is not None:
-                self._remove_payload(delivery, delivery.pointer)
-            emit_if_wanted(events.Deleted, delivery.facts)
-            measure_settlement(delivery, now)
-            return
+        """It is not deleted: expect its message back, and emit its end. Any thread."""
         facts, visible_at = delivery.facts, now
         if error is not None:
             visible_at = max(now, delivery.deadline)
@@ -318,7 +328,7 @@ class DeliveryHolder:
         """Send the dead letter, and submit what follows. A settler's thread."""
         if self._dead_letters.send(delivery, letter):
             emit(events.DeadLettered(delivery.facts, letter.reason))
-            self._redeliveries.finish(delivery)
+            self.redeliveries.finish(delivery)
             delivery.pointer = None  # the payload is the copy's now
             self._resume(delivery, Delete())
         elif not self.ledger.postponed(delivery, letter.otherwise):

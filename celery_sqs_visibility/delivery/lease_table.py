@@ -101,9 +101,11 @@ class LeaseTable(LeaseTableView):
             on_request: is called with the instant until which the task wants the message hidden.
             horizon: the monotonic instant beyond which it cannot be hidden.
         """
-        row = self._free_row()
-        if row is None:
-            return None
+        try:
+            row = self._free.pop()
+        except IndexError:
+            if (row := next(self._unused, -1)) < 0:
+                return None
         generation = next(self._generations)
         ROW.pack_into(
             self.cells, row * ROW.size, deadline, 0.0, 0.0, horizon, UNWATCHED, 0.0, -1.0, generation
@@ -111,12 +113,6 @@ class LeaseTable(LeaseTableView):
         lease = Lease(self, (row, generation, self.name))
         self._taken[lease.key] = lease, on_request
         return lease
-
-    def _free_row(self) -> int | None:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return next(self._unused, None)
 
     def free(self, key: LeaseKey) -> None:
         """The lease is over; harmless if it was before. The main process, any thread."""

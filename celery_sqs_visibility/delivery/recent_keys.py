@@ -44,10 +44,10 @@ class RecentKeys(Generic[K]):
     def add(self, key: K, until: float = 0.0) -> bool:
         """Keep a key until the monotonic instant `until`, if that is later than usual; whether it is new."""
         now = self._clock.monotonic()
-        usual, keys = now + self._seconds, self._keys
+        keys = self._keys
         with self._lock:
             new = key not in keys
-            keys[key] = max(usual, until)
+            keys[key] = max(now + self._seconds, until)
             if not new:
                 keys.move_to_end(key)
             if now >= self._drop_at or len(keys) > self._most:

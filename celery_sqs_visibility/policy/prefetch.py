@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 
@@ -150,8 +150,7 @@ def message_limit(
     return few if work <= few * WORTHWHILE else min(math.floor(work), UNLIMITED)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """What a process holds and has asked for, and the queue that wants to be polled, at one moment.
 
     No number includes messages that wait for their ETA.

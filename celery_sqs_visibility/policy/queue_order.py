@@ -46,11 +46,16 @@ class QueueOrder:
 
     def next(self, waiting: Collection[str]) -> str:
         """The queue whose turn it is, of one or more that have messages waiting."""
-        first = min(map(self.rank, waiting))
-        weights = {queue: self._weight(queue) for queue in waiting if self.rank(queue) == first}
-        credit = {queue: self._credits.get(queue, 0) + weight for queue, weight in weights.items()}
+        if self.order == "strict":
+            first = min(map(self.rank, waiting))
+            waiting = [queue for queue in waiting if self.rank(queue) == first]
+        credit, gained = {}, 0
+        for queue in waiting:
+            weight = self._weight(queue)
+            gained += weight
+            credit[queue] = self._credits.get(queue, 0) + weight
         turn = max(credit, key=credit.__getitem__)
-        credit[turn] -= sum(weights.values())
+        credit[turn] -= gained
         self._credits = credit
         return turn
 

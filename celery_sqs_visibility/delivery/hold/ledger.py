@@ -333,9 +333,10 @@ class Ledger:
 
     def _give_lease(self, delivery: Delivery) -> None:
         if self._leases is not None:
-            delivery.lease = self._leases.take(delivery.deadline, delivery.extend, delivery.horizon)
-            if delivery.lease is not None and delivery.lost:  # just now, or it would not begin
-                delivery.lease.lost = True
+            lease = self._leases.take(delivery.deadline, delivery.extend, delivery.horizon)
+            if lease is not None and delivery.lost:  # just now, or it would not begin
+                lease.lost = True
+            delivery.lease = lease
 
     @staticmethod
     def _end_lease(delivery: Delivery) -> None:

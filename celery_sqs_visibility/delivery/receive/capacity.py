@@ -76,6 +76,11 @@ class ReceiveCapacity:
             self._turns.wake()
 
     @property
+    def gives_turns(self) -> bool:
+        """Whether Celery is given a message only when it is its queue's turn: see `turn_given`."""
+        return self._turns is not None
+
+    @property
     def held(self) -> int:
         """How many messages are held."""
         return self._held.messages
@@ -163,7 +168,7 @@ class ReceiveCapacity:
         with self._lock:
             self._hold(-1, queue, fifo)
             if began is not None:
-                self._note_run(began)
+                self._recent_runs.note(now := self._clock.monotonic(), now - began)
             if self._waiters:
                 self._serve(queue)
 
@@ -188,7 +193,7 @@ class ReceiveCapacity:
             self._fifo.runs.discard(run)
             if self._turns is not None:
                 self._turns.end_run(queue, run)
-            self._note_run(began)
+            self._recent_runs.note(now := self._clock.monotonic(), now - began)
             self._serve(queue)
 
     def expect(self, queue: str) -> None:
@@ -211,9 +216,8 @@ class ReceiveCapacity:
 
     def turn_given(self, queue: str) -> None:
         """A message of the queue goes to Celery: it may ask for the next one that is to wait here."""
-        if self._turns is not None:
-            with self._lock:
-                self._serve(queue)
+        with self._lock:
+            self._serve(queue)
 
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`: polls that wait in vain keep their capacity no longer.
@@ -241,10 +245,6 @@ class ReceiveCapacity:
         elif self._idle_since is None:
             self._idle_since = now
         self._collected = self._idle_since is not None and now - self._idle_since >= COLLECTED_AFTER_SECONDS
-
-    def _note_run(self, began: float) -> None:
-        now = self._clock.monotonic()
-        self._recent_runs.note(now, now - began)
 
     def _rank(self, waiter: Waiter) -> int:
         return 0 if self._turns is None else self._turns.rank(waiter.queue)

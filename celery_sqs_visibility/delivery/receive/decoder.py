@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery, Holder
 from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.events import Facts, Received, emit_if_wanted, log_safely
+from celery_sqs_visibility.events import Facts, Received, emit, has_listener, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import OptionsOfQueue
@@ -124,25 +124,25 @@ class Decoder:
                 pointer = self._pointer(message["Body"], custom) if custom else None
                 content = pointer or self.content(queue, message)
                 attributes = message.get("Attributes", NONE)
-                facts = _facts(queue, message["MessageId"], attributes, content, now)
                 delivery = Delivery(
                     queue,
                     message["ReceiptHandle"],
-                    facts,
+                    _facts(queue, message["MessageId"], attributes, content, now),
                     horizon,
                     deadline,
                     self._holder,
                     custom,
                     attributes.get(SOURCE_ARN),
                 )
-                if pointer and isinstance(pointer, PayloadPointer):
-                    delivery.pointer = pointer
+                if isinstance(content, PayloadPointer):
+                    delivery.pointer = content
                 taken.append((delivery, content, message))
             except Exception:  # noqa: BLE001 - it is logged
                 # It is not lost: nobody settles it, so it comes back by itself.
                 log_safely(logger.exception, NOT_TAKEN, extra={"queue": queue.name})
-                continue
-            emit_if_wanted(Received, facts)
+        if has_listener(Received):
+            for delivery, _, _ in taken:
+                emit(Received(delivery.facts))
         return taken
 
     def _pointer(

@@ -6,10 +6,11 @@ until it can start.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
@@ -40,7 +41,9 @@ class Turns:
         self._resting: WeakValueDictionary[tuple[str, str], Delivery] = WeakValueDictionary()
         # Of each queue, by all consumers of the process: an earlier connection's runs count.
         self._held: defaultdict[str, Held] = defaultdict(Held)
-        self._buffers: WeakSet[Buffer] = WeakSet()
+        # Of those among them that have the option `max_running`.
+        self._most: dict[str, int] = {}
+        self._buffers: tuple[ref[Buffer], ...] = ()
         self._slots: Callable[[], Slots] | None = None
 
     def attach(self, buffer: Buffer, slots: Callable[[], Slots] | None) -> None:
@@ -50,16 +53,20 @@ class Turns:
         """
         with self._lock:
             self._slots = slots
-            if buffer not in self._buffers:
+            buffers = [each for each in self._buffers if each() is not None]
+            if ref(buffer) not in buffers:
                 buffer.line_up(TurnLine(self))
-                self._buffers.add(buffer)
+                self._buffers = (*buffers, ref(buffer))
 
     def add_queue(self, queue: str) -> None:
         """It is consumed from now on."""
         with self._lock:
-            if queue not in self._begun:
-                self._order.add(queue)
-                self._begun[queue] = WeakValueDictionary()
+            if queue in self._begun:
+                return
+            self._order.add(queue)
+            self._begun[queue] = WeakValueDictionary()
+            if (most := self.max_running(queue)) is not None:
+                self._most[queue] = most
 
     def next(self, waiting: Collection[str]) -> str | None:
         """The queue whose turn it is; `None` if there is no slot for any. The reader's thread."""
@@ -74,16 +81,19 @@ class Turns:
 
     def begin(self, delivery: Delivery) -> None:
         """It goes to Celery."""
+        queue = delivery.queue.name
         with self._lock:
-            self.add_queue(delivery.queue.name)
-            self._begun[delivery.queue.name][delivery.message_key] = delivery.current
+            if queue not in self._begun:
+                self.add_queue(queue)
+            self._begun[queue][delivery.message_key] = delivery.current
 
     def end(self, delivery: Delivery) -> None:
         """It is settled, and does not run; harmless if it never began."""
         with self._lock:
             of_queue = self._begun.get(delivery.queue.name)
             ended = None if of_queue is None else of_queue.pop(delivery.message_key, None)
-            self._resting.pop(delivery.message_key, None)
+            if self._resting:
+                self._resting.pop(delivery.message_key, None)
         if ended is not None:
             self.wake()
 
@@ -122,10 +132,9 @@ class Turns:
 
     def wake(self) -> None:
         """There may be a slot: have buffers dispatch what may start now."""
-        with self._lock:
-            buffers = tuple(self._buffers)
-        for buffer in buffers:
-            buffer.wake_if_ready()
+        for each in self._buffers:
+            if (buffer := each()) is not None:
+                buffer.wake_if_ready()
 
     def replace_stuck(self, now: float) -> None:  # noqa: ARG002 - see `supervisor.Supervised`
         """Notice slots that became free unheard: a run was forgotten, or the pool has grown."""
@@ -165,18 +174,16 @@ class Turns:
     def _runnable(self) -> int | None:
         return None if self._slots is None else self._slots().runnable
 
-    def _startable(self, waiting: Collection[str]) -> list[str]:
+    def _startable(self, waiting: Collection[str]) -> Collection[str]:
         if not waiting:
-            return []
+            return ()
         alone = len(self._begun) <= 1
         limit = None if alone or self._order.order == "fair" else self._runnable()
         if limit is not None and sum(map(len, self._begun.values())) - len(self._resting) >= limit:
-            return []
-        return [queue for queue in waiting if self._is_below_its_most(queue)]
-
-    def _is_below_its_most(self, queue: str) -> bool:
-        most = self._options_of(queue).max_running
-        return most is None or self.begun(queue) < most
+            return ()
+        if not self._most:
+            return waiting
+        return [queue for queue in waiting if self.begun(queue) < self._most.get(queue, math.inf)]
 
 
 class TurnLine:

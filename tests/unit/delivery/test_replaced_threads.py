@@ -65,7 +65,7 @@ class World:
         self.settler = Settler(
             0,
             self.clock,
-            lambda one, *_: self.settled.append(one),
+            lambda ended, _now: self.settled.extend(one.delivery for one, _ in ended),
             lambda *_: None,
             CopyPermissions(self.clock),
         )

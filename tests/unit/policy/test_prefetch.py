@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,7 +128,7 @@ def snapshots(draw, **fixed):
         most=1 if fifo else BATCH_ENTRIES,
         fifo_capacity=draw(st.integers(0, slots)) if fifo else None,
     )
-    return replace(drawn, **fixed)
+    return drawn._replace(**fixed)
 
 
 def messages(now):
@@ -147,7 +145,7 @@ def test_a_poll_asks_for_what_sqs_allows(now):
 @given(snapshots(busy=True), st.integers(0, 300), st.integers(0, 300))
 def test_a_busy_queue_is_asked_for_no_more_than_may_be_held_whatever_idle_ones_were(now, unlikely, polls):
     assert messages(now) <= max(0, now.limit - now.occupied - now.expected - now.own_unlikely)
-    other = replace(now, unlikely=unlikely, idle_polls=polls, unpolled=now.unpolled_busy)
+    other = now._replace(unlikely=unlikely, idle_polls=polls, unpolled=now.unpolled_busy)
     assert messages(now) == messages(other)
 
 
@@ -172,7 +170,7 @@ def test_messages_that_idle_queues_may_bring_besides_are_bounded(now):
 
 @given(snapshots(queues=1, unlikely=0, idle_polls=0, unpolled=0, unpolled_busy=0, expected=0))
 def test_one_queue_alone_has_all_the_capacity(now):
-    now = replace(now, unlikely=now.own_unlikely)
+    now = now._replace(unlikely=now.own_unlikely)
     free = now.limit - now.occupied - now.own_unlikely
     held = now.occupied + now.own_unlikely
     if now.fifo_capacity is not None:
@@ -200,7 +198,7 @@ def test_a_fifo_queue_whose_messages_have_all_slots_is_not_asked(now):
 @given(snapshots(busy=False, polled=False, own_unlikely=0, unlikely=0, expected=0))
 def test_where_queues_take_turns_each_is_polled_twice_in_20_seconds_at_the_most(now):
     polls, wait = 0, None
-    while (ask := ask_for(replace(now, idle_polls=polls, unlikely=polls))) is not None and polls < now.queues:
+    while (ask := ask_for(now._replace(idle_polls=polls, unlikely=polls))) is not None and polls < now.queues:
         polls, wait = polls + 1, ask.wait
     if wait is not None and wait < WAIT_TIME_SECONDS:
         assert polls / wait <= max(1, now.queues / IDLE_QUEUE_PERIOD_SECONDS)

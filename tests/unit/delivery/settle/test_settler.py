@@ -53,8 +53,8 @@ class World:
         self.listener = self.while_copying = lambda: None
         self.settler = Settler(window, self.clock, self.note, self.send_copy, CopyPermissions(self.clock))
 
-    def note(self, delivery, settlement, error, _now):
-        self.settled.append((delivery, settlement, error))
+    def note(self, ended, _now):
+        self.settled += [(one.delivery, one.settlement, error) for one, error in ended]
         self.listener()
 
     def send_copy(self, delivery, _letter):
