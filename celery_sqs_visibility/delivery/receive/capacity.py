@@ -229,7 +229,8 @@ class ReceiveCapacity:
             for reservation in [each for each in self._asked.likely if each.since + LIKELY_SECONDS <= now]:
                 self._asked.doubt(reservation)
                 self._busy.discard(reservation.queue)
-            self._serve()
+            if self._waiters:
+                self._serve()
 
     def wake(self) -> None:
         """Have the waiters check whether to give up. Called in a signal handler, too."""
@@ -238,9 +239,9 @@ class ReceiveCapacity:
                 waiter.changed.notify()
 
     def _note_collected(self, now: float) -> None:
-        slots = self._slots() if self._slots and self._held.occupied else None
-        taken = slots is not None and self._held.occupied - self._waiting_for_eta(slots) >= slots.number
-        if not (taken and slots is not None and slots.idle):
+        occupied = self._held.occupied
+        slots = self._slots() if self._slots and occupied else None
+        if slots is None or not slots.idle or occupied - self._waiting_for_eta(slots) < slots.number:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now

@@ -98,9 +98,10 @@ class Polls:
         self._pauses = pauses
         self._outage = Outage(logger, "receive from SQS", queue.name, clock)
         self._attempts = Attempts(options.visibility_timeout)
-        #: Guards everything below, and the schedule. Reentrant, as a Condition is by default: Celery's cold
-        #: shutdown stops polling in a signal handler, on the main thread, which may hold it just now.
-        self.changed = threading.Condition()
+        #: Guards everything below, and the schedule. Reentrant: Celery's cold shutdown stops polling in a
+        #: signal handler, on the main thread, which may hold it just now.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.in_flight: list[Poll] = []
         self.failures = 0  # in a row
         self.answered = False  # whether a poll has ever succeeded
@@ -136,14 +137,14 @@ class Polls:
                 if messages:
                     self._arrived(self._queue, messages, poll.started, self._clock.monotonic())
             finally:
-                with self.changed:
+                with self.lock:
                     self.in_flight.remove(poll)
                     self.changed.notify_all()
         return len(messages)
 
     def wait_until_over(self, until: float) -> bool:
         """Wait for the polls in flight until that monotonic instant; whether all are over."""
-        with self.changed:
+        with self.lock:
             return self.changed.wait_for(
                 lambda: not self.in_flight, max(0.0, until - self._clock.monotonic())
             )
@@ -160,10 +161,10 @@ class Polls:
 
     def give_up_overdue(self, now: float) -> int:
         """Give back the capacity of polls without an answer in time; how many they are."""
-        with self.changed:
+        if all(poll.overdue_at > now for poll in self.in_flight.copy()):  # as nearly always
+            return 0
+        with self.lock:
             overdue = [poll for poll in self.in_flight if poll.overdue_at <= now and not poll.overdue]
-            if not overdue:
-                return 0
             for poll in overdue:
                 poll.state = OVERDUE[poll.state]
         unanswered = [poll for poll in overdue if poll.state is PollState.UNANSWERED]
@@ -177,7 +178,7 @@ class Polls:
     def _begin(self, reservation: Reservation, wait: int, *, helper: bool) -> Poll | None:
         started = self._clock.monotonic()
         poll = Poll(reservation, wait, started, started + wait + reply_grace(), helper)
-        with self.changed:
+        with self.lock:
             if self.halted:  # checked here, or a thread that waits for the polls in flight misses this one
                 return None
             self.in_flight.append(poll)
@@ -186,7 +187,7 @@ class Polls:
             return poll
 
     def _answered(self, poll: Poll, messages: int) -> None:
-        with self.changed:
+        with self.lock:
             late = poll.state is PollState.UNANSWERED
             poll.state = PollState.ANSWERED
             poll.overdue_at = self._clock.monotonic() + HUNG_AFTER_SECONDS
@@ -197,14 +198,14 @@ class Polls:
 
     def _fail(self, poll: Poll, error: SQSError) -> None:
         if poll.attempt and isinstance(error, (UnavailableError, UnrecognizedResponseError)):
-            with self.changed:
+            with self.lock:
                 self._attempts.unanswered(poll.attempt)
         deleted = self.stopping and isinstance(error, QueueDoesNotExistError)  # by its last consumer
         if not (poll.overdue or deleted):  # an overdue poll has counted as a failure, and that may be over
             self._count_failure(error)
 
     def _count_failure(self, error: SQSError) -> None:
-        with self.changed:
+        with self.lock:
             self.failures += 1
             is_new = (
                 self._queue.origin == "created" and not self.answered and self.failures <= NEW_QUEUE_FAILURES
@@ -214,7 +215,7 @@ class Polls:
 
     def _succeed(self, poll: Poll, message_ids: Sequence[str]) -> None:
         now = self._clock.monotonic()
-        with self.changed:
+        with self.lock:
             probe = self.failures > 0 and poll.wait < self._wait
             self.failures = 0
             self.answered = True

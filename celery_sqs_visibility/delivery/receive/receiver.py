@@ -80,7 +80,7 @@ class Receiver:
         self._stopped = stopped
         self._pauses = pauses or Pauses(clock)
         self._polls = Polls(queue, capacity, schedule, wait, options, clock, arrived, self._pauses)
-        self._changed = self._polls.changed  # guards everything below, too
+        self._lock, self._changed = self._polls.lock, self._polls.changed  # guards everything below, too
         self._started = False
         self._threads: set[threading.Thread] = set()
         self._poller: threading.Thread | None = None  # the other threads help, or hang
@@ -99,7 +99,7 @@ class Receiver:
 
     def start(self) -> None:
         """Start polling; harmless if it polls."""
-        with self._changed:
+        with self._lock:
             if self._started or self.stopping:
                 return
             self._started = True
@@ -111,7 +111,7 @@ class Receiver:
 
         Celery's cold shutdown calls it in a signal handler.
         """
-        with self._changed:
+        with self._lock:
             if self.stopping:
                 return
             self._polls.stopping = True
@@ -122,7 +122,7 @@ class Receiver:
 
     def wake(self) -> None:
         """The queue was paused, or resumed. Polls in flight go on, as after `stop`."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def wait_for_polls(self, until: float) -> bool:
@@ -131,7 +131,7 @@ class Receiver:
 
     def expect(self, message_id: str, at: float) -> None:
         """A message of this queue becomes visible at that monotonic instant."""
-        with self._changed:
+        with self._lock:
             before = self._schedule.next_poll()
             self._schedule.expect(message_id, at)
             if self._schedule.next_poll() < before:
@@ -149,7 +149,7 @@ class Receiver:
         if not self._started or self._polls.stopping:
             return
         unanswered = self._polls.give_up_overdue(now)
-        with self._changed:
+        with self._lock:
             what = None if self._polls.stopping else self._trouble_of_poller()
             if what is None:
                 return
@@ -161,9 +161,11 @@ class Receiver:
         """Why another thread is to take its place. Under the lock."""
         if self._poller is None or not self._poller.is_alive():
             return "died"
+        if len(self._threads) >= MAX_THREADS:
+            return None
         # Overdue since whenever: there may have been too many threads at first.
         hangs = any(poll.overdue and poll.thread is self._poller for poll in self._polls.in_flight)
-        return "hangs" if hangs and len(self._threads) < MAX_THREADS else None
+        return "hangs" if hangs else None
 
     def _start_poller(self) -> None:
         self._poller = self._start_thread(self._poll_until_stopped)
@@ -171,7 +173,7 @@ class Receiver:
             self._moves_by = min(self._moves_by, self._clock.monotonic())
 
     def _add_helper(self) -> None:
-        with self._changed:
+        with self._lock:
             if not self.stopping and len(self._threads) < MAX_PARALLEL_POLLS:
                 self._start_thread(self._help)
 
@@ -188,7 +190,7 @@ class Receiver:
         try:
             target()
         finally:
-            with self._changed:
+            with self._lock:
                 self._threads.discard(threading.current_thread())
 
     def _poll_until_stopped(self) -> None:
@@ -202,7 +204,7 @@ class Receiver:
             self._stopped(self.queue)
 
     def _is_poller(self) -> bool:
-        with self._changed:
+        with self._lock:
             return not self.stopping and self._poller is threading.current_thread()
 
     def _poll_when_due(self) -> None:
@@ -231,7 +233,7 @@ class Receiver:
             if reservation is None:
                 return
             more = self._is_there_more(self._polls.poll(reservation, wait=0, helper=True), 0)
-        with self._changed:
+        with self._lock:
             self._no_helper_before = self._clock.monotonic() + HELPER_PAUSE_SECONDS
 
     def _is_there_more(self, messages: int, seconds: float) -> bool:
@@ -247,7 +249,9 @@ class Receiver:
 
     def _expect_what_is_due(self, now: float) -> None:
         """Where a message is back and no poll is in flight, the queue waits for no idle queue's turn."""
-        with self._changed:
+        if self._polls.in_flight:
+            return
+        with self._lock:
             due = self._schedule.next_expected()
             if due is None or due > now or self._polls.in_flight or self._polls.halted:
                 return
@@ -262,7 +266,7 @@ class Receiver:
             return False
         self._capacity.remove_queue(self.queue.name)
         try:
-            with self._changed:
+            with self._lock:
                 while self._polls.paused and not self.stopping:
                     seconds = self._pauses.seconds_left(self.queue.name)
                     self._changed.wait(min(seconds, threading.TIMEOUT_MAX))
@@ -273,7 +277,7 @@ class Receiver:
 
     def _sleep(self) -> bool:
         """Sleep until the next poll is due, or a stop; whether there was reason to."""
-        with self._changed:
+        with self._lock:
             until = self._schedule.next_poll()
             seconds = until - self._clock.monotonic()
             if seconds <= 0:
@@ -284,6 +288,6 @@ class Receiver:
 
     def _rest(self, seconds: float) -> None:
         """Send SQS nothing for a while; a stop ends it."""
-        with self._changed:
+        with self._lock:
             self._moves_by = self._clock.monotonic() + seconds
             self._changed.wait_for(lambda: self._polls.halted, seconds)

@@ -24,6 +24,7 @@ class Receivers:
     def __init__(self) -> None:
         self._latest: dict[str, tuple[Receiver, OnMessage]] = {}
         self._replaced: list[Receiver] = []  # stopped ones
+        self._all: tuple[Receiver, ...] = ()
 
     def add(self, receiver: Receiver, on_message: OnMessage) -> None:
         """Have this receiver in place of its queue's latest one, which was stopped."""
@@ -31,6 +32,7 @@ class Receivers:
         replaced = [*self._replaced, self.get(name)]
         self._replaced = [each for each in replaced if each and not each.wait_for_polls(NO_WAIT)]
         self._latest[name] = receiver, on_message
+        self._all = *self._replaced, *(latest for latest, _ in self._latest.values())
 
     def get(self, queue_name: str) -> Receiver | None:
         """The queue's latest receiver, which may be stopped."""
@@ -42,9 +44,9 @@ class Receivers:
         receiver, on_message = self._latest.get(queue_name, (None, None))
         return None if receiver is None or receiver.stopping else on_message
 
-    def all(self) -> list[Receiver]:
+    def all(self) -> tuple[Receiver, ...]:
         """The latest receivers and the replaced ones."""
-        return [*self._replaced, *[receiver for receiver, _ in list(self._latest.values())]]
+        return self._all
 
     def consumed(self) -> list[str]:
         """The names of the queues that are polled, but for pauses."""
@@ -53,7 +55,7 @@ class Receivers:
     @property
     def polling(self) -> bool:
         """Whether a poll is in flight, or what it brought is being taken."""
-        return any(receiver.polling for receiver in self.all())
+        return any(receiver.polling for receiver in self._all)
 
     def polled(self) -> set[str]:
         """The names of stopped or paused queues whose polls are in flight."""

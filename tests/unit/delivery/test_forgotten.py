@@ -162,7 +162,7 @@ def test_a_supervisor_that_waits_for_the_lock_of_a_receiver_is_late_and_the_prob
     supervisor = world.consumer._supervisor
     supervisor._stopped = once = Once()
     world.clock.advance(2 * CHECK_INTERVAL_SECONDS)  # so that it is late until it looks
-    with world.consumer._receivers.get("q")._changed:
+    with world.consumer._receivers.get("q")._lock:
         thread = threading.Thread(target=supervisor._run, args=(once,), daemon=True)
         thread.start()
         wait_until(lambda: supervisor.late(world.clock.monotonic()) == 0 and once.waits, SOON, "a check")
