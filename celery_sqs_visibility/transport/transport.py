@@ -20,6 +20,7 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext, shared_context
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.channel import Channel
+from celery_sqs_visibility.transport.pool_limit import raise_default_limit
 from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS, until_deadline
 
 #: The types of exchanges, with remote control (Celery's step `Control` asks for fanout). Those of other
@@ -117,6 +118,7 @@ class Transport(virtual.Transport):
         if failed:
             threading.Event().wait(retry_interval(self.client.transport_options, failed))
         until_deadline(self.context.queues.reach)
+        raise_default_limit(Transport)
         return super().establish_connection()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:  # noqa: ARG002 - kombu's

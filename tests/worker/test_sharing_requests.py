@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from support.faults import error, fail_entries, hold_request, latency, lose_resp
 from support.processes import SOON
 
 from celery_sqs_visibility import AnswerLostError, ThrottledError
+from celery_sqs_visibility.events import SQSRequest, subscribe
 
 SENDS = "SendMessage"
 BATCHES = "SendMessageBatch"
@@ -123,6 +126,57 @@ def test_without_retries_each_has_its_own_error(together, fault, kinds):
     assert [type(each.__cause__) for each in raised] == kinds
 
 
+def test_each_request_is_an_event(together):
+    site, run = together
+    heard = []
+    unsubscribe = subscribe(
+        lambda event: heard.append((event.action, event.outcome, event.queue)), SQSRequest
+    )
+    try:
+        assert (
+            run(fail_entries("InternalError", sender_fault=False, positions={1}), retry=False).count(None)
+            == 2
+        )
+    finally:
+        unsubscribe()
+    assert [each for each in heard if each[0].startswith(SENDS)] == [
+        (SENDS, "ok", site.queue),
+        (BATCHES, "ok", site.queue),
+    ]
+
+
+def test_a_fifo_queue_keeps_the_order_of_each_thread_and_drops_duplicates(make_fifo_site):
+    site = make_fifo_site()
+
+    def publish_in_turn(thread):
+        for number in range(8):
+            again = f"{thread} {number - number % 4}" if number % 4 == 1 else f"{thread} {number}"
+            site.app.send_task(
+                "work.quick", (100 * thread + number,), MessageGroupId="g", MessageDeduplicationId=again
+            )
+
+    with site.proxy.inject(LONG), ThreadPoolExecutor(8) as pool:
+        list(pool.map(publish_in_turn, range(8)))
+    assert requests(site)[BATCHES] > 0
+    seen = taken(site)
+    assert Counter(seen) == Counter(100 * t + n for t in range(8) for n in (0, 2, 3, 4, 6, 7))
+    for thread in range(8):
+        of_thread = [number for number in seen if number // 100 == thread]
+        assert of_thread == sorted(of_thread)
+
+
+def taken(site):
+    """Take what is in the queue, in order."""
+    seen = []
+    while site.kept:
+        for message in site.sqs.receive_message(QueueUrl=site.url, MaxNumberOfMessages=10)["Messages"]:
+            site.sqs.delete_message(QueueUrl=site.url, ReceiptHandle=message["ReceiptHandle"])
+            seen.append(
+                int(json.loads(base64.b64decode(message["Body"]))["headers"]["argsrepr"].strip("(,)"))
+            )
+    return seen
+
+
 FORK = """
 import os, sys, threading
 from support.app import make_app
@@ -197,11 +251,9 @@ def test_a_child_that_is_forked_while_its_parent_publishes_waits_for_nothing_of_
         assert process.stdout.readline() == "ready\n"
         held = threading.Event()
         with site.proxy.inject(hold_request(held), SENDS, times=1):
-            process.stdin.write("\n")
-            process.stdin.flush()
+            tell(process)
             site.proxy.wait_for(lambda _: site.proxy.in_flight(SENDS))
-            process.stdin.write("\n")
-            process.stdin.flush()
+            tell(process)
             assert process.stdout.readline() == "child done\n"
             held.set()
         process.communicate(timeout=SOON)
@@ -221,3 +273,60 @@ def test_greenlets_share_requests(make_known, library):
     assert process.returncode == 0
     assert site.kept == 161
     assert requests(site).total() <= 0.2 * 161
+
+
+KILLED = """
+import sys
+from support.app import make_app
+
+app = make_app("publisher")
+app.send_task("work.quick", ("first",))
+traffic = app.connection_for_write().transport.context.send.__self__._traffic
+
+def publish(name):
+    app.send_task("work.quick", (name,), retry=False)
+
+def spawn_in_turn(name, waiting):
+    greenlet = spawn(publish, name)
+    while [len(each.waiting) for each in traffic.values()] != [waiting]:
+        gevent.sleep(0.001)
+    return greenlet
+
+print("ready", flush=True)
+tell = lambda: gevent.get_hub().threadpool.apply(sys.stdin.readline)
+tell()
+alone, leader, *others = [spawn_in_turn(name, number) for number, name in enumerate("abcd")]
+print("waiting", flush=True)
+tell()
+leader.kill()
+wait([alone, *others])
+assert not traffic
+print(*(type(each.exception.__cause__).__name__ for each in others), flush=True)
+"""
+
+
+def test_a_greenlet_that_is_killed_while_it_sends_for_others_leaves_none_waiting(make_known):
+    site = make_known()
+    process = start(site, GREENLETS["gevent"] + KILLED)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        first, second = threading.Event(), threading.Event()
+        site.proxy.inject(hold_request(first), SENDS, times=1)
+        site.proxy.inject(hold_request(second), BATCHES, times=1)
+        tell(process)
+        assert process.stdout.readline() == "waiting\n"
+        first.set()
+        site.proxy.wait_for(lambda _: site.proxy.in_flight(BATCHES))
+        tell(process)
+        assert process.stdout.readline() == "AnswerLostError AnswerLostError\n"
+        second.set()
+        process.communicate(timeout=SOON)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def tell(process):
+    process.stdin.write("\n")
+    process.stdin.flush()

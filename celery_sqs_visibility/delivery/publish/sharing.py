@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,9 +21,11 @@ from celery_sqs_visibility.errors import AnswerLostError, RequestRefusedError, S
 from celery_sqs_visibility.policy.message_attributes import message_bytes
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
-#: So many callers do not wait for the end of another request. Theirs is nearly full; and of 16 threads one
-#: half is under way while the other gathers, where six would be left over of ten.
-ENOUGH: Final = 8
+#: Fewer callers than this wait for the end of another request, so that a message costs a fifth of a request.
+FEWEST: Final = 5
+
+#: Callers that are forgotten with each that arrives: of sixteen that have become ten, after 600.
+FORGOTTEN: Final = 0.01
 
 #: Fewer callers wait a little longer, since those of the request that is just over may publish again.
 GATHER_SECONDS: Final = 0.002
@@ -34,8 +37,26 @@ TURN_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 20.0
 
 
-def _event() -> threading.Event:
-    return threading.Event()  # gevent may have replaced the class since this was imported
+class Gate:
+    """Opens once, for one thread or greenlet that waits. Costs a third of an Event, which is three locks."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # gevent may have replaced the class since this was imported
+        self._lock.acquire()
+
+    def open(self) -> None:
+        """Let the caller pass that waits. Any thread, any number of times."""
+        with suppress(RuntimeError):  # it is open
+            self._lock.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is open; `False`: it was not in that time."""
+        opened = self._lock.acquire(timeout=seconds)
+        if opened:
+            self.open()
+        return opened
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +77,8 @@ class Publication:
     size: int
     leads: bool = False
     taken: bool = False
-    turn: threading.Event = field(default_factory=_event)
-    answered: threading.Event = field(default_factory=_event)
+    turn: Gate = field(default_factory=Gate)
+    answered: Gate = field(default_factory=Gate)
     alone: bool = False
     error: SQSError | None = None
 
@@ -66,23 +87,35 @@ class Traffic:
     """What is under way to one queue, and waits. Decisions only: no lock, no thread, no request.
 
     Attributes:
-        requests: how many are under way.
+        sending: how many messages are in requests that are under way.
         waiting: the publications that are in none, in the order of their arrival.
+        callers: how many callers there were at the same time lately.
     """
 
-    def __init__(self, requests: int = 0) -> None:
-        self.requests = requests
+    def __init__(self, sending: int = 0) -> None:
+        self.sending = sending
         self.waiting: list[Publication] = []
+        self.callers = 0.0
 
     @property
     def over(self) -> bool:
         """Whether nothing is under way, nor waits."""
-        return not (self.requests or self.waiting)
+        return not (self.sending or self.waiting)
+
+    @property
+    def enough(self) -> bool:
+        """Whether those that wait make a request beside those under way: half of all callers do.
+
+        One half gathers while the other's request is under way, so that nobody is left over.
+        """
+        return len(self.waiting) >= min(BATCH_ENTRIES, max(FEWEST, self.callers / 2))
 
     def arrive(self, publication: Publication) -> bool:
-        """Have it wait. Whether its caller leads at once: enough wait, or there is nothing to wait for."""
-        publication.leads = self.over or len(self.waiting) + 1 >= ENOUGH
+        """Let it wait. Whether its caller leads at once: enough wait, or there is nothing to wait for."""
+        over = self.over
         self.waiting.append(publication)
+        self.callers = max(self.callers - FORGOTTEN, self.sending + len(self.waiting))
+        publication.leads = over or self.enough
         return publication.leads
 
     def take(self, leader: Publication, *, in_turn: bool = True) -> list[Publication]:
@@ -91,7 +124,7 @@ class Traffic:
         A leader whose turn did not come counts on no request that is under way: its caller may have died.
         """
         if not in_turn:
-            self.requests = 0
+            self.sending = 0
         batch, free_bytes = [leader], MESSAGE_BYTES - leader.size
         for publication in self.waiting:
             if publication is not leader and publication.size <= free_bytes and len(batch) < BATCH_ENTRIES:
@@ -100,13 +133,12 @@ class Traffic:
         for publication in batch:
             publication.taken = True
         self.waiting = [publication for publication in self.waiting if not publication.taken]
-        self.requests += 1
+        self.sending += len(batch)
         return batch
 
     def choose_leader(self) -> Publication | None:
         """The caller to lead from now on, if one is needed."""
-        enough = self.requests == 0 or len(self.waiting) >= ENOUGH
-        if not (self.waiting and enough) or any(each.leads for each in self.waiting):
+        if not self.waiting or (self.sending and not self.enough) or any(each.leads for each in self.waiting):
             return None
         self.waiting[0].leads = True
         return self.waiting[0]
@@ -137,7 +169,7 @@ class SharedRequests:
             with self._lock:
                 traffic = self._traffic.get(queue)
                 if traffic is None:
-                    self._traffic[queue] = Traffic(requests=1)
+                    self._traffic[queue] = Traffic(sending=1)
             if traffic is None:
                 self._send_first(queue, message)
             else:
@@ -149,7 +181,7 @@ class SharedRequests:
         try:
             self._outgoing.send(queue, message)
         finally:
-            self._end(queue)
+            self._end(queue, sent=1)
 
     def _send_with_others(self, queue: Queue, message: OutgoingMessage) -> None:
         size = message_bytes(message.body, message.attributes)
@@ -185,9 +217,9 @@ class SharedRequests:
             self._request(queue, batch)
         finally:
             for publication in batch:
-                publication.answered.set()
-                publication.turn.set()  # it may still wait for that
-            self._end(queue)
+                publication.answered.open()
+                publication.turn.open()  # it may still wait for that
+            self._end(queue, sent=len(batch))
 
     def _request(self, queue: Queue, batch: Sequence[Publication]) -> None:
         errors: Mapping[int, SQSError | None] = {}
@@ -207,21 +239,20 @@ class SharedRequests:
         for position, publication in enumerate(batch):
             publication.error, publication.alone = errors.get(position), alone
 
-    def _end(self, queue: Queue, interrupted: Publication | None = None) -> None:
-        """A request is over, or a caller that waits was interrupted: wake who is to lead."""
+    def _end(self, queue: Queue, *, sent: int = 0, interrupted: Publication | None = None) -> None:
+        """A request of `sent` messages is over, or a waiting caller was interrupted: wake the next leader."""
         with self._lock:
             traffic = self._traffic.get(queue)
             if traffic is None:
                 return
-            if interrupted is None:
-                traffic.requests = max(0, traffic.requests - 1)
-            elif interrupted in traffic.waiting:
+            traffic.sending = max(0, traffic.sending - sent)
+            if interrupted in traffic.waiting:
                 traffic.waiting.remove(interrupted)
             leader = traffic.choose_leader()
             if traffic.over:
                 del self._traffic[queue]
         if leader is not None:
-            leader.turn.set()
+            leader.turn.open()
 
 
 def _unanswered() -> AnswerLostError:

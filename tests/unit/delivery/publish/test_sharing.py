@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish import sharing
-from celery_sqs_visibility.delivery.publish.sharing import ENOUGH, Publication, SharedRequests, Traffic
+from celery_sqs_visibility.delivery.publish.sharing import FEWEST, Gate, Publication, SharedRequests, Traffic
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     AnswerLostError,
@@ -82,7 +82,7 @@ class World:
     def _arrived(self):
         with self.shared._lock:
             traffic = self.shared._traffic.get(self.queue)
-            return traffic and (traffic.requests, len(traffic.waiting))
+            return traffic and (traffic.sending, len(traffic.waiting))
 
     def begin(self):
         assert self.sqs.begun.acquire(timeout=SOON)
@@ -143,12 +143,12 @@ def test_what_comes_while_a_request_is_under_way_goes_together_and_returns_when_
 
 
 def test_enough_callers_wait_for_no_other_request(world):
-    called = world.call("first", *map(str, range(ENOUGH)))
+    called = world.call("first", *map(str, range(FEWEST)))
     world.begin()
     world.begin()
     world.answer(2)
-    assert [each.result(SOON) for each in called] == [None] * (1 + ENOUGH)
-    assert sorted(map(len, world.requests())) == [1, ENOUGH]
+    assert [each.result(SOON) for each in called] == [None] * (1 + FEWEST)
+    assert sorted(map(len, world.requests())) == [1, FEWEST]
 
 
 def test_queues_share_nothing(world):
@@ -209,20 +209,20 @@ def test_a_leader_that_is_ended_leaves_nobody_waiting(world, followers, end):
 
 @pytest.mark.parametrize("interrupted", ["a", "b"])
 def test_a_caller_that_is_interrupted_while_it_waits_hands_its_turn_on(world, monkeypatch, interrupted):
-    class Interrupted(threading.Event):
-        def wait(self, timeout=None):
-            super().wait(timeout)
+    class Interrupted(Gate):
+        def wait(self, seconds):
+            super().wait(seconds)
             raise KeyboardInterrupt
 
     (first,) = world.call("first")
     called = {}
     for body in "abc":
-        events = {"Event": Interrupted} if body == interrupted else {}
-        monkeypatch.setattr(sharing, "threading", SimpleNamespace(**{**vars(threading), **events}))
+        gates = {"turn": Interrupted()} if body == interrupted else {}
+        monkeypatch.setattr(sharing, "Publication", partial(Publication, **gates))
         (called[body],) = world.call(body)
     with world.shared._lock:
         waiting = {each.message.body: each for each in world.shared._traffic[world.queue].waiting}
-    waiting[interrupted].turn.set()
+    waiting[interrupted].turn.open()
     world.answer(2)
     first.result(SOON)
     ended = called.pop(interrupted)
@@ -244,11 +244,30 @@ def test_a_signal_handler_that_publishes_waits_for_nobody(world):
 
 def test_a_leader_that_vanished_is_waited_for_once(world, monkeypatch):
     monkeypatch.setattr(sharing, "TURN_SECONDS", 0.01)
-    world.shared._traffic[world.queue] = Traffic(requests=1)
+    world.shared._traffic[world.queue] = Traffic(sending=1)
     world.answer(2)
     world.shared.send(world.queue, OutgoingMessage("a"))
     assert not world.shared._traffic
     world.shared.send(world.queue, OutgoingMessage("b"))
+
+
+@pytest.mark.parametrize(("callers", "batch"), [(6, 5), (10, 5), (16, 8), (20, 10), (50, 10)])
+def test_half_of_the_callers_share_a_request_while_the_other_half_gathers(callers, batch):
+    traffic = Traffic()
+    returned = [Publication(OutgoingMessage(str(number)), 1) for number in range(callers)]
+    under_way, sizes = [], []
+    for _ in range(50 * callers):
+        if not returned:
+            done = under_way.pop(0)
+            traffic.sending -= len(done)
+            if (leader := traffic.choose_leader()) is not None:
+                under_way.append(traffic.take(leader))
+            returned += done
+        publication = Publication(OutgoingMessage("m"), returned.pop(0).size)
+        if traffic.arrive(publication):
+            under_way.append(traffic.take(publication))
+            sizes.append(len(under_way[-1]))
+    assert set(sizes[-3:]) == {batch}
 
 
 ARRIVE, TAKE, END = "arrive", "take", "end"
@@ -259,7 +278,7 @@ STEPS = st.lists(st.sampled_from([ARRIVE, ARRIVE, ARRIVE, TAKE, END]))
 
 @given(STEPS, st.lists(st.integers(1, MESSAGE_BYTES)))
 def test_each_is_taken_once_in_order_and_somebody_leads_whenever_nothing_is_under_way(steps, sizes):
-    traffic, arrived, leaders, batches = Traffic(1), [], [], []
+    traffic, arrived, leaders, batches, under_way = Traffic(1), [], [], [], [1]
     for step in steps:
         if step == ARRIVE:
             size = sizes.pop() if sizes else 1
@@ -270,11 +289,12 @@ def test_each_is_taken_once_in_order_and_somebody_leads_whenever_nothing_is_unde
             leader = leaders.pop(0)
             if not leader.taken:
                 batches.append(traffic.take(leader))
-        elif step == END and traffic.requests:
-            traffic.requests -= 1
+                under_way.append(len(batches[-1]))
+        elif step == END and under_way:
+            traffic.sending -= under_way.pop(0)
             if (leader := traffic.choose_leader()) is not None:
                 leaders.append(leader)
-        assert traffic.requests or not traffic.waiting or any(not leader.taken for leader in leaders)
+        assert traffic.sending or not traffic.waiting or any(not leader.taken for leader in leaders)
     taken = [publication for batch in batches for publication in batch]
     assert len(taken) == len(set(map(id, taken)))
     assert [each for each in arrived if not each.taken] == traffic.waiting
