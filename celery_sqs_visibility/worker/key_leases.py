@@ -7,12 +7,14 @@ message's next run waits for its end. So a key is renewed, too, shortly before i
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from celery.utils.log import get_logger
 
@@ -97,6 +99,56 @@ class KeyBatch:
         return len(self.leases)
 
 
+class DueLeases:
+    """When each lease is renewed or released, the earliest first. Not thread-safe.
+
+    A heap, since thousands of leases may fall due one after the other: what it has of a lease that is gone,
+    or falls due at another time by now, is passed over.
+    """
+
+    def __init__(self) -> None:
+        self._instants: WeakKeyDictionary[KeyLease, float] = WeakKeyDictionary()
+        self._heap: list[tuple[float, int, ref[KeyLease]]] = []
+        self._ties = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._instants)
+
+    def get(self, lease: KeyLease, default: float) -> float:
+        """The instant at which the lease falls due."""
+        return self._instants.get(lease, default)
+
+    def put(self, lease: KeyLease, at: float) -> None:
+        """It falls due at that instant, and at no other."""
+        self._instants[lease] = at
+        heapq.heappush(self._heap, (at, next(self._ties), ref(lease)))
+        if len(self._heap) > 2 * len(self._instants) + BATCH_ENTRIES:
+            self._heap = [entry for entry in self._heap if self._lease(entry) is not None]
+            heapq.heapify(self._heap)
+
+    def first(self) -> float | None:
+        """The instant at which the earliest falls due."""
+        while self._heap and self._lease(self._heap[0]) is None:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def take(self, now: float) -> list[KeyLease]:
+        """Take out those of one batch that are due."""
+        due: list[KeyLease] = []
+        while len(due) < BATCH_ENTRIES and self._heap and self._heap[0][0] <= now:
+            lease = self._lease(heapq.heappop(self._heap))
+            if lease is not None:
+                del self._instants[lease]
+                due.append(lease)
+        return due
+
+    def _lease(self, entry: tuple[float, int, ref[KeyLease]]) -> KeyLease | None:
+        """The lease of an entry that still counts."""
+        at, _, reference = entry
+        lease = reference()
+        return lease if lease is not None and self._instants.get(lease) == at else None
+
+
 class KeyLeases:
     """The work of its threads: see `batch_threads.Work`. Safe to call from any thread, without I/O there."""
 
@@ -109,7 +161,7 @@ class KeyLeases:
         )
         # Guarded by the threads' lock:
         self._leases: WeakValueDictionary[tuple[str, str], KeyLease] = WeakValueDictionary()
-        self._due: WeakKeyDictionary[KeyLease, float] = WeakKeyDictionary()
+        self._due = DueLeases()
         self._released = threading.Condition(self.threads.lock)
         self._releasing: set[KeyLease] = set()
 
@@ -140,8 +192,7 @@ class KeyLeases:
         with self.threads.lock:
             lease.over = True
             self._releasing.add(lease)
-            self._due[lease] = self._clock.monotonic() + delay
-            self.threads.wake()
+            self._renew_at(lease, self._clock.monotonic() + delay)
 
     def release_all(self) -> None:
         """What runs now is given back: release the keys, within a second. The thread that drains."""
@@ -153,7 +204,7 @@ class KeyLeases:
 
     def due(self, now: float) -> float | None:  # noqa: ARG002 - see `batch_threads.Work`
         """See `batch_threads.Work`."""
-        return min(self._due.values(), default=None)
+        return self._due.first()
 
     def ready(self) -> int:
         """See `batch_threads.Work`."""
@@ -161,9 +212,7 @@ class KeyLeases:
 
     def take(self, now: float) -> KeyBatch | None:
         """See `batch_threads.Work`."""
-        due = [lease for lease, at in self._due.items() if at <= now][:BATCH_ENTRIES]
-        for lease in due:
-            del self._due[lease]
+        due = self._due.take(now)
         return KeyBatch(due) if due else None
 
     def send(self, batch: KeyBatch, _since: float) -> BatchResult:
@@ -213,8 +262,8 @@ class KeyLeases:
         self._renew_at(lease, min(at, self._due.get(lease, at)))
 
     def _renew_at(self, lease: KeyLease, at: float) -> None:
-        """Under the threads' lock."""
-        self._due[lease] = at
+        """It is to be renewed, or released, at that instant. Under the threads' lock."""
+        self._due.put(lease, at)
         self.threads.wake()
 
     def _tell_lost(self, lease: KeyLease) -> None:

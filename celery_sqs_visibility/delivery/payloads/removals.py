@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import math
 import threading
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,7 +52,9 @@ class Removals:
         )
         self._lock = self.batch_threads.lock  # guards everything below
         self._done = threading.Condition(self._lock)
-        self._waiting: deque[Removal] = deque()
+        # A heap: (not before, tie-break, what)
+        self._waiting: list[tuple[float, int, Removal]] = []
+        self._ties = itertools.count()
         self._unfinished = 0
         self._flushing = False
 
@@ -60,7 +63,7 @@ class Removals:
         now = self._clock.monotonic()
         with self._lock:
             self._unfinished += 1
-            self._waiting.append(Removal(key, now + TRY_SECONDS, now + LINGER_SECONDS))
+            self._wait([Removal(key, now + TRY_SECONDS, now + LINGER_SECONDS)])
             self.batch_threads.wake()
 
     def flush(self, timeout: float) -> bool:
@@ -75,11 +78,16 @@ class Removals:
 
     def due(self, now: float) -> float | None:
         """See `batch_threads.Work`."""
-        return min((self._not_before(removal, now) for removal in self._waiting), default=None)
+        if not self._waiting:
+            return None
+        # A flush waits for nothing, but for the pause after a failure.
+        if self._flushing and any(not removal.failures for _, _, removal in self._waiting):
+            return now
+        return self._waiting[0][0]
 
-    def _not_before(self, removal: Removal, now: float) -> float:
-        """A flush waits for nothing, but for the pause after a failure."""
-        return now if self._flushing and not removal.failures else removal.not_before
+    def _wait(self, removals: Iterable[Removal]) -> None:
+        for removal in removals:
+            heapq.heappush(self._waiting, (removal.not_before, next(self._ties), removal))
 
     def ready(self) -> int:
         """See `batch_threads.Work`."""
@@ -90,7 +98,8 @@ class Removals:
         due = self.due(now)
         if due is None or due > now:
             return None
-        return [self._waiting.popleft() for _ in range(min(len(self._waiting), DELETED_OBJECTS))]
+        count = min(len(self._waiting), DELETED_OBJECTS)
+        return [heapq.heappop(self._waiting)[2] for _ in range(count)]
 
     def send(self, batch: list[Removal], _since: float) -> BatchResult:
         """See `batch_threads.Work`."""
@@ -111,10 +120,10 @@ class Removals:
                 logger.warning, "payloads of deleted messages stay in S3 (%s)", facts, extra={"sqs": facts}
             )
         with self._lock:
-            self._waiting += [
+            self._wait(
                 Removal(batch[i].key, batch[i].until, not_before, batch[i].failures + 1)
                 for i in sorted(again)
-            ]
+            )
             self._unfinished -= len(batch) - len(again)
             self._done.notify_all()
             self.batch_threads.wake()

@@ -15,7 +15,7 @@ from celery_sqs_visibility.events import Extended, Lost, emit
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import Acquired, Processing, Renewal
 from celery_sqs_visibility.worker import key_leases as module
-from celery_sqs_visibility.worker.key_leases import KeyLease, KeyLeases
+from celery_sqs_visibility.worker.key_leases import DueLeases, KeyLease, KeyLeases
 
 KEY, OWNER = "task:key", "id/run"
 
@@ -167,3 +167,41 @@ def test_a_request_that_is_gone_is_forgotten(keys, run):
     run.lease = None
     extended(run)
     assert not keys.threads.send_next()
+
+
+def leases(many):
+    return [KeyLease(str(number), OWNER, None) for number in range(many)]
+
+
+def test_leases_fall_due_in_their_order_ten_at_a_time():
+    due, made = DueLeases(), leases(12)
+    for at, lease in enumerate(reversed(made)):
+        due.put(lease, at)
+    assert due.first() == 0
+    assert due.take(5) == made[:5:-1]
+    assert due.take(20) == made[5::-1]
+    assert due.first() is None
+    assert len(due) == 0
+
+
+def test_a_lease_that_falls_due_at_another_time_falls_due_once():
+    due, (lease, other) = DueLeases(), leases(2)
+    for at in (1, 3, 2, 2):
+        due.put(lease, at)
+    due.put(other, 4)
+    assert due.take(1) == []
+    assert due.first() == due.get(lease, 0) == 2
+    assert due.take(3) == [lease]
+    assert due.first() == 4
+
+
+def test_of_leases_that_are_gone_or_fall_due_at_other_times_little_is_kept():
+    due, (lease, *gone) = DueLeases(), leases(1000)
+    for each in gone:
+        due.put(each, 0)
+    del gone, each
+    assert due.first() is None
+    for at in range(1000):
+        due.put(lease, at)
+    assert len(due._heap) < 20
+    assert due.take(1000) == [lease]
