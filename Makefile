@@ -68,7 +68,7 @@ cost: $(INSTALLED) $(OLDER:%=$(MATRIX)/celery-%/.installed) ## Count what a task
 	done
 	@$(BIN)/python benchmarks/cost.py --bounds $(BOUNDS) --write docs/costs.md
 
-# Ten minutes, on a machine that does nothing else.
+# Less than ten minutes, on a machine that does nothing else.
 growth: $(INSTALLED) ## Measure what grows with size, rewrite docs/growth.md, and fail where it grows too fast
 	@$(BIN)/python benchmarks/growth.py --write docs/growth.md --json docs/growth/run.json
 

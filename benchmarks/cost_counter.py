@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 
 OURS = "celery_sqs_visibility"
-FAKE = f"{OURS}.aws.fake"
+FAKES = (f"{OURS}.aws.fake", f"{OURS}.stores.memory")
 CHARGED = (OURS, "celery", "kombu", "billiard", "vine")
 BENCHMARKS = ("cost", "free_broker", "growth", "__main__")
 
@@ -89,7 +89,7 @@ class Counter:
         module = frame.f_globals.get("__name__") or ""
         if module.startswith(BENCHMARKS):
             return self._benchmark
-        if module.startswith(FAKE):
+        if module.startswith(FAKES):
             return self._fake
         if module.partition(".")[0] not in CHARGED:
             return None

@@ -62,8 +62,13 @@ def fleet(measure, workers):
     directory = ControlQueues(measure.sqs, OPTIONS.whole_control_prefix, {}, Clock())
     made = [directory.create(EXCHANGE, f"worker{number}@host") for number in range(workers)]
     for queue in made:
-        measure.sqs.tag_queue(queue.url, NEVER_STALE)
+        alive(measure, queue)
     return directory, made
+
+
+def alive(measure, queue):
+    """Whose queue it is says so, for as long as anybody looks."""
+    measure.sqs.tag_queue(queue.url, NEVER_STALE)
 
 
 def command(destination=None, *, replies=False):

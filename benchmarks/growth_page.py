@@ -6,13 +6,13 @@ import os
 import platform
 from importlib.metadata import version
 
-from plots import bars
+from growth_plot import charts
 from report import replaced
-from results import Result, short
+from results import short
 
 FIGURES = ("requests", "calls", "bytecodes", "µs")
 PACKAGES = ("celery", "kombu")
-PLOTTED = "bytecodes"
+PLOTTED = ("requests", "bytecodes")
 MEGABYTE = 1e6
 
 
@@ -25,25 +25,27 @@ def write(path, subjects, found):
     run += f", the load was {os.getloadavg()[2]:.1f}."
     page = replaced(path.read_text(), "run", run, "growth")
     for group in dict.fromkeys(subject.group for subject in subjects.values()):
-        parts, results = [], []
-        for name, rows in found.items():
-            if subjects[name].group == group:
-                parts += [f"**{subjects[name].title}**", table(subjects[name], rows)]
-                results += results_of(subjects[name], rows)
-        (folder / f"{group}.svg").write_text(bars(results, PLOTTED, TITLE))
+        shown = {name: rows for name, rows in found.items() if subjects[name].group == group}
+        parts, plotted = [], []
+        for name, rows in shown.items():
+            parts += [f"**{subjects[name].title}**", table(subjects[name], rows)]
+            plotted.append((subjects[name].title, whole(subjects[name], rows)))
+        (folder / f"{group}.svg").write_text(charts(plotted, TITLE))
         plot = f"![{TITLE}]({folder.name}/{group}.svg)"
         page = replaced(page, group, "\n\n".join([*parts, plot]), "growth")
     path.write_text(page)
 
 
-TITLE = "Bytecodes for one unit, by size: where bars are as long as each other, the whole grows in proportion"
+TITLE = "All of it, against size: what is no steeper than the grey line grows in proportion, or less"
 
 
-def results_of(subject, rows):
-    """As the plots have them: a bar for each size."""
-    return [
-        Result("growth", subject.title, f"{size:,}", {PLOTTED: [figures[PLOTTED]]}) for size, figures in rows
-    ]
+def whole(subject, rows):
+    """By figure, the sizes and what all units take together."""
+    panels = {
+        figure: [(size, figures[figure] * subject.units_of(size)) for size, figures in rows]
+        for figure in PLOTTED
+    }
+    return {**panels, "MB": [(size, figures["bytes"] / MEGABYTE) for size, figures in rows]}
 
 
 def table(subject, rows):

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle
+from itertools import count, cycle
 from weakref import WeakKeyDictionary
 
 import cost_run
 import cost_worlds as worlds
 import growth_control as control
+import growth_keys as keys
+import growth_monitors as monitors
 from cost_kinds import ORDER, Kind
 from cost_run import MINUTE_SECONDS, SLOTS, TOGETHER, make_app, queue_consumers, supervise
-from support import factories
+from growth_consumer import Consumer
 from support.batch_threads import work_off
 
 from celery_sqs_visibility import publish_batch
-from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.delivery.payloads.removals import Removals
+from celery_sqs_visibility.delivery.publish.pending import LINGER_SECONDS
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.settlements import Delete, Hide
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 from celery_sqs_visibility.policy.prefetch import IDLE_QUEUE_PERIOD_SECONDS
 
 MESSAGES = 1000  # of which the cost of one is the average
+HOUR_MINUTES = 60
+IN_GROUPS = 10_000  # messages of a block, in any number of groups
 RETRY_SECONDS = 60
 TASK_SECONDS = 600
 LONG_TIMEOUT_SECONDS = 7200
+FIFO = ".fifo"
 
 
 # A worker
@@ -36,8 +42,11 @@ LONG_TIMEOUT_SECONDS = 7200
 class Stock(cost_run.Supply):
     """A thousand messages that are sent again and again, under a new id each time."""
 
+    groups = 0  # of a FIFO queue
+
     def __init__(self, app, queues, sqs):
         super().__init__(app, queues, MESSAGES, sqs)
+        self._numbers = count()
         sqs.calls.clear()
         self._stock = {url: cycle(messages) for url, messages in self._stock.items()}
 
@@ -45,7 +54,11 @@ class Stock(cost_run.Supply):
         """To all queues together; it is no request of the worker's."""
         for number in range(messages):
             url = [*self._stock][number % len(self._stock)]
-            self._sqs._queues[url].send(next(self._stock[url]), self._sqs._now())
+            message = next(self._stock[url])
+            if self.groups:
+                group, unique = f"group{number % self.groups}", str(next(self._numbers))
+                message = replace(message, group_id=group, deduplication_id=unique)
+            self._sqs._queues[url].send(message, self._sqs._now())
 
     def work(self, consumer):
         """What the threads do: settle what is due, then each polls, if it has capacity."""
@@ -114,10 +127,10 @@ def sleeps(receiver):
     return receiver._schedule.next_poll() > worlds.Clock.monotonic()
 
 
-def worker(measure, turns, *, queues=1, slots=SLOTS, options=None):
+def worker(measure, turns, *, queues=1, kind="", slots=SLOTS, options=None):
     """Have a worker that Celery starts do that. Does not return."""
     Receiver._reserve, Receiver._sleep = reserve_later, sleeps
-    names = tuple(f"queue{number}" for number in range(queues))
+    names = tuple(f"queue{number}{kind}" for number in range(queues))
     app = make_app(Kind(queues=names, options=options or {}))
     app.conf.task_default_queue = names[0]
     stock = Stock(app, names, measure.sqs)
@@ -182,6 +195,34 @@ def queues(measure, size, **options):
     worker(measure, turns, queues=size, options=options)
 
 
+def groups(measure, size):
+    """A message of a FIFO queue in which that many groups have some."""
+
+    def turns(consumer, stock):
+        stock.groups = size
+        stock.send(2 * MESSAGES + size)
+        measure.prepare()
+        yield from consumed(consumer, stock, MESSAGES)
+        measure.start()
+        yield from consumed(consumer, stock, MESSAGES)
+        measure.stop()
+
+    worker(measure, turns, kind=FIFO)
+
+
+def idle_hours(measure, hours):
+    """An hour without a message; all of them are counted."""
+
+    def turns(consumer, stock):
+        measure.prepare()
+        measure.start()
+        stock.idle(consumer, hours * HOUR_MINUTES * MINUTE_SECONDS)
+        measure.stop()
+        yield
+
+    worker(measure, turns)
+
+
 def idle(measure, minutes, number=1, **options):
     """A minute without a message, after so many of them."""
 
@@ -222,42 +263,6 @@ def held(measure, size):
 
 
 # A consumer without a worker
-
-
-class Consumer:
-    """One that may hold any number of messages, and what the threads would do for it."""
-
-    def __init__(self, measure, **options):
-        self.sqs = measure.sqs
-        self.leases = LeaseTable()
-        self.own = factories.queue_consumer(worlds.Clock, prefetch_seconds=0, leases=self.leases, **options)
-        self.own.capacity.prefetch_count = 0
-        self.queue = factories.queue(self.sqs)
-        self.own.consume(self.queue, lambda _payload: None)
-
-    def receive(self, messages, seconds=0.0):
-        """Send and receive them, ten a request, that many seconds apart; the deliveries."""
-        for _ in range(0, messages, TOGETHER):
-            for _ in range(TOGETHER):
-                self.sqs._queues[self.queue.url].send(OutgoingMessage("task"), self.sqs._now())
-            self.take()
-            worlds.advance(seconds)
-        return self.own.ledger.all()
-
-    def take(self):
-        """What a poll brings; how many messages."""
-        now, (receiver,) = worlds.Clock.monotonic(), self.own._receivers.all()
-        messages = self.sqs.receive(self.queue.url, TOGETHER, 0, receiver._polls._options)
-        self.own.capacity.hold(len(messages), queue=self.queue.name)
-        with receiver._changed:
-            receiver._schedule.polled(now, [message["MessageId"] for message in messages])
-        self.own._arrived(self.queue, messages, now, now)
-        return len(messages)
-
-    def settle(self):
-        """Send all that is settled."""
-        worlds.advance(1)
-        work_off(self.own._settler.batch_threads)
 
 
 def retries(measure, size):
@@ -324,6 +329,21 @@ def unextended(measure, size):
     measure.stop()
 
 
+def removals(measure, size):
+    """A payload of a deleted message is removed from S3, when all of them wait for that."""
+    objects = FakeObjectStore()
+    waiting = Removals(objects, worlds.Clock)
+    measure.prepare()
+    measure.start()
+    for number in range(size):
+        waiting.submit(str(number))
+    measure.weigh()
+    worlds.advance(RETRY_SECONDS)
+    work_off(waiting.batch_threads)
+    measure.sqs.calls += objects.calls
+    measure.stop()
+
+
 def published(measure, size):
     """A message of a block of `publish_batch`, whose threads' part this thread does after each ten."""
     app = make_app(Kind())
@@ -338,6 +358,25 @@ def published(measure, size):
                 if number % TOGETHER == TOGETHER - 1:
                     cost_run.send_batch(batch._senders[-1])
             if many == size:
+                measure.weigh()
+    measure.stop()
+
+
+def published_in_groups(measure, size):
+    """A message of a block for a FIFO queue, in that many groups: one of each group in a request."""
+    app = make_app(Kind(queues=(f"queue{FIFO}",)))
+    send = app.tasks["noop"].apply_async
+    for many in (TOGETHER, IN_GROUPS):
+        if many == IN_GROUPS:
+            measure.prepare()
+            measure.start()
+        with publish_batch(app) as batch:
+            for number in range(many):
+                send([number], queue=f"queue{FIFO}", MessageGroupId=f"group{number % size}")
+                while number % TOGETHER == TOGETHER - 1 and not batch._senders[-1].empty:
+                    worlds.advance(LINGER_SECONDS)
+                    cost_run.send_batch(batch._senders[-1])
+            if many == IN_GROUPS:
                 measure.weigh()
     measure.stop()
 
@@ -381,6 +420,9 @@ MANY = (*FEW, 10_000)
 BACKLOGS = (*MANY[2:], 100_000, 1_000_000)
 QUEUES = (1, 5, 20, 50)
 MINUTES = (1, 60, 1440)
+HOURS = (1, 6, 24)
+GROUPS = (1, *MANY)
+LISTENERS = (1, 5, 20, 50)
 MESSAGE = "message"
 
 SUBJECTS = {
@@ -401,6 +443,19 @@ SUBJECTS = {
     ),
     "idle": Subject(
         "idle", "An idle minute, by those before it", "minutes before", "minute", idle, MINUTES, 1
+    ),
+    "idle hours": Subject("idle", "An idle hour, of a day", "hours", "hour", idle_hours, HOURS),
+    "groups": Subject(
+        "fifo", "A message of a FIFO queue, by its groups", "groups", MESSAGE, groups, GROUPS, MESSAGES
+    ),
+    "published in groups": Subject(
+        "fifo",
+        "A message that is published in one block to a FIFO queue, by the groups of the block",
+        "groups",
+        MESSAGE,
+        published_in_groups,
+        GROUPS[::2],
+        IN_GROUPS,
     ),
     "queues": Subject(
         "queues", "A message, by the worker's queues", "queues", MESSAGE, queues, QUEUES, MESSAGES, 1
@@ -450,6 +505,23 @@ SUBJECTS = {
     ),
     "retries": Subject(
         "held", "A retry: hidden, received again, deleted", "hidden", "retry", retries, MANY[1:]
+    ),
+    "removals": Subject(
+        "held", "A payload that is removed from S3, as all are", "payloads", "payload", removals, MANY
+    ),
+    "keys": Subject("keys", "A run that takes a key and finishes it", "runs", "run", keys.taken, MANY[1:]),
+    "keys renewed": Subject(
+        "keys", "A key that is renewed, as all are", "runs with a key", "key", keys.renewed, MANY
+    ),
+    "monitors": Subject(
+        "monitors",
+        "An event of a worker, by the monitors that listen",
+        "monitors",
+        "event",
+        monitors.events,
+        LISTENERS,
+        monitors.EVENTS,
+        1,
     ),
     "command to all": Subject(
         "control", "A command to all workers, a worker", "workers", "worker", control.command_all, FEW
