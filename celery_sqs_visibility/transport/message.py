@@ -46,20 +46,24 @@ class Message(virtual.Message):
     body: Any  # bytes, where celery-types says text
     delivery_tag: str
 
+    #: Of every message at first, as kombu's constructor has it.
+    _decoded_cache: Any = None
+    _state = "RECEIVED"
+
     def __init__(self, payload: dict[str, Any], channel: Any, accept: Container[str] | None = None) -> None:
         headers, properties = payload.get("headers") or {}, payload["properties"]
-        body: Any = payload.get("body")
-        usual = body and properties.get("body_encoding") == "base64" and "compression" not in headers
+        body, tag = payload.get("body"), properties["delivery_tag"]
         try:
-            if usual:  # as kombu's two constructors leave it, in a third of their steps
+            if body and properties.get("body_encoding") == "base64" and "compression" not in headers:
+                # As kombu's two constructors leave it, in a third of their steps.
                 self.body = a2b_base64(body.encode())
                 self.channel = channel
-                self.delivery_tag = properties["delivery_tag"]
+                self.delivery_tag = tag
                 self.content_type = payload.get("content-type")
                 self.content_encoding = payload.get("content-encoding")
                 self.properties = properties
                 self.delivery_info = properties.get("delivery_info") or {}
-                self.errors, self._decoded_cache, self._state = [], None, "RECEIVED"
+                self.errors = []
             else:
                 self._init_unusual(payload, headers, channel)
         except Exception:  # noqa: BLE001 - kombu's consumer gives `errors` to `on_decode_error`
@@ -68,7 +72,7 @@ class Message(virtual.Message):
         self._raw = payload
         self.headers = headers
         self.accept = accept
-        self.delivery: Delivery | None = channel.delivery(properties["delivery_tag"])
+        self.delivery: Delivery | None = channel.delivery(tag)
 
     def _init_unusual(self, payload: dict[str, Any], headers: dict[str, Any], channel: Any) -> None:
         """Of a compressed body, or one in no base64. Kombu would decompress it without a bound."""
@@ -107,7 +111,7 @@ class Message(virtual.Message):
             and TYPED_BYTES not in body
             and registry._decoders.get(JSON) is kombu_loads  # noqa: SLF001 - or the user has registered another
         )
-        small = plain and body.count(b"[") + body.count(b"{") <= FEW_BRACKETS
+        small = plain and (len(body) <= FEW_BRACKETS or body.count(b"[") + body.count(b"{") <= FEW_BRACKETS)
         if not small and isinstance(body, (bytes, str)):
             limits = _limits(self.channel)
             check_content(body, self.content_type, self.content_encoding, limits, self.accept)
