@@ -13,8 +13,8 @@ from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED, Lease
 from celery_sqs_visibility.delivery.lease_table import find_lease, lease_table_of
 from celery_sqs_visibility.errors import InactivityError, VisibilityLostError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS, until_horizon
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.policy.run_limits import NEAR_HORIZON_SECONDS, until_horizon
 from celery_sqs_visibility.progress import Progress
 
 T = TypeVar("T")

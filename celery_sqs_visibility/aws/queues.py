@@ -17,10 +17,15 @@ from celery_sqs_visibility.errors import (
     RequestRefusedError,
     UnreachableError,
 )
-from celery_sqs_visibility.policy.arns import account_and_name, region_of
 from celery_sqs_visibility.policy.predefined import predefined_queue
 from celery_sqs_visibility.policy.queue_attributes import ARN, REDRIVE_POLICY, creation_attributes
-from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name, why_illegal
+from celery_sqs_visibility.policy.queue_names import (
+    FIFO_SUFFIX,
+    account_and_name,
+    region_of,
+    sqs_name,
+    why_illegal,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

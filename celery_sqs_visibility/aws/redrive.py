@@ -11,8 +11,8 @@ from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError
-from celery_sqs_visibility.policy.arns import account_and_name
 from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, RETENTION
+from celery_sqs_visibility.policy.queue_names import account_and_name
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS
 
 if TYPE_CHECKING:

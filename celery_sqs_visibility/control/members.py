@@ -16,7 +16,7 @@ from celery_sqs_visibility.control.monitors import EventExchanges
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.exchange_uses import replies_of
+from celery_sqs_visibility.policy.control_names import replies_of
 
 #: A queue stays for so long after its consumer was cancelled.
 KEPT_SECONDS: Final = 5.0

@@ -30,8 +30,8 @@ from celery_sqs_visibility.errors import PASSING_ERRORS, SQSError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.control_names import Use, use_of
 from celery_sqs_visibility.policy.event_batches import EventMessage
-from celery_sqs_visibility.policy.exchange_uses import Use, use_of
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from celery_sqs_visibility.errors import (
     UnreadableError,
 )
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
-from celery_sqs_visibility.policy.exchange_uses import Use, replies_of, use_of
+from celery_sqs_visibility.policy.control_names import Use, replies_of, use_of
 from celery_sqs_visibility.policy.options import Options
 
 logger = logging.getLogger(__name__)

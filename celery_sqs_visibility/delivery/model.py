@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.inactivity import Inactivity
 from celery_sqs_visibility.delivery.lease import Lease, LeaseKey
 from celery_sqs_visibility.delivery.settlements import Renew, Settlement
 from celery_sqs_visibility.events import Facts
@@ -101,6 +100,18 @@ class Holder(Protocol):
         self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
     ) -> Renew | None:
         """See `Delivery.renewal`."""
+
+
+class Inactivity(NamedTuple):
+    """Inactivity timeout of a run.
+
+    Attributes:
+        timeout: the longest time without a sign of life, in seconds.
+        end_run: called once the run was silent for so long, in the supervisor's thread.
+    """
+
+    timeout: float
+    end_run: Callable[[], None]
 
 
 @dataclass(eq=False, repr=False)

@@ -14,19 +14,19 @@ import selectors
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from io import BytesIO
+from ipaddress import ip_address
 from typing import Any, Final
 from weakref import WeakSet
 
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.http_hosts import is_allowed_host
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,13 @@ NOT_ALLOWED: Final = "{!r} is no host of this worker: add it to the transport op
 
 #: From one attempt to take a port that another process has, or a socket without a place, to the next.
 CLAIM_SECONDS: Final = 5.0
+
+
+#: Ends of names that no public DNS has: RFC 6761, 6762 and 8375, ICANN's `.internal`, Kubernetes' services.
+PRIVATE_ENDS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
+
+#: Of the option `http_allowed_hosts`: any host.
+ANY_HOST: Final = "*"
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,7 @@ class PortListener(Listener):
         self.claimed = f"http_port {port} is free"
 
     def is_allowed(self, host: str) -> bool:
-        """See `policy.http_hosts`: a page in a browser of this network has a name that is its author's."""
+        """See `is_allowed_host`: a page in a browser of this network has a name that is its author's."""
         return is_allowed_host(host, self._hosts)
 
     def claim(self) -> None:
@@ -315,3 +322,38 @@ def _close_inherited() -> None:
 
 
 os.register_at_fork(after_in_child=_close_inherited)
+
+
+def is_allowed_host(header: str, allowed: Collection[str]) -> bool:
+    """Whether a request whose header `Host` is `header` is answered.
+
+    A page that a browser has open may have its own name lead to an address of the browser's network (DNS
+    rebinding), and read what answers there; the header still has the page's name. Names that only the
+    network's own DNS knows, and addresses, are no page's. Probes of Kubernetes ask for the pod's address,
+    Prometheus for that or for the name that its configuration has.
+
+    Args:
+        header: the value of `Host`.
+        allowed: more names; one that begins with a dot stands for all names that end so, `*` for all.
+    """
+    host = _without_port(header.strip()).rstrip(".").lower()
+    if ANY_HOST in allowed or "." not in host or host.endswith(PRIVATE_ENDS) or _is_address(host):
+        return True
+    return any(
+        host.endswith(name.lower()) if name.startswith(".") else host == name.rstrip(".").lower()
+        for name in allowed
+    )
+
+
+def _without_port(header: str) -> str:
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.rpartition(":")[0] if header.count(":") == 1 else header
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -17,7 +17,7 @@ import click
 from celery import Celery
 
 from celery_sqs_visibility.errors import AccessDeniedError, OptionError, SQSVisibilityError, UnavailableError
-from celery_sqs_visibility.policy.durations import parse_duration
+from celery_sqs_visibility.operate.figures import parse_duration
 from celery_sqs_visibility.policy.printable import printable, printable_json, printable_lines
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport

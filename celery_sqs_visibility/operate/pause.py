@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 from celery import Celery
 
+from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
     UnavailableCommandError,
@@ -20,7 +21,6 @@ from celery_sqs_visibility.operate.invocation import (
     show_json,
 )
 from celery_sqs_visibility.operate.nodes import CONTROL_IS_OFF, ask, is_controlled, timeout_option
-from celery_sqs_visibility.policy.durations import duration_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,8 +1,9 @@
-"""The names of control queues. A name is the queue's binding: all processes see the list of queues.
+"""Names of the control queues and of the exchanges of remote control and events.
 
-A name is `<prefix><exchange>-<digest of exchange>-<digest of node>-<unique>`. The digests tell apart what the
-characters that SQS takes do not, and let a caller choose the queues of some nodes without a request. The
-unique part is new for each start: SQS does not give a deleted queue's name away for a minute.
+The name of a control queue is its binding: all processes see the list of queues. A name is
+`<prefix><exchange>-<digest of exchange>-<digest of node>-<unique>`. The digests tell apart names that differ
+in characters that SQS refuses, and let a caller choose the queues of some nodes without a request. The unique
+part is new for each start: SQS does not give a deleted queue's name away for a minute.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from enum import Enum
 from typing import Final
 
 from celery_sqs_visibility.policy.queue_names import LONGEST_NAME_CHARACTERS
@@ -63,3 +65,29 @@ def _node_digests(nodes: Iterable[str]) -> set[str]:
 
 def _digest(name: str, characters: int) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:characters]
+
+
+#: kombu's names for remote control (kombu/pidbox.py: `Mailbox.exchange_fmt`), and Celery's for its events.
+_CONTROL_SUFFIX: Final = ".pidbox"
+_REPLY_PREFIX: Final = "reply."
+_EVENT_EXCHANGE: Final = "celeryev"
+
+
+class Use(Enum):
+    """What an exchange is for."""
+
+    COMMANDS = "commands to workers"
+    REPLIES = "replies to commands"
+    EVENTS = "events"
+
+
+def use_of(exchange: str, event_exchanges: Iterable[str] = ()) -> Use | None:
+    """What Celery uses the exchange for, if it is its own. Apps may name theirs of events themselves."""
+    if exchange.endswith(_CONTROL_SUFFIX):
+        return Use.REPLIES if exchange.startswith(_REPLY_PREFIX) else Use.COMMANDS
+    return Use.EVENTS if exchange == _EVENT_EXCHANGE or exchange in event_exchanges else None
+
+
+def replies_of(exchange: str) -> str:
+    """The exchange for the replies to commands (kombu/pidbox.py: `Mailbox.reply_exchange_fmt`)."""
+    return f"{_REPLY_PREFIX}{exchange}"

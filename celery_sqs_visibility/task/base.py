@@ -24,7 +24,7 @@ from celery.utils.time import maybe_make_aware
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.errors import QueueDoesNotExistError, UnroutableError
 from celery_sqs_visibility.option_secrets import mask_settings
-from celery_sqs_visibility.policy.fates import End, Fate, fate_of
+from celery_sqs_visibility.policy.attempts import End, Fate, fate_of
 from celery_sqs_visibility.task.context import (
     LIMIT_HEADER,
     DeliveryContext,

@@ -7,11 +7,12 @@ chain and chord, so that what is to follow the task follows its last part.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
+from inspect import Parameter, Signature
 from typing import Any
 
 from celery.exceptions import Retry
 
-from celery_sqs_visibility.policy.continuation import changed_arguments
 from celery_sqs_visibility.task.context import (
     LIMIT_HEADER,
     DeliveryContext,
@@ -70,3 +71,19 @@ def _publish(task: Any, signature: Any) -> None:
         if retry is None:
             raise
         raise retry from exc
+
+
+def changed_arguments(
+    signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], changes: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, some of them changed: each stays positional, or by name, as it was."""
+    changed, left = list(args), dict(changes)
+    positional = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    for position, parameter in enumerate(positional[: len(changed)]):
+        if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD and parameter.name in left:
+            changed[position] = left.pop(parameter.name)
+    return tuple(changed), {**kwargs, **left}

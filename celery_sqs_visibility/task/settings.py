@@ -16,9 +16,9 @@ from celery.utils.log import get_logger
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.policy.event_routes import parse_sqs_event, sqs_event_per
-from celery_sqs_visibility.policy.inactivity import parse_inactivity_timeout
 from celery_sqs_visibility.policy.option_parsers import on_exhausted, on_lost
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.run_limits import parse_inactivity_timeout
 from celery_sqs_visibility.task.retries import RetryDecisions
 
 logger = get_logger(__name__)

@@ -22,12 +22,14 @@ from celery.app import trace as celery_trace
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
 
+from celery_sqs_visibility.delivery.lease import UNWATCHED
+from celery_sqs_visibility.delivery.lease_table import find_lease
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task import chord_end
 from celery_sqs_visibility.task.context import DeliveryContext, delivered_request, is_delivery
 from celery_sqs_visibility.task.continuation import Continuation
 from celery_sqs_visibility.task.failure_log import exception_behind, log_failed_attempt, traceback_of
-from celery_sqs_visibility.task.life import begin_watch, end_watch
 from celery_sqs_visibility.task.spans import describe_span
 from celery_sqs_visibility.transport import publish_retries
 
@@ -166,7 +168,7 @@ def decide_failures(
     finally:
         request.visibility_in_run = False
         if ends and task.inactivity_timeout is not None:
-            end_watch(request.visibility_lease)
+            _end_watch(request.visibility_lease)
     if ends:
         publish_retries.set_deadline()
         if request.chord:
@@ -199,10 +201,22 @@ def _retry_after(exc: Exception, task: Any, request: DeliveryContext) -> Retry |
     return retry
 
 
+def _begin_watch(lease_key: Any) -> None:
+    """From now on the run of a task with an `inactivity_timeout` shows life."""
+    if (lease := find_lease(lease_key)) is not None:
+        lease.last_sign = SYSTEM_CLOCK.monotonic()
+
+
+def _end_watch(lease_key: Any) -> None:
+    """The task's own code is over: Celery's shows no life."""
+    if (lease := find_lease(lease_key)) is not None:
+        lease.last_sign = UNWATCHED
+
+
 def _prepare(task: Any, request: dict[str, Any]) -> None:
     """Record what must be known of a run before it begins, should its worker die or its code be silent."""
     if task.inactivity_timeout is not None:
-        begin_watch(request.get("visibility_lease"))
+        _begin_watch(request.get("visibility_lease"))
     if task.name == CHORD_UNLOCK:
         publish_retries.set_deadline()
     if request.get("chord") and task.app.conf.worker_deduplicate_successful_tasks:

@@ -24,7 +24,7 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.threads import copy_of, start_thread
-from celery_sqs_visibility.policy.delays import DelayLimits, stated_retention
+from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.option_names import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots

@@ -26,7 +26,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, legible
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.delays import NEVER, DelayLimits, is_never
+from celery_sqs_visibility.policy.eta import NEVER, DelayLimits, is_never
 from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS, check_json
 from celery_sqs_visibility.policy.json_text import read_json
 from celery_sqs_visibility.policy.message_attributes import is_asked_for

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import ETATooFarError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.delays import NEVER, DelayLimits, is_never, kept_delay
+from celery_sqs_visibility.policy.eta import NEVER, DelayLimits, is_never, kept_delay
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)

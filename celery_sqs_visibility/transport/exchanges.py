@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from celery_sqs_visibility.errors import UnroutableError
-from celery_sqs_visibility.policy.exchange_uses import Use, use_of
+from celery_sqs_visibility.policy.control_names import Use, use_of
 
 
 def refuse_type(exchange: str, kind: str, *, supports_fanout: bool) -> None:

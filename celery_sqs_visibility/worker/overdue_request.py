@@ -10,9 +10,8 @@ from celery.exceptions import TimeLimitExceeded
 from celery.utils.log import get_logger
 from celery.worker import state
 
-from celery_sqs_visibility.delivery.inactivity import Inactivity
 from celery_sqs_visibility.delivery.lease import UNWATCHED
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.model import Delivery, Inactivity
 from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.worker.exceptions import exc_info_of

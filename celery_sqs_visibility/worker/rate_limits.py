@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from celery.worker import state
 
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.parking import park_for
+from celery_sqs_visibility.policy.eta import park_for
 from celery_sqs_visibility.worker.request import DeliveryRequest
 
 if TYPE_CHECKING:

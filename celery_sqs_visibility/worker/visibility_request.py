@@ -22,9 +22,15 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Hide, Lapse
 from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.events import Failed, emit
-from celery_sqs_visibility.policy.attempts import RELEASES_FORGIVEN, are_spent, attempts_made
+from celery_sqs_visibility.policy.attempts import (
+    RELEASES_FORGIVEN,
+    End,
+    Fate,
+    are_spent,
+    attempts_made,
+    fate_of,
+)
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.fates import End, Fate, fate_of
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.failure_log import log_failed_attempt

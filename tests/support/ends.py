@@ -13,7 +13,7 @@ from typing import Any
 
 import celery
 
-from celery_sqs_visibility.policy.fates import End, Fate, fate_of
+from celery_sqs_visibility.policy.attempts import End, Fate, fate_of
 
 CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
 

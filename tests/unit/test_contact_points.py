@@ -37,9 +37,9 @@ from support.ends import CELERY
 from celery_sqs_visibility.aws import fast_requests, topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.aws.subscriptions import allow_topics
 from celery_sqs_visibility.operate.doctor.kombu_changes import DEFAULTS
-from celery_sqs_visibility.policy.exchange_uses import Use, replies_of, use_of
-from celery_sqs_visibility.policy.queue_policy import allow_topics
+from celery_sqs_visibility.policy.control_names import Use, replies_of, use_of
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
 from celery_sqs_visibility.transport import channel

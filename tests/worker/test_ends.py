@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.ends import ROWS
 
-from celery_sqs_visibility.policy.fates import Fate
+from celery_sqs_visibility.policy.attempts import Fate
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 

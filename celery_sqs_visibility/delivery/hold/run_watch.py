@@ -10,8 +10,7 @@ from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.events import HorizonNear, emit, log_safely
-from celery_sqs_visibility.policy.horizon import is_near_horizon, until_horizon
-from celery_sqs_visibility.policy.inactivity import is_inactive, latest_wake
+from celery_sqs_visibility.policy.run_limits import is_inactive, is_near_horizon, latest_wake, until_horizon
 
 logger = logging.getLogger(__name__)
 

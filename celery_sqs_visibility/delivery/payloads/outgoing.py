@@ -13,10 +13,10 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnrecognizedResponseError
 from celery_sqs_visibility.events import log_safely
-from celery_sqs_visibility.policy.message_attributes import message_bytes
-from celery_sqs_visibility.policy.message_limits import (
+from celery_sqs_visibility.policy.message_attributes import (
     PAYLOAD_BYTES,
     limit_told,
+    message_bytes,
     payload_too_large,
     too_large,
 )

@@ -18,8 +18,7 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settlements import Park, Renew
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.options import OptionsOfQueue
-from celery_sqs_visibility.policy.parking import (
+from celery_sqs_visibility.policy.eta import (
     LEAD_SECONDS,
     Limits,
     hop_for,
@@ -27,6 +26,7 @@ from celery_sqs_visibility.policy.parking import (
     parks_so_far,
     wasted_receives,
 )
+from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
 
 

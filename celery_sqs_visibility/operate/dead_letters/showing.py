@@ -13,9 +13,9 @@ from celery_sqs_visibility.errors import SQSVisibilityError
 from celery_sqs_visibility.operate.dead_letters.letter import Letter, arguments, read_letter
 from celery_sqs_visibility.operate.dead_letters.places import Place
 from celery_sqs_visibility.operate.dead_letters.selection import SHORT_ID_CHARACTERS
+from celery_sqs_visibility.operate.figures import in_words
 from celery_sqs_visibility.operate.invocation import say, show_table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.durations import in_words
 from celery_sqs_visibility.policy.message_attributes import beginning
 from celery_sqs_visibility.policy.payload_pointers import NO_PAYLOADS, PayloadPointer
 from celery_sqs_visibility.policy.printable import printable

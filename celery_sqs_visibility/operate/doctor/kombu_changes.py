@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from celery_sqs_visibility.operate.doctor.checks import findings_of
 from celery_sqs_visibility.operate.doctor.facts import Facts
 from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more
-from celery_sqs_visibility.policy.durations import spoken
+from celery_sqs_visibility.operate.figures import spoken
 from celery_sqs_visibility.policy.options import Options
 
 

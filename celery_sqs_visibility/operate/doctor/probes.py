@@ -17,7 +17,7 @@ from celery_sqs_visibility.aws.port import SQS, BatchResult, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, SQSError
 from celery_sqs_visibility.operate.doctor.facts import Right
-from celery_sqs_visibility.policy.permissions import (
+from celery_sqs_visibility.operate.permission_table import (
     CHANGE_VISIBILITY,
     DECRYPT,
     DELETE,

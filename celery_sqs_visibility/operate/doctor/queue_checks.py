@@ -9,9 +9,8 @@ from celery_sqs_visibility.aws.redrive import Redrive
 from celery_sqs_visibility.operate.doctor.facts import Facts, QueueFacts, TaskFacts
 from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more, set_attributes
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
-from celery_sqs_visibility.policy.arns import beside
-from celery_sqs_visibility.policy.durations import spoken
-from celery_sqs_visibility.policy.provisioning import (
+from celery_sqs_visibility.operate.figures import spoken
+from celery_sqs_visibility.operate.provisioning import (
     MOST_RECEIVES,
     SPARE_RECEIVES,
     dead_letter_attributes,
@@ -19,6 +18,7 @@ from celery_sqs_visibility.policy.provisioning import (
     least_max_receive_count,
 )
 from celery_sqs_visibility.policy.queue_attributes import ARN, redrive_policy
+from celery_sqs_visibility.policy.queue_names import beside
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, DELAY_SECONDS, RETENTION_SECONDS
 
 #: Fewer, and one deploy, or two, moves a message that has not failed.

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from celery_sqs_visibility.operate.doctor.facts import Facts
 from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more
 from celery_sqs_visibility.operate.doctor.findings import transport_option as option
+from celery_sqs_visibility.operate.figures import spoken
 from celery_sqs_visibility.operate.invocation import counted
-from celery_sqs_visibility.policy.durations import spoken
 from celery_sqs_visibility.policy.options import QueueOptions, default_heartbeat
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.worker.grace_period import ECS_STOP_SECONDS, GRACE_VARIABLE, MARGIN_SECONDS

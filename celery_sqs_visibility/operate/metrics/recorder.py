@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from celery_sqs_visibility import events, measurements
 from celery_sqs_visibility.events import Event, Facts, subscribe
+from celery_sqs_visibility.operate.figures import usd_of
 from celery_sqs_visibility.operate.metrics import names
 from celery_sqs_visibility.operate.metrics.series import Labels, Series
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
-from celery_sqs_visibility.policy.prices import usd_of
 
 #: The label of tasks that the worker does not have: anybody may send any name.
 UNKNOWN_TASK: Final = "unknown"

@@ -7,8 +7,8 @@ from typing import get_args
 import click
 
 from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, say, show_json
+from celery_sqs_visibility.operate.permission_table import Role, policy_document
 from celery_sqs_visibility.operate.permissions.resources import AppResources, names_of
-from celery_sqs_visibility.policy.permissions import Role, policy_document
 
 
 @click.command()

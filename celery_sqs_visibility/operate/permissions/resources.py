@@ -12,13 +12,12 @@ from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_at
-from celery_sqs_visibility.policy.arns import arn_of, partition_of
+from celery_sqs_visibility.operate.permission_table import BROADCASTS
+from celery_sqs_visibility.operate.provisioning import plan_queues
 from celery_sqs_visibility.policy.control_names import exchange_prefix
-from celery_sqs_visibility.policy.permissions import BROADCASTS
 from celery_sqs_visibility.policy.predefined import PredefinedQueue, predefined_queue
-from celery_sqs_visibility.policy.provisioning import plan_queues
 from celery_sqs_visibility.policy.queue_attributes import KEY, REDRIVE_POLICY, key_in
-from celery_sqs_visibility.policy.queue_names import sqs_name
+from celery_sqs_visibility.policy.queue_names import arn_of, partition_of, sqs_name
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import use_here
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
@@ -30,7 +29,7 @@ ATTRIBUTES: Final = (REDRIVE_POLICY, KEY)
 
 
 class AppResources:
-    """Collects the ARNs of an app, by `policy.permissions.Permission.kind`.
+    """Collects the ARNs of an app, by `permission_table.Permission.kind`.
 
     Attributes:
         arns: by kind.

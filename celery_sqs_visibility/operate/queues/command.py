@@ -18,9 +18,9 @@ from celery_sqs_visibility.operate.invocation import (
     say,
     show_json,
 )
+from celery_sqs_visibility.operate.provisioning import QueuePlan, plan_queues, why_impossible
 from celery_sqs_visibility.operate.queues.creation import Creation, Finding
 from celery_sqs_visibility.operate.queues.templates import FORMATS
-from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues, why_impossible
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 

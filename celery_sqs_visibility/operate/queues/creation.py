@@ -13,7 +13,7 @@ from celery_sqs_visibility.aws.queues import Queue, when_known
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.operate.parallel import for_each
-from celery_sqs_visibility.policy.provisioning import QueuePlan
+from celery_sqs_visibility.operate.provisioning import QueuePlan
 from celery_sqs_visibility.policy.queue_attributes import ARN, FIFO, REDRIVE_POLICY, redrive_policy
 
 

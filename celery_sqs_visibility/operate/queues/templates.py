@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from celery_sqs_visibility.policy.provisioning import QueuePlan
+from celery_sqs_visibility.operate.provisioning import QueuePlan
 from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, redrive_policy
 
 #: SQS's attributes to the arguments of Terraform's aws_sqs_queue.

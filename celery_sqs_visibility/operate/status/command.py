@@ -13,6 +13,7 @@ from celery import Celery
 
 from celery_sqs_visibility.errors import SQSVisibilityError
 from celery_sqs_visibility.operate.app_queues import queue_names
+from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import (
     app_of,
     broker_of,
@@ -25,7 +26,6 @@ from celery_sqs_visibility.operate.nodes import CONTROL_IS_OFF, ask, is_controll
 from celery_sqs_visibility.operate.queue_metrics import metrics_of
 from celery_sqs_visibility.operate.status.report import QueueReport, QueueStatus, Status
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
-from celery_sqs_visibility.policy.durations import duration_text
 
 #: The cursor to the top left, and nothing below it: the next table takes the place of the last.
 REDRAW: Final = "\x1b[H\x1b[J"

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError
+from celery_sqs_visibility.operate.figures import usd_of
 from celery_sqs_visibility.operate.queue_depths import QueueDepth, found_queues, queue_depths
 from celery_sqs_visibility.operate.queue_metrics import Measured, QueueMetrics
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
-from celery_sqs_visibility.policy.prices import usd_of
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 #: CloudWatch has a value a minute, and to ask for it costs money.

@@ -9,7 +9,7 @@ import threading
 import pytest
 from support.clock import FakeClock
 
-from celery_sqs_visibility.aws.breaker import Breaker
+from celery_sqs_visibility.aws.breaker import PAUSE_SECONDS, Breaker
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.guarded_objects import PROBED_KEY, GuardedObjectStore
 from celery_sqs_visibility.errors import (
@@ -18,7 +18,6 @@ from celery_sqs_visibility.errors import (
     StoreUnavailableError,
     UnavailableError,
 )
-from celery_sqs_visibility.policy.circuit import PAUSE_SECONDS
 from celery_sqs_visibility.stores.guarded import GuardedStore
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import Acquired, Renewal

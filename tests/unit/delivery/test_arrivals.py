@@ -12,7 +12,7 @@ from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError
 from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Lost, Parked, Renewed, Unreadable
-from celery_sqs_visibility.policy.parking import LEAD_SECONDS
+from celery_sqs_visibility.policy.eta import LEAD_SECONDS
 
 
 class ListsTwice(BusySQS):

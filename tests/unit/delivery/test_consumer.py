@@ -13,10 +13,10 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.events import Deleted, Hidden, HorizonNear, Released
-from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.policy.run_limits import NEAR_HORIZON_SECONDS
 
 
 def test_a_cancelled_queue_gives_back_what_is_buffered(world, queue, events):

@@ -15,12 +15,12 @@ from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.errors import AccessDeniedError, CommandNotSentError, UnavailableError
 from celery_sqs_visibility.operate.commands import sqs as group
+from celery_sqs_visibility.operate.figures import usd_of
 from celery_sqs_visibility.operate.queue_depths import QueueDepth
 from celery_sqs_visibility.operate.queue_metrics import OLDEST, TRAFFIC, QueueMetrics
 from celery_sqs_visibility.operate.status import command
 from celery_sqs_visibility.operate.status.report import METRICS_SECONDS, QueueReport, QueueStatus, Status
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.prices import usd_of
 
 NOTHING_IS_LEFT = {"queue": "q", "visible": 1, "in_flight": 0, "delayed": 0, "dead_letters": None}
 

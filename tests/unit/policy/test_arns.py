@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sqs_visibility.policy.arns import account_and_name, arn_of, beside, partition_of
+from celery_sqs_visibility.policy.queue_names import account_and_name, arn_of, beside, partition_of
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.delays import DelayLimits, stated_retention
+from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS
 
 DAY = 24 * 3600

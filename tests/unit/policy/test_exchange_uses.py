@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.exchange_uses import Use, replies_of, use_of
+from celery_sqs_visibility.policy.control_names import Use, replies_of, use_of
 
 
 @pytest.mark.parametrize(

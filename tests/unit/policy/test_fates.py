@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sqs_visibility.policy.fates import End, Fate, fate_of
+from celery_sqs_visibility.policy.attempts import End, Fate, fate_of
 
 #: Of each end: the fate at first, where the task does not retry the exception, and at the last attempt.
 FATES = {

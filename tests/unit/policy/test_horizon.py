@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS, is_near_horizon, until_horizon
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
+from celery_sqs_visibility.policy.run_limits import NEAR_HORIZON_SECONDS, is_near_horizon, until_horizon
 
 HORIZON = 50_000.0
 END = HORIZON - HORIZON_MARGIN_SECONDS

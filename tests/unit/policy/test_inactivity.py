@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.errors import InactivityError, OptionError
-from celery_sqs_visibility.policy.inactivity import is_inactive, latest_wake, parse_inactivity_timeout
+from celery_sqs_visibility.policy.run_limits import is_inactive, latest_wake, parse_inactivity_timeout
 
 INSTANTS = st.floats(0, 1e6)
 TIMEOUTS = st.floats(1, 43_200)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sqs_visibility.errors import MessageTooLargeError, RequestRefusedError, UnavailableError
-from celery_sqs_visibility.policy.message_limits import limit_told, payload_too_large, too_large
+from celery_sqs_visibility.policy.message_attributes import limit_told, payload_too_large, too_large
 
 SENTENCE = "One or more parameters are invalid. Reason: Message must be shorter than 262144 bytes."
 

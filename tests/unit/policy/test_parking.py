@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.parking import (
+from celery_sqs_visibility.policy.eta import (
     LEAD_SECONDS,
     LONGEST_PARK_SECONDS,
     Hop,

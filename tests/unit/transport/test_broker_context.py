@@ -9,7 +9,7 @@ import pytest
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.policy.delays import DelayLimits
+from celery_sqs_visibility.policy.eta import DelayLimits
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import shared_context
 from celery_sqs_visibility.transport.broker_url import BrokerURL

@@ -18,7 +18,7 @@ from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.aws.topics import Topic
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.errors import ETATooFarError
-from celery_sqs_visibility.policy.delays import DelayLimits
+from celery_sqs_visibility.policy.eta import DelayLimits
 from celery_sqs_visibility.transport.codec import decode_message, encode_message
 
 QUEUE = Queue("q", "https://sqs.example/1/q", FakeSQS())

@@ -8,12 +8,12 @@ from support.factories import TIMEOUT, every_queue
 
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
-from celery_sqs_visibility.delivery.inactivity import Inactivity
 from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
+from celery_sqs_visibility.delivery.model import Inactivity
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.events import HorizonNear, subscribe
-from celery_sqs_visibility.policy.horizon import NEAR_HORIZON_SECONDS
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.policy.run_limits import NEAR_HORIZON_SECONDS
 
 NOW = 1000.0
 LIMIT = 10.0

@@ -22,7 +22,7 @@ from celery_sqs_visibility.delivery.payloads.fetches import (
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
-from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
+from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.payload_pointers import new_key, pointer_body, size_attribute
 
 KEY = new_key("")

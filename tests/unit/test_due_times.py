@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.due_times import due_key, latest, on_grid, until_next
+from celery_sqs_visibility.beat import due_key, latest, on_grid, until_next
 
 INSTANTS = st.floats(0, 4e9)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_sqs_visibility.policy.permissions import OPERATOR, PERMISSIONS, policy_document
+from celery_sqs_visibility.operate.permission_table import OPERATOR, PERMISSIONS, policy_document
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/permissions.md").read_text()
 QUEUE = "arn:aws:sqs:eu-west-1:123456789012:proj"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from celery.app.defaults import NAMESPACES, flatten
 
-from celery_sqs_visibility.policy.celery_settings import SETTING_RULES, rules_that_apply
+from celery_sqs_visibility.operate.doctor.setting_checks import SETTING_RULES, rules_that_apply
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs/coming-from-kombu.md").read_text()
+PAGE = (Path(__file__).resolve().parents[4] / "docs/coming-from-kombu.md").read_text()
 
 
 @pytest.mark.parametrize("rule", SETTING_RULES, ids=lambda rule: rule.name)

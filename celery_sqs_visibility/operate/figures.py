@@ -1,9 +1,11 @@
-"""Durations as people write them, `90s`, `10m`, `1h30m`, or seconds; and as they are told."""
+"""Durations and prices, as operators write and read them."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
+
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 
 UNIT_SECONDS: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
@@ -61,3 +63,14 @@ def spoken(seconds: float) -> str:
         if seconds >= 10 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:g} s"
+
+
+#: Of us-east-1 in 2025, beyond the first million a month (https://aws.amazon.com/sqs/pricing/).
+USD_A_MILLION_REQUESTS: Final = 0.40
+USD_A_MILLION_FIFO_REQUESTS: Final = 0.50
+
+
+def usd_of(requests: float, queue: str) -> float:
+    """What that many requests to a queue of that name cost."""
+    price = USD_A_MILLION_FIFO_REQUESTS if queue.endswith(FIFO_SUFFIX) else USD_A_MILLION_REQUESTS
+    return requests * price / 1_000_000

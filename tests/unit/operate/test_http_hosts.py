@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.policy.http_hosts import is_allowed_host
+from celery_sqs_visibility.operate.http_server import is_allowed_host
 from celery_sqs_visibility.policy.options import Options
 
 

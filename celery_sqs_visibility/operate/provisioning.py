@@ -1,4 +1,4 @@
-"""What the queues of an app should be like at SQS: attributes, dead-letter queues, redrive policies."""
+"""Plans of an app's queues at SQS: attributes, dead-letter queues, redrive policies."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.circuit import (
+from celery_sqs_visibility.aws.breaker import (
     LONGEST_PAUSE_SECONDS,
     PAUSE_SECONDS,
     STEADY_SECONDS,

@@ -1,11 +1,25 @@
-"""When a run that has to show life counts as inactive."""
+"""Limits of a run beside Celery's: SQS's 12 hours, and inactivity. Instants are monotonic."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from celery_sqs_visibility.policy.option_parsers import Seconds
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
+
+#: A run is warned so long before the end of the 12 hours.
+NEAR_HORIZON_SECONDS: Final = 15 * 60
+
+
+def until_horizon(horizon: float, now: float) -> float:
+    """Seconds for which a message can still be hidden. Instants are monotonic."""
+    return max(0.0, horizon - HORIZON_MARGIN_SECONDS - now)
+
+
+def is_near_horizon(horizon: float, now: float) -> bool:
+    """Whether it is time to end the run, or to continue it with a new message."""
+    return until_horizon(horizon, now) <= NEAR_HORIZON_SECONDS
+
 
 #: Runs are checked twice a second. A longer pause was everybody's: the machine slept, or this process.
 LONGEST_CHECK_INTERVAL_SECONDS: Final = 2.0

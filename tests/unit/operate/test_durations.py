@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.durations import duration_text, in_words, parse_duration, spoken
+from celery_sqs_visibility.operate.figures import duration_text, in_words, parse_duration, spoken
 
 
 @pytest.mark.parametrize(
