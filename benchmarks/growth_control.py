@@ -7,9 +7,8 @@ from kombu.utils.json import dumps
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.control import inbox, queues, wire
-from celery_sqs_visibility.control.queues import ControlQueues
+from celery_sqs_visibility.control.queues import STALE_SECONDS, ControlQueues, sign_of_life
 from celery_sqs_visibility.control.remote import RemoteControl
-from celery_sqs_visibility.policy.control_life import STALE_SECONDS, sign_of_life
 from celery_sqs_visibility.policy.control_names import replies_of
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
-from celery_sqs_visibility.control.queues import ControlQueue, ControlQueues
+from celery_sqs_visibility.control.queues import SIGN_OF_LIFE_SECONDS, ControlQueue, ControlQueues
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import QueueDoesNotExistError, RefusedError, SQSError, UnavailableError
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.control_life import SIGN_OF_LIFE_SECONDS
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.control import wire
-from celery_sqs_visibility.control.event_feed import EventFeed
+from celery_sqs_visibility.control.event_feed import EventFeed, EventMessage
 from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.delivery.threads import start_thread
@@ -31,7 +31,6 @@ from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.control_names import Use, use_of
-from celery_sqs_visibility.policy.event_batches import EventMessage
 
 logger = logging.getLogger(__name__)
 

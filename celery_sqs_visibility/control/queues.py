@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import secrets
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,6 @@ from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.control_life import is_stale, sign_of_life, tags_of
 from celery_sqs_visibility.policy.control_names import (
     UNIQUE_CHARACTERS,
     address,
@@ -202,3 +202,41 @@ class ControlQueues:
 
 def _of_nodes(listed: Mapping[str, str], nodes: Collection[str]) -> list[str]:
     return [listed[address] for address in (of_nodes(listed, nodes) if nodes else listed)]
+
+
+#: The keys of a control queue's tags.
+EXCHANGE_TAG: Final = "celery-control-exchange"
+NODE_TAG: Final = "celery-control-node"
+ALIVE_TAG: Final = "celery-control-alive"
+
+#: Seconds from one sign of life to the next.
+SIGN_OF_LIFE_SECONDS: Final = 300
+
+#: Without a sign of life for so long, nobody has the queue. AWS lets clocks differ by five minutes.
+STALE_SECONDS: Final = 1200
+
+#: Characters that SQS takes in the value of a tag, and the most of them.
+_ILLEGAL: Final = re.compile(r"[^\w .:/=+\-@]")
+_LONGEST_VALUE: Final = 256
+
+
+def tags_of(exchange: str, node: str, now: float) -> dict[str, str]:
+    """The tags of a new queue; `now` is in seconds since the epoch."""
+    names = {EXCHANGE_TAG: _legal(exchange), NODE_TAG: _legal(node)}
+    return {**names, **sign_of_life(now)}
+
+
+def sign_of_life(now: float) -> dict[str, str]:
+    """The tag that says that somebody has the queue at `now`, in seconds since the epoch."""
+    return {ALIVE_TAG: str(int(now))}
+
+
+def is_stale(tags: Mapping[str, str], exchange: str, now: float) -> bool:
+    """Whether it is a queue of that exchange which nobody has any more. Never one without all our tags."""
+    alive = tags.get(ALIVE_TAG, "")
+    ours = tags.get(EXCHANGE_TAG) == _legal(exchange) and NODE_TAG in tags
+    return ours and alive.isascii() and alive.isdigit() and now - int(alive) > STALE_SECONDS
+
+
+def _legal(text: str) -> str:
+    return _ILLEGAL.sub("_", text)[:_LONGEST_VALUE]

@@ -15,8 +15,8 @@ from support.processes import SOON, wait_until
 from support.worker import READY_SECONDS
 
 from celery_sqs_visibility.control import wire
+from celery_sqs_visibility.control.queues import ALIVE_TAG, STALE_SECONDS
 from celery_sqs_visibility.errors import RemoteControlError
-from celery_sqs_visibility.policy.control_life import ALIVE_TAG, STALE_SECONDS
 
 
 @dataclasses.dataclass

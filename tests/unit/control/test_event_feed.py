@@ -12,10 +12,9 @@ from support.clock import FakeClock
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.control import event_feed
-from celery_sqs_visibility.control.event_feed import LINGER_SECONDS, NEW_SECONDS, EventFeed
+from celery_sqs_visibility.control.event_feed import LINGER_SECONDS, NEW_SECONDS, EventFeed, EventMessage
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.events import EventsDropped, subscribe
-from celery_sqs_visibility.policy.event_batches import EventMessage
 
 SENDS = "SendMessageBatch"
 

@@ -9,9 +9,13 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
-from celery_sqs_visibility.control.event_feed import LISTENER_LOOK_SECONDS, LISTENER_LOOKS, EventFeed
+from celery_sqs_visibility.control.event_feed import (
+    LISTENER_LOOK_SECONDS,
+    LISTENER_LOOKS,
+    EventFeed,
+    EventMessage,
+)
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
-from celery_sqs_visibility.policy.event_batches import EventMessage
 
 SENDS, ASKS = "SendMessageBatch", "GetQueueAttributes"
 

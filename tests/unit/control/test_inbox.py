@@ -13,7 +13,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.control import inbox as inboxes
 from celery_sqs_visibility.control.inbox import FIRST_SWEEP_SECONDS, NEW_SECONDS, SWEEP_SECONDS, Inbox
-from celery_sqs_visibility.control.queues import ControlQueues
+from celery_sqs_visibility.control.queues import SIGN_OF_LIFE_SECONDS, ControlQueues
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     QueueDoesNotExistError,
@@ -21,7 +21,6 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
 )
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.control_life import SIGN_OF_LIFE_SECONDS
 
 EXCHANGE = "celery.pidbox"
 

@@ -21,10 +21,9 @@ from celery_sqs_visibility.control.monitors import (
     SPREAD,
     Monitors,
 )
-from celery_sqs_visibility.control.queues import ControlQueues
+from celery_sqs_visibility.control.queues import STALE_SECONDS, ControlQueues
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
 from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS
-from celery_sqs_visibility.policy.control_life import STALE_SECONDS
 
 LISTS, SENDS = "ListQueues", "SendMessageBatch"
 

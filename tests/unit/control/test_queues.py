@@ -8,14 +8,20 @@ from support.factories import requests
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.control import queues as directory
-from celery_sqs_visibility.control.queues import LIST_SECONDS, SWEPT_QUEUES, ControlQueues
+from celery_sqs_visibility.control.queues import (
+    ALIVE_TAG,
+    LIST_SECONDS,
+    NODE_TAG,
+    STALE_SECONDS,
+    SWEPT_QUEUES,
+    ControlQueues,
+)
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     QueueDoesNotExistError,
     ThrottledError,
     UnavailableError,
 )
-from celery_sqs_visibility.policy.control_life import ALIVE_TAG, NODE_TAG, STALE_SECONDS
 
 EXCHANGE = "celery.pidbox"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.control_life import (
+from celery_sqs_visibility.control.queues import (
     ALIVE_TAG,
     EXCHANGE_TAG,
     NODE_TAG,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy import event_batches
-from celery_sqs_visibility.policy.event_batches import BATCH_BYTES, EventMessage, bytes_of, take_batch
+from celery_sqs_visibility.control import event_feed
+from celery_sqs_visibility.control.event_feed import BATCH_BYTES, EventMessage, bytes_of, take_batch
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 EVENTS = st.builds(lambda n: {"n": n, "text": '],["'}, st.integers(0, 9))
@@ -29,7 +29,7 @@ def flat(contents):
 @given(contents=CONTENTS)
 def test_all_events_of_a_sender_arrive_in_order(contents, limit):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_batches, "BATCH_BYTES", limit)
+        patch.setattr(event_feed, "BATCH_BYTES", limit)
         waiting, arrived = deque(map(message, contents)), []
         while waiting:
             (merged,) = take_batch(waiting)
