@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar, overload
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Facts:
     """Identifies a delivery.
 
@@ -53,6 +53,33 @@ class Facts:
     received: float = 0
     attempt: int | None = None
     sent: float = 0
+
+    def __init__(
+        self,
+        queue: str,
+        message_id: str,
+        receive_count: int,
+        first_received: float,
+        task: str | None = None,
+        task_id: str | None = None,
+        group: str | None = None,
+        received: float = 0,
+        attempt: int | None = None,
+        sent: float = 0,
+    ) -> None:
+        # In one step, since each message has one: a frozen dataclass sets attribute after attribute.
+        self.__dict__.update(
+            queue=queue,
+            message_id=message_id,
+            receive_count=receive_count,
+            first_received=first_received,
+            task=task,
+            task_id=task_id,
+            group=group,
+            received=received,
+            attempt=attempt,
+            sent=sent,
+        )
 
 
 @dataclass(frozen=True, slots=True)

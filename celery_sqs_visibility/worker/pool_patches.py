@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, Final, cast
 
 from celery.exceptions import TaskRevokedError
@@ -60,7 +60,7 @@ def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
             request = None
         elif request.is_early:
             for callback in ("callback", "error_callback"):
-                options[callback] = _reporting_end(request, options.get(callback))
+                options[callback] = partial(_report_end, request, options.get(callback))
         if not processes:
             run = ThreadedRun(target, request, **options)
             options |= {"accept_callback": run.accept, "callback": run.end}
@@ -78,17 +78,16 @@ def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
     return apply
 
 
-def _reporting_end(request: DeliveryRequest, callback: Callable[..., Any] | None) -> Callable[..., Any]:
-    """A callback for the end of a run that tells the request first."""
-
-    def report(*args: Any, **kwargs: Any) -> Any:
-        request.ended()
-        try:
-            return callback(*args, **kwargs) if callback is not None else None
-        finally:
-            request.measure_run()
-
-    return report
+def _report_end(
+    request: DeliveryRequest, callback: Callable[..., Any] | None, *args: Any, **kwargs: Any
+) -> None:
+    """Tell the request that its run is over, then the callback that hears of this end."""
+    request.ended()
+    try:
+        if callback is not None:
+            callback(*args, **kwargs)
+    finally:
+        request.measure_run()
 
 
 def _refuse_unsent(pool: Any, request: Any, exc: Exception) -> None:

@@ -316,7 +316,7 @@ class DeliveryRequest(SettlingRequest):
 
     def _describe(self, delivery: Delivery) -> None:
         """Pass on to the task, in whatever process it will run, which delivery it is."""
-        facts = delivery.facts
+        facts, request = delivery.facts, self._request_dict
         redrive = delivery.holder.redrive.peek(delivery.queue)
         sqs: SQSDelivery = {
             "queue": facts.queue,
@@ -326,12 +326,12 @@ class DeliveryRequest(SettlingRequest):
             "horizon": delivery.horizon,
             "max_receive_count": redrive.max_receive_count if redrive else None,
         }
-        self._request_dict["sqs"] = sqs
-        retries = self._request_dict.get("retries") or 0
+        request["sqs"] = sqs
+        retries = request.get("retries") or 0
         self._delivery_info["redelivered"] = redelivered = facts.receive_count - delivery.parks > 1
         if redelivered:
             retries = self._retries_with_receives(delivery, retries)
-        self._request_dict["retries"] = retries
+        request["retries"] = retries
         if facts.attempt != retries + 1:
             delivery.facts = replace(facts, attempt=retries + 1)
 
