@@ -14,8 +14,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from celery import signals
-from celery._state import get_current_task
+from celery import current_task, signals
 from celery.app import trace
 from celery.utils.log import get_multiprocessing_logger
 from kombu.utils.encoding import safe_repr, safe_str
@@ -136,8 +135,8 @@ def _ids(record: logging.LogRecord) -> dict[str, Any]:
 
 def _of_running_task() -> dict[str, Any]:
     """Of the task that runs in this thread or greenlet."""
-    task = get_current_task()
-    request = None if task is None else task.request
+    task: Any = current_task
+    request = task.request if task else None
     if request is None or request.id is None:
         return {}
     sqs = getattr(request, "sqs", None) or {}

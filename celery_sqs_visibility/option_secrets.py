@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 
-from celery.app import utils
 from celery.app.utils import HIDDEN_SETTINGS  # type: ignore[attr-defined]
+
+from celery_sqs_visibility.contacts.app import show_settings_by
 
 MASK: Final = "********"
 
@@ -22,12 +23,12 @@ PROXY_CREDENTIALS: Final = re.compile(r"^((?:[^/]*://)?[^:/@]*):.*@", re.DOTALL)
 
 
 def mask_settings() -> None:
-    """Have Celery show settings so, in this process (celery/app/utils.py: `Settings.table`).
+    """Mask what Celery shows of settings in this process (celery/app/utils.py: `Settings.table`).
 
-    Called where the transport or the task class is imported, by whatever process. Celery masks no URL below
-    the first level, and its error about a broker's shows a part of a secret with a "/".
+    Called where the transport or the task class is imported, by whatever process. Celery's error about a
+    broker's URL shows a part of a secret with a "/".
     """
-    utils.filter_hidden_settings = without_secrets  # type: ignore[assignment]
+    show_settings_by(without_secrets)
 
 
 def without_secrets(settings: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.process_lock import SESSIONS
 from celery_sqs_visibility.aws.roles import assume_role
+from celery_sqs_visibility.contacts.botocore import add_socket_options
 from celery_sqs_visibility.errors import RequestRefusedError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
@@ -99,35 +100,37 @@ def new_client(settings: ClientSettings, purpose: Purpose, service: Any = "sqs")
         Exception: boto3's, about the settings; `error_codes.translate` knows them.
     """
     with SESSIONS:
-        session, configured = open_session(settings)
+        base = _botocore_session()
+        session, configured = open_session(settings, base)
         region = configured or DEFAULT_REGION
-        app_id = session._session.get_config_variable("user_agent_appid")  # noqa: SLF001
         client = session.client(
             service,
             region_name=region,
             endpoint_url=settings.endpoint_url if service in {"sqs", "sns"} else None,
             use_ssl=settings.use_ssl,
-            config=_config(settings, purpose, app_id),
+            config=_config(settings, purpose, base.get_config_variable("user_agent_appid")),
         )
     if service == "sqs" and not configured and Location(region, client.meta.endpoint_url).is_amazons:
         _warn_of_default_region()
-    _notice_dead_peers(client)
+    add_socket_options(client, _keepalive_options())
     return client
 
 
-def open_session(settings: ClientSettings) -> tuple[Session, str | None]:
+def open_session(settings: ClientSettings, base: BotocoreSession | None = None) -> tuple[Session, str | None]:
     """Return a session with the credentials of the settings, and the configured region. Under SESSIONS."""
     import boto3.session  # noqa: PLC0415
 
     session = boto3.session.Session(
-        botocore_session=_botocore_session(),
+        botocore_session=base or _botocore_session(),
         aws_access_key_id=settings.access_key_id,
         aws_secret_access_key=settings.secret_access_key,
         aws_session_token=settings.session_token,
     )
     region = settings.region or session.region_name or os.environ.get("AWS_REGION")
     if settings.role_arn:
-        assume_role(session, settings, region or DEFAULT_REGION, network_options(settings))
+        assumed = _botocore_session()
+        assume_role(session, assumed, settings, region or DEFAULT_REGION, network_options(settings))
+        session = boto3.session.Session(botocore_session=assumed)
     return session, region
 
 
@@ -185,20 +188,16 @@ def _botocore_session() -> BotocoreSession:
     return session
 
 
-def _notice_dead_peers(client: Any) -> None:
-    """Have the kernel probe connections on which a long poll waits in silence.
+def _keepalive_options() -> list[tuple[int, int, int]]:
+    """Have the kernel probe connections on which a long poll waits in silence, where the system knows how.
 
-    botocore's `tcp_keepalive` does so after two hours, and has no setting for less. Where the system or a
-    later botocore does not know these options, a dead connection is noticed when the answer is overdue.
+    botocore's `tcp_keepalive` does so after two hours, and has no setting for less.
     """
-    session = getattr(getattr(client, "_endpoint", None), "http_session", None)
-    options = getattr(session, "_socket_options", None)
-    if isinstance(options, list):
-        options += [
-            (socket.IPPROTO_TCP, getattr(socket, name), value)
-            for name, value in KEEPALIVE.items()
-            if hasattr(socket, name)
-        ]
+    return [
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in KEEPALIVE.items()
+        if hasattr(socket, name)
+    ]
 
 
 def _config(settings: ClientSettings, purpose: Purpose, app_id: str | None) -> Config:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.error_codes import translate
+from celery_sqs_visibility.contacts.botocore import http_session_of, is_patched
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     CredentialsRefusedError,
@@ -84,7 +84,7 @@ class Caller:
         `once` is not repeated where SQS may have carried it out.
         """
         fast = self._fast
-        if fast is None or not (action in FREQUENT or repeatable or once) or _is_patched(self.client):
+        if fast is None or not (action in FREQUENT or repeatable or once) or is_patched(self.client):
             return self._ask_client(action, params)
         sent = False
         try:
@@ -154,7 +154,7 @@ class FastRequests:
         self._signer: Any = signer
         self._meta: Any = client.meta
         self._exceptions: Any = client.exceptions
-        self._session: Any = client._endpoint.http_session  # type: ignore[attr-defined] # noqa: SLF001
+        self._session: Any = http_session_of(client)
         self._new_request: Any = AWSRequest
         self._response_dict: Any = convert_to_response_dict
         service = self._meta.service_model
@@ -190,17 +190,6 @@ class FastRequests:
         kind = self._exceptions.from_code(error.get("QueryErrorCode") or error.get("Code"))
         exception: Exception = kind(parsed, action)
         return exception
-
-
-def _is_patched(client: SQSClient) -> bool:
-    """Return whether anybody wants to see the client's requests, which may be so from any moment on.
-
-    botocore's own is a plain function, of a decorator in botocore (botocore/client.py: `_make_api_call`).
-    OpenTelemetry, ddtrace and X-Ray put an object there that wraps it.
-    """
-    function: Any = getattr(type(client), "_make_api_call", None)
-    own = type(function) is FunctionType and function.__globals__.get("__name__", "").startswith("botocore.")
-    return not own
 
 
 def _may_be_our_doing(error: Exception, action: str) -> bool:

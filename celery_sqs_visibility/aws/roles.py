@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from boto3.session import Session
     from botocore.credentials import RefreshableCredentials
+    from botocore.session import Session as BotocoreSession
 
     from celery_sqs_visibility.aws.client_settings import ClientSettings
 
@@ -24,10 +25,31 @@ STS_SECONDS: Final = 3
 SESSION_NAME: Final = "Celery"
 
 
-def assume_role(session: Session, settings: ClientSettings, region: str, network: Mapping[str, Any]) -> None:
-    """Replace a session's credentials by the role's, fetched at the first request and renewed in time.
+class _Role:
+    """botocore's component `credential_provider`, of a session that signs as a role."""
 
-    `network` has botocore's Config options about the network, for the way to the region's STS.
+    def __init__(self, credentials: RefreshableCredentials) -> None:
+        self._credentials = credentials
+
+    def load_credentials(self) -> RefreshableCredentials:
+        return self._credentials
+
+
+def assume_role(
+    session: Session,
+    assumed: BotocoreSession,
+    settings: ClientSettings,
+    region: str,
+    network: Mapping[str, Any],
+) -> None:
+    """Give a session the role's credentials, fetched at the first request and renewed in time.
+
+    Args:
+        session: signs the requests to STS.
+        assumed: gets the role's credentials.
+        settings: say which role, and for how long.
+        region: whose STS is asked.
+        network: botocore's Config options about the network, for the way to STS.
     """
     from botocore.config import Config  # noqa: PLC0415 - see client_factory
     from botocore.exceptions import NoCredentialsError  # noqa: PLC0415 - see client_factory
@@ -41,8 +63,7 @@ def assume_role(session: Session, settings: ClientSettings, region: str, network
     }
     config = Config(**network, **limits)  # type: ignore[arg-type]
     sts = session.client("sts", region_name=region, config=config)
-    # botocore has no public way to give a session credentials that renew themselves.
-    session._session._credentials = _role_credentials(sts, settings)  # type: ignore[attr-defined] # noqa: SLF001
+    assumed.register_component("credential_provider", _Role(_role_credentials(sts, settings)))
 
 
 def _role_credentials(sts: Any, settings: ClientSettings) -> RefreshableCredentials:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
+from celery_sqs_visibility.contacts.python import BoundedStart
+
 T = TypeVar("T")
 
 #: A copy is tried anew when a member came or went meanwhile; one attempt takes microseconds.
@@ -32,22 +34,11 @@ def start_thread(target: Callable[..., None], name: str, *args: object) -> threa
     try:
         # Not a class of ours, made when this was imported: gevent may replace `threading.Thread` after that.
         thread = threading.Thread(target=run, name=name, daemon=True)
-        thread._started = started = _BoundedStart()  # type: ignore[attr-defined] # noqa: SLF001
+        started = BoundedStart(thread, START_SECONDS)
         thread.start()
     except (RuntimeError, MemoryError):  # no more threads just now, or the interpreter is ending
         return None
     return None if started.expired and claim.acquire(blocking=False) else thread
-
-
-class _BoundedStart(threading.Event):
-    """What `Thread.start` waits for."""
-
-    expired = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        begun = super().wait(START_SECONDS if timeout is None else timeout)
-        self.expired = not begun
-        return begun
 
 
 def is_main_thread() -> bool:

@@ -38,8 +38,8 @@ class Runs:
     def __init__(self, app: Celery[Any], context: BrokerContext) -> None:
         self._app = app
         self._context = context
-        self._pool = SimpleNamespace(apply_async=_run_here)
-        self._pool.apply_async = watched(self._pool, processes=False)
+        pool = SimpleNamespace(apply_async=_run_here)
+        self._pool = SimpleNamespace(apply_async=watched(pool, processes=False))
         self._trace = partial(cast("Any", trace).trace_task_ret, app=app)
         self._accept = prepare_accept_content(app.conf.accept_content)
         self._worker = worker = WorkerContext(None, has_processes=False)

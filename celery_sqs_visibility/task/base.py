@@ -22,6 +22,7 @@ from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, Que
 from celery.utils.time import maybe_make_aware
 
 from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.contacts.app import forget_given_limit
 from celery_sqs_visibility.errors import QueueDoesNotExistError, UnroutableError
 from celery_sqs_visibility.option_secrets import mask_settings
 from celery_sqs_visibility.policy.attempts import End, Fate, fate_of
@@ -300,8 +301,7 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
                 request.visibility_final = final
             raise
         finally:
-            # Celery keeps it on the task, for its autoretry: the next message would be given it, too.
-            self.__dict__.pop("override_max_retries", None)
+            forget_given_limit(self)
 
 
 def instance_of(exc: Any) -> Any:

@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Any, Final, cast
 
-from billiard import common
-
-#: What a pool's process does at SIGTERM.
-POOLS_HANDLER: Final = cast("Any", common)._shutdown_cleanup  # noqa: SLF001
+from celery_sqs_visibility.contacts.pool import POOLS_HANDLER
 
 #: The threads and greenlets that are at such an end.
 _at_end: set[int] = set()

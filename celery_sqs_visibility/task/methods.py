@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from celery import Task
 
+from celery_sqs_visibility.contacts.app import set_within_autoretry
+
 #: (task, method, args, kwargs), where the method takes these args: calls it.
 Caller = Callable[[Any, Callable[..., Any], Any, Any], Any]
 
@@ -34,8 +36,8 @@ def wrap_method(cls: Any, name: str, call: Caller) -> None:
     setattr(wrapper, CALLERS, (*callers, _of(call)))
     setattr(cls, name, staticmethod(wrapper) if isinstance(raw, staticmethod) else wrapper)
     made = vars(cls).get("_instance")
-    if name == "run" and made is not None and "_orig_run" in vars(made):
-        made._orig_run = getattr_static(cls, name).__get__(made, cls)  # noqa: SLF001 - Celery's
+    if name == "run" and made is not None:
+        set_within_autoretry(made, getattr_static(cls, name).__get__(made, cls))
 
 
 def _static(cls: Any, function: Callable[..., Any], call: Caller) -> Callable[..., Any]:

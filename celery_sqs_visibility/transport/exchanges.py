@@ -6,10 +6,10 @@ declared. Other processes would get nothing, and no error would say so.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
+from celery_sqs_visibility.contacts.app import active_apps
 from celery_sqs_visibility.errors import UnroutableError
 from celery_sqs_visibility.policy.control_names import Use, use_of
 
@@ -71,6 +71,4 @@ def is_an_apps_fanout(exchange: str) -> bool:
 
 
 def _configured_apps() -> Iterator[Any]:
-    state: Any = sys.modules.get("celery._state")
-    apps = list(state._get_active_apps()) if state is not None else []  # noqa: SLF001 - see docs/contributing/contacts.md
-    yield from (app for app in apps if app.configured)
+    yield from (app for app in active_apps() if app.configured)

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from celery import Celery, signals
-from celery._state import _get_active_apps  # type: ignore[attr-defined]  # in no stub
 
+from celery_sqs_visibility.contacts.app import active_apps
 from celery_sqs_visibility.option_secrets import mask_settings
 from celery_sqs_visibility.transport.transport import Transport
 
@@ -52,5 +52,5 @@ def on_beat_init(sender: Any, **_: Any) -> None:
 mask_settings()
 
 # After the signal is connected: workers of apps made meanwhile send it.
-for _app in list(_get_active_apps()):
+for _app in active_apps():
     add_bootsteps(_app)

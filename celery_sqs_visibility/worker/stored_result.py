@@ -10,6 +10,7 @@ from celery import Task, states
 from celery.canvas import maybe_signature
 from celery.exceptions import NotRegistered
 
+from celery_sqs_visibility.contacts.app import chord_claim_of
 from celery_sqs_visibility.delivery.model import Delivery
 
 #: The address of Celery's backend that sends results to their callers.
@@ -68,8 +69,7 @@ def chord_claim_seconds(task: Task[Any, Any], chord: Any) -> float:
     """
     if not chord:
         return 0.0
-    expires = getattr(task.backend, "_chord_publish_claim_expires", None)
-    if expires is None:
+    if (expires := chord_claim_of(task.backend)) is None:
         return 0.0
     join_timeout = max(5, int((task.app.conf.result_chord_join_timeout or 5.0) * 2))
     return float(join_timeout + expires(join_timeout, maybe_signature(chord, app=task.app)))

@@ -33,11 +33,13 @@ from celery.worker.consumer.consumer import Consumer
 from celery.worker.request import Request
 from kombu.transport import SQS
 from support.ends import CELERY
+from support.private_names import modules, names_of_others, replaced_methods
 
-from celery_sqs_visibility.aws import fast_requests, topics
+from celery_sqs_visibility.aws import topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.subscriptions import allow_topics
+from celery_sqs_visibility.contacts.botocore import is_patched
 from celery_sqs_visibility.operate.doctor.kombu_changes import DEFAULTS
 from celery_sqs_visibility.policy.control_names import Use, replies_of, use_of
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
@@ -76,6 +78,17 @@ MENTIONED = [
     ("celery.worker.strategy:default", "on_ack=ack", "body=body, headers=headers, decoded=decoded, utc=utc"),
     ("celery.app.trace:trace_task_ret", "app=None", "trace_task(app.tasks[name],"),
     ("celery.concurrency.base:apply_target", "accept_callback(pid or getpid(), ", "callback(ret)"),
+    # Apps of this process, and settings that an app shows.
+    ("celery._state:_get_active_apps", "return _apps"),
+    # A limit that was given to one retry stays on the task.
+    ("celery.app.task:Task.retry", "self.override_max_retries = max_retries"),
+    # Billiard's pool is in Celery's, its processes in that, and each ends so at SIGTERM.
+    ("celery.concurrency.prefork:TaskPool.on_start", "P = self._pool = Pool("),
+    ("celery.concurrency.prefork:TaskPool.num_processes.fget", "return self._pool._processes"),
+    ("billiard.pool:Pool.__init__", "self._pool = []"),
+    ("billiard.common:reset_signals", "handler=_shutdown_cleanup"),
+    # A thread says that it has started by an event of its own.
+    ("threading:Thread.start", "self._started.wait()"),
     # Celery makes a task of a base that is a class.
     ("celery.app.base:Celery._task_from_fun", "type(fun.__name__, (base,)"),
     # Beat looks at its transport, and says that it starts, before anything is due.
@@ -260,7 +273,13 @@ MENTIONED = [
     ("celery.worker.state:task_reserved", "add_request(request.id, request)"),
     # Botocore signs and finds credentials where we stand before it.
     ("botocore.signers:RequestSigner.sign", "'before-sign.", "request=request", "request_signer=self"),
-    ("botocore.session:Session.get_credentials", "self._credentials"),
+    (
+        "botocore.session:Session.get_credentials",
+        "self._components.get_component( ... 'credential_provider' ... ).load_credentials()",
+    ),
+    ("botocore.client:BaseClient.__init__", "self._endpoint = endpoint"),
+    ("botocore.client:BaseClient", "def _make_api_call("),
+    ("botocore.httpsession:URLLib3Session.__init__", "self._socket_options = socket_options"),
     # Kombu connects anew before it publishes again and says how long to wait.
     ("kombu.connection:Connection.ensure", "conn_errors = self.recoverable_connection_errors"),
     ("kombu.connection:Connection.ensure", "if max_retries is not None and retries >= max_retries:"),
@@ -309,25 +328,27 @@ MENTIONED = [
     ("celery.app.task:Task.apply_async", "if self.typing:", "check_arguments = self.__header__"),
     ("celery.app.base:Celery._task_from_fun", "'__header__': self.type_checker("),
 ]
-if CELERY >= (5, 7):
-    MENTIONED += [
-        # The body of a chord is claimed for a while.
-        (
-            "celery.backends.redis:RedisBackend.on_chord_part_return",
-            "claim_expires = max(5, int(join_timeout * 2))",
-        ),
-        ("celery.backends.redis:RedisBackend.on_chord_part_return", "self._chord_publish_claim_expires("),
-        ("celery.backends.redis:RedisBackend.on_chord_part_return", "_retry_publish(callback.delay, resl)"),
-        ("celery.worker.request:Request.on_failure", "self._success_was_stored()"),
-        # An exception while it is published counts as published.
-        (
-            "celery.backends.redis:RedisBackend.on_chord_part_return",
-            "_retry_publish(callback.delay, resl) ... finally: ... self._chord_cleanup_script(",
-        ),
-    ]
+
+#: The same, of what Celery 5.7 brought.
+SINCE_5_7 = [
+    # The body of a chord is claimed for a while.
+    (
+        "celery.backends.redis:RedisBackend.on_chord_part_return",
+        "claim_expires = max(5, int(join_timeout * 2))",
+    ),
+    ("celery.backends.redis:RedisBackend.on_chord_part_return", "self._chord_publish_claim_expires("),
+    ("celery.backends.redis:RedisBackend.on_chord_part_return", "_retry_publish(callback.delay, resl)"),
+    ("celery.worker.request:Request.on_failure", "self._success_was_stored()"),
+    # An exception while it is published counts as published.
+    (
+        "celery.backends.redis:RedisBackend.on_chord_part_return",
+        "_retry_publish(callback.delay, resl) ... finally: ... self._chord_cleanup_script(",
+    ),
+]
+PRESENT = [*MENTIONED, *(SINCE_5_7 if CELERY >= (5, 7) else [])]
 
 
-@pytest.mark.parametrize(("source", "phrases"), [(row[0], row[1:]) for row in MENTIONED], ids=str)
+@pytest.mark.parametrize(("source", "phrases"), [(row[0], row[1:]) for row in PRESENT], ids=str)
 def test_what_we_rely_on_is_where_it_was(source, phrases):
     text = inspect.getsource(pkgutil.resolve_name(source))
     for phrase in phrases:
@@ -442,7 +463,7 @@ def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
     client = new_client(ClientSettings("eu-west-1", access_key_id="a", secret_access_key="b"), Purpose.SETTLE)
     assert callable(client._endpoint.http_session.send)
     assert isinstance(client._endpoint.http_session._socket_options, list)
-    assert not fast_requests._is_patched(client)
+    assert not is_patched(client)
 
 
 def test_kombus_parser_sees_no_scheme_in_one_with_underscores():
@@ -487,3 +508,83 @@ def test_a_receiver_of_events_takes_lists_of_them_and_wakes_workers_by_a_command
         monkeypatch.setattr(app.control, "broadcast", lambda command, **_: commands.append(command))
         receiver.on_consume_ready(connection, receiver.channel, [])
         assert commands == ["heartbeat"]
+
+
+#: Contacts without a source to read.
+WRITTEN_IN_C = ["atexit:_run_exitfuncs"]
+
+
+@pytest.mark.parametrize("name", WRITTEN_IN_C)
+def test_what_we_call_is_there(name):
+    assert callable(pkgutil.resolve_name(name))
+
+
+#: What still stands outside `contacts/`. It may only shrink.
+STANDING = {
+    "_accept_callback",
+    "_accepted",
+    "_active_queues",
+    "_active_writers",
+    "_already_cancelled",
+    "_already_revoked",
+    "_cache",
+    "_callbacks",
+    "_children",
+    "_consumers",
+    "_context",
+    "_decode",
+    "_decoded_cache",
+    "_decoders",
+    "_delivery_info",
+    "_flush_writer",
+    "_is_alive",
+    "_is_text_encoding",
+    "_limit_move_to_pool",
+    "_limit_post_eta",
+    "_limit_task",
+    "_lookup",
+    "_pool",
+    "_process_task",
+    "_protected",
+    "_quick_release",
+    "_raw",
+    "_register_atexit",
+    "_request_dict",
+    "_run_exitfuncs",
+    "_state",
+    "_success_was_stored",
+    "_tag_to_queue",
+    "_threads",
+    "_worker_pid",
+    "_write_to",
+    "_writer",
+    "apply_async",
+    "apply_eta_task",
+    "close",
+    "connect",
+    "create_task_handler",
+    "flush",
+    "handle_call",
+    "on_decode_error",
+    "on_invalid_task",
+    "on_stop",
+    "on_unknown_message",
+    "on_unknown_task",
+    "update_strategies",
+}
+
+
+def test_private_names_of_others_are_used_in_contacts_alone():
+    used = {name: path for path in modules(contacts=False) for name in names_of_others(path)}
+    replaced = {name: path for path in modules(contacts=False) for name in replaced_methods(path)}
+    assert set(used | replaced) == STANDING, {
+        name: str(path) for name, path in (used | replaced).items() if name not in STANDING
+    }
+
+
+def test_each_contact_has_a_row():
+    names = {
+        name for path in modules(contacts=True) for name in names_of_others(path) | replaced_methods(path)
+    }
+    rows = [part for row in [*MENTIONED, *SINCE_5_7] for part in row] + WRITTEN_IN_C
+    assert [name for name in sorted(names) if not any(name in part for part in rows)] == []

@@ -13,6 +13,7 @@ from celery.bootsteps import CLOSE, RUN, TERMINATE  # type: ignore[attr-defined]
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
+from celery_sqs_visibility.contacts.pool import processes_of
 from celery_sqs_visibility.delivery.threads import copy_of
 from celery_sqs_visibility.operate.http_server import Response
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -50,14 +51,15 @@ class WorkerHealth:
         queue_consumers = copy_of(transport.context.worker_queue_consumers)
         if not queue_consumers:
             return WorkerFacts(Phase.STARTING)
+        living, wanted = _processes(consumer.pool)
         runs_tasks = isinstance(consumer.pool, SoloPool) and state.active_requests
         return WorkerFacts(
             Phase.RUNNING,
             0.0 if runs_tasks else max(0.0, now - transport.turned_at),
-            _processes(consumer.pool),
+            living,
             tuple(facts for each in queue_consumers for facts in each.polling_facts(now)),
             tuple(facts for each in queue_consumers for facts in each.duty_facts(now)),
-            _wanted_processes(consumer.pool),
+            wanted,
             self._handover(now),
             max(each.forgotten for each in queue_consumers),
         )
@@ -93,16 +95,14 @@ def _is_stopping(consumer: Any) -> bool:
     return any(told) or consumer.blueprint.state in {CLOSE, TERMINATE}
 
 
-def _processes(pool: Any) -> int | None:
-    """How many processes of a prefork pool live; `None` of another, and of one that has not started."""
-    children = getattr(getattr(pool, "_pool", None), "_pool", None)
-    return sum(_lives(child.pid) for child in list(children)) if isinstance(children, list) else None
+def _processes(pool: Any) -> tuple[int | None, int | None]:
+    """How many processes of a prefork pool live, and how many it is to have; `None` of any other pool.
 
-
-def _wanted_processes(pool: Any) -> int | None:
-    """How many a prefork pool is to have: none, while `--autoscale=N,0` has nothing to run."""
-    wanted = getattr(getattr(pool, "_pool", None), "_processes", None)  # billiard/pool.py: Pool.shrink
-    return wanted if isinstance(wanted, int) else None
+    It is to have none while `--autoscale=N,0` has nothing to run (billiard/pool.py: `Pool.shrink`).
+    """
+    if (processes := processes_of(pool)) is None:
+        return None, None
+    return sum(_lives(process.pid) for process in processes), getattr(pool, "num_processes", None)
 
 
 def _lives(pid: int) -> bool:
