@@ -1,4 +1,4 @@
-"""Which queues an app has, as its settings name them."""
+"""Queues of an app, by its settings."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ MODULES: Final[dict[str, str]] = {
     "local": "local",
     "message": "message",
     "pause": "pause",
-    "policy": "permissions.command",
-    "queues": "queues.command",
+    "policy": "permissions",
+    "queues": "queues",
     "resume": "pause",
-    "status": "status.command",
+    "status": "status",
 }
 
 

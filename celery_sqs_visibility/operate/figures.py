@@ -9,9 +9,6 @@ from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 
 UNIT_SECONDS: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
-#: A minute's sign in running text, where "m" may be metres.
-_WORDS: Final = {"m": "min"}
-
 _NUMBER: Final = r"\d+(?:\.\d+)?"
 _PARTS: Final = re.compile("".join(rf"(?:({_NUMBER}){unit})?" for unit in UNIT_SECONDS))
 
@@ -37,32 +34,16 @@ def parse_duration(text: str, *, zero: bool = False) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """The two largest units of a duration: `1h30m`, `45s`."""
+    """The two largest units of a duration, as `parse_duration` reads them: `1h30m`, `45s`, `0.5s`."""
+    if seconds < UNIT_SECONDS["m"]:
+        return f"{seconds:.3g}s"
     left = round(seconds)
     parts: list[str] = []
     for unit, length in UNIT_SECONDS.items():
         number, left = divmod(left, length)
         if number or (parts and len(parts) < 2):  # noqa: PLR2004 - units that are shown
             parts.append(f"{number}{unit}" if number else "")
-    return "".join(parts[:2]) or "0s"
-
-
-def in_words(seconds: float) -> str:
-    """A duration in its largest whole unit: `3 d`, `5 h`, `12 min`, `40 s`."""
-    unit = next((each for each, length in UNIT_SECONDS.items() if seconds >= length), "s")
-    return f"{int(seconds // UNIT_SECONDS[unit])} {_WORDS.get(unit, unit)}"
-
-
-def spoken(seconds: float) -> str:
-    """A duration in the largest unit that divides it, or with a decimal: `2 d`, `90 s`, `27.8 h`."""
-    units = [(length, _WORDS.get(unit, unit)) for unit, length in UNIT_SECONDS.items() if unit != "s"]
-    for length, unit in units:
-        if seconds >= length and seconds % length == 0:
-            return f"{seconds // length:g} {unit}"
-    for length, unit in units:
-        if seconds >= 10 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:g} s"
+    return "".join(parts[:2])
 
 
 #: Of us-east-1 in 2025, beyond the first million a month (https://aws.amazon.com/sqs/pricing/).

@@ -1,8 +1,8 @@
-"""Answers probes and scrapers over HTTP: at a Unix socket, and at a TCP port where one is wanted.
+"""HTTP server of a worker for probes and scrapers: at a Unix socket, and at a TCP port where one is set.
 
 One thread waits for connections, without waking while nobody connects, and a short-lived one answers each, so
-that a slow client keeps nobody waiting. There are few at a time: the oldest makes place for a new one. Under
-gevent and eventlet both are greenlets: a blocked loop answers nobody.
+that a slow client delays nobody. There are few at a time: the oldest is ended for a new one. Under gevent and
+eventlet both are greenlets: a blocked loop answers nobody.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all commands of `celery -A proj sqs` share: the app's broker, `--json`, errors as one sentence."""
+"""Common parts of the commands of `celery -A proj sqs`: broker, output, errors, retries, signals."""
 
 from __future__ import annotations
 
@@ -6,26 +6,51 @@ import argparse
 import json
 import shlex
 import shutil
+import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
+from types import FrameType
 from typing import Any, Final, TypeVar
 
 import click
 from celery import Celery
 
-from celery_sqs_visibility.errors import AccessDeniedError, OptionError, SQSVisibilityError, UnavailableError
+from celery_sqs_visibility.aws.attempts import attempt
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    OptionError,
+    SQSError,
+    SQSVisibilityError,
+    ThrottledError,
+    UnavailableError,
+)
 from celery_sqs_visibility.operate.figures import parse_duration
+from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.printable import printable, printable_json, printable_lines
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+T = TypeVar("T")
+
 #: No column of a table is narrowed further.
 LEAST_WIDTH: Final = 6
+
+#: Attempts at one request.
+ATTEMPTS: Final = 5
+
+#: A request that was refused so was not carried out.
+NOT_DONE: Final = (ThrottledError,)
+
+#: One that got no answer may have been.
+PASSING: Final = (ThrottledError, UnavailableError)
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 #: The decorator of a command that takes `as_json`.
 json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -162,3 +187,34 @@ def _fitted(widths: list[int], room: int) -> list[int]:
 
 def _text(cell: Any) -> str:
     return "-" if cell is None else printable(str(cell))
+
+
+def patiently(request: Callable[[], T], errors: tuple[type[SQSError], ...] = NOT_DONE) -> T:
+    """Make a request, and again while SQS throttles it. The command's thread.
+
+    Args:
+        request: makes it.
+        errors: `PASSING` for a request that may be carried out twice.
+
+    Raises:
+        SQSError: another error, or the last attempt's.
+    """
+    return attempt(request, errors, map(pause, range(1, ATTEMPTS)))
+
+
+@contextmanager
+def stop_on_signals(*, second_raises: bool = False) -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set; where `second_raises`, the second is a KeyboardInterrupt."""
+    stop = threading.Event()
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        if second_raises and stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    previous = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""`celery sqs local`: an SQS for development, on this machine alone: moto's server, in this process."""
+"""`celery sqs local`: moto's server in this process, as an SQS for development on this machine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Final
 
 import click
 
-from celery_sqs_visibility.operate.invocation import CommandError, json_option
-from celery_sqs_visibility.operate.stopping import stop_on_signals
+from celery_sqs_visibility.operate.invocation import CommandError, json_option, stop_on_signals
 
 HOST: Final = "127.0.0.1"
 

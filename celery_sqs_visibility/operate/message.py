@@ -1,4 +1,4 @@
-"""`celery -A proj sqs message`: the body of a message that runs a task, to paste."""
+"""`celery -A proj sqs message`: the body of an SQS message that runs a task, for pasting."""
 
 from __future__ import annotations
 

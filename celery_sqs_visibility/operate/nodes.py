@@ -1,4 +1,4 @@
-"""Asking workers, by remote control."""
+"""Questions to workers, by remote control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`celery -A proj sqs pause` and `resume`: have workers poll a queue no more, or again."""
+"""`celery -A proj sqs pause` and `resume`: workers stop polling a queue, and poll it again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What CloudWatch knows of queues that SQS does not tell: how old the oldest message is, and the traffic.
+"""CloudWatch's metrics of queues that SQS does not tell: age of the oldest message, and traffic.
 
-CloudWatch has a value a minute for each queue that was in use within six hours, without charge for the
-values; to ask for them costs USD 0.01 for a thousand. Where it is not asked, or does not answer, nothing
-else depends on it.
+CloudWatch has a value a minute for each queue that was in use within six hours. The values are free; asking
+for a thousand of them costs USD 0.01. Where CloudWatch is not asked, or does not answer, nothing else is
+affected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bootstep for what people and their tools see of a worker, and by which they steer it."""
+"""Bootstep for a worker's HTTP server and metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 from celery.utils.log import get_logger
 
-from celery_sqs_visibility.operate.health.sockets import ProbedSocket
+from celery_sqs_visibility.operate.health.probe import ProbedSocket
 from celery_sqs_visibility.operate.health.worker_health import WorkerHealth
 from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, PortListener, Response, Routes
 from celery_sqs_visibility.policy.options import Options

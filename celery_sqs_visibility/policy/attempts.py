@@ -18,7 +18,6 @@ RECEIVES_OF_NO_TASK: Final = 4
 #: Seconds since its first receive, likewise, where another worker may know the task, as in a rolling deploy.
 SECONDS_OF_AN_UNKNOWN_TASK: Final = 3600.0
 
-
 #: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and a
 #: message that was only released must not fail without a run.
 RELEASES_FORGIVEN: Final = 3

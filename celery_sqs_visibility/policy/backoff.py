@@ -1,4 +1,4 @@
-"""How long to leave SQS alone after an error."""
+"""Pauses of requests to SQS after errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only module that reads a clock.
+"""The clock, read nowhere else.
 
 Durations and deadlines inside this process are monotonic; wall-clock time exists only at the wire (SQS
 timestamps, Celery ETAs). Everything else takes a `Clock`, which tests move.

@@ -1,4 +1,4 @@
-"""The message attribute of an event that goes on in another message: what is left, or until when it waits.
+"""Message attribute of an event that continues in another message: its open parts, or the end of its wait.
 
 The body stays the event's own. So a dead letter is the event as it was, whichever message carries it last.
 """

@@ -1,4 +1,4 @@
-"""Waits for a task's ETA: delayed by SQS, then hidden in SQS, instead of in a worker's memory."""
+"""Waits for a task's ETA in SQS instead of in a worker's memory: first delayed, then hidden."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ SHORTEST_COPY_SECONDS = 1
 
 #: The 12 hours count from the receive, which was a moment ago.
 LONGEST_PARK_SECONDS = VISIBILITY_HORIZON_SECONDS - 60
+
+_ADVICE: Final = "Let EventBridge Scheduler send it, or raise the queue's MessageRetentionPeriod."
+
+#: The longest wait for an ETA. A message waits in hops of 12 hours, each of which costs requests.
+LONGEST_WAIT_SECONDS: Final = 10 * 365 * 86_400
+
+NEVER: Final = "more than ten years away: leave the task to a schedule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +144,6 @@ def wasted_receives(
     """
     parked = max(0, parks - parks_before(wait, visibility_timeout, lead))  # less than 0 where clocks differ
     return max(0, receive_count - 1 - parked) if wait > 0 else 0
-
-
-_ADVICE: Final = "Let EventBridge Scheduler send it, or raise the queue's MessageRetentionPeriod."
-
-
-#: The longest wait for an ETA. A message waits in hops of 12 hours, each of which costs requests.
-LONGEST_WAIT_SECONDS: Final = 10 * 365 * 86_400
-NEVER: Final = "more than ten years away: leave the task to a schedule"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which task takes which event of AWS: the task attribute `sqs_event`, and the table made of all of them."""
+"""Routes from AWS's events to tasks: the task attribute `sqs_event`, and the table of all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exclusive tasks: where their keys are kept, how a key is named, and how long a message waits for one."""
+"""Exclusive tasks: address of their store, names of keys, and waits for a key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether a worker lives, and whether it is ready: what its parts say of their progress, judged.
+"""Liveness and readiness of a worker, judged from its parts' reports of progress.
 
-A worker lives while each part does what is due. It lives during an outage of SQS, which a restart does not
-mend, while it waits for its queues, while its pool is full and while it shuts down. It is ready while it may
+A worker is live while each part does its work in time: also during an outage of SQS, which a restart does not
+end, while it waits for its queues, while its pool is full and while it shuts down. It is ready while it may
 expect messages, and runs them.
 """
 

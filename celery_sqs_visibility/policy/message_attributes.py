@@ -18,6 +18,12 @@ DATA_TYPE = "String"
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+#: The largest payload in S3. A worker has several in memory, each more than once while it is decoded.
+PAYLOAD_BYTES: Final = 64 * MESSAGE_BYTES
+
+#: SQS's own sentence about a message beyond the queue's MaximumMessageSize, which a sender may not ask for.
+_LIMIT: Final = re.compile(r"must be shorter than (\d+) bytes")
+
 
 def legal(text: str) -> str:
     r"""The text, its illegal characters written as in a Python literal: `\x00`, `\ud800`."""
@@ -83,13 +89,6 @@ def fitting(texts: Mapping[str, str], most: int, essential: str, expendable: str
             break
         kept.add(name)
     return {name: text for name, text in texts.items() if name in kept}
-
-
-#: The largest payload in S3. A worker has several in memory, each more than once while it is decoded.
-PAYLOAD_BYTES: Final = 64 * MESSAGE_BYTES
-
-#: SQS's own sentence about a message beyond the queue's MaximumMessageSize, which a sender may not ask for.
-_LIMIT: Final = re.compile(r"must be shorter than (\d+) bytes")
 
 
 def limit_told(error: SQSError) -> int | None:

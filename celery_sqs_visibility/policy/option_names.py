@@ -1,4 +1,4 @@
-"""Names of options: those of others, those that have a remedy, and misspelt ones.
+"""Names of options: foreign ones, refused ones with their remedies, and misspelt ones.
 
 A wrong name, or a wrong key of an option that is a mapping, is refused with the nearest valid one.
 """

@@ -1,7 +1,8 @@
-"""Which errors in reading a message pass, and which are the message's own fault.
+"""Errors in reading a message that pass, told from those that the message causes.
 
-Only what the bytes of a message cause is its fault. Memory that lacks, a service that does not answer, a
-stack of ours that is nearly used up: the same message can be read later, or by another worker.
+A message causes only the errors that its bytes lead to. Memory that runs out, a service that does not answer,
+or a stack of ours that is nearly used up is no fault of the message: it can be read later, or by another
+worker.
 """
 
 from __future__ import annotations

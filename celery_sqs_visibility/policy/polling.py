@@ -1,4 +1,4 @@
-"""When to poll a queue next: sleep while it is idle, but never past a message known to come back.
+"""Time of a queue's next poll: later while the queue is idle, but not after an expected message.
 
 A message that becomes visible while a long poll waits needs no poll of its own: SQS answers the waiting one.
 "Long polling lets you consume messages from your Amazon SQS queue as soon as they become available" (Amazon

@@ -39,6 +39,12 @@ NEEDED: Final = (
     ("backoff_tasks", "backoff_policy"),
 )
 
+#: Colons in a topic's ARN: arn:aws:sns:region:account:name.
+ARN_COLONS: Final = 5
+
+#: The keys of an exchange.
+EXCHANGE_KEYS: Final = ("arn", "region", "access_key_id", "secret_access_key", "session_token")
+
 #: Amazon's URLs name the region, where no other knows the queue.
 _URL_OF_AMAZON: Final = re.compile(r"https://sqs\.([a-z0-9-]+)\.(amazonaws\.com(\.cn)?|api\.aws)/")
 
@@ -157,13 +163,6 @@ def _attempt(name: str, value: Any) -> int:
     if str(value).isdecimal() and int(value) > 0:
         return int(value)
     raise OptionError(f"expected the keys of {name} to be numbers of attempts, from 1 on, got {value!r}")
-
-
-#: Colons in a topic's ARN: arn:aws:sns:region:account:name.
-ARN_COLONS: Final = 5
-
-#: The keys of an exchange.
-EXCHANGE_KEYS: Final = ("arn", "region", "access_key_id", "secret_access_key", "session_token")
 
 
 def parse_predefined_exchanges(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Ids that SQS or workers would refuse, refused where they are published."""
+"""Checks of ids at publication: those that SQS or workers would refuse are refused here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes of queues whose values are made or read in several places, by SQS's names."""
+"""SQS's names of queue attributes that several modules make or read, and their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SQS allows, as Amazon documents it; the unit is in the name.
+"""SQS's limits, as Amazon documents them; the unit is in the name.
 
 Source: "Amazon SQS quotas" and the API reference, Amazon SQS Developer Guide; API_Publish, Amazon SNS.
 """

@@ -1,4 +1,4 @@
-"""How long a failed message stays hidden: the setting's three shapes, and which setting goes first."""
+"""Delays before retries: the three forms of `error_visibility_timeout`, and the order of the settings."""
 
 from __future__ import annotations
 

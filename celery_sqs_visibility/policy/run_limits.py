@@ -10,6 +10,11 @@ from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILI
 #: A run is warned so long before the end of the 12 hours.
 NEAR_HORIZON_SECONDS: Final = 15 * 60
 
+#: Runs are checked twice a second. A longer pause was everybody's: the machine slept, or this process.
+LONGEST_CHECK_INTERVAL_SECONDS: Final = 2.0
+
+_PARSER: Final = Seconds(1, VISIBILITY_HORIZON_SECONDS)
+
 
 def until_horizon(horizon: float, now: float) -> float:
     """Seconds for which a message can still be hidden. Instants are monotonic."""
@@ -19,12 +24,6 @@ def until_horizon(horizon: float, now: float) -> float:
 def is_near_horizon(horizon: float, now: float) -> bool:
     """Whether it is time to end the run, or to continue it with a new message."""
     return until_horizon(horizon, now) <= NEAR_HORIZON_SECONDS
-
-
-#: Runs are checked twice a second. A longer pause was everybody's: the machine slept, or this process.
-LONGEST_CHECK_INTERVAL_SECONDS: Final = 2.0
-
-_PARSER: Final = Seconds(1, VISIBILITY_HORIZON_SECONDS)
 
 
 def parse_inactivity_timeout(value: Any) -> float | None:

@@ -23,8 +23,7 @@ from support.commands import run_celery, run_json
 from support.faults import black_hole
 from support.processes import SOON, free_port, wait_until
 
-from celery_sqs_visibility.operate.health.probe import NOBODY, UNWELL, WELL, ask
-from celery_sqs_visibility.operate.health.sockets import directory
+from celery_sqs_visibility.operate.health.probe import NOBODY, UNWELL, WELL, ask, directory
 
 PROBE = [sys.executable, "-m", "celery_sqs_visibility.operate.health.probe", "--timeout", "20"]
 

@@ -16,8 +16,7 @@ from kombu.common import Broadcast
 from support.commands import run_celery, run_json
 from support.processes import SOON, free_port, wait_until
 
-from celery_sqs_visibility.operate.health.probe import ask
-from celery_sqs_visibility.operate.health.sockets import sockets
+from celery_sqs_visibility.operate.health.probe import ask, sockets
 
 NODE = f"w1@{socket.gethostname()}"
 

@@ -13,24 +13,22 @@ import click
 from celery_sqs_visibility.aws.queue_counts import VISIBLE, count
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
-from celery_sqs_visibility.operate.dead_letters.letter import Letter
-from celery_sqs_visibility.operate.dead_letters.moves import Moves, Outcome
-from celery_sqs_visibility.operate.dead_letters.native import move_all
-from celery_sqs_visibility.operate.dead_letters.places import Place, find_place
-from celery_sqs_visibility.operate.dead_letters.selection import SHORT_ID_CHARACTERS, Selection
-from celery_sqs_visibility.operate.dead_letters.session import Session, session_of
+from celery_sqs_visibility.operate.dead_letters.letter import SHORT_ID_CHARACTERS, Letter, Selection
+from celery_sqs_visibility.operate.dead_letters.moves import Moves, Outcome, move_all
+from celery_sqs_visibility.operate.dead_letters.session import Place, Session, find_place, session_of
 from celery_sqs_visibility.operate.dead_letters.showing import show_letters, show_whole, whole
 from celery_sqs_visibility.operate.invocation import (
+    PASSING,
     CommandError,
     app_of,
     broker_of,
     counted,
     duration,
     json_option,
+    patiently,
     say,
     show_json,
 )
-from celery_sqs_visibility.operate.patience import PASSING, patiently
 
 F = TypeVar("F", bound=Callable[..., Any])
 

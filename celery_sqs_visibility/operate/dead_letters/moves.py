@@ -1,36 +1,60 @@
-"""Sends dead letters back, and deletes them; in batches, and never deleted before they are sent."""
+"""Dead letters sent back, deleted, or moved by SQS itself.
+
+They go in batches, and none is deleted before it is sent.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
+import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from celery_sqs_visibility.aws.port import OutgoingMessage
+import click
+
+from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
+from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTES, SENT_MEMBERS
 from celery_sqs_visibility.errors import (
     ObjectDoesNotExistError,
     QueueDoesNotExistError,
     SQSError,
     TooLargeError,
+    UnavailableError,
 )
-from celery_sqs_visibility.operate.dead_letters.held import HeldMessages
 from celery_sqs_visibility.operate.dead_letters.letter import Letter
-from celery_sqs_visibility.operate.dead_letters.places import Place
-from celery_sqs_visibility.operate.dead_letters.resend import batches_of, message_to_send_back
-from celery_sqs_visibility.operate.patience import PASSING, patiently
+from celery_sqs_visibility.operate.dead_letters.session import HeldMessages, Place
+from celery_sqs_visibility.operate.invocation import PASSING, CommandError, counted, patiently
+from celery_sqs_visibility.policy.message_attributes import message_bytes
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
+from celery_sqs_visibility.transport.codec import DEFAULT_GROUP, encode_payload
 
 #: Of a letter that was sent, and whose deletion failed.
 TWICE: Final = "it was sent back and is still a dead letter, since it could not be deleted: {}. Delete it"
 
 #: Of a letter that names a queue to which nothing is sent.
 NOT_AGREED: Final = "it names queue {!r}, to which nothing was agreed to be sent; --yes agrees"
+
+#: The fastest pace that SQS can be told (API_StartMessageMoveTask).
+MOST_PER_SECOND: Final = 500
+
+#: Codes of endpoints that do not know an action; the numbers are statuses of answers without a code.
+NOT_KNOWN: Final = frozenset(
+    ("404", "405", "500", "501", "InvalidAction", "NotImplemented", "UnknownOperationException")
+)
+
+#: Seconds between two questions about its progress.
+LOOK_SECONDS: Final = 2.0
+
+#: Looks at a list that does not have the task yet.
+MOST_LOOKS_WITHOUT: Final = 15
 
 
 @dataclass
@@ -174,3 +198,111 @@ class Moves:
         except (TooLargeError, SQSError):
             return None  # it is there, or nobody may say
         return None
+
+
+def message_to_send_back(letter: Letter, *, fifo: bool) -> OutgoingMessage:
+    """The message for its source queue, with its sender's attributes and its group.
+
+    It has a new deduplication id: a FIFO queue would swallow one that it has seen in the last five minutes.
+    """
+    return OutgoingMessage(
+        body=_body(letter),
+        attributes=_of_the_sender(letter),
+        group_id=letter.system.get("MessageGroupId") or (DEFAULT_GROUP if fifo else None),
+        deduplication_id=str(uuid.uuid4()) if fifo else None,
+    )
+
+
+def _body(letter: Letter) -> str:
+    """As it was, but for the retries in a copy's header: a wait for an ETA has written them there."""
+    content = letter.content
+    if isinstance(content, DecodedMessage) and (content.payload.get("headers") or {}).get("retries"):
+        payload = content.payload
+        return encode_payload({**payload, "headers": {**payload["headers"], "retries": 0}})
+    return letter.message["Body"]
+
+
+def _of_the_sender(letter: Letter) -> dict[str, dict[str, Any]]:
+    ours = ATTRIBUTES if letter.is_copy else ()
+    return {
+        name: {member: value[member] for member in SENT_MEMBERS if member in value}
+        for name, value in letter.attributes.items()
+        if name not in ours
+    }
+
+
+def batches_of(messages: Sequence[OutgoingMessage], most: int = BATCH_ENTRIES) -> Iterator[range]:
+    """Positions of messages that fit into one SendMessageBatch, in their order."""
+    begin, size = 0, 0
+    for position, message in enumerate(messages):
+        own = message_bytes(message.body, message.attributes)
+        if position > begin and (position - begin == most or size + own > MESSAGE_BYTES):
+            yield range(begin, position)
+            begin, size = position, 0
+        size += own
+    if begin < len(messages):
+        yield range(begin, len(messages))
+
+
+def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
+    """Start it, and watch it to its end. Ctrl-C ends the watching only.
+
+    Raises:
+        CommandError: SQS does not move these messages, or did not move them all.
+    """
+    if not place.is_of_policy:
+        raise CommandError(
+            f"SQS moves messages only from a queue that a redrive policy names, and that of queue "
+            f"{place.source.name!r} does not name {place.letters.name!r}: leave out --native"
+        )
+    if per_second is not None and per_second < 1:
+        raise CommandError(f"SQS moves one message a second at the least, and --rate is {per_second:g}")
+    pace = None if per_second is None else min(int(per_second), MOST_PER_SECOND)
+    source = place.letters.arn()
+    before = _start(place, source, pace)
+    try:
+        task = _watched(place.letters, source, before)
+    except KeyboardInterrupt:
+        raise CommandError("SQS goes on moving the messages; this command no longer watches it") from None
+    if task.status != "COMPLETED":
+        raise CommandError(
+            f"SQS moved {counted(task.moved, 'message')}, and then: {task.status}, "
+            f"{task.failure or 'no reason given'}. The others are dead letters still"
+        )
+    return {"moved": task.moved, "to": place.source.name}
+
+
+def _start(place: Place, source_arn: str, pace: int | None) -> MoveTask | None:
+    """Start the task. Return the task that was the latest before."""
+    try:
+        before = place.letters.sqs.latest_move_task(source_arn)
+        place.letters.sqs.start_move_task(source_arn, place.source.arn(), pace)
+    except SQSError as error:
+        if error.code not in NOT_KNOWN:
+            raise
+        raise CommandError(
+            "the endpoint seems to have no StartMessageMoveTask, as some emulators: leave out --native: "
+            f"{error}"
+        ) from error
+    return before
+
+
+def _watched(queue: Queue, source_arn: str, before: MoveTask | None) -> MoveTask:
+    """The task when it has ended; not the one that was the latest before."""
+    former, without = before and before.started, 0
+    while without < MOST_LOOKS_WITHOUT:
+        try:
+            task = queue.sqs.latest_move_task(source_arn)
+        except UnavailableError:
+            task = MoveTask("RUNNING")
+        if task is None or (former is not None and task.started == former):
+            without += 1
+        elif task.status not in {"RUNNING", "CANCELLING"}:
+            return task
+        elif sys.stderr.isatty():
+            click.echo(f"\r{task.moved} of {task.to_move or '?'} moved", err=True, nl=False)
+        threading.Event().wait(LOOK_SECONDS)
+    raise CommandError(
+        f"SQS has begun to move the messages of {queue.name!r}, and does not list the task: look at "
+        f"`aws sqs list-message-move-tasks --source-arn {source_arn}`"
+    )

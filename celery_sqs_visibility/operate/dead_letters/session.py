@@ -1,27 +1,51 @@
-"""A command's look at a dead-letter queue: begun, watched, safe to interrupt, and given back at its end."""
+"""A command's session with a dead-letter queue.
+
+What it receives is hidden from others until the end, extended meanwhile, and given back, also after Ctrl-C.
+"""
 
 from __future__ import annotations
 
 import select
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, Final, TextIO
 
 import click
 
 from celery_sqs_visibility.aws.clock_offset import clock_offset
+from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queue_counts import HIDDEN, VISIBLE, count
-from celery_sqs_visibility.errors import SQSError
-from celery_sqs_visibility.operate.dead_letters.held import HOLD_SECONDS, HeldMessages
-from celery_sqs_visibility.operate.dead_letters.letter import Letter, read_letter
-from celery_sqs_visibility.operate.dead_letters.places import Place
-from celery_sqs_visibility.operate.dead_letters.selection import Selection
-from celery_sqs_visibility.operate.invocation import counted, say
-from celery_sqs_visibility.operate.stopping import stop_on_signals
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import parse_redrive_policy
+from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN
+from celery_sqs_visibility.errors import OverLimitError, SQSError
+from celery_sqs_visibility.operate.dead_letters.letter import Letter, Selection, read_letter
+from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_at
+from celery_sqs_visibility.operate.invocation import CommandError, counted, patiently, say, stop_on_signals
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+
+NONE: Final = (
+    "no redrive policy, and no option dead_letter_queue. Name the queue that has its dead letters by "
+    "--dead-letter-queue"
+)
+
+#: For how long a message is hidden at a time; so long it stays hidden where the command is killed.
+HOLD_SECONDS: Final = 120
+
+#: A long poll, since a short one asks only some of SQS's servers.
+WAIT_SECONDS: Final = 1
+
+#: Receives in a row that bring only what is known, after which there is nothing new.
+MOST_REPEATS: Final = 3
+
+OPTIONS: Final = ReceiveOptions(HOLD_SECONDS, ("All",), ("All",))
 
 MOVES_ON: Final = (
     "Warning: dead-letter queue {!r} has a redrive policy of its own, and each look at a message counts as a "
@@ -38,6 +62,176 @@ ANSWER_SECONDS: Final = 0.5
 
 #: How exactly SQS's clock is known: its answers tell whole seconds. A clock that is not further off is right.
 OFFSET_ERROR_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """A queue and its dead-letter queue.
+
+    Attributes:
+        source: the queue that messages were given up in.
+        letters: the dead-letter queue.
+        is_of_policy: whether the source's redrive policy names that.
+    """
+
+    context: BrokerContext
+    source: Queue
+    letters: Queue
+    is_of_policy: bool
+
+    @property
+    def source_names(self) -> set[str]:
+        """Celery's and SQS's."""
+        return {self.source.name, self.source.sqs_name}
+
+    def target_of(self, letter: Letter) -> Queue:
+        """The queue that a letter was given up in, as far as it says.
+
+        Raises:
+            SQSError: there is no such queue, or SQS does not answer.
+        """
+        if letter.source is None or letter.source in self.source_names:
+            return self.source
+        if not letter.is_copy and (arn := letter.system.get(SOURCE_ARN)):
+            return self.context.queues.by_arn(arn)
+        return self.context.queues.find(letter.source)
+
+    @property
+    def moves_on(self) -> bool:
+        """Whether the dead-letter queue has a redrive policy of its own; no, where we may not ask."""
+        return parse_redrive_policy(self._before) is not None
+
+    @property
+    def number_before(self) -> int:
+        """Dead letters, hidden ones included, before a look at them; 0, where we may not ask."""
+        return sum(int(self._before.get(kind, 0)) for kind in (VISIBLE, HIDDEN))
+
+    @cached_property
+    def _before(self) -> Mapping[str, str]:
+        """Attributes of the dead-letter queue before a look at its messages."""
+        return look_at(lambda: self.letters, [REDRIVE_POLICY, VISIBLE, HIDDEN]).attributes or {}
+
+
+def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place:
+    """The place of a queue's dead letters; `letters` is a dead-letter queue that is named.
+
+    Raises:
+        CommandError: the queue has no dead-letter queue.
+        SQSError: one of the two is not there, or SQS does not tell.
+    """
+    source = context.queues.find(queue)
+    found = context.queues.find(letters) if letters else dead_letter_queue(context, source)
+    if found is None:
+        raise CommandError(f"queue {queue!r} has no dead-letter queue: {NONE}")
+    policy = context.redrive.get(source, SYSTEM_CLOCK.monotonic())
+    return Place(context, source, found, policy is not None and policy.name == found.sqs_name)
+
+
+class HeldMessages:
+    """Receives messages and hides them until they are forgotten, or given back. The command's thread.
+
+    Args:
+        queue: the dead-letter queue.
+        clock: the monotonic clock.
+        stop: no more is received once it is set.
+
+    Attributes:
+        problem: why visibility was not changed, the last time that it was not.
+        is_complete: whether SQS had no more to give.
+    """
+
+    def __init__(self, queue: Queue, clock: Clock, stop: threading.Event) -> None:
+        self._queue = queue
+        self._clock = clock
+        self._stop = stop
+        self._handles: dict[str, tuple[str, float]] = {}  # message id to newest handle and deadline
+        self._seen: set[str] = set()
+        self.problem: SQSError | None = None
+        self.is_complete = False
+
+    @property
+    def seen(self) -> int:
+        """How many different messages were received, those that are forgotten included."""
+        return len(self._seen)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def batches(self) -> Iterator[list[ReceivedMessage]]:
+        """Messages that were not seen before, until there are none, or `stop` is set.
+
+        Raises:
+            SQSError: SQS does not answer, or refuses.
+        """
+        repeats = 0
+        while repeats < MOST_REPEATS and not self._stop.is_set():
+            self.extend()
+            try:
+                received = self._receive()
+            except OverLimitError:
+                return  # so many are held that SQS gives no more
+            if not received:
+                self.is_complete = True
+                return
+            new = {m["MessageId"]: m for m in received if m["MessageId"] not in self._seen}
+            self._seen |= new.keys()
+            repeats = 0 if new else repeats + 1
+            if new:
+                yield list(new.values())
+
+    def _receive(self) -> list[ReceivedMessage]:
+        called = self._clock.monotonic()
+        receive = partial(self._queue.sqs.receive, self._queue.url, BATCH_ENTRIES, WAIT_SECONDS, OPTIONS)
+        received = patiently(receive)
+        for message in received:
+            self._handles[message["MessageId"]] = message["ReceiptHandle"], called + HOLD_SECONDS
+        return received
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and extend what is held. It ends early once `stop` is set."""
+        until = self._clock.monotonic() + seconds
+        while (left := until - self._clock.monotonic()) > 0 and not self._stop.is_set():
+            self._stop.wait(min(left, HOLD_SECONDS / 8))
+            self.extend()
+
+    def extend(self) -> None:
+        """Hide for longer what would be visible soon."""
+        now = self._clock.monotonic()
+        due = [key for key, (_, deadline) in self._handles.items() if deadline - now < HOLD_SECONDS / 2]
+        for key in self._change(due, HOLD_SECONDS):
+            self._handles[key] = self._handles[key][0], now + HOLD_SECONDS
+
+    def handle(self, message_id: str) -> str:
+        """The newest receipt handle of a message."""
+        return self._handles[message_id][0]
+
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """They are deleted."""
+        for message_id in message_ids:
+            self._handles.pop(message_id, None)
+
+    def release(self) -> int:
+        """Make all that is held visible again; how many SQS did not release, which takes `HOLD_SECONDS`."""
+        kept = list(self._handles)
+        released = self._change(kept, 0)
+        self._handles.clear()
+        return len(kept) - len(released)
+
+    def _change(self, message_ids: Sequence[str], seconds: int) -> list[str]:
+        """Those whose visibility was changed. A failure leaves a message as it is, which is no harm."""
+        changed: list[str] = []
+        for start in range(0, len(message_ids), BATCH_ENTRIES):
+            batch = message_ids[start : start + BATCH_ENTRIES]
+            changes = [(self._handles[key][0], seconds) for key in batch]
+            try:
+                failed = self._queue.sqs.change_visibility(self._queue.url, changes).failed
+            except SQSError as error:
+                self.problem = error
+                break
+            for why in failed.values():
+                self.problem = why
+            changed += [key for position, key in enumerate(batch) if position not in failed]
+        return changed
 
 
 @dataclass

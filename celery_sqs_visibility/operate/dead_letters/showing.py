@@ -1,4 +1,4 @@
-"""How dead letters are printed."""
+"""Printed forms of dead letters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from celery_sqs_visibility.delivery.payloads.fetches import fetch
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.errors import SQSVisibilityError
-from celery_sqs_visibility.operate.dead_letters.letter import Letter, arguments, read_letter
-from celery_sqs_visibility.operate.dead_letters.places import Place
-from celery_sqs_visibility.operate.dead_letters.selection import SHORT_ID_CHARACTERS
-from celery_sqs_visibility.operate.figures import in_words
+from celery_sqs_visibility.operate.dead_letters.letter import (
+    SHORT_ID_CHARACTERS,
+    Letter,
+    arguments,
+    read_letter,
+)
+from celery_sqs_visibility.operate.dead_letters.session import Place
+from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import say, show_table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.message_attributes import beginning
@@ -36,7 +40,7 @@ def show_letters(summaries: Sequence[dict[str, Any]]) -> None:
             letter["id"][:SHORT_ID_CHARACTERS],
             *(_cell(letter[name]) for name in ("task", "exception", "reason")),
             letter["attempts"],
-            in_words(letter["age_seconds"]),
+            duration_text(letter["age_seconds"]),
             _cell(letter["source_queue"]),
             _cell(letter["worker"]),
         ]

@@ -1,10 +1,9 @@
-"""All checks, in the order of the damage that they look for."""
+"""All checks of the doctor, the most harmful findings first."""
 
 from __future__ import annotations
 
 from celery_sqs_visibility.operate.doctor import queue_checks, run_checks, setting_checks
-from celery_sqs_visibility.operate.doctor.facts import Facts
-from celery_sqs_visibility.operate.doctor.findings import Finding
+from celery_sqs_visibility.operate.doctor.facts import Facts, Finding
 
 CHECKS = (
     queue_checks.check_existence,

@@ -1,16 +1,24 @@
-"""`celery -A proj sqs doctor`."""
+"""`celery -A proj sqs doctor`, and its report for people and as JSON."""
 
 from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
 
 import click
 
 from celery_sqs_visibility.operate.doctor.checks import findings_of
+from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity
 from celery_sqs_visibility.operate.doctor.gathering import gather
-from celery_sqs_visibility.operate.doctor.kombu_changes import findings_of_switch, settings_to_paste
-from celery_sqs_visibility.operate.doctor.kombus_app import facts_of_switch, switched_broker
-from celery_sqs_visibility.operate.doctor.report import as_json as report_as_json
-from celery_sqs_visibility.operate.doctor.report import is_well, show
-from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, show_json
+from celery_sqs_visibility.operate.doctor.kombu_changes import (
+    facts_of_switch,
+    findings_of_switch,
+    settings_to_paste,
+    switched_broker,
+)
+from celery_sqs_visibility.operate.invocation import app_of, broker_of, counted, json_option, say, show_json
 
 
 @click.command()
@@ -43,7 +51,73 @@ def doctor(
             facts = gather(app, broker, queues)
         findings, paste = findings_of(facts), ""
     if as_json:
-        show_json(report_as_json(findings, facts, paste))
+        show_json(report_json(findings, facts, paste))
     else:
         show(findings, facts, paste)
     ctx.exit(0 if is_well(findings) else 1)
+
+
+WIDTH_COLUMNS: Final = 80
+INDENT: Final = " " * 9
+COLOURS: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+
+
+def is_well(findings: Iterable[Finding]) -> bool:
+    """Whether there are notes at the most."""
+    return all(finding.severity is Severity.NOTE for finding in findings)
+
+
+def show(findings: list[Finding], facts: Facts, paste: str = "") -> None:
+    """Print them, the worst first, and a summary."""
+    for finding in findings:
+        say(finding.severity.name.ljust(len(INDENT)), nl=False, fg=COLOURS[finding.severity], bold=True)
+        say(_wrapped(f"{finding.thing}: {finding.problem}"))
+        say(INDENT + _wrapped(finding.consequence))
+        say(f"{INDENT}-> {finding.remedy}\n")  # in one line, to be pasted
+    if paste:
+        say(f"To switch:\n\n{textwrap.indent(paste, '    ')}\n")
+    say(summary(findings, facts))
+
+
+def summary(findings: list[Finding], facts: Facts) -> str:
+    """How many there are, of how many things."""
+    counts = Counter(finding.severity for finding in findings)
+    found = ", ".join(counted(counts[each], each.name.lower()) for each in Severity)
+    rights = sum(len(queue.rights) for queue in facts.queues) + len(facts.control_rights)
+    looked = ", ".join(
+        [
+            counted(len(facts.queues), "queue"),
+            counted(len(facts.tasks) + len(facts.unbound), "task"),
+            counted(rights, "right"),
+            counted(len(facts.settings), "setting"),
+        ]
+    )
+    return f"{found}; looked at {looked}."
+
+
+def report_json(findings: list[Finding], facts: Facts, paste: str = "") -> dict[str, Any]:
+    """The same, for programs."""
+    return {
+        "well": is_well(findings),
+        "summary": summary(findings, facts),
+        "findings": [
+            {
+                "severity": finding.severity.name.lower(),
+                "thing": finding.thing,
+                "problem": finding.problem,
+                "consequence": finding.consequence,
+                "remedy": finding.remedy,
+            }
+            for finding in findings
+        ],
+        "rights": {
+            queue.name: {name: right.value for name, right in queue.rights.items()} for queue in facts.queues
+        },
+        "control_rights": {name: right.value for name, right in facts.control_rights.items()},
+        **({"to_switch": paste} if paste else {}),
+    }
+
+
+def _wrapped(text: str) -> str:
+    lines = textwrap.wrap(text, WIDTH_COLUMNS - len(INDENT), break_long_words=False, break_on_hyphens=False)
+    return f"\n{INDENT}".join(lines)

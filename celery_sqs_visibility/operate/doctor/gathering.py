@@ -1,9 +1,15 @@
-"""Gathers a doctor's facts: the app's settings and tasks, its queues at SQS, this machine."""
+"""A doctor's facts, gathered: the app's settings and tasks, its queues at SQS, this machine.
+
+Permissions are probed by requests that SQS cannot carry out, by its API reference: a receipt handle that is
+none, a batch without entries, a receive of more messages than there may be. A refusal for lack of permission
+is proof. An entry that SQS has looked at is proof of the permission. A refusal of the whole request proves
+neither: Amazon does not say whether SQS checks the permission or the request first.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any, Final
@@ -11,28 +17,36 @@ from typing import Any, Final
 from celery import Celery
 from celery.exceptions import QueueNotFound
 
+from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.clock_offset import clock_offset
+from celery_sqs_visibility.aws.data_keys import may_generate_data_key
+from celery_sqs_visibility.aws.port import SQS, BatchResult, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     OptionError,
     QueueDoesNotExistError,
+    ReceiptHandleInvalidError,
     SQSError,
     StoreError,
 )
 from celery_sqs_visibility.operate.app_queues import named_queues, queue_names, queue_of_task
 from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, Right, TaskFacts
-from celery_sqs_visibility.operate.doctor.probes import (
-    rights_of_control,
-    rights_on,
-    rights_on_dead_letters,
-    rights_on_key,
-)
-from celery_sqs_visibility.operate.found_queues import FoundQueue, dead_letter_queue, look_at
+from celery_sqs_visibility.operate.found_queues import FoundQueue, dead_letter_queue, for_each, look_at
 from celery_sqs_visibility.operate.invocation import own_command
-from celery_sqs_visibility.operate.parallel import for_each
+from celery_sqs_visibility.operate.permission_table import (
+    CHANGE_VISIBILITY,
+    DECRYPT,
+    DELETE,
+    GENERATE_DATA_KEY,
+    LIST_QUEUES,
+    RECEIVE,
+    SEND,
+)
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import predefined_queue
+from celery_sqs_visibility.policy.queue_attributes import key_in
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.policy.retry_delays import choose_delay
 from celery_sqs_visibility.stores.guarded import PROBED_KEY
 from celery_sqs_visibility.task.base import VisibilityTask
@@ -51,6 +65,9 @@ CELERYS_OWN: Final = "celery."
 
 #: Attributes by which a task's author says which exceptions have it run again, or how often.
 OWN_CHOICE: Final = frozenset({"autoretry_for", "dont_autoretry_for", "max_retries"})
+
+#: No receipt handle looks like it.
+NO_HANDLE: Final = "no-receipt-handle"
 
 
 def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Facts:
@@ -228,3 +245,58 @@ def _machine(broker: BrokerContext) -> Machine:
         remapped=os.environ.get("REMAP_SIGTERM") == "SIGQUIT",
         clock_offset=clock_offset(endpoint),
     )
+
+
+def rights_on(queue: Queue) -> dict[str, Right]:
+    """The rights of workers and producers on the queue."""
+    sqs, url = queue.sqs, queue.url
+    # Nobody misses what a server brings that does not refuse: it is visible at once.
+    too_many, at_once = BATCH_ENTRIES + 1, ReceiveOptions(visibility_timeout=0)
+    return {
+        RECEIVE: _shown_by(lambda: bool(sqs.receive(url, too_many, 0, at_once))),
+        DELETE: _shown_by(lambda: sqs.delete(url, [NO_HANDLE])),
+        CHANGE_VISIBILITY: _shown_by(lambda: sqs.change_visibility(url, [(NO_HANDLE, 0)])),
+        **rights_on_dead_letters(queue),
+    }
+
+
+def rights_on_dead_letters(queue: Queue) -> dict[str, Right]:
+    """The right that a worker has to have there."""
+    return {SEND: _shown_by(lambda: queue.sqs.send_batch(queue.url, []))}
+
+
+def rights_of_control(sqs: SQS, prefix: str) -> dict[str, Right]:
+    """The right to find the queues of remote control, whose names begin so. The others take a queue made."""
+    return {LIST_QUEUES: _shown_by(lambda: sqs.list_queues(prefix) is not None)}
+
+
+def rights_on_key(attributes: Mapping[str, str], settings: ClientSettings, region: str) -> dict[str, Right]:
+    """The rights on the KMS key of an encrypted queue, if that is not SQS's own."""
+    if not (key := key_in(attributes)):
+        return {}
+    allowed = may_generate_data_key(settings, key, region)
+    # A refusal here may be a key policy's that allows it by way of SQS alone.
+    return {
+        GENERATE_DATA_KEY: Right.ALLOWED if allowed else Right.NOT_KNOWN,
+        DECRYPT: Right.NOT_KNOWN,
+    }
+
+
+def _shown_by(probe: Callable[[], BatchResult | bool]) -> Right:
+    try:
+        answer = probe()
+    except AccessDeniedError:
+        return Right.DENIED
+    except SQSError:
+        return Right.NOT_KNOWN
+    if not isinstance(answer, BatchResult):
+        return Right.ALLOWED
+    errors = list(answer.failed.values())
+    if any(isinstance(error, AccessDeniedError) for error in errors):
+        return Right.DENIED
+    return Right.ALLOWED if _looked_at(errors) else Right.NOT_KNOWN
+
+
+def _looked_at(errors: list[SQSError]) -> bool:
+    """Whether SQS has come as far as the receipt handle."""
+    return any(isinstance(error, ReceiptHandleInvalidError) for error in errors)

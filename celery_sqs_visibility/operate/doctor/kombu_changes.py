@@ -1,15 +1,26 @@
-"""What changes for an app that leaves kombu's SQS transport, in the order of attention."""
+"""`doctor --from-kombu`: an app on kombu's SQS transport, looked at as if it had switched to this one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from celery import Celery
+
+from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.operate.doctor.checks import findings_of
-from celery_sqs_visibility.operate.doctor.facts import Facts
-from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more
-from celery_sqs_visibility.operate.figures import spoken
+from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity, TaskFacts, and_more
+from celery_sqs_visibility.operate.figures import duration_text
+from celery_sqs_visibility.operate.invocation import CommandError, errors_as_sentences
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+
+OURS: Final = "celery_sqs_visibility"
+
+#: kombu's visibility timeout has to outlast the longest task, ours does not.
+LONG_TIMEOUT_SECONDS: Final = 900
 
 
 class Default(NamedTuple):
@@ -31,9 +42,6 @@ DEFAULTS: Final = (
     Default("wait_time_seconds", 10, "An idle worker makes fewer requests."),
     Default("polling_interval", 1, "The next poll begins at once after an empty one."),
 )
-
-#: kombu's visibility timeout has to outlast the longest task, ours does not.
-LONG_TIMEOUT_SECONDS: Final = 900
 
 
 def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[str, str]) -> list[Finding]:
@@ -99,7 +107,7 @@ def _meaning(given: Mapping[str, Any], refused: Mapping[str, str]) -> Iterator[F
         yield Finding(
             Severity.WARNING,
             "option visibility_timeout",
-            f"it is {spoken(float(given['visibility_timeout']))}",
+            f"it is {duration_text(float(given['visibility_timeout']))}",
             "kombu's has to outlast the longest task. Here it is renewed while a task runs, and is how "
             "long the tasks of a killed worker take to come back.",
             "remove it, for the default of 120 s; while stock workers are left, leave that of the queues",
@@ -168,3 +176,51 @@ def settings_to_paste(given: Mapping[str, Any], refused: Mapping[str, str]) -> s
         lines += [f"for name in {gone!r}:", "    app.conf.broker_transport_options.pop(name, None)"]
     lines.append("# Once no stock worker is left: app = Celery(..., task_cls=VisibilityTask)")
     return "\n".join(lines)
+
+
+@contextmanager
+def switched_broker(app: Celery) -> Iterator[tuple[BrokerContext, dict[str, str]]]:
+    """The broker with our transport and the options that it takes; and why it refuses the others.
+
+    Raises:
+        CommandError: the app is on our transport, or not on SQS at all.
+    """
+    with errors_as_sentences(), app.connection_for_read() as theirs:
+        scheme = str(theirs.transport_cls)
+        if scheme.lower() != "sqs":
+            raise CommandError(
+                "the app is on celery_sqs_visibility: leave out --from-kombu"
+                if OURS in scheme.replace("-", "_")
+                else f"the app's broker transport is {scheme}, and --from-kombu is for kombu's 'sqs'"
+            )
+        taken, refused = taken_options(app.conf.broker_transport_options)
+        with app.connection_for_read(transport=OURS) as ours:
+            ours.transport_options = taken
+            transport: Any = ours.transport
+            yield transport.context, refused
+
+
+def taken_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options that our transport takes; and the sentence with which it refuses each of the others."""
+    taken: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    names = list(given)
+    # Twice: an option may need one that comes after it.
+    for name in [*names, *names]:
+        try:
+            Options.parse({**taken, name: given[name]})
+        except OptionError as error:
+            refused[name] = str(error)
+        else:
+            taken[name] = given[name]
+            refused.pop(name, None)
+    return taken, refused
+
+
+def facts_of_switch(facts: Facts) -> Facts:
+    """The facts as they are once all tasks are `VisibilityTask`s."""
+    return replace(facts, tasks=tuple(map(_switched, facts.tasks)))
+
+
+def _switched(task: TaskFacts) -> TaskFacts:
+    return replace(task, comes_back=True)

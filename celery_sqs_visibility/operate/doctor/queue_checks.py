@@ -1,4 +1,4 @@
-"""Are the messages of a queue kept until their tasks have had their attempts, and after that?"""
+"""Checks of queues: existence, dead letters, receives, retention, delays."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from celery_sqs_visibility.aws.redrive import Redrive
-from celery_sqs_visibility.operate.doctor.facts import Facts, QueueFacts, TaskFacts
-from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more, set_attributes
-from celery_sqs_visibility.operate.doctor.findings import transport_option as option
-from celery_sqs_visibility.operate.figures import spoken
+from celery_sqs_visibility.operate.doctor.facts import (
+    Facts,
+    Finding,
+    QueueFacts,
+    Severity,
+    TaskFacts,
+    and_more,
+    set_attributes,
+)
+from celery_sqs_visibility.operate.doctor.facts import transport_option as option
+from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.provisioning import (
     MOST_RECEIVES,
     SPARE_RECEIVES,
@@ -171,7 +178,7 @@ def check_endless_retries(facts: Facts) -> Iterator[Finding]:
                 f"task {endless[0].name!r}",
                 f"it has max_retries=None, and queue {queue.name!r} no redrive policy",
                 "A task that always fails runs until the message's retention ends "
-                f"({spoken(queue.retention)}), and then the message is deleted.",
+                f"({duration_text(queue.retention)}), and then the message is deleted.",
                 "set max_retries on the task, or give the queue a redrive policy",
             )
 
@@ -190,8 +197,8 @@ def check_retention(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.ERROR if total >= retention else Severity.WARNING,
             f"task {task.name!r}",
-            f"the delays after its {len(task.delays)} failures come to {spoken(total)}, and queue "
-            f"{queue.name!r} keeps a message for {spoken(retention)}",
+            f"the delays after its {len(task.delays)} failures come to {duration_text(total)}, and queue "
+            f"{queue.name!r} keeps a message for {duration_text(retention)}",
             "SQS deletes the message before its last attempt, without a dead letter."
             if total >= retention
             else "A backlog, or a day without workers, has SQS delete the message before its last attempt.",
@@ -236,8 +243,8 @@ def _short_retention(queue: QueueFacts, letters: QueueFacts) -> Iterator[Finding
     yield Finding(
         Severity.ERROR if letters.retention < queue.retention else Severity.WARNING,
         f"dead-letter queue {letters.name!r}",
-        f"it keeps a message for {spoken(letters.retention)}, and its source {queue.name!r} for "
-        f"{spoken(queue.retention)}",
+        f"it keeps a message for {duration_text(letters.retention)}, and its source {queue.name!r} for "
+        f"{duration_text(queue.retention)}",
         "The age of a message that SQS moves counts from its first sending: after a long time in the source "
         "it is deleted soon after its arrival, or at once.",
         set_attributes(letters.url, MessageRetentionPeriod=RETENTION_SECONDS),
@@ -249,7 +256,7 @@ def _hasty(letters: QueueFacts) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             f"dead-letter queue {letters.name!r}",
-            f"it keeps a message for {spoken(letters.retention)}",
+            f"it keeps a message for {duration_text(letters.retention)}",
             "What failed for good is gone before anybody is back from a long weekend.",
             set_attributes(letters.url, MessageRetentionPeriod=RETENTION_SECONDS),
         )
@@ -292,6 +299,6 @@ def check_queue_delays(facts: Facts) -> Iterator[Finding]:
                 Severity.NOTE,
                 f"queue {queue.name!r}",
                 f"its DelaySeconds is {delay}",
-                f"Each task starts {spoken(delay)} after it is sent, or later.",
+                f"Each task starts {duration_text(delay)} after it is sent, or later.",
                 set_attributes(queue.url, DelaySeconds=0),
             )

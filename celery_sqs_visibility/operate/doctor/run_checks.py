@@ -1,14 +1,13 @@
-"""Does a run keep its message, and is a worker's end as long as it takes?"""
+"""Checks of runs: heartbeat, 12 hours, repeats, store, shutdown, clock."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from celery_sqs_visibility.operate.doctor.facts import Facts
-from celery_sqs_visibility.operate.doctor.findings import Finding, Severity, and_more
-from celery_sqs_visibility.operate.doctor.findings import transport_option as option
-from celery_sqs_visibility.operate.figures import spoken
+from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity, and_more
+from celery_sqs_visibility.operate.doctor.facts import transport_option as option
+from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import counted
 from celery_sqs_visibility.policy.options import QueueOptions, default_heartbeat
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
@@ -91,7 +90,7 @@ def check_heartbeat(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 Severity.WARNING,
                 and_more(names, "queue"),
-                f"visibility_timeout is {spoken(own.visibility_timeout)}",
+                f"visibility_timeout is {duration_text(own.visibility_timeout)}",
                 "A worker that stands still for so long loses the messages that it runs, and they run twice.",
                 option("visibility_timeout", 120, entry),
             )
@@ -99,7 +98,7 @@ def check_heartbeat(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 Severity.WARNING,
                 and_more(names, "queue"),
-                f"heartbeat_interval is {spoken(own.heartbeat_interval)}, so that a message is extended so "
+                f"heartbeat_interval is {duration_text(own.heartbeat_interval)}: a message is extended that "
                 "shortly before it comes back",
                 "A request that is throttled or slow comes too late, and the task runs twice.",
                 option("heartbeat_interval", default_heartbeat(own.visibility_timeout), entry),
@@ -112,7 +111,7 @@ def _long_timeout(entry: str, own: QueueOptions, names: list[str]) -> Finding:
     return Finding(
         Severity.WARNING,
         and_more(names, "queue"),
-        f"visibility_timeout is {spoken(own.visibility_timeout)}",
+        f"visibility_timeout is {duration_text(own.visibility_timeout)}",
         "So long wait the messages of a worker that is killed. The heartbeat extends them: a long task needs "
         "no long timeout.",
         option("visibility_timeout", 120, entry),
@@ -127,8 +126,8 @@ def _without_heartbeat(facts: Facts, own: QueueOptions, names: list[str]) -> Ite
         yield Finding(
             Severity.ERROR,
             and_more(names, "queue"),
-            f"the heartbeat is off, visibility_timeout is {spoken(timeout)}, and {and_more(long, 'task')} "
-            "may run longer",
+            f"the heartbeat is off, visibility_timeout is {duration_text(timeout)}, and "
+            f"{and_more(long, 'task')} may run longer",
             "The message comes back while its task runs, and another worker runs it, too.",
             "remove heartbeat_interval=0, or give the task a time_limit below the visibility timeout",
         )
@@ -159,15 +158,15 @@ def check_shutdown(facts: Facts) -> Iterator[Finding]:
     )
     consequence = "Messages of running tasks are not given back, and stay hidden for a visibility timeout."
     if needed > machine.grace:
-        problem = f"it is {spoken(timeout)}, but {machine.grace_reason}"
+        problem = f"it is {duration_text(timeout)}, but {machine.grace_reason}"
         yield Finding(Severity.WARNING, "shutdown_timeout", problem, consequence, remedy)
     elif machine.grace == math.inf and needed > ECS_STOP_SECONDS:
         pod = "Kubernetes kills" if machine.kubernetes else "ECS and Kubernetes kill"
         yield Finding(
             Severity.WARNING if machine.kubernetes else Severity.NOTE,
             "shutdown_timeout",
-            f"it is {spoken(timeout)}, and {pod} {ECS_STOP_SECONDS} s after SIGTERM unless told otherwise; "
-            f"{GRACE_VARIABLE} does not say",
+            f"it is {duration_text(timeout)}, and {pod} {ECS_STOP_SECONDS} s after SIGTERM unless told "
+            f"otherwise; {GRACE_VARIABLE} does not say",
             consequence,
             remedy,
         )
@@ -181,7 +180,7 @@ def _cold_shutdown(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         Severity.WARNING,
         "REMAP_SIGTERM",
-        f"SIGTERM is a cold shutdown (SIGQUIT), and worker_soft_shutdown_timeout is {spoken(soft)}",
+        f"SIGTERM is a cold shutdown (SIGQUIT), and worker_soft_shutdown_timeout is {duration_text(soft)}",
         "Running tasks are cut off at once, and begin anew; shutdown_timeout does not count."
         if not soft
         else f"The worker is killed before: {facts.machine.grace_reason}.",
@@ -198,7 +197,7 @@ def check_clock(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         Severity.ERROR if refused else Severity.WARNING,
         "this machine's clock",
-        f"it is {spoken(round(abs(offset)))} {'ahead of' if offset > 0 else 'behind'} SQS's",
+        f"it is {duration_text(round(abs(offset)))} {'ahead of' if offset > 0 else 'behind'} SQS's",
         "SQS refuses signatures that are five minutes off: nothing is received."
         if refused
         else "Tasks with an ETA start so much too early or too late, and their attempts are miscounted.",

@@ -1,4 +1,4 @@
-"""What a worker knows of its own health, told when somebody asks."""
+"""Health of a worker, found out when a probe asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of CloudWatch's embedded metric format, from which CloudWatch Logs makes metrics without a request.
+"""Log lines in CloudWatch's embedded metric format: CloudWatch Logs makes metrics of them without a request.
 
 See Amazon's CloudWatch User Guide, "Specification: Embedded metric format".
 """
@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from celery_sqs_visibility.operate.metrics.worker_state import WorkerState
-from celery_sqs_visibility.operate.queue_depths import QueueDepth
+from celery_sqs_visibility.operate.found_queues import QueueDepth
+from celery_sqs_visibility.operate.metrics.recorder import WorkerState
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
 #: From one line of a queue to the next.

@@ -1,4 +1,4 @@
-"""All metrics, in one table: names, units, labels, buckets. docs/metrics.md is generated from here."""
+"""All metrics, in one table: names, units, labels, buckets. docs/metrics.md is generated from it."""
 
 from __future__ import annotations
 

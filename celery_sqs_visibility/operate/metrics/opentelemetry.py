@@ -1,7 +1,7 @@
-"""The series for OpenTelemetry's metrics API, an optional dependency, under its conventions' names.
+"""Export of the series to OpenTelemetry's metrics API, an optional dependency, under its conventions' names.
 
-Counters and gauges are read when a reader of the SDK asks. The API has no histogram that is read, and to
-record a value takes longer than all that we do for an event. So only the histograms that the conventions
+Counters and gauges are read when a reader of the SDK asks. The API has no histogram that is read, and
+recording a value takes longer than all other work for an event. So only the histograms that the conventions
 demand are recorded, many values in a row; the others are counters of buckets and sums, as in Prometheus.
 """
 

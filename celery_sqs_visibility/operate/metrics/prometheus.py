@@ -1,4 +1,4 @@
-"""The series for `prometheus_client`, an optional dependency: collected when somebody asks."""
+"""Export of the series to `prometheus_client`, an optional dependency, whenever a scraper asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers in memory, which exporters read when they are asked: an addition is all that an event costs."""
+"""Series of numbers in memory, read by exporters: an event costs an addition."""
 
 from __future__ import annotations
 

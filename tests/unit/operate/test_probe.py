@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from celery_sqs_visibility.operate.health import probe
-from celery_sqs_visibility.operate.health.sockets import ProbedSocket, directory, name_of, sockets
+from celery_sqs_visibility.operate.health.probe import ProbedSocket, directory, name_of, sockets
 from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, Response
 
 

@@ -14,12 +14,12 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.errors import AccessDeniedError, CommandNotSentError, UnavailableError
+from celery_sqs_visibility.operate import status as module
 from celery_sqs_visibility.operate.commands import sqs as group
 from celery_sqs_visibility.operate.figures import usd_of
-from celery_sqs_visibility.operate.queue_depths import QueueDepth
+from celery_sqs_visibility.operate.found_queues import QueueDepth
 from celery_sqs_visibility.operate.queue_metrics import OLDEST, TRAFFIC, QueueMetrics
-from celery_sqs_visibility.operate.status import command
-from celery_sqs_visibility.operate.status.report import METRICS_SECONDS, QueueReport, QueueStatus, Status
+from celery_sqs_visibility.operate.status import METRICS_SECONDS, QueueReport, QueueStatus, Status
 from celery_sqs_visibility.policy.options import Options
 
 NOTHING_IS_LEFT = {"queue": "q", "visible": 1, "in_flight": 0, "delayed": 0, "dead_letters": None}
@@ -117,7 +117,7 @@ def test_watching_goes_on_until_ctrl_c():
             return each
         raise KeyboardInterrupt
 
-    command._watch(take, shown.append, 0.001)
+    module._watch(take, shown.append, 0.001)
     assert shown == [1, 2]
 
 
@@ -129,7 +129,7 @@ def test_frames_that_are_piped_do_not_run_together(capsys):
             return each
         raise KeyboardInterrupt
 
-    command._watch(take, print, 0.001)
+    module._watch(take, print, 0.001)
     assert capsys.readouterr().out == "a\n\nb\n"
 
 
@@ -143,7 +143,7 @@ def test_a_queue_that_does_not_answer_is_as_it_was_and_its_age_is_told(report, c
     taken = taking.take()
     (row,) = taken.queues
     assert (row.depth.visible, row.depth.oldest_age_seconds, row.age_seconds) == (0, 7.0, 14)
-    command._show(taken)
+    module._show(taken)
     shown = capsys.readouterr().out
     assert "old figures: q 14s ago" in shown
     assert "no answer" in shown
@@ -160,9 +160,9 @@ def test_workers_that_cannot_be_asked_are_as_they_were(monkeypatch):
         return answer
 
     clock = FakeClock()
-    monkeypatch.setattr(command, "ask", ask)
-    monkeypatch.setattr(command, "is_controlled", lambda _app: True)
-    workers = command.Workers(object(), 1.0, clock)
+    monkeypatch.setattr(module, "ask", ask)
+    monkeypatch.setattr(module, "is_controlled", lambda _app: True)
+    workers = module.Workers(object(), 1.0, clock)
     seen = []
     for _ in range(3):
         seen.append(workers.add_to(Status([])))
@@ -177,7 +177,7 @@ def test_tables_fit_a_terminal(monkeypatch, capsys, queues):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     rows = [QueueStatus(QueueDepth(q, 120_400, 1600, 30, 250.0, 12), 11_840_000, 4.7361) for q in queues]
-    command._show(Status(rows))
+    module._show(Status(rows))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     name = "".join(line[: line.find("  ")] if "  " in line else line for line in lines[1:])
@@ -197,7 +197,7 @@ def test_workers_are_shown_with_their_pauses(capsys):
         "a@h": {"pool": "prefork", "slots": 4, "busy": 2, "queues": {"mail": mail, "other": other}},
         "b@h": {"error": "KeyError('sqs_queues')"},
     }
-    command._show(Status([], workers))
+    module._show(Status([], workers))
     shown = capsys.readouterr().out
     assert "a@h     prefork  2/4            4  mail (8m12s left)" in shown
     assert "b@h" in shown

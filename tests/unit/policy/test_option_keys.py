@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.operate.queues.templates import TERRAFORM
+from celery_sqs_visibility.operate.queues import TERRAFORM
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.queue_attributes import ATTRIBUTES
 

@@ -14,11 +14,10 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.operate import patience
-from celery_sqs_visibility.operate.dead_letters.held import HeldMessages
+from celery_sqs_visibility.operate import invocation
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
 from celery_sqs_visibility.operate.dead_letters.moves import Moves
-from celery_sqs_visibility.operate.dead_letters.places import find_place
+from celery_sqs_visibility.operate.dead_letters.session import HeldMessages, find_place
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
 from celery_sqs_visibility.transport.task_message import message
@@ -28,7 +27,7 @@ OPTIONS = ReceiveOptions(0, ("All",), ("All",))
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(patience, "pause", lambda _failures: 0)
+    monkeypatch.setattr(invocation, "pause", lambda _failures: 0)
 
 
 @dataclasses.dataclass

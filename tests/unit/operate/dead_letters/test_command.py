@@ -7,8 +7,7 @@ import pytest
 
 from celery_sqs_visibility.errors import RequestRefusedError, UnavailableError
 from celery_sqs_visibility.operate.dead_letters.command import _chosen, _sentence
-from celery_sqs_visibility.operate.dead_letters.moves import Outcome
-from celery_sqs_visibility.operate.dead_letters.native import move_all
+from celery_sqs_visibility.operate.dead_letters.moves import Outcome, move_all
 from celery_sqs_visibility.operate.invocation import CommandError
 
 FILTERS = {"task": None, "exception": None, "older_than": None, "newer_than": None, "any_source": False}

@@ -16,8 +16,8 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
 )
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
-from celery_sqs_visibility.operate.dead_letters.resend import batches_of, message_to_send_back
-from celery_sqs_visibility.operate.patience import ATTEMPTS
+from celery_sqs_visibility.operate.dead_letters.moves import batches_of, message_to_send_back
+from celery_sqs_visibility.operate.invocation import ATTEMPTS
 from celery_sqs_visibility.policy.payload_pointers import (
     PayloadPointer,
     ReadablePayloads,

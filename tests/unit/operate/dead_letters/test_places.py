@@ -6,9 +6,9 @@ import pytest
 
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
-from celery_sqs_visibility.operate.dead_letters import native
-from celery_sqs_visibility.operate.dead_letters.native import move_all
-from celery_sqs_visibility.operate.dead_letters.places import find_place
+from celery_sqs_visibility.operate.dead_letters import moves
+from celery_sqs_visibility.operate.dead_letters.moves import move_all
+from celery_sqs_visibility.operate.dead_letters.session import find_place
 from celery_sqs_visibility.operate.invocation import CommandError
 
 
@@ -75,7 +75,7 @@ def test_a_task_that_ended_before_is_not_taken_for_the_one_that_begins(site, mon
         return latest(arn) if next(looks, None) is None else former
 
     monkeypatch.setattr(site.sqs, "latest_move_task", look)
-    monkeypatch.setattr(native, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(moves, "LOOK_SECONDS", 0)
     if moved:
         assert move_all(site.place, None)["moved"] == moved
     else:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sqs_visibility.operate.dead_letters.selection import Selection
+from celery_sqs_visibility.operate.dead_letters.letter import Selection
 
 
 @pytest.mark.parametrize(

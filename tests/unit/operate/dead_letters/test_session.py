@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from celery_sqs_visibility.operate.dead_letters import session as module
-from celery_sqs_visibility.operate.dead_letters.places import find_place
-from celery_sqs_visibility.operate.dead_letters.selection import Selection
-from celery_sqs_visibility.operate.dead_letters.session import Session, session_of
+from celery_sqs_visibility.operate.dead_letters.letter import Selection
+from celery_sqs_visibility.operate.dead_letters.session import Session, find_place, session_of
 
 
 def look(site, monkeypatch, ahead=None, **selection):

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from celery_sqs_visibility.operate.doctor import queue_checks, run_checks, setting_checks
 from celery_sqs_visibility.operate.doctor.checks import CHECKS, findings_of
-from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, Right, TaskFacts
-from celery_sqs_visibility.operate.doctor.findings import Severity
+from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, Right, Severity, TaskFacts
 from celery_sqs_visibility.policy.options import Options
 
 DAY = 86_400
@@ -112,19 +111,19 @@ FOUND = [
         queue_checks.check_dead_letter_queues,
         WARNING,
         facts(queue(name="a.fifo", letters=letters("a-dead.fifo", days=1)), task={"queue": "a.fifo"}),
-        "it keeps a message for 1 d",
+        "it keeps a message for 1d",
     ),
     (
         queue_checks.check_dead_letter_queues,
         WARNING,
         facts(queue(0, options={"dead_letter_queue": "d"}, letters=letters("d", days=1))),
-        "it keeps a message for 1 d",
+        "it keeps a message for 1d",
     ),
     (
         queue_checks.check_retention,
         ERROR,
         facts(task={"delays": (43_200.0,) * 10, "max_retries": 10}),
-        "10 failures come to 5 d, and queue 'proj' keeps a message for 4 d",
+        "10 failures come to 5d, and queue 'proj' keeps a message for 4d",
     ),
     (
         queue_checks.check_retention,
@@ -138,7 +137,7 @@ FOUND = [
         facts(task={"delays": (43_200.0,) * 30}),
         "lower max_retries or error_visibility_timeout",
     ),
-    (queue_checks.check_dead_letter_queues, ERROR, facts(queue(letters=letters(days=1))), "for 1 d"),
+    (queue_checks.check_dead_letter_queues, ERROR, facts(queue(letters=letters(days=1))), "for 1d"),
     (queue_checks.check_dead_letter_queues, WARNING, facts(queue(letters=letters(days=4))), "first sending"),
     (
         queue_checks.check_dead_letter_queues,
@@ -201,7 +200,7 @@ FOUND = [
         run_checks.check_shutdown,
         WARNING,
         facts(machine=Machine(grace=10, grace_reason="Docker kills 10 s after SIGTERM")),
-        "it is 25 s, but Docker kills 10 s after SIGTERM",
+        "it is 25s, but Docker kills 10 s after SIGTERM",
     ),
     (run_checks.check_shutdown, NOTE, facts(options={"shutdown_timeout": 100}), "of 102 or more"),
     (
@@ -273,7 +272,7 @@ FOUND = [
     (setting_checks.check_priorities, WARNING, facts(task={"priority": 9}), "SQS has no priorities"),
     (setting_checks.check_polls, WARNING, facts(options={"wait_time_seconds": 0}), "86,400 requests a day"),
     (setting_checks.check_polls, NOTE, facts(options={"wait_time_seconds": 5}), "17,280 requests a day"),
-    (setting_checks.check_polls, NOTE, facts(options={"polling_interval_max": 60}), "sleep up to 1 min"),
+    (setting_checks.check_polls, NOTE, facts(options={"polling_interval_max": 60}), "sleep up to 1m"),
     (
         setting_checks.check_settings,
         WARNING,

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from celery_sqs_visibility.operate.doctor.facts import Facts, TaskFacts
-from celery_sqs_visibility.operate.doctor.kombu_changes import findings_of_switch, settings_to_paste
-from celery_sqs_visibility.operate.doctor.kombus_app import facts_of_switch, taken_options
+from celery_sqs_visibility.operate.doctor.kombu_changes import (
+    facts_of_switch,
+    findings_of_switch,
+    settings_to_paste,
+    taken_options,
+)
 
 SECRET = {"port": 3, "predefined_queues": {"q": {"url": "https://sqs.test/q", "secret_access_key": "s3cret"}}}
 
@@ -26,7 +30,7 @@ def told(given, *tasks):
         ({"port": 3}, "option port", "put the port into broker_url"),
         ({"wait_times": 3}, "option wait_times", "did you mean 'wait_time_seconds'?"),
         ({"external_id": "x"}, "option external_id", "expected sts_role_arn"),
-        ({"visibility_timeout": 14_400}, "option visibility_timeout", "it is 4 h"),
+        ({"visibility_timeout": 14_400}, "option visibility_timeout", "it is 4h"),
         ({}, "option visibility_timeout", "kombu's default is 1800, here it is 120"),
         ({}, "option wait_time_seconds", "kombu's default is 10, here it is 20"),
         ({}, "option polling_interval", "kombu's default is 1, here it is 0"),

@@ -10,7 +10,7 @@ from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
 from celery_sqs_visibility.operate.doctor.facts import Right
-from celery_sqs_visibility.operate.doctor.probes import rights_on, rights_on_key
+from celery_sqs_visibility.operate.doctor.gathering import rights_on, rights_on_key
 from celery_sqs_visibility.policy.queue_attributes import AMAZONS_KEY
 
 ACTIONS = {

@@ -11,9 +11,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from celery_sqs_visibility.operate.found_queues import QueueDepth
 from celery_sqs_visibility.operate.metrics.emf import LOGGER, NAMESPACE, UNITS, EMFLog, prepare_logger
-from celery_sqs_visibility.operate.metrics.worker_state import WorkerState
-from celery_sqs_visibility.operate.queue_depths import QueueDepth
+from celery_sqs_visibility.operate.metrics.recorder import WorkerState
 
 TEXT = {"type": "string", "minLength": 1}
 

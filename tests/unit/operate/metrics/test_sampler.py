@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from support.clock import FakeClock
 
 from celery_sqs_visibility.errors import StoreError, UnavailableError
-from celery_sqs_visibility.operate.metrics import names, periodic
-from celery_sqs_visibility.operate.metrics.periodic import Periodic, next_time
-from celery_sqs_visibility.operate.metrics.sampler import Sampler
-from celery_sqs_visibility.operate.metrics.turn import Turn
-from celery_sqs_visibility.operate.queue_depths import QueueDepth
+from celery_sqs_visibility.operate.found_queues import QueueDepth
+from celery_sqs_visibility.operate.metrics import names, worker_metrics
+from celery_sqs_visibility.operate.metrics.sampler import Sampler, Turn
+from celery_sqs_visibility.operate.metrics.worker_metrics import Periodic, next_time
 from celery_sqs_visibility.stores.memory import MemoryStore
 
 INTERVAL = 60.0
@@ -134,7 +133,7 @@ def test_a_job_is_first_done_within_a_minute_however_seldom_it_is_done(monkeypat
             clock.advance(timeout)
             return done.is_set()
 
-    monkeypatch.setattr(periodic, "threading", SimpleNamespace(Event=Waiting))
+    monkeypatch.setattr(worker_metrics, "threading", SimpleNamespace(Event=Waiting))
     times = []
 
     def job():

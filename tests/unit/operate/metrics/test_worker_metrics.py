@@ -17,9 +17,9 @@ from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.events import has_listener
 from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.operate.metrics import names, worker_metrics
+from celery_sqs_visibility.operate.metrics.recorder import WorkerState, show_state, worker_state
 from celery_sqs_visibility.operate.metrics.series import Series
 from celery_sqs_visibility.operate.metrics.worker_metrics import WorkerMetrics, exporters_of
-from celery_sqs_visibility.operate.metrics.worker_state import WorkerState, show_state, worker_state
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
 

@@ -13,7 +13,7 @@ from support.clock import FakeClock
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.errors import AccessDeniedError
-from celery_sqs_visibility.operate.permissions.resources import AppResources, names_of
+from celery_sqs_visibility.operate.permissions import AppResources, names_of
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.broker_url import BrokerURL

@@ -8,8 +8,7 @@ from celery_sqs_visibility.aws import queues
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.operate.provisioning import plan_queues
-from celery_sqs_visibility.operate.queues.command import _line
-from celery_sqs_visibility.operate.queues.creation import Creation, Finding, same
+from celery_sqs_visibility.operate.queues import Creation, Finding, _line, same
 from celery_sqs_visibility.policy.options import Options
 
 

@@ -7,8 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery_sqs_visibility.operate.provisioning import plan_queues
-from celery_sqs_visibility.operate.queues.command import create_queues
-from celery_sqs_visibility.operate.queues.templates import cloudformation, terraform
+from celery_sqs_visibility.operate.queues import cloudformation, create_queues, terraform
 from celery_sqs_visibility.policy.options import Options
 
 POLICY = {"Version": "2012-10-17", "Statement": []}

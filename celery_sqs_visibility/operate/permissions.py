@@ -1,18 +1,20 @@
-"""The things of an app that rights are for, as ARNs. SQS is asked for what it lets us see."""
+"""`celery -A proj sqs policy`: a policy document for IAM, and the ARNs of an app for it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+import click
 from celery import Celery
 
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_at
-from celery_sqs_visibility.operate.permission_table import BROADCASTS
+from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, say, show_json
+from celery_sqs_visibility.operate.permission_table import BROADCASTS, Role, policy_document
 from celery_sqs_visibility.operate.provisioning import plan_queues
 from celery_sqs_visibility.policy.control_names import exchange_prefix
 from celery_sqs_visibility.policy.predefined import PredefinedQueue, predefined_queue
@@ -216,3 +218,35 @@ def broker_regions(broker: BrokerContext) -> set[str]:
 def names_of(app: Celery, broker: BrokerContext, chosen: Iterable[str]) -> list[str]:
     """Celery's names of the chosen queues; of all where none is."""
     return list(dict.fromkeys(chosen)) or queue_names(app, broker.options)
+
+
+@click.command()
+@click.argument("role", type=click.Choice(get_args(Role)))
+@click.option("--queue", "-Q", "queues", multiple=True, metavar="QUEUE", help="This queue; all by default.")
+@click.option("--create", is_flag=True, help="Let the role create queues that are missing.")
+@json_option
+@click.pass_context
+def policy(ctx: click.Context, role: Role, queues: tuple[str, ...], create: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Print the least rights of a worker, a producer, or an operator who calls these commands.
+
+    A policy document for IAM, of the app's queues, their dead-letter queues and keys, and the options. What
+    is not known goes to the standard error stream, a sentence each; with --json it is in the answer, as
+    {"document": ..., "notes": [...]}. No right is needed: where SQS does not tell the account, its place in
+    the ARN has an asterisk.
+
+    \b
+    celery -A proj sqs policy worker > policy.json
+    aws iam put-role-policy --role-name worker --policy-name sqs \\
+        --policy-document file://policy.json
+    """  # noqa: D301 - click's sign for lines that stay as they are is a backspace
+    app = app_of(ctx)
+    with broker_of(app) as broker:
+        found = AppResources(app, broker, create=create)
+        found.add(names_of(app, broker, queues))
+    document = policy_document(role, found.arns, found.aliases)
+    if as_json:
+        show_json({"document": document, "notes": found.notes})
+        return
+    show_json(document)
+    for note in found.notes:
+        say(f"Note: {note}", err=True)

@@ -1,1 +1,0 @@
-"""`celery -A proj sqs policy`: the least permissions of an app's workers and producers."""

@@ -1,1 +1,0 @@
-"""`celery -A proj sqs status`: state of queues and workers."""
