@@ -35,17 +35,26 @@ PREFIX_BYTES = 900
 Parser = Callable[[str, Any], Any]
 
 
-def option(default: Any, parse: Parser, doc: str, shown_default: str | None = None) -> Any:
+def option(
+    default: Any, parse: Parser, doc: str, shown_default: str | None = None, *, internal: bool = False
+) -> Any:
     """A field of `Options`.
 
     Args:
         default: its value where the user gives none.
         parse: makes the value of what the user wrote.
-        doc: what it means, in sentences.
+        doc: its meaning, and when somebody changes it, in sentences.
         shown_default: the default in the reference, where `repr(default)` does not tell.
+        internal: whether it is for tests and measurements, and not in the reference.
     """
     shown = repr(default) if shown_default is None else shown_default
-    metadata = {"parse": parse, "doc": doc, "default": shown, "bounds": getattr(parse, "bounds", "")}
+    metadata = {
+        "parse": parse,
+        "doc": doc,
+        "default": shown,
+        "bounds": getattr(parse, "bounds", ""),
+        "internal": internal,
+    }
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)

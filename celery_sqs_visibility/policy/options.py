@@ -115,51 +115,58 @@ class SharedOptions:
     visibility_timeout: int = option(
         VISIBILITY_TIMEOUT_SECONDS,
         Seconds(1, VISIBILITY_HORIZON_SECONDS, whole=True, why=_HORIZON, clamp=True),
-        "How long a received message stays hidden. Sent on every receive and renewed by the heartbeat, so it "
-        "is also how long the message of a killed worker takes to come back. More than SQS's 12 hours count "
-        "as 12 hours, and a worker warns of it.",
+        "How long a received message stays hidden. It is sent with every receive and renewed by the "
+        "heartbeat, so it is also the time after which the message of a killed worker comes back. More than "
+        "SQS's 12 hours count as 12 hours, and a worker warns of it. Lower it for a faster comeback; raise "
+        "it where workers may stand still for longer.",
     )
     heartbeat_interval: float = option(
         None,
         Seconds(SHORTEST_HEARTBEAT_SECONDS, VISIBILITY_HORIZON_SECONDS, zero=True),
-        "How long before its deadline a held message is extended; 0 switches the heartbeat off.",
+        "How long before its deadline a held message is extended; 0 switches the heartbeat off. Raise it "
+        "where requests to SQS take long or are throttled.",
         "visibility_timeout / 3",
     )
     error_visibility_timeout: DelayRule | None = option(
         None,
         delay,
         "How long a failed message stays hidden: seconds, a list by attempt (the last repeats), or the "
-        "dotted path of a callable(retries, exc). None: until its visibility timeout runs out.",
+        "dotted path of a callable(retries, exc). None: until its visibility timeout ends. Set it where "
+        "retries need other delays than that.",
     )
     wait_time_seconds: int = option(
         20,
         Seconds(0, WAIT_TIME_SECONDS, whole=True, why=" (SQS's longest poll)"),
-        "How long a poll waits for a message.",
+        "How long a poll waits for a message. Lower it only where a proxy cuts off requests that take "
+        "longer: each poll costs a request.",
     )
     polling_interval: float = option(
         0.0,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
-        "How long to sleep after an empty poll. At 0, empty polls that end at once are a second apart.",
+        "How long to sleep after an empty poll. At 0, empty polls that end at once are a second apart. Set "
+        "it where fewer requests matter more than a quick start of tasks.",
     )
     polling_interval_max: float = option(
         None,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
-        "What that sleep grows to while the queue stays empty. It ends early for a message that is known to "
-        "reappear.",
+        "The longest sleep after empty polls: it doubles while the queue stays empty, and ends early for a "
+        "message that is expected back. Set it for queues that are seldom used.",
         "polling_interval",
     )
     dead_letter_queue: str | None = option(
         None,
         queue_name,
-        "Celery's name of a queue for messages that are given up in queues whose redrive policy names none; "
-        "looked up, or created, when a consumer starts. A redrive policy's own queue goes first.",
+        "Celery's name of a queue for messages that are given up in queues without a redrive policy; looked "
+        "up, or created, when a consumer starts. A redrive policy's own queue goes first. Set it where you "
+        "cannot change the queues' policies.",
     )
     on_exhausted: str = option(
         "delete",
         on_exhausted,
-        "What becomes of a message after its last attempt where there is no dead-letter queue. A kept one "
-        "comes back every hour, not to be run, until its retention ends; in a FIFO queue its group waits "
-        "behind it. A task's `on_exhausted` goes first.",
+        "What happens to a message after its last attempt where there is no dead-letter queue. A kept one "
+        "comes back every hour, without a run, until its retention ends; in a FIFO queue its group waits "
+        "behind it. A task's `on_exhausted` goes first. Set it to 'keep' where no message may be deleted "
+        "unseen.",
     )
 
     def __post_init__(self) -> None:
@@ -249,21 +256,22 @@ class ContentOptions:
     decompressed_max_bytes: int = option(
         DECOMPRESSED_BYTES,
         Whole(MESSAGE_BYTES, floats=False),
-        "Bytes that the body of a compressed message may have when it is decompressed; one with its payload "
-        "in S3 may have 64 MiB. A larger one is a bad message.",
+        "The most bytes of a compressed message's body after decompression; one with its payload in S3 may "
+        "have 64 MiB. A larger one is a bad message. Raise it for larger tasks, and give workers the "
+        "memory.",
     )
     containers_max: int = option(
         CONTAINERS,
         Whole(LEAST_CONTAINERS, floats=False),
-        "How many lists and objects a message may hold in JSON or MessagePack; each takes 60 bytes of memory "
-        "or more, and two of its body. In YAML a tenth of it bounds the values of any kind. One with more is "
-        "a bad message.",
+        "The most lists and objects of a message in JSON or MessagePack; each takes 60 bytes of memory or "
+        "more, and two of the message's body. In YAML a tenth of it limits values of any kind. A message "
+        "with more is a bad message. Raise it for tasks with large structures as arguments.",
     )
     nesting_max: int = option(
         NESTING,
         Whole(LEAST_NESTING, floats=False),
-        "How many levels deep its lists and objects may be nested in JSON or YAML. One with more is a bad "
-        "message.",
+        "The deepest nesting of lists and objects in JSON or YAML. A message with more levels is a bad "
+        "message. Raise it for arguments that are deep trees.",
     )
 
 
@@ -281,189 +289,237 @@ class Options(ContentOptions, SharedOptions):
     remote_control: bool = option(
         False,
         flag,
-        "Whether workers answer `celery inspect` and take the commands of `celery control`, by a queue of "
-        "their own each: see [remote control](remote-control.md). Workers and callers need it.",
+        "Whether workers answer `celery inspect` and obey `celery control`, each by a queue of its own: see "
+        "[remote control](remote-control.md). Workers and callers need it. Set it to use these commands, "
+        "Flower, or `celery sqs pause`.",
     )
     control_prefix: str = option(
         "celery-control-",
         control_prefix,
         "What the names of the queues of remote control begin with, after `queue_name_prefix`.",
+        internal=True,
     )
     metrics: tuple[str, ...] | None = option(
         None,
         ExporterNames(),
-        "Who gets the metrics of a worker: see [metrics](metrics.md). `[]` is nobody.",
+        "The exporters of a worker's metrics: see [metrics](metrics.md). `[]` is none. Set it to choose "
+        "where the metrics go.",
         "['prometheus'] where `http_port` is set and prometheus_client is installed",
     )
     sample_queues: float | None = option(
         None,
         Seconds(10, 3600, zero=True),
-        "How often a worker that has metrics asks SQS how many messages its queues have, and CloudWatch how "
-        "old the oldest is; 0: never. Where `exclusive_store` is set, one worker asks for all; without it "
-        "each does.",
+        "How often a worker with metrics asks SQS for the number of messages in its queues, and CloudWatch "
+        "for the age of the oldest; 0: never. With `exclusive_store` one worker asks for all, without it "
+        "each does. Raise it, or set 0, to save these requests.",
         f"{SAMPLE_SECONDS:g} with `exclusive_store`, else {SAMPLE_ALONE_SECONDS:g}",
     )
     shutdown_timeout: float = option(
         25.0,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
-        "After SIGTERM, how long running tasks may go on before their messages are released.",
+        "How long running tasks may go on after SIGTERM before their messages are released. Set it to some "
+        "seconds less than the grace period of the platform, such as Kubernetes' or ECS's.",
     )
     on_lost: str = option(
         "continue",
         on_lost,
-        "What becomes of a running task whose message's visibility has lapsed, so that another worker may "
-        "run it too: it goes on, told by `self.visibility.lost`, or is ended (not in threads and solo).",
+        "What happens to a running task whose message's visibility has lapsed, so that another worker may "
+        "run it too: it goes on, and `self.visibility.lost` says so, or it is ended (not in threads and "
+        "solo). Set it to 'terminate' where two runs at once do harm.",
     )
     settle_window: float = option(
         0.02,
         Seconds(0, 5),
         "How long a delete or a visibility change waits for others to fill a batch; 0 sends at once. Several "
         "deletes wait five times as long, but not those of a FIFO queue.",
+        internal=True,
     )
     prefetch_seconds: float = option(
         1.0,
         Seconds(0, 60),
         "How many seconds of work, at the measured pace, a worker holds beyond the tasks that run; 0: none. "
         "Of tasks that take a second or more it holds none in any case.",
+        internal=True,
     )
     share_requests: bool = option(
         True,
         flag,
-        "Whether publications that are under way to a queue at the same time, in threads or greenlets of a "
-        "process, share requests: see [publishing many](publishing-many.md#from-several-threads).",
+        "Whether publications to a queue at the same time, in threads or greenlets of a process, share "
+        "requests: see [publishing many](publishing-many.md#from-several-threads). Unset it where each "
+        "publication has to be a request of its own.",
     )
     queues: Entries = option(
         {},
         queue_entries,
         "Options of some queues, by Celery's name or a glob: see [several queues](several-queues.md). A "
-        "queue's own name goes before globs; of globs the first that matches counts.",
+        "queue's own name goes before globs; of several globs the first match counts. Set it where queues "
+        "differ in their timeouts, polls or limits.",
     )
     queue_order: Order = option(
         None,
         OneOf(ORDERS),
-        "Which queue's message is run next: of all in turn as they come, of the queue that `queues` lists "
-        "first, or by `weight`: see [several queues](several-queues.md).",
+        "The queue whose message is run next: each in turn, the one that `queues` lists first, or by "
+        "`weight`: see [several queues](several-queues.md). Set it where some queues are more urgent than "
+        "others.",
         "'fair', or 'weighted' if a queue has a weight",
     )
     exclusive_store: StoreAddress | None = option(
         None,
         store_address,
-        "Where the keys of exclusive tasks are kept, and several beats agree on who sends: "
-        "`dynamodb://TABLE`, with `?region=` where it is another than that of SQS, `redis://HOST` or "
-        "`rediss://HOST`.",
+        "The store of the keys of exclusive tasks, by which several beats also agree on who sends: "
+        "`dynamodb://TABLE`, with `?region=` if that is not SQS's, `redis://HOST` or `rediss://HOST`. Set "
+        "it for exclusive tasks, for more than one beat, or where several workers sample queues.",
     )
     exclusive_ttl: float = option(
         TTL_SECONDS,
         Seconds(1, LONGEST_TTL_SECONDS),
         "How long the key of an exclusive task counts as processed after a run has succeeded. A task's "
-        "`exclusive_ttl` goes first.",
+        "`exclusive_ttl` goes first. Lower it where the same key may be processed again sooner.",
     )
     message_adapter: str | None = option(
         None,
         dotted_path,
-        "The dotted path of a callable(body, attributes) that makes tasks of messages that are not Celery's, "
-        "and that no task's `sqs_event` takes: it returns (task, args, kwargs), or None. Workers import it.",
+        "The dotted path of a callable(body, attributes) that makes tasks of messages that are not "
+        "Celery's, and that no task's `sqs_event` takes: it returns (task, args, kwargs), or None. Workers "
+        "import it. Set it where other programs send to the queue.",
     )
     payload_bucket: str | None = option(
         None,
         bucket,
         "The S3 bucket for payloads of messages that are too large for SQS, in the format of Amazon's "
-        "extended client. Producers and workers need it; payloads in other buckets are not read.",
+        "extended client. Producers and workers need it; payloads in other buckets are not read. Set it "
+        "where tasks may have more than 1 MiB of arguments.",
     )
     payload_threshold: int = option(
         MESSAGE_BYTES,
         Whole(0, MESSAGE_BYTES, floats=False, unit=" bytes (SQS's largest message)"),
         "Messages with more bytes than this, attributes included, have their payload in S3; so have those "
-        "beyond their queue's own limit.",
+        "beyond their queue's own limit. Lower it to keep large bodies out of SQS.",
     )
     payload_prefix: str = option(
         "",
         key_prefix,
-        "What the keys of payloads in the bucket begin with. Payloads with other keys are not read: a "
-        "worker's prefix is its producers', or a beginning of it.",
+        "The beginning of the keys of payloads in the bucket. Payloads with other keys are not read: a "
+        "worker's prefix is its producers', or a beginning of it. Set it where several apps share a bucket.",
     )
     http_port: int | None = option(
         None,
         Whole(1, 65535),
         "The TCP port at which a worker answers `GET /healthz` and `/readyz` ([health](health.md)), and "
-        "`/metrics` ([metrics](metrics.md)). "
-        "Without it there is none; probes on the same host need none.",
+        "`/metrics` ([metrics](metrics.md)). Without it there is none. Set it for Prometheus, or for probes "
+        "from other hosts; probes on the same host need none.",
     )
     http_host: str = option(
-        LOOPBACK, host, "The address of that port. What is not loopback answers whoever reaches it."
+        LOOPBACK,
+        host,
+        "The address of that port. Any other than loopback answers whoever reaches it. Set it to '0.0.0.0' "
+        "for probes and scrapers on other hosts.",
     )
     http_allowed_hosts: tuple[str, ...] = option(
         (),
         host_names,
         "More names by which that port may be asked, as a request's `Host` header has them; `.example.com` "
-        "stands for all names that end so, `*` for all ([health](health.md#over-http)).",
+        "stands for all names that end so, `*` for all ([health](health.md#over-http)). Set it where a "
+        "public name leads to the port.",
     )
     region: str | None = option(
         None,
         text,
-        "The AWS region; otherwise the profile's or the environment's; else us-east-1, with a warning.",
+        "The AWS region; otherwise the profile's or the environment's; else us-east-1, with a warning. Set "
+        "it where the environment names none, or another.",
     )
     is_secure: bool = option(
         None,
         flag,
-        "Whether to speak TLS to an endpoint that the URL gives as host and port.",
+        "Whether to use TLS for an endpoint that the URL gives as host and port. Set it where that endpoint "
+        "speaks HTTPS.",
         "False",
     )
-    queue_name_prefix: str = option("", text, "Put before the name of every queue that is not predefined.")
+    queue_name_prefix: str = option(
+        "",
+        text,
+        "The beginning of the name of every queue that is not predefined. Set it where several environments "
+        "share an account.",
+    )
     predefined_queues: Mapping[str, PredefinedQueue] = option(
         {},
         parse_predefined_queues,
         "Queues by name, each with 'url' or 'QueueOwnerAWSAccountId' and, if wanted, 'region', "
         "'access_key_id', 'secret_access_key', 'session_token', 'sts_role_arn', 'external_id', "
-        "'backoff_policy', 'backoff_tasks'. With it there are no other queues, and none is created.",
+        "'backoff_policy', 'backoff_tasks'. With it there are no other queues, and none is created. Set it "
+        "where others create the queues, or queues are in several places.",
     )
     queue_owner: str | None = option(
         None,
         account,
-        "The AWS account whose queues are used: its 12 digits, as text. No queue is created then.",
+        "The AWS account that owns the queues: its 12 digits, as text. No queue is created then. Set it "
+        "where the queues are in another account.",
     )
     sqs_creation_attributes: Mapping[str, str] = option(
         {},
         queue_attributes,
         "Attributes for queues that are created, as for the API action CreateQueue; a policy may be a "
-        "mapping. Those of FIFO queues are for FIFO queues alone.",
+        "mapping. Those of FIFO queues are for FIFO queues alone. Set it for encryption, or a retention of "
+        "your own.",
     )
-    queue_tags: Mapping[str, str] = option({}, tags, "Tags for queues that are created.")
+    queue_tags: Mapping[str, str] = option(
+        {},
+        tags,
+        "Tags for queues that are created. Set it where costs or permissions go by tags.",
+    )
     supports_fanout: bool = option(
         False,
         flag,
-        "Whether fanout exchanges, and so `Broadcast` queues, are SNS topics; otherwise they are refused.",
+        "Whether fanout exchanges, and so `Broadcast` queues, are SNS topics; otherwise they are refused. "
+        "Set it to use them.",
     )
     predefined_exchanges: Mapping[str, Mapping[str, Any]] = option(
         {},
         parse_predefined_exchanges,
         "Fanout exchanges by name, each with the 'arn' of its topic and, if wanted, 'region', "
         "'access_key_id', 'secret_access_key', 'session_token'. With it no topic is created, and no "
-        "subscription swept.",
+        "subscription swept. Set it where others create the topics.",
     )
     client_config: Mapping[str, Any] = option(
-        {}, mapping, "Options of botocore.config.Config for every client."
+        {},
+        mapping,
+        "Options of botocore.config.Config for every client. Set it for proxies, timeouts, or a larger pool "
+        "of connections.",
     )
     fetch_message_attributes: Any = option(
         None,
         message_attributes,
         "Attributes to receive with each message: a list of system attributes, or a mapping with "
-        "'MessageSystemAttributeNames' and 'MessageAttributeNames'.",
+        "'MessageSystemAttributeNames' and 'MessageAttributeNames'. Set it where a task or adapter reads "
+        "more than it is given.",
     )
     sqs_base64_encoding: bool = option(
-        True, flag, "Whether sent messages are base64-encoded, as kombu does; both kinds are understood."
+        True,
+        flag,
+        "Whether sent messages are base64-encoded, as kombu does; both kinds are understood. Unset it to "
+        "save a quarter of the bytes, once every consumer reads both.",
     )
-    sts_role_arn: str | None = option(None, text, "A role to assume.")
-    external_id: str | None = option(None, text, "The external id that the role's trust policy asks for.")
+    sts_role_arn: str | None = option(
+        None,
+        text,
+        "A role to assume. Set it where the process's own credentials may not use the queues.",
+    )
+    external_id: str | None = option(
+        None,
+        text,
+        "The external id that the role's trust policy asks for. Set it where that policy has one.",
+    )
     sts_token_timeout: int = option(
         900,
         Seconds(900, VISIBILITY_HORIZON_SECONDS, whole=True),
-        "How long the role's credentials are good for.",
+        "How long the role's credentials are valid. Raise it to renew them less often, up to the role's own "
+        "limit.",
     )
     sts_token_buffer_time: int = option(
         0,
         Seconds(0, VISIBILITY_HORIZON_SECONDS - 1, whole=True),
-        "How much earlier than that they are renewed; less than `sts_token_timeout`.",
+        "How much earlier than that they are renewed; less than `sts_token_timeout`. Raise it where "
+        "requests fail with expired credentials.",
     )
 
     @classmethod
@@ -639,10 +695,12 @@ default.
 
 
 def reference_table() -> str:
-    """The options as a Markdown table."""
+    """The options as a Markdown table, but for internal ones."""
     rows = ["| option | default | bounds | meaning |", "|---|---|---|---|"]
     for f in fields(Options):
         row = f.metadata
+        if row["internal"]:
+            continue
         rows.append(f"| `{option_name(f.name)}` | `{row['default']}` | {row['bounds']} | {row['doc']} |")
     return "\n".join(rows) + "\n"
 

@@ -119,7 +119,7 @@ SETTING_RULES: Final = (
         "task_default_delivery_mode", _set, False, "SQS keeps every message, so it does nothing.", _REMOVE
     ),
     SettingRule(
-        "worker_disable_prefetch", _true, False, "It is for Redis, and does nothing.", "prefetch_seconds=0"
+        "worker_disable_prefetch", _true, False, "It is for Redis, and does nothing.", _REMOVE
     ),
     SettingRule(
         "broker_heartbeat", _set, False, "There is no connection to keep alive, so it does nothing.", _REMOVE

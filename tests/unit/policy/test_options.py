@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import FrozenInstanceError, fields
 from types import SimpleNamespace
@@ -273,7 +274,13 @@ def test_the_reference_has_a_row_for_every_option_with_its_true_default_and_a_se
     assert head == "| option | default | bounds | meaning |"
     assert rule == "|---|---|---|---|"
     defaults = Options.parse({})
-    by_name = {f"`{option_name(field.name)}`": field for field in fields(Options)}
+    shown = [field for field in fields(Options) if not field.metadata["internal"]]
+    by_name = {f"`{option_name(field.name)}`": field for field in shown}
+    assert {field.name for field in fields(Options)} - {field.name for field in shown} == {
+        "control_prefix",
+        "prefetch_seconds",
+        "settle_window",
+    }
     assert len(rows) == len(by_name)
     for row in rows:
         _, name, default, bounds, meaning, _ = (cell.strip() for cell in row.split("|"))
@@ -284,6 +291,7 @@ def test_the_reference_has_a_row_for_every_option_with_its_true_default_and_a_se
         assert bounds == field.metadata["bounds"]
         assert meaning == field.metadata["doc"]
         assert meaning.endswith(".")
+        assert re.search(r"\b(Set|Unset|Raise|Lower) it\b", meaning)  # when somebody changes it
 
 
 def test_a_visibility_timeout_beyond_sqs_12_hours_counts_as_12_hours_and_is_known():
