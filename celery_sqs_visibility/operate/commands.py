@@ -20,11 +20,14 @@ MODULES: Final[dict[str, str]] = {
     "local": "local",
     "message": "message",
     "pause": "pause",
-    "policy": "permissions",
+    "permissions": "permissions",
     "queues": "queues",
     "resume": "pause",
     "status": "status",
 }
+
+#: Former names of commands, which work until the next minor version.
+RENAMED: Final[dict[str, str]] = {"policy": "permissions"}
 
 
 class LazyGroup(click.Group):
@@ -35,7 +38,11 @@ class LazyGroup(click.Group):
         return sorted(MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command, or `None` if there is none of that name."""
+        """The command, or `None` if there is none of that name. A former name is told, and works."""
+        if cmd_name in RENAMED:
+            new = RENAMED[cmd_name]
+            click.echo(f"Warning: `celery sqs {cmd_name}` is now `celery sqs {new}`.", err=True)
+            cmd_name = new
         if cmd_name not in MODULES:
             return None
         module = import_module(f"celery_sqs_visibility.operate.{MODULES[cmd_name]}")
@@ -49,7 +56,7 @@ def sqs(ctx: click.Context) -> None:
     """See and steer Celery on Amazon SQS.
 
     Exit status: 0 all is well; 1 it is not, or the command failed; 2 wrong usage; 69 nobody answers; 77 a
-    right is missing.
+    permission is missing.
     """
     if os.environ.get("NO_COLOR") or getattr(ctx.obj, "no_color", False):  # `celery --no-color`
         ctx.color = False

@@ -1,4 +1,4 @@
-"""Permissions that credentials need, in one table: `celery sqs policy`, `doctor` and docs/permissions.md."""
+"""Permissions that credentials need, in one table for `sqs permissions`, `doctor` and docs/permissions.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`celery -A proj sqs policy`: a policy document for IAM, and the ARNs of an app for it."""
+"""`celery -A proj sqs permissions`: a policy document for IAM, and the ARNs of an app for it."""
 
 from __future__ import annotations
 
@@ -226,16 +226,16 @@ def names_of(app: Celery, broker: BrokerContext, chosen: Iterable[str]) -> list[
 @click.option("--create", is_flag=True, help="Let the role create queues that are missing.")
 @json_option
 @click.pass_context
-def policy(ctx: click.Context, role: Role, queues: tuple[str, ...], create: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Print the least rights of a worker, a producer, or an operator who calls these commands.
+def permissions(ctx: click.Context, role: Role, queues: tuple[str, ...], create: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Print the least permissions of a worker, a producer, or an operator who calls these commands.
 
     A policy document for IAM, of the app's queues, their dead-letter queues and keys, and the options. What
     is not known goes to the standard error stream, a sentence each; with --json it is in the answer, as
-    {"document": ..., "notes": [...]}. No right is needed: where SQS does not tell the account, its place in
-    the ARN has an asterisk.
+    {"document": ..., "notes": [...]}. No permission is needed: where SQS does not tell the account, its
+    place in the ARN has an asterisk.
 
     \b
-    celery -A proj sqs policy worker > policy.json
+    celery -A proj sqs permissions worker > policy.json
     aws iam put-role-policy --role-name worker --policy-name sqs \\
         --policy-document file://policy.json
     """  # noqa: D301 - click's sign for lines that stay as they are is a backspace

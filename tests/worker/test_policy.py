@@ -1,4 +1,4 @@
-"""A worker and a producer with the rights that `celery sqs policy` prints, and no others."""
+"""A worker and a producer with the rights that `celery sqs permissions` prints, and no others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Credentials:
 def test_a_worker_needs_all_that_its_policy_has_and_no_more(make_site):
     site = make_site(visibility_timeout=5)
     dead = site.create_queue_with_dead_letters(10)
-    policy = run_json(site.config, "policy", "worker")
+    policy = run_json(site.config, "permissions", "worker")
     assert policy["notes"] == []
     site.send("hopeless", "a")
     site.send("quick", "b")
@@ -54,7 +54,7 @@ def test_a_worker_needs_all_that_its_policy_has_and_no_more(make_site):
 
 def test_a_producer_that_may_create_its_queue(make_site):
     site = make_site(queue_tags={"team": "a"})
-    document = run_json(site.config, "policy", "producer", "--create")["document"]
+    document = run_json(site.config, "permissions", "producer", "--create")["document"]
     credentials = Credentials(document)
     site.proxy.inject(credentials)
     site.send("quick", "a")
@@ -71,7 +71,7 @@ def test_an_operator_sees_and_handles_what_the_worker_could_not(make_site):
         site.send("hopeless", key)
     wait_until(lambda: site.counts(dead) == (2, 0), SOON, "two dead letters")
     worker.stop()
-    credentials = Credentials(run_json(site.config, "policy", "operator")["document"])
+    credentials = Credentials(run_json(site.config, "permissions", "operator")["document"])
     site.proxy.inject(credentials)
     first, second = run_json(site.config, "dead-letters", "list", site.queue)
     run_json(site.config, "dead-letters", "delete", site.queue, first["id"], "--yes")

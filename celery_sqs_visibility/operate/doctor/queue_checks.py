@@ -56,7 +56,7 @@ def _unseen(queue: QueueFacts, command: str) -> Finding:
         f"queue {queue.name!r}",
         f"it cannot be looked at: {queue.problem}",
         consequence,
-        f"allow sqs:GetQueueUrl and sqs:GetQueueAttributes; {command} policy worker prints all"
+        f"allow sqs:GetQueueUrl and sqs:GetQueueAttributes; {command} permissions worker prints all"
         if queue.denied
         else "do as the sentence says, and run the command again",
     )

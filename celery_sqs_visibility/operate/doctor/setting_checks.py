@@ -118,9 +118,7 @@ SETTING_RULES: Final = (
     SettingRule(
         "task_default_delivery_mode", _set, False, "SQS keeps every message, so it does nothing.", _REMOVE
     ),
-    SettingRule(
-        "worker_disable_prefetch", _true, False, "It is for Redis, and does nothing.", _REMOVE
-    ),
+    SettingRule("worker_disable_prefetch", _true, False, "It is for Redis, and does nothing.", _REMOVE),
     SettingRule(
         "broker_heartbeat", _set, False, "There is no connection to keep alive, so it does nothing.", _REMOVE
     ),
@@ -184,7 +182,7 @@ def check_rights(facts: Facts) -> Iterator[Finding]:
                 f"queue {queue.name!r}",
                 f"{name} is not allowed to these credentials",
                 WITHOUT.get(name, "What takes this right fails."),
-                f"{facts.command} policy worker (or producer) prints the policy to give them; who "
+                f"{facts.command} permissions worker (or producer) prints the policy to give them; who "
                 f"only publishes needs {SEND} alone",
             )
 
@@ -200,7 +198,7 @@ def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
                 "Its dead letters come without a reason, when SQS moves them."
                 if queue.redrive
                 else "What fails for good stays in its queue, and is not run again.",
-                f"{facts.command} policy worker prints the policy to give them",
+                f"{facts.command} permissions worker prints the policy to give them",
             )
 
 
@@ -214,7 +212,7 @@ def check_unknown_rights(facts: Facts) -> Iterator[Finding]:
             "rights",
             f"it is not known whether these are allowed: {', '.join(unknown)}",
             "No request that changes nothing shows them; SQS did not refuse the one that comes nearest.",
-            f"{facts.command} policy worker prints the policy to compare with",
+            f"{facts.command} permissions worker prints the policy to compare with",
         )
 
 
@@ -318,7 +316,7 @@ def check_remote_control(facts: Facts) -> Iterator[Finding]:
                 "option remote_control",
                 f"it is set, and {name} is not allowed to these credentials",
                 "`celery inspect` finds no workers (status 77), and queues of killed workers stay.",
-                f"{facts.command} policy worker (or operator) prints the policy to give them",
+                f"{facts.command} permissions worker (or operator) prints the policy to give them",
             )
 
 
