@@ -21,7 +21,7 @@ def queue_names(app: Celery, options: Options) -> list[str]:
 
 
 def named_queues(app: Celery, options: Options) -> list[str]:
-    """The same without a look at `predefined_queues`."""
+    """Celery's names of the app's queues as in `queue_names`, `predefined_queues` left out."""
     named = [name for name in options.queues if not any(sign in name for sign in "*?[")]
     routed = [name for route in _routes(app.conf.task_routes) if (name := _queue_of(route))]
     of_tasks = [str(name) for task in app.tasks.values() if (name := getattr(task, "queue", None))]

@@ -52,6 +52,6 @@ USD_A_MILLION_FIFO_REQUESTS: Final = 0.50
 
 
 def usd_of(requests: float, queue: str) -> float:
-    """What that many requests to a queue of that name cost."""
+    """The price of requests to a queue; a FIFO queue's name ends in `.fifo`."""
     price = USD_A_MILLION_FIFO_REQUESTS if queue.endswith(FIFO_SUFFIX) else USD_A_MILLION_REQUESTS
     return requests * price / 1_000_000

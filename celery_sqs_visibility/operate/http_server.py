@@ -66,7 +66,7 @@ ANY_HOST: Final = "*"
 
 @dataclass(frozen=True)
 class Response:
-    """What a route answers."""
+    """The answer of a route."""
 
     body: str
     status: HTTPStatus = HTTPStatus.OK
@@ -238,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _head_of(connection: socket.socket) -> bytes:
-    """What a client has sent, up to the end of its headers.
+    """The head of a client's request, up to the end of its headers.
 
     Raises:
         OSError: that took too long, or the client went away.
@@ -256,7 +256,7 @@ def _head_of(connection: socket.socket) -> bytes:
 
 
 class HTTPServer:
-    """Has a thread for its listeners from `start` to `stop`. Main thread.
+    """A thread for listeners, from `start` to `stop`. Main thread.
 
     Args:
         listeners: those that cannot listen yet begin when they can.

@@ -68,7 +68,7 @@ class CommandError(click.ClickException):
     """Printed as one line; the exit status of the command is 1. Those of its subclasses are of sysexits.h."""
 
     def format_message(self) -> str:
-        """As click prints it."""
+        """The message as click prints it."""
         return printable_lines(super().format_message())
 
 
@@ -79,7 +79,7 @@ class UnavailableCommandError(CommandError):
 
 
 class NotPermittedError(CommandError):
-    """A right is missing."""
+    """A permission is missing."""
 
     exit_code = 77
 
@@ -116,7 +116,7 @@ def _how_to_switch(transport: object) -> str:
 
 @contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """Have this package's errors end the command with a line and an exit status."""
+    """Errors of this package as a line and an exit status of the command."""
     try:
         yield
     except click.ClickException:

@@ -85,7 +85,7 @@ def _serving(listener: socket.socket) -> Iterator[str]:
         ) from None
 
     class Quiet(MotoRequestHandler):
-        """Has no log of requests."""
+        """A handler without a log of requests."""
 
         def log_request(self, *_: object) -> None:
             pass
@@ -103,7 +103,7 @@ def _serving(listener: socket.socket) -> Iterator[str]:
 
 
 def _ask(host: str, port: int) -> None:
-    """Have it answer ListQueues."""
+    """Ask the server for ListQueues."""
     with closing(http.client.HTTPConnection(host, port, timeout=START_SECONDS)) as connection:
         headers = {"X-Amz-Target": "AmazonSQS.ListQueues", "Content-Type": "application/x-amz-json-1.0"}
         connection.request("POST", "/", b"{}", headers | {"Authorization": _SIGNED})

@@ -108,7 +108,7 @@ def _body(name: str, args: list[Any], kwargs: dict[str, Any], queue: str, countd
 
 
 def _parameters(queue: str, countdown: float | None) -> dict[str, Any]:
-    """Of SendMessage, beside the body. A worker waits for what a delay is too short for, by the ETA."""
+    """Parameters of SendMessage beside the body. A worker waits by the ETA where a delay is too short."""
     if queue.endswith(FIFO_SUFFIX):
         return {"MessageGroupId": DEFAULT_GROUP, "MessageDeduplicationId": str(uuid.uuid4())}
     return {"DelaySeconds": min(int(countdown), DELAY_SECONDS)} if countdown else {}

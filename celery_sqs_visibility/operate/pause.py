@@ -66,7 +66,7 @@ def pause(
     *,
     as_json: bool,
 ) -> None:
-    """Have workers poll QUEUE no more.
+    """Stop workers from polling QUEUE.
 
     Tasks that run go on. Tasks that wait in a worker go back to the queue, for other workers or for later,
     which costs each an attempt. Workers that start meanwhile are not paused, and a worker that starts anew
@@ -88,7 +88,7 @@ def pause(
 @json_option
 @click.pass_context
 def resume(ctx: click.Context, queue: str, nodes: tuple[str, ...], timeout: float, *, as_json: bool) -> None:
-    """Have workers poll QUEUE again. Harmless where it is not paused."""
+    """Let workers poll QUEUE again. Harmless where it is not paused."""
     answers = _tell(app_of(ctx), "sqs_resume", queue, nodes, timeout)
     if as_json:
         show_json({"queue": queue, "workers": answers})

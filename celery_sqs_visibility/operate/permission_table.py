@@ -14,7 +14,7 @@ BOTH: Final = WORKER | PRODUCER
 #: People who call `celery -A proj sqs`, `celery inspect` and `celery control`.
 OPERATOR: Final = frozenset({"operator"})
 
-#: Rights that `celery sqs doctor` knows, too.
+#: Permissions that `celery sqs doctor` knows, too.
 RECEIVE: Final = "sqs:ReceiveMessage"
 DELETE: Final = "sqs:DeleteMessage"
 CHANGE_VISIBILITY: Final = "sqs:ChangeMessageVisibility"
@@ -42,11 +42,11 @@ HANDLE: Final = (
 
 
 class Permission(NamedTuple):
-    """Rights that go together.
+    """Permissions that go together, as one statement.
 
     Attributes:
         sid: of the statement in a policy document.
-        actions: the rights.
+        actions: the permissions.
         on: the thing that they are for, as docs/permissions.md names it.
         kind: the things of an app, in `Resources`; none of that kind, no statement.
         roles: the processes that need them.
@@ -218,7 +218,7 @@ _ANY_KEY: Final = ":key/*"
 
 
 def policy_document(role: Role, resources: Resources, aliases: Iterable[str] = ()) -> dict[str, Any]:
-    """The least rights of that role, as IAM reads them.
+    """The least permissions of that role, as IAM reads them.
 
     `aliases` are the names of the keys whose ARN is not known: statements on any key are for these alone.
     """

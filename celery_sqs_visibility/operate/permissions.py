@@ -31,12 +31,12 @@ ATTRIBUTES: Final = (REDRIVE_POLICY, KEY)
 
 
 class AppResources:
-    """Collects the ARNs of an app, by `permission_table.Permission.kind`.
+    """ARNs of an app, by `permission_table.Permission.kind`.
 
     Attributes:
         arns: by kind.
         aliases: of KMS keys whose ARN is not known.
-        notes: a sentence for each thing that is not known, and for rights that are not these credentials'.
+        notes: a sentence for each thing that is not known, and for permissions of other credentials.
     """
 
     def __init__(self, app: Celery, broker: BrokerContext, *, create: bool) -> None:
@@ -145,7 +145,7 @@ class AppResources:
         self.arns["roles"].append(arn)
         self.notes.append(
             f"the statement AssumeRole is for the process's own credentials; role {arn} takes "
-            f"the rights {where}, and a trust policy that lets the process assume it"
+            f"the permissions {where}, and a trust policy that lets the process assume it"
         )
 
     def _add_from_options(self) -> None:
@@ -172,7 +172,7 @@ class AppResources:
                 self.arns["monitor_lists"].append(ANY)
 
     def _add_for_commands(self, names: list[str]) -> None:
-        """What metrics are sampled from, and what `celery -A proj sqs` looks at and makes."""
+        """Add the ARNs that metrics are sampled from, and those that the commands read and create."""
         options = self._options
         self.arns["ages"].append(ANY)
         if options.samples_queues:

@@ -71,7 +71,7 @@ def _alike(letters: str, queue: str) -> str:
 
 
 def dead_letter_attributes(name: str) -> dict[str, str]:
-    """What a dead-letter queue is created with: it keeps a message as long as SQS allows."""
+    """Attributes of a new dead-letter queue: it keeps a message as long as SQS allows."""
     return creation_attributes(name, {RETENTION: str(RETENTION_SECONDS)})
 
 

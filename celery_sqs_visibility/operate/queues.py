@@ -34,7 +34,7 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 @dataclass
 class Finding:
-    """What is, or was made, of a planned queue.
+    """State of a planned queue.
 
     Attributes:
         queue: SQS's name.

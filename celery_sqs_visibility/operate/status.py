@@ -78,7 +78,7 @@ class Status:
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
+        """All figures and notes, by name."""
         queues = [each.as_json() for each in self.queues]
         return {
             "queues": queues,
@@ -89,7 +89,7 @@ class Status:
 
     @property
     def exit_status(self) -> int:
-        """77 where a right is missing to count a queue, 1 where it cannot be counted for another reason."""
+        """77 where the permission to count a queue is missing, 1 where counting fails for another reason."""
         errors = [each.depth.error for each in self.queues if each.depth.visible is None]
         if any(isinstance(error, AccessDeniedError) for error in errors):
             return 77

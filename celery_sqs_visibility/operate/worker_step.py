@@ -106,7 +106,7 @@ class ProbedListener(Listener):
 
 
 def probed_listener(node: str, routes: Routes) -> ProbedListener:
-    """What listens for probes of this host, or will."""
+    """The listener for probes of this host; it may begin later."""
     listener = ProbedListener(node, routes)
     try:
         listener.claim()
@@ -120,7 +120,7 @@ def probed_listener(node: str, routes: Routes) -> ProbedListener:
 
 
 def port_listener(options: Options, routes: Routes) -> PortListener | None:
-    """What listens at the option `http_port`, or will; `None` without it, and where there is no such host."""
+    """The listener at the option `http_port`; `None` without it, and where there is no such host."""
     host, port, listener = options.http_host, options.http_port, None
     if port is None:
         return None

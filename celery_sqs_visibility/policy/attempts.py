@@ -89,7 +89,7 @@ class End(enum.Enum):
 
 
 class Fate(enum.Enum):
-    """What becomes of the message."""
+    """Fate of a message."""
 
     DELETE = "deleted"
     #: Hidden for a delay, then received again.

@@ -44,7 +44,7 @@ class ContinuedEvent:
 
 
 def continued_in(attributes: Mapping[str, Any], message_id: str) -> ContinuedEvent:
-    """What the attributes of a received message say; without ours it is the event's first message.
+    """The continuation in the attributes of a received message; without ours it is the event's first message.
 
     Raises:
         UnreadableError: the value is not of our form.

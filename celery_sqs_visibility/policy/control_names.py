@@ -33,13 +33,13 @@ _ADDRESS: Final = re.compile(rf"[0-9a-f]{{{NODE_DIGEST_CHARACTERS}}}-[0-9a-f]{{{
 
 
 def exchange_prefix(prefix: str, exchange: str) -> str:
-    """What the names of all queues of an exchange begin with, and those of no other exchange."""
+    """The beginning of the names of an exchange's queues, and of no others."""
     room = LONGEST_NAME_CHARACTERS - _TAIL_CHARACTERS - len(prefix)
     return f"{prefix}{_ILLEGAL.sub('-', exchange)[:room]}-{_digest(exchange, EXCHANGE_DIGEST_CHARACTERS)}-"
 
 
 def address(node: str, unique: str) -> str:
-    """What follows the exchange's prefix in the name of the node's queue."""
+    """The part of the name of the node's queue after the exchange's prefix."""
     return f"{_digest(node, NODE_DIGEST_CHARACTERS)}-{unique}"
 
 
@@ -74,7 +74,7 @@ _EVENT_EXCHANGE: Final = "celeryev"
 
 
 class Use(Enum):
-    """What an exchange is for."""
+    """Use of an exchange by Celery."""
 
     COMMANDS = "commands to workers"
     REPLIES = "replies to commands"
@@ -82,7 +82,7 @@ class Use(Enum):
 
 
 def use_of(exchange: str, event_exchanges: Iterable[str] = ()) -> Use | None:
-    """What Celery uses the exchange for, if it is its own. Apps may name theirs of events themselves."""
+    """Celery's use of the exchange, if it is its own. Apps may name their exchange of events themselves."""
     if exchange.endswith(_CONTROL_SUFFIX):
         return Use.REPLIES if exchange.startswith(_REPLY_PREFIX) else Use.COMMANDS
     return Use.EVENTS if exchange == _EVENT_EXCHANGE or exchange in event_exchanges else None

@@ -148,7 +148,7 @@ def wasted_receives(
 
 @dataclass(frozen=True, slots=True)
 class DelayLimits:
-    """What a publisher knows of the queue and its workers. Durations are seconds.
+    """A publisher's knowledge of the queue and its workers. Durations are seconds.
 
     Attributes:
         sleep: how long a worker may sleep between two polls. A worker that sleeps when a delay ends cannot
@@ -206,7 +206,7 @@ def is_never(wait: float) -> bool:
 
 
 def kept_delay(given: Any) -> tuple[int | None, str]:
-    """What SQS is asked to keep of a publisher's `delay_seconds`, and why it is not all; "": it is all."""
+    """The delay that SQS gets of a publisher's `delay_seconds`, and why it is not all; "": it is all."""
     try:
         seconds = int(given)
     except (TypeError, ValueError, OverflowError):

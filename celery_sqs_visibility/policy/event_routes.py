@@ -16,7 +16,7 @@ ANY: Final = "*"
 #: `s3:ObjectCreated:Put` and `sns:topic`, or EventBridge's source and detail type, `aws.s3/Object Created`.
 PATTERN: Final = re.compile(r"(?:\w+:|[^*/\s]+/)[^*]*\*?")
 
-#: What a task that takes events runs for.
+#: The unit of events for which a task runs once.
 RECORD, MESSAGE = "record", "message"
 sqs_event_per = OneOf((RECORD, MESSAGE))
 

@@ -51,7 +51,7 @@ class PollingFacts:
 
 @dataclass(frozen=True)
 class DutyFacts:
-    """What threads do, as in "extends messages", and for how many seconds that has been due, and not done."""
+    """Duty of threads, as in "extends messages", and for how many seconds it has been late."""
 
     does: str
     late: float = 0.0

@@ -188,7 +188,7 @@ def _imported(name: str, path: str) -> Any:
 
 
 def imported(name: str, path: str, noun: str) -> Any:
-    """What the path leads to; where it leads nowhere, the error calls what is expected `noun`."""
+    """The object at a dotted path; where there is none, the error says that `noun` is expected."""
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -253,7 +253,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def control_prefix(name: str, value: Any) -> str:
-    """What the names of control queues begin with: only characters that SQS takes."""
+    """The beginning of the names of control queues: only characters that SQS takes."""
     if not re.fullmatch("[A-Za-z0-9_-]+", text(name, value)):
         raise OptionError(f"expected {name} to have letters, digits, hyphens and underscores, got {value!r}")
     return str(value)
@@ -289,7 +289,7 @@ def bucket(name: str, value: Any) -> str:
 
 
 def key_prefix(name: str, value: Any) -> str:
-    """What a key begins with."""
+    """The beginning of keys in S3."""
     if len(text(name, value).encode()) > PREFIX_BYTES:
         raise OptionError(f"expected {name} to have at most {PREFIX_BYTES} bytes, got {len(value.encode())}")
     return str(value)

@@ -1,6 +1,6 @@
 """The transport options: each declared once, with bounds, default and documentation.
 
-docs/options.md is generated from here: `python -m celery_sqs_visibility.policy.options`.
+docs/options.md is generated from them: `python -m celery_sqs_visibility.policy.options`.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class QueueOptions(SharedOptions):
 #: The options of a queue, by Celery's name of it.
 OptionsOfQueue = Callable[[str], QueueOptions]
 
-#: What the user wrote for queues, checked one by one: options by field, by the name or glob of the queues.
+#: The checked values of the option `queues`: options by field, by the name or glob of the queues.
 Entries = Mapping[str, Mapping[str, Any]]
 
 
@@ -251,7 +251,7 @@ def options_of_entry(entries: Entries, glob: str | None, shared: SharedOptions) 
 
 @dataclass(frozen=True, kw_only=True)
 class ContentOptions:
-    """What is refused before it is decompressed or decoded."""
+    """Limits of a message's content, checked before it is decompressed or decoded."""
 
     decompressed_max_bytes: int = option(
         DECOMPRESSED_BYTES,
@@ -275,7 +275,7 @@ class ContentOptions:
     )
 
 
-#: Of a message that came by no connection of ours.
+#: Limits of a message that came by no connection of ours.
 DEFAULT_LIMITS: Final = ContentOptions()
 
 
@@ -608,17 +608,17 @@ class Options(ContentOptions, SharedOptions):
 
     @property
     def longest_visibility_timeout(self) -> int:
-        """Of all queues, in seconds."""
+        """The longest `visibility_timeout` of all queues."""
         return max(each.visibility_timeout for each in self._of_entries.values())
 
     @property
     def longest_poll(self) -> int:
-        """The `wait_time_seconds` of all queues."""
+        """The longest `wait_time_seconds` of all queues."""
         return max(each.wait_time_seconds for each in self._of_entries.values())
 
     @property
     def has_metrics(self) -> bool:
-        """Whether anybody is to get them; over HTTP where `http_port` alone is set, if that can be."""
+        """Whether metrics are exported: to a scraper where `http_port` alone is set, if that is possible."""
         return bool(self.metrics) or (self.metrics is None and self.http_port is not None)
 
     @property
@@ -640,7 +640,7 @@ class Options(ContentOptions, SharedOptions):
 
     @property
     def whole_control_prefix(self) -> str:
-        """What the names of control queues begin with, `queue_name_prefix` included."""
+        """The beginning of the names of control queues, `queue_name_prefix` included."""
         return sqs_name(f"{self.queue_name_prefix}{self.control_prefix}")
 
     def backoff_policy(self, queue: str, task: str) -> BackoffPolicy | None:

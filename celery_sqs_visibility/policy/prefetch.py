@@ -151,7 +151,7 @@ def message_limit(
 
 
 class Snapshot(NamedTuple):
-    """What a process holds and has asked for, and the queue that wants to be polled, at one moment.
+    """State of a process at one moment: messages held and asked for, and the queue that wants to be polled.
 
     No number includes messages that wait for their ETA.
     """
@@ -191,14 +191,14 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a poll may ask for: 1 to 10 messages, and 1 to 20 seconds to wait for them."""
+    """Size of a poll: 1 to 10 messages, and 1 to 20 seconds to wait for them."""
 
     messages: int
     wait: int
 
 
 def ask_for(now: Snapshot) -> Ask | None:
-    """What this queue may be asked for now; `None` if it has to wait."""
+    """The poll that this queue may make now; `None` if it has to wait."""
     capacity = now.limit - now.occupied - now.expected
     polls = max(capacity, now.spare)
     wait = WAIT_TIME_SECONDS

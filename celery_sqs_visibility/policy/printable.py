@@ -1,7 +1,7 @@
 r"""Text that somebody else wrote, fit for terminals and logs.
 
-A terminal takes control characters (C0 and C1, ESC first) for orders: to recolour, to move, to answer. Those
-that set the direction of text have a line look like another, as do separators of lines.
+A terminal obeys control characters (C0 and C1, ESC first): they recolour, move or answer. Characters that set
+the direction of text make a line look like another, and so do separators of lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text with lines."""
+    """The text with its line breaks and tabs, other such characters as in `printable`."""
     return printable(text, keep=_INDENTATION)
 
 

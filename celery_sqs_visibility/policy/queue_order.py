@@ -1,4 +1,4 @@
-"""Which queue's message is run next."""
+"""Turns of queues: strict, weighted or fair."""
 
 from __future__ import annotations
 

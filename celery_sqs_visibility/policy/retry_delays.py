@@ -42,7 +42,7 @@ class DelayFunction:
     function: Callable[[int, BaseException], float | None]
 
     def delay(self, retries: int, exc: BaseException) -> float | None:
-        """What the function returns, 12 hours at most: a steep backoff passes them soon.
+        """The function's seconds, 12 hours at most: a steep backoff passes them soon.
 
         Raises:
             ValueError: the function returned neither `None` nor a number of seconds.

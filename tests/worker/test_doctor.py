@@ -29,7 +29,7 @@ def test_queues_settings_and_rights_are_checked_and_nothing_is_changed(make_site
     assert "of its 4 attempts never run" in report["findings"][0]["consequence"]
     assert ("warning", f"dead-letter queue '{site.queue}-dead'") in things
     assert ("warning", "setting task_queue_max_priority") in things
-    assert things[-1] == ("note", "rights")
+    assert things[-1] == ("note", "permissions")
     assert report["rights"][site.queue]["sqs:DeleteMessage"] == "allowed"
     assert contents(site, site.url, dead) == before
     (message,) = site.sqs.receive_message(

@@ -96,7 +96,7 @@ class Letter:
         return max(0.0, now - int(self.system.get("SentTimestamp", 0)) / 1000)
 
     def summary(self, now: float) -> dict[str, Any]:
-        """What a list says of it."""
+        """The letter's facts for a list."""
         attempts = self.said.get("attempts")
         return {
             "id": self.id,
@@ -169,7 +169,7 @@ class Selection:
         return self.sources is None or letter.source is None or letter.source in self.sources
 
     def named(self, letter: Letter) -> set[str]:
-        """Those of the ids that mean the letter."""
+        """The ids that match the letter."""
         return set(self.ids) & letter_names(letter)
 
     def takes(self, letter: Letter, now: float) -> bool:
@@ -187,7 +187,7 @@ class Selection:
 
 
 def letter_names(letter: Letter) -> set[str]:
-    """By which a letter may be called: its id, its task's, that of the message that was given up."""
+    """Names of a letter, whole or short: its id, its task's, and that of the message that was given up."""
     whole = {letter.id, letter.task_id, letter.said.get("message_id")} - {None}
     return {name for text in whole if text for name in (text, text[:SHORT_ID_CHARACTERS])}
 

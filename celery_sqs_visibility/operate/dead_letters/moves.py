@@ -59,7 +59,7 @@ MOST_LOOKS_WITHOUT: Final = 15
 
 @dataclass
 class Outcome:
-    """What became of letters.
+    """Results for letters that were sent back or deleted.
 
     Attributes:
         done: ids of those that were sent back, or deleted.
@@ -214,7 +214,7 @@ def message_to_send_back(letter: Letter, *, fifo: bool) -> OutgoingMessage:
 
 
 def _body(letter: Letter) -> str:
-    """As it was, but for the retries in a copy's header: a wait for an ETA has written them there."""
+    """The body, without the retries in a copy's header: a wait for an ETA has written them there."""
     content = letter.content
     if isinstance(content, DecodedMessage) and (content.payload.get("headers") or {}).get("retries"):
         payload = content.payload

@@ -206,7 +206,7 @@ class HeldMessages:
         return self._handles[message_id][0]
 
     def forget(self, message_ids: Iterable[str]) -> None:
-        """They are deleted."""
+        """Forget messages, since they are deleted."""
         for message_id in message_ids:
             self._handles.pop(message_id, None)
 
@@ -218,7 +218,7 @@ class HeldMessages:
         return len(kept) - len(released)
 
     def _change(self, message_ids: Sequence[str], seconds: int) -> list[str]:
-        """Those whose visibility was changed. A failure leaves a message as it is, which is no harm."""
+        """Change the visibility of messages, and return those that were changed. A failure does no harm."""
         changed: list[str] = []
         for start in range(0, len(message_ids), BATCH_ENTRIES):
             batch = message_ids[start : start + BATCH_ENTRIES]

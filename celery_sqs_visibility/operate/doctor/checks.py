@@ -34,7 +34,7 @@ CHECKS = (
 
 
 def findings_of(facts: Facts) -> list[Finding]:
-    """What is wrong, the worst first."""
+    """All findings, the worst first."""
     return sorted(
         (finding for check in CHECKS for finding in check(facts)), key=lambda finding: finding.severity
     )

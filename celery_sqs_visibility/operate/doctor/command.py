@@ -32,11 +32,11 @@ def doctor(
     from_kombu: bool,  # noqa: FBT001 - click's
     as_json: bool,  # noqa: FBT001 - click's
 ) -> None:
-    """Check settings, queues and rights against each other.
+    """Check settings, queues and permissions against each other.
 
     Prints what is wrong in the order of damage: errors lose work or do it twice, warnings may, notes cost
-    money or do nothing. Each says what to paste. Nothing is changed, sent, received or created. The rights
-    are those of the credentials of this command: run it where the worker runs, or with its role.
+    money or do nothing. Each says what to paste. Nothing is changed, sent, received or created. The
+    permissions are those of the credentials of this command: run it where the worker runs, or with its role.
 
     Exit status: 0 with notes at the most, 1 with an error or a warning.
     """
@@ -83,12 +83,12 @@ def summary(findings: list[Finding], facts: Facts) -> str:
     """How many there are, of how many things."""
     counts = Counter(finding.severity for finding in findings)
     found = ", ".join(counted(counts[each], each.name.lower()) for each in Severity)
-    rights = sum(len(queue.rights) for queue in facts.queues) + len(facts.control_rights)
+    probed = sum(len(queue.rights) for queue in facts.queues) + len(facts.control_rights)
     looked = ", ".join(
         [
             counted(len(facts.queues), "queue"),
             counted(len(facts.tasks) + len(facts.unbound), "task"),
-            counted(rights, "right"),
+            counted(probed, "permission"),
             counted(len(facts.settings), "setting"),
         ]
     )
@@ -96,7 +96,7 @@ def summary(findings: list[Finding], facts: Facts) -> str:
 
 
 def report_json(findings: list[Finding], facts: Facts, paste: str = "") -> dict[str, Any]:
-    """The same, for programs."""
+    """The report, for programs."""
     return {
         "well": is_well(findings),
         "summary": summary(findings, facts),

@@ -17,7 +17,7 @@ from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIB
 
 
 class Right(Enum):
-    """What a probe has shown."""
+    """Answer of a probe about a permission."""
 
     ALLOWED = "allowed"
     DENIED = "denied"
@@ -54,16 +54,16 @@ class TaskFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueFacts:
-    """A queue, as far as SQS lets us see it.
+    """A queue, as far as SQS shows it.
 
     Attributes:
         name: Celery's.
         attributes: of GetQueueAttributes; `None` where they are not known.
         problem: why they are not, or why there is no queue.
-        denied: whether that is for lack of a right.
+        denied: whether a permission is missing for that.
         exists: `None` where it is not known.
         letters: the dead-letter queue that the redrive policy, or the option, names.
-        rights: what probes have shown, by the right's name.
+        rights: the probes' answers, by the permission's name.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Facts:
     Attributes:
         settings: those of Celery that differ from its defaults.
         command: the beginning of a command to be pasted.
-        control_rights: what probes have shown of remote control, where that is on, by the right's name.
+        control_rights: the probes' answers about remote control, where that is on, by the permission's name.
         unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
         scheduled: the task of each entry of `beat_schedule`; `None` where an entry names none.
         task_names: all that the app has, Celery's own included.

@@ -248,7 +248,7 @@ def _machine(broker: BrokerContext) -> Machine:
 
 
 def rights_on(queue: Queue) -> dict[str, Right]:
-    """The rights of workers and producers on the queue."""
+    """The permissions of workers and producers on the queue."""
     sqs, url = queue.sqs, queue.url
     # Nobody misses what a server brings that does not refuse: it is visible at once.
     too_many, at_once = BATCH_ENTRIES + 1, ReceiveOptions(visibility_timeout=0)
@@ -261,17 +261,17 @@ def rights_on(queue: Queue) -> dict[str, Right]:
 
 
 def rights_on_dead_letters(queue: Queue) -> dict[str, Right]:
-    """The right that a worker has to have there."""
+    """The permission that a worker needs there."""
     return {SEND: _shown_by(lambda: queue.sqs.send_batch(queue.url, []))}
 
 
 def rights_of_control(sqs: SQS, prefix: str) -> dict[str, Right]:
-    """The right to find the queues of remote control, whose names begin so. The others take a queue made."""
+    """The permission to find the queues of remote control by `prefix`. The others need a queue to be made."""
     return {LIST_QUEUES: _shown_by(lambda: sqs.list_queues(prefix) is not None)}
 
 
 def rights_on_key(attributes: Mapping[str, str], settings: ClientSettings, region: str) -> dict[str, Right]:
-    """The rights on the KMS key of an encrypted queue, if that is not SQS's own."""
+    """The permissions on the KMS key of an encrypted queue, if that is not SQS's own."""
     if not (key := key_in(attributes)):
         return {}
     allowed = may_generate_data_key(settings, key, region)

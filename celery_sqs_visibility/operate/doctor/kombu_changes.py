@@ -45,7 +45,7 @@ DEFAULTS: Final = (
 
 
 def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[str, str]) -> list[Finding]:
-    """What changes, and what is wrong with the app once it has switched; the worst first."""
+    """Changes of a switch, and findings about the app after it; the worst first."""
     changes = [
         *_refused(refused),
         *_early_acks(facts),

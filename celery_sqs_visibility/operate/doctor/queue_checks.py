@@ -33,7 +33,7 @@ FEWEST_RECEIVES: Final = 3
 
 
 def check_existence(facts: Facts) -> Iterator[Finding]:
-    """Is there a queue?"""
+    """Queues that do not exist, or cannot be looked at."""
     for queue in facts.queues:
         if queue.exists is False:
             yield _missing(queue, facts.command)
@@ -78,7 +78,7 @@ def _missing(queue: QueueFacts, command: str) -> Finding:
 
 
 def check_dead_letters(facts: Facts) -> Iterator[Finding]:
-    """Is there a place for what fails for good?"""
+    """Queues without a place for messages after their last attempt."""
     for queue in facts.queues:
         if queue.attributes is None or queue.redrive or queue.options.dead_letter_queue:
             continue
@@ -118,7 +118,7 @@ def _create_dead_letter_queue(name: str) -> str:
 
 
 def check_receives(facts: Facts) -> Iterator[Finding]:
-    """Does the redrive policy allow as many receives as the tasks have attempts, and some for deploys?"""
+    """Redrive policies with fewer receives than the tasks' attempts and deploys need."""
     for queue in facts.queues:
         redrive, tasks = queue.redrive, facts.tasks_of(queue.name)
         if redrive is None:
@@ -169,7 +169,7 @@ def _too_few_receives(queue: QueueFacts, redrive: Redrive, task: TaskFacts) -> F
 
 
 def check_endless_retries(facts: Facts) -> Iterator[Finding]:
-    """Does a task without a limit have one in its queue?"""
+    """Tasks without a limit of attempts in queues without one."""
     for queue in facts.queues:
         endless = [t for t in facts.tasks_of(queue.name) if t.comes_back and t.max_retries is None]
         if endless and queue.attributes is not None and not queue.redrive:
@@ -184,7 +184,7 @@ def check_endless_retries(facts: Facts) -> Iterator[Finding]:
 
 
 def check_retention(facts: Facts) -> Iterator[Finding]:
-    """Does the queue keep a message until its last attempt? A hidden message grows old, too."""
+    """Queues that delete a message before its last attempt: a hidden message grows old, too."""
     for queue in facts.queues:
         tasks = [task for task in facts.tasks_of(queue.name) if task.comes_back]
         if queue.attributes is None or not tasks:
@@ -209,7 +209,7 @@ def check_retention(facts: Facts) -> Iterator[Finding]:
 
 
 def check_dead_letter_queues(facts: Facts) -> Iterator[Finding]:
-    """Does the dead-letter queue keep what it gets?"""
+    """Dead-letter queues that lose messages."""
     for queue in facts.queues:
         letters = queue.letters
         if letters is None:
@@ -291,7 +291,7 @@ def _unfit(queue: QueueFacts, letters: QueueFacts, facts: Facts) -> Iterator[Fin
 
 
 def check_queue_delays(facts: Facts) -> Iterator[Finding]:
-    """Does a queue delay every message?"""
+    """Queues that delay every message."""
     for queue in facts.queues:
         delay = int((queue.attributes or {}).get("DelaySeconds", 0))
         if 0 < delay <= DELAY_SECONDS:

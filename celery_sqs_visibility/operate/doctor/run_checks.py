@@ -28,7 +28,7 @@ NOTABLE_OFFSET_SECONDS = 5
 
 
 def check_early_acks(facts: Facts) -> Iterator[Finding]:
-    """Is a message deleted before its run?"""
+    """Tasks whose message is deleted before their run."""
     early = [task.name for task in facts.tasks if not task.acks_late]
     if early:
         yield Finding(
@@ -41,7 +41,7 @@ def check_early_acks(facts: Facts) -> Iterator[Finding]:
 
 
 def check_repeats(facts: Facts) -> Iterator[Finding]:
-    """Is a task repeated after any exception, though its author may not know?"""
+    """Tasks that are repeated after any exception, perhaps unknown to their author."""
     tasks = [task for task in facts.tasks if task.repeats_by_default]
     if tasks:
         most = max(task.max_retries or 0 for task in tasks)
@@ -56,7 +56,7 @@ def check_repeats(facts: Facts) -> Iterator[Finding]:
 
 
 def check_horizon(facts: Facts) -> Iterator[Finding]:
-    """Is a run allowed more than the 12 hours for which SQS hides a message?"""
+    """Time limits beyond the 12 hours for which SQS hides a message."""
     limits = {task.name: task.time_limit or task.soft_time_limit or 0 for task in facts.tasks}
     if long := [name for name, limit in limits.items() if limit > VISIBILITY_HORIZON_SECONDS]:
         yield Finding(
@@ -69,7 +69,7 @@ def check_horizon(facts: Facts) -> Iterator[Finding]:
 
 
 def check_long_delays(facts: Facts) -> Iterator[Finding]:
-    """Is a failed message to be hidden for more than the 12 hours?"""
+    """Delays of failed messages beyond the 12 hours."""
     long = [t.name for t in facts.tasks if max(t.delays, default=0) > VISIBILITY_HORIZON_SECONDS]
     if long:
         yield Finding(
@@ -82,7 +82,7 @@ def check_long_delays(facts: Facts) -> Iterator[Finding]:
 
 
 def check_heartbeat(facts: Facts) -> Iterator[Finding]:
-    """Is the message of a running task extended, and in time?"""
+    """Messages of running tasks that are not extended, or too late."""
     for entry, own, names in facts.options_of_queues():
         if not own.heartbeat_interval:
             yield from _without_heartbeat(facts, own, names)
@@ -134,7 +134,7 @@ def _without_heartbeat(facts: Facts, own: QueueOptions, names: list[str]) -> Ite
 
 
 def check_store(facts: Facts) -> Iterator[Finding]:
-    """Does the store of exclusive tasks do what it is asked?"""
+    """A store of exclusive tasks that cannot be used."""
     if facts.store_problem:
         yield Finding(
             Severity.ERROR,
@@ -146,7 +146,7 @@ def check_store(facts: Facts) -> Iterator[Finding]:
 
 
 def check_shutdown(facts: Facts) -> Iterator[Finding]:
-    """Does a worker end before it is killed?"""
+    """Workers that are killed before they have ended."""
     machine, timeout = facts.machine, facts.options.shutdown_timeout
     if machine.remapped:
         yield from _cold_shutdown(facts)
@@ -189,7 +189,7 @@ def _cold_shutdown(facts: Facts) -> Iterator[Finding]:
 
 
 def check_clock(facts: Facts) -> Iterator[Finding]:
-    """Is this machine's clock SQS's?"""
+    """A clock that differs from SQS's."""
     offset = facts.machine.clock_offset
     if offset is None or abs(offset) < NOTABLE_OFFSET_SECONDS:
         return

@@ -20,7 +20,7 @@ from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 
 
 class SettingRule(NamedTuple):
-    """What becomes of a setting.
+    """A setting of Celery's, and its effect here.
 
     Attributes:
         applies: whether the value that the user gave is meant.
@@ -151,7 +151,7 @@ LONG_POLL_SECONDS = 10
 #: A new task may wait for so long until it is looked for.
 LONG_SLEEP_SECONDS = 5
 
-#: What a missing right means, by its name.
+#: Consequence of a missing permission, by its name.
 WITHOUT = {
     RECEIVE: "Workers get no messages.",
     DELETE: "A task that has succeeded runs again, until its queue gives it up.",
@@ -162,18 +162,18 @@ WITHOUT = {
     GENERATE_DATA_KEY: "Nothing can be sent to the queue.",
 }
 
-#: What a setting of Celery's does not do while the option remote_control is off.
+#: Consequence of a setting of Celery's without the option remote_control.
 WITHOUT_CONTROL = {
     "worker_enable_remote_control": "Workers answer no `celery inspect`, and take no `celery control`.",
     "worker_send_task_events": "No monitor hears of these events: they are dropped, without a request.",
 }
 
-#: Those that a worker may be without, if its tasks have no far ETA.
+#: Permissions that a worker does not need if its tasks have no far ETA.
 PRODUCERS = frozenset({SEND, GENERATE_DATA_KEY})
 
 
 def check_rights(facts: Facts) -> Iterator[Finding]:
-    """Is a right missing?"""
+    """Permissions that are missing on queues."""
     for queue in facts.queues:
         denied = [name for name, right in queue.rights.items() if right is Right.DENIED]
         for name in denied:
@@ -181,14 +181,14 @@ def check_rights(facts: Facts) -> Iterator[Finding]:
                 Severity.WARNING if name in PRODUCERS else Severity.ERROR,
                 f"queue {queue.name!r}",
                 f"{name} is not allowed to these credentials",
-                WITHOUT.get(name, "What takes this right fails."),
+                WITHOUT.get(name, "Requests that need this permission fail."),
                 f"{facts.command} permissions worker (or producer) prints the policy to give them; who "
                 f"only publishes needs {SEND} alone",
             )
 
 
 def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
-    """May a worker send dead letters?"""
+    """Permissions that are missing on dead-letter queues."""
     for queue in facts.queues:
         if queue.letters and Right.DENIED in queue.letters.rights.values():
             yield Finding(
@@ -203,13 +203,13 @@ def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
 
 
 def check_unknown_rights(facts: Facts) -> Iterator[Finding]:
-    """Is there a right that no probe shows?"""
+    """Permissions that no probe shows."""
     rights = [pair for queue in facts.queues for pair in queue.rights.items()]
     unknown = dict.fromkeys(name for name, right in rights if right is Right.NOT_KNOWN)
     if unknown:
         yield Finding(
             Severity.NOTE,
-            "rights",
+            "permissions",
             f"it is not known whether these are allowed: {', '.join(unknown)}",
             "No request that changes nothing shows them; SQS did not refuse the one that comes nearest.",
             f"{facts.command} permissions worker prints the policy to compare with",
@@ -217,7 +217,7 @@ def check_unknown_rights(facts: Facts) -> Iterator[Finding]:
 
 
 def check_routes(facts: Facts) -> Iterator[Finding]:
-    """Is a task routed to a queue that publishing refuses?"""
+    """Tasks that are routed to a queue that publishing refuses."""
     for task, sentence in facts.unbound.items():
         yield Finding(
             Severity.ERROR,
@@ -229,7 +229,7 @@ def check_routes(facts: Facts) -> Iterator[Finding]:
 
 
 def check_schedule(facts: Facts) -> Iterator[Finding]:
-    """Has an entry of beat a task that the app does not have?"""
+    """Entries of beat whose task the app does not have."""
     for entry, task in facts.scheduled.items():
         if task not in facts.task_names:
             yield Finding(
@@ -242,7 +242,7 @@ def check_schedule(facts: Facts) -> Iterator[Finding]:
 
 
 def check_priorities(facts: Facts) -> Iterator[Finding]:
-    """Has a task a priority?"""
+    """Tasks with a priority."""
     urgent = [task.name for task in facts.tasks if task.priority is not None]
     if urgent:
         yield Finding(
@@ -255,7 +255,7 @@ def check_priorities(facts: Facts) -> Iterator[Finding]:
 
 
 def check_polls(facts: Facts) -> Iterator[Finding]:
-    """Does an idle worker pay for more requests than it needs, or sleep while there is work?"""
+    """Idle workers that make too many requests, or sleep while there is work."""
     for entry, own, names in facts.options_of_queues():
         if own.wait_time_seconds < LONG_POLL_SECONDS:
             pace = max(1.0, own.wait_time_seconds + own.polling_interval)
@@ -279,7 +279,7 @@ def check_polls(facts: Facts) -> Iterator[Finding]:
 
 
 def check_settings(facts: Facts) -> Iterator[Finding]:
-    """Does a setting of Celery's do nothing here, or harm?"""
+    """Settings of Celery's that do nothing here, or harm."""
     for rule in rules_that_apply(facts.settings):
         yield Finding(
             Severity.WARNING if rule.harms else Severity.NOTE,
@@ -291,7 +291,7 @@ def check_settings(facts: Facts) -> Iterator[Finding]:
 
 
 def check_remote_control(facts: Facts) -> Iterator[Finding]:
-    """Is remote control meant to be on, and off? Or is it on, and not allowed?"""
+    """Remote control that settings want and the option leaves off, or the reverse, or without permission."""
     for name, consequence in WITHOUT_CONTROL.items():
         if facts.settings.get(name) and not facts.options.remote_control:
             yield Finding(

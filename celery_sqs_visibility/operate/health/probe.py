@@ -134,7 +134,7 @@ def _node_of(file: str) -> str:
 
 
 def _check_private(path: str) -> None:
-    """Have nobody else's directory: another user may have made it first."""
+    """Refuse another user's directory: it may have been made first."""
     info = os.lstat(path)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise PermissionError(f"{path} is not a directory that only user {os.getuid()} may enter: remove it")
@@ -159,7 +159,7 @@ WELL, UNWELL, NOBODY = 0, 1, 69
 
 
 def ask(node: str | None, path: str, timeout: float) -> Iterator[dict[str, Any]]:
-    """What each worker answers: `node`, `ok`, `reason` and more. All have the same time, together.
+    """The workers' answers: `node`, `ok`, `reason` and more. All share one time limit.
 
     Args:
         node: a node's name, which several workers may have; `None` asks all workers of this user.

@@ -60,7 +60,7 @@ def document(queue: str, values: Mapping[str, float], at: float) -> dict[str, An
 
 
 def values_of(state: WorkerState, depth: QueueDepth | None) -> dict[str, float]:
-    """What one worker knows of a queue; `Workers` is 1, so that its sum is their number."""
+    """One worker's figures of a queue; `Workers` is 1, so that its sum is their number."""
     values: dict[str, float | None] = {"Workers": 1, "Slots": state.slots, "SlotsBusy": state.busy}
     if depth is not None:
         values |= {
@@ -99,7 +99,7 @@ class EMFLog:
 
 
 def prepare_logger() -> None:
-    """Have lines go to standard output as they are, unless the app has given the logger a handler."""
+    """Send lines to standard output as they are, unless the app has given the logger a handler."""
     LOGGER.propagate = False
     if LOGGER.level == logging.NOTSET:
         LOGGER.setLevel(logging.INFO)

@@ -9,7 +9,7 @@ from typing import Final
 
 
 class Kind(enum.Enum):
-    """What may be done with a metric: only raised, set anew, or told in buckets."""
+    """Kind of a metric: only raised, set anew, or counted in buckets."""
 
     COUNTER = "counter"
     GAUGE = "gauge"

@@ -75,7 +75,7 @@ class Values:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def add(self, record: Callable[[], None]) -> None:
-        """Have a value recorded, at once where there is a span: an exemplar has the current one."""
+        """Record a value, at once where there is a span: an exemplar has the current one."""
         if get_current():
             record()
             return

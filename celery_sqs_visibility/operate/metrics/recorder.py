@@ -162,7 +162,7 @@ class WorkerState:
 
 
 def worker_state(context: BrokerContext) -> WorkerState:
-    """Of the worker of this process."""
+    """The state of the worker of this process."""
     consumers = copy_of(context.worker_queue_consumers)
     held = [delivery for consumer in consumers for delivery in consumer.ledger.all()]
     busy = sum(delivery.started for delivery in held) + sum(each.capacity.runs for each in consumers)
@@ -170,13 +170,13 @@ def worker_state(context: BrokerContext) -> WorkerState:
 
 
 def of_queues(context: BrokerContext, tell: Callable[[str], bool]) -> list[tuple[Labels, float]]:
-    """Of each queue that the worker consumes what is told of it."""
+    """A value for each queue that the worker consumes."""
     queues = {queue for consumer in copy_of(context.worker_queue_consumers) for queue in consumer.consumed()}
     return [((queue,), tell(queue)) for queue in sorted(queues)]
 
 
 def show_state(series: Series, context: BrokerContext) -> None:
-    """Have the series tell it."""
+    """Add the worker's state to the series, as gauges."""
     series.gauges[names.SLOTS] = lambda: [((), worker_state(context).slots)]
     series.gauges[names.SLOTS_BUSY] = lambda: [((), worker_state(context).busy)]
     series.gauges[names.HELD] = lambda: [((), worker_state(context).held)]

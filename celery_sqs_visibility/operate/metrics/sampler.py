@@ -140,7 +140,7 @@ class Sampler:
         return depths if self._clock.monotonic() < valid_until else []
 
     def show(self, series: Series) -> None:
-        """Have the series tell them; of an unknown figure nothing."""
+        """Add the samples to the series, as gauges; an unknown figure has no value."""
         series.gauges[names.QUEUE_MESSAGES] = self._messages
         series.gauges[names.OLDEST_AGE] = lambda: self._known(lambda depth: depth.oldest_age_seconds)
         series.gauges[names.DEAD_LETTERS] = lambda: self._known(lambda depth: depth.dead_letters)

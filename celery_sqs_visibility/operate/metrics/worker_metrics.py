@@ -56,7 +56,7 @@ def next_time(now: float, interval: float, phase: float) -> float:
 
 
 class Periodic:
-    """Does jobs, one after the other, from `start` to `stop`; then calls `end`. Main thread."""
+    """A thread for jobs, one after the other, from `start` to `stop`; then it calls `end`. Main thread."""
 
     def __init__(
         self, jobs: Sequence[Job], end: Callable[[], None] = lambda: None, clock: Clock = SYSTEM_CLOCK
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
 
 
 def exporters_of(options: Options) -> tuple[str, ...]:
-    """Who gets a worker's metrics.
+    """The exporters of a worker's metrics.
 
     Raises:
         ImproperlyConfigured: the package of one is missing.
@@ -158,7 +158,7 @@ def url_or_name(context: BrokerContext, queue: str) -> str:
 
 
 class WorkerMetrics:
-    """What a worker counts, and who gets it. Main thread, but for what `routes` has.
+    """A worker's counters and their exporters. Main thread; `routes` are called in other threads.
 
     Args:
         app: the worker's.
@@ -205,7 +205,7 @@ class WorkerMetrics:
         return list(self._app.amqp.queues.consume_from)
 
     def _names_at_sqs(self) -> dict[str, str]:
-        """Of the queues that are consumed now. Any thread; asked at each request about another queue."""
+        """Celery's names of consumed queues, by SQS's. Any thread, at each request about another queue."""
         if (consumed := self._queues()) != self._consumed:
             self._names, self._consumed = sqs_names(self._context.options, consumed), consumed
         return self._names
