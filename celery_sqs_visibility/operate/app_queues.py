@@ -29,7 +29,7 @@ def named_queues(app: Celery, options: Options) -> list[str]:
 
 
 def _routes(setting: Any) -> Iterable[Any]:
-    """The routes of `task_routes` that name a queue without being asked about a task."""
+    """The routes of `task_routes` that are mappings: a router that is a function would need a task."""
     routers = setting if isinstance(setting, list | tuple) else [setting]
     for router in routers:
         if isinstance(router, Mapping):

@@ -59,7 +59,7 @@ def dead_letter_queue(broker: BrokerContext, queue: Queue) -> Queue | None:
     The policy is asked for as seldom as workers do.
 
     Raises:
-        SQSError: that queue could not be found, or the policy is not known and there is no option.
+        SQSError: the dead-letter queue could not be found, or the policy is unknown and there is no option.
     """
     if broker.redrive.get(queue, SYSTEM_CLOCK.monotonic()) is not None:
         return broker.redrive.dead_letter_queue(queue)

@@ -47,20 +47,20 @@ JSON: Final = "application/json"
 #: Errors of a machine or process that has too much open: the connection stays in the backlog.
 TOO_MUCH_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-#: Until such a connection is accepted anew.
+#: Pause until such a connection is accepted again.
 RETRY_SECONDS: Final = 0.5
 
 #: The answer to a request by another name.
 NOT_ALLOWED: Final = "{!r} is no host of this worker: add it to the transport option http_allowed_hosts\n"
 
-#: From one attempt to take a port that another process has, or a socket without a place, to the next.
+#: Pause between attempts to take a port that another process has, or to bind a socket.
 CLAIM_SECONDS: Final = 5.0
 
 
 #: Ends of names that no public DNS has: RFC 6761, 6762 and 8375, ICANN's `.internal`, Kubernetes' services.
 PRIVATE_ENDS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
 
-#: Of the option `http_allowed_hosts`: any host.
+#: Any host, in the option `http_allowed_hosts`.
 ANY_HOST: Final = "*"
 
 
@@ -73,7 +73,7 @@ class Response:
     content_type: str = JSON
 
 
-#: By path, as in `/healthz`; called on a thread of the request's own.
+#: Functions by path, such as `/healthz`; each is called in the thread of its request.
 Routes = Mapping[str, Callable[[], Response]]
 
 
@@ -86,7 +86,7 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     Attributes:
         listens: whether it listens; if not, `claim` is called until it does.
-        claimed: what the log says when that works at last.
+        claimed: the log's sentence for the claim that succeeds.
     """
 
     listens = True
@@ -108,7 +108,7 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Listen from now on.
 
         Raises:
-            OSError: that is not possible yet.
+            OSError: the socket cannot be bound yet.
         """
 
     def get_request(self) -> tuple[Any, Any]:
@@ -241,7 +241,7 @@ def _head_of(connection: socket.socket) -> bytes:
     """The head of a client's request, up to the end of its headers.
 
     Raises:
-        OSError: that took too long, or the client went away.
+        OSError: reading took too long, or the client went away.
     """
     until = SYSTEM_CLOCK.monotonic() + CLIENT_SECONDS
     head = b""

@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 T = TypeVar("T")
 
-#: No column of a table is narrowed further.
+#: The least width of a table's column.
 LEAST_WIDTH: Final = 6
 
 #: Attempts at one request.

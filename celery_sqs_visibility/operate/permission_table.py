@@ -24,7 +24,7 @@ LIST_QUEUES: Final = "sqs:ListQueues"
 GENERATE_DATA_KEY: Final = "kms:GenerateDataKey"
 DECRYPT: Final = "kms:Decrypt"
 
-#: Of whoever asks for it by hand: no process needs it.
+#: Nobody's role: for people who make such requests by hand.
 BY_HAND: Final[frozenset[str]] = frozenset()
 
 #: A worker's own queue for broadcasts: its name is made up at each start.
@@ -59,7 +59,7 @@ class Permission(NamedTuple):
     roles: frozenset[str]
 
 
-#: Of operators alone; docs/permissions.md has them by command.
+#: Permissions of operators alone; docs/permissions.md lists them by command.
 OF_COMMANDS: Final = (
     Permission("CountAndSendBack", (GET_ATTRIBUTES, SEND), "the queue", "queues", OPERATOR),
     Permission("HandleDeadLetters", HANDLE, "the dead-letter queue", "dead_letters", OPERATOR),
@@ -213,7 +213,7 @@ PERMISSIONS: Final = (
 #: ARNs by `Permission.kind`.
 Resources = Mapping[str, Iterable[str]]
 
-#: What the ARN of a key ends with that is named by an alias: no policy of IAM knows aliases as resources.
+#: The end of the ARN for a key that is named by an alias: IAM knows no aliases as resources.
 _ANY_KEY: Final = ":key/*"
 
 

@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 class Operations(SQSStep):
     """Answers over HTTP from before the worker connects, which may wait for its queues, to its end."""
 
-    # Its `parent.connect`, which waits for queues, is wrapped here.
+    # Deliveries replaces `parent.connect`, which waits for queues; it is wrapped here.
     requires = ("celery_sqs_visibility.worker.bootsteps:Deliveries",)
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
@@ -33,7 +33,7 @@ class Operations(SQSStep):
         self._probed: ProbedListener | None = None
         self._metrics: WorkerMetrics | None = None
         health = WorkerHealth(parent)
-        #: What is answered to whom. Others of this room add to it.
+        #: Functions that answer HTTP requests, by path. Metrics add theirs.
         self.routes: dict[str, Callable[[], Response]] = {"/healthz": health.live, "/readyz": health.ready}
 
     def create(self, parent: Any) -> None:

@@ -20,7 +20,7 @@ EXCHANGE_DIGEST_CHARACTERS: Final = 6
 NODE_DIGEST_CHARACTERS: Final = 8
 UNIQUE_CHARACTERS: Final = 12
 
-#: What follows the exchange in a name, hyphens included.
+#: Length of the part after the exchange in a name, hyphens included.
 _TAIL_CHARACTERS: Final = EXCHANGE_DIGEST_CHARACTERS + NODE_DIGEST_CHARACTERS + UNIQUE_CHARACTERS + 3
 
 #: Characters of the exchange's name that fit in any case.

@@ -10,7 +10,7 @@ from typing import Any, Final
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_parsers import OneOf
 
-#: At the end of a pattern: any rest.
+#: At the end of a pattern: any further characters.
 ANY: Final = "*"
 
 #: `s3:ObjectCreated:Put` and `sns:topic`, or EventBridge's source and detail type, `aws.s3/Object Created`.

@@ -18,7 +18,7 @@ _NO_MARKS: Final = bytes(set(range(256)) - set(b'[]{}"'))
 FEW_BRACKETS: Final = min(LEAST_CONTAINERS, LEAST_NESTING)
 
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
-#: What is left of a text once its characters are gone, also of one without an end.
+#: A text without its characters: quotes and brackets, also without the closing quote.
 _MARKS_IN_TEXT: Final = re.compile(rb'"[^"]*"?')
 
 

@@ -37,7 +37,7 @@ _CREDENTIALS = (
 _ENDPOINT = "set AWS_ENDPOINT_URL_SQS in the environment, or write sqs://KEY:SECRET@host:port// as broker_url"
 _PROFILE = "set AWS_PROFILE in the environment"
 
-#: What to do in place of options of kombu's SQS transport that we do not support, and of boto3's arguments.
+#: Remedies for options of kombu's SQS transport that we do not support, and for boto3's arguments.
 REMEDIES: Final = {
     "queue_order_strategy": "it is of kombu's Redis transport; use queue_order",
     **dict.fromkeys(
@@ -66,7 +66,7 @@ REMEDIES: Final = {
     ),
 }
 
-#: From this likeness on a name is a misspelt one. RedrivePolicy and RedriveAllowPolicy are less alike.
+#: The least likeness of a misspelt name. RedrivePolicy and RedriveAllowPolicy are less alike.
 MISSPELT: Final = 0.85
 
 #: The keys of an access key, each with the one that it means nothing without.

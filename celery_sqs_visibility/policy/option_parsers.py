@@ -18,7 +18,7 @@ from celery_sqs_visibility.policy.retry_delays import DelayRule, parse_delay
 
 CALLABLE = "the path of a callable, 'package.module:name'"
 
-#: Its form: names, the last one after a colon or a dot.
+#: Form of that path: names, the last one after a colon or a dot.
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*(\.[^\W\d]\w*)*")
 
 PROMETHEUS: Final = "prometheus"
@@ -162,7 +162,7 @@ def instance_of(expected: type | tuple[type, ...], noun: str) -> Parser:
 
     def parse(name: str, value: Any) -> Any:
         if not isinstance(value, expected):
-            # What should be a mapping may hold secrets.
+            # A value in place of a mapping may hold secrets.
             got = f"a {type(value).__name__}" if expected is Mapping else repr(value)
             raise OptionError(f"expected {name} to be {noun}, got {got}")
         return value

@@ -13,7 +13,7 @@ from itertools import count
 
 from celery_sqs_visibility.errors import SQSError
 
-#: Of its many uses these are the system's; decompressors raise a bare `OSError` for invalid data.
+#: Kinds of `OSError` that come from the system; decompressors raise a bare one for invalid data.
 SYSTEM_ERRORS = (ConnectionError, TimeoutError)
 
 

@@ -69,7 +69,7 @@ class PredefinedQueue:
 
     Attributes:
         url: `None` where SQS is to be asked for it, by the account `owner` and the queue's name.
-        region: that of the URL, where the user gives none.
+        region: the URL's, where the user gives none.
         owner: the number of the AWS account that the queue belongs to.
     """
 

@@ -181,7 +181,7 @@ class Snapshot(NamedTuple):
         As many as can start, and as many more as Celery's prefetch count allows. More where even turns of one
         second need more polls at once for each queue to have one in `IDLE_QUEUE_PERIOD_SECONDS`.
         """
-        # Of short tasks, messages within the limit keep no slot for long.
+        # Short tasks within the limit keep no slot for long.
         taken = max(0, self.occupied - self.limit) if self.limit > self.slots else self.occupied
         free = self.slots - taken
         if free <= 0:

@@ -14,7 +14,7 @@ UNPRINTABLE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 
-#: As they are in JSON, where no other place has them.
+#: White space of indented JSON; elsewhere JSON escapes it.
 _INDENTATION: Final = "\t\n"
 
 

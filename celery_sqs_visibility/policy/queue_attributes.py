@@ -17,7 +17,7 @@ RETENTION: Final = "MessageRetentionPeriod"
 #: Whether a queue is a FIFO queue, which it is for ever.
 FIFO: Final = "FifoQueue"
 
-#: What only FIFO queues have.
+#: Attributes of FIFO queues alone.
 FIFO_ATTRIBUTES: Final = frozenset(
     {FIFO, "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"}
 )

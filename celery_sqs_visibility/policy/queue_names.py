@@ -43,18 +43,18 @@ def arn_of(service: str, region: str, account: str, name: str) -> str:
 
 
 def account_and_name(arn: str) -> tuple[str, str]:
-    """The last two parts."""
+    """The account and the name in an ARN."""
     account, name = arn.split(":")[-2:]
     return account, name
 
 
 def region_of(arn: str) -> str:
-    """The part before these."""
+    """The region in an ARN."""
     return arn.split(":")[-3]
 
 
 def beside(arn: str, name: str) -> str:
-    """The ARN of a thing of another name, of the same service, region and account."""
+    """The ARN of another name in the same service, region and account."""
     return f"{arn.rpartition(':')[0]}:{name}"
 
 

@@ -30,7 +30,7 @@ class QueueOrder:
         self._last_rank = 0  # of these
 
     def add(self, queue: str) -> None:
-        """It is consumed, from now on or already."""
+        """Add a queue that is consumed; harmless if it is known."""
         self._queues.add(queue)
         self._last_rank = max(self._last_rank, self.rank(queue))
 

@@ -48,5 +48,5 @@ def is_inactive(last_sign: float, timeout: float, awake_since: float, now: float
 
 
 def latest_wake(awake_since: float, checked: float, now: float) -> float:
-    """Since when this machine has not slept, after a check at `now` that follows one at `checked`."""
+    """The instant since which this machine has not slept, after checks at `checked` and `now`."""
     return now if now - checked > LONGEST_CHECK_INTERVAL_SECONDS else awake_since

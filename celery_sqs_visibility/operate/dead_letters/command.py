@@ -47,7 +47,7 @@ _FILTERS: Final = (
 
 
 def _place_options(command: F) -> F:
-    """QUEUE and where its dead letters are; the command gets the place, while it is in use."""
+    """Add QUEUE and the option for its dead-letter queue; the command gets the place, while it is in use."""
 
     @click.argument("queue")
     @click.option(
@@ -274,7 +274,7 @@ def _named_target(place: Place, letter: Letter) -> str:
 
 
 def _to_queues(sent_to: Counter[str]) -> str:
-    """Where letters go, as the end of a sentence."""
+    """The queues that letters go to, as the end of a sentence."""
     if len(sent_to) <= 1:
         return "".join(f" to {name!r}" for name in sent_to)
     return ": " + ", ".join(f"{number} to {name!r}" for name, number in sent_to.items())
@@ -282,7 +282,7 @@ def _to_queues(sent_to: Counter[str]) -> str:
 
 @contextmanager
 def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> Iterator[None]:
-    """Says what became of the letters, however it ends."""
+    """Print the outcome of the letters, also after an error or Ctrl-C."""
     try:
         yield
     finally:

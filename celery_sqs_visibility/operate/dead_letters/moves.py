@@ -36,10 +36,10 @@ from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 from celery_sqs_visibility.transport.codec import DEFAULT_GROUP, encode_payload
 
-#: Of a letter that was sent, and whose deletion failed.
+#: The reason for a letter that was sent, and whose deletion failed.
 TWICE: Final = "it was sent back and is still a dead letter, since it could not be deleted: {}. Delete it"
 
-#: Of a letter that names a queue to which nothing is sent.
+#: The reason for a letter that names a queue to which nothing may be sent.
 NOT_AGREED: Final = "it names queue {!r}, to which nothing was agreed to be sent; --yes agrees"
 
 #: The fastest pace that SQS can be told (API_StartMessageMoveTask).
@@ -120,7 +120,7 @@ class Moves:
         self.outcome.done += [letter.id for letter in self._delete(letters, "{}")]
 
     def _target(self, letter: Letter) -> Queue | None:
-        """Where the letter goes; `None` where it stays, for the reason that the outcome has."""
+        """The queue that the letter goes to; `None` if it stays, for the reason in the outcome."""
         try:
             target = self.place.target_of(letter)
         except QueueDoesNotExistError as error:
@@ -133,7 +133,7 @@ class Moves:
         return None
 
     def _why_not_to(self, target: Queue) -> str | None:
-        """Why nothing goes there: anybody who may send to the dead-letter queue may name any queue."""
+        """Why nothing is sent to a queue: whoever may send to the dead-letter queue may name any queue."""
         if target.url == self.place.source.url:
             return None
         if target.url not in self._agreed:
@@ -173,7 +173,7 @@ class Moves:
             self._delete(sent, TWICE)
 
     def _delete(self, letters: Sequence[Letter], sentence: str) -> list[Letter]:
-        """Delete up to ten letters; those that were."""
+        """Delete up to ten letters, and return those that were deleted."""
         queue = self.place.letters
         handles = [self.held.handle(letter.id) for letter in letters]
         try:
@@ -188,7 +188,7 @@ class Moves:
         return deleted
 
     def _why_not(self, letter: Letter) -> str | None:
-        """Why its task could not run: its payload is gone."""
+        """Why the letter's task could not run: its payload is gone."""
         if not isinstance(letter.content, PayloadPointer) or self.payloads is None:
             return None
         try:
@@ -245,7 +245,7 @@ def batches_of(messages: Sequence[OutgoingMessage], most: int = BATCH_ENTRIES) -
 
 
 def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
-    """Start it, and watch it to its end. Ctrl-C ends the watching only.
+    """Start SQS's own move, and watch it to its end. Ctrl-C ends the watching only.
 
     Raises:
         CommandError: SQS does not move these messages, or did not move them all.
@@ -288,7 +288,7 @@ def _start(place: Place, source_arn: str, pace: int | None) -> MoveTask | None:
 
 
 def _watched(queue: Queue, source_arn: str, before: MoveTask | None) -> MoveTask:
-    """The task when it has ended; not the one that was the latest before."""
+    """The move task once it has ended, and not the one before it."""
     former, without = before and before.started, 0
     while without < MOST_LOOKS_WITHOUT:
         try:

@@ -71,7 +71,7 @@ class Place:
     Attributes:
         source: the queue that messages were given up in.
         letters: the dead-letter queue.
-        is_of_policy: whether the source's redrive policy names that.
+        is_of_policy: whether the source's redrive policy names it.
     """
 
     context: BrokerContext
@@ -81,7 +81,7 @@ class Place:
 
     @property
     def source_names(self) -> set[str]:
-        """Celery's and SQS's."""
+        """The names of the source, Celery's and SQS's."""
         return {self.source.name, self.source.sqs_name}
 
     def target_of(self, letter: Letter) -> Queue:
@@ -136,7 +136,7 @@ class HeldMessages:
         stop: no more is received once it is set.
 
     Attributes:
-        problem: why visibility was not changed, the last time that it was not.
+        problem: the latest error of a change of visibility.
         is_complete: whether SQS had no more to give.
     """
 
@@ -188,14 +188,14 @@ class HeldMessages:
         return received
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and extend what is held. It ends early once `stop` is set."""
+        """Let time pass, and extend held messages. It ends early once `stop` is set."""
         until = self._clock.monotonic() + seconds
         while (left := until - self._clock.monotonic()) > 0 and not self._stop.is_set():
             self._stop.wait(min(left, HOLD_SECONDS / 8))
             self.extend()
 
     def extend(self) -> None:
-        """Hide for longer what would be visible soon."""
+        """Hide messages for longer that would be visible soon."""
         now = self._clock.monotonic()
         due = [key for key, (_, deadline) in self._handles.items() if deadline - now < HOLD_SECONDS / 2]
         for key in self._change(due, HOLD_SECONDS):
@@ -211,7 +211,7 @@ class HeldMessages:
             self._handles.pop(message_id, None)
 
     def release(self) -> int:
-        """Make all that is held visible again; how many SQS did not release, which takes `HOLD_SECONDS`."""
+        """Make held messages visible again; return how many stay hidden, for `HOLD_SECONDS` at the most."""
         kept = list(self._handles)
         released = self._change(kept, 0)
         self._handles.clear()
@@ -242,7 +242,7 @@ class Session:
         place: the queue.
         selection: the letters that are meant.
         limit: most of them.
-        held: what was received.
+        held: the messages that were received.
         stop: set at Ctrl-C and SIGTERM.
         others: letters of other queues that were seen and left alone.
         clock_offset: seconds that this machine's clock is ahead of SQS's, by which letters have their ages.
@@ -271,7 +271,7 @@ class Session:
         Ask before the session's own are given back. SQS's counts lag behind deletions.
         """
         held, letters = self.held, self.place.letters
-        # What is visible and was not received was given back since; in a FIFO queue it waits behind others.
+        # Visible messages that were not received were given back since; those of FIFO groups wait for others.
         given_back = [VISIBLE] if held.is_complete and not letters.fifo else []
         try:
             left = count(letters, HIDDEN, *given_back) - (len(held) if held.is_complete else held.seen)
@@ -280,7 +280,7 @@ class Session:
         return max(0, min(left, self.place.number_before - held.seen))
 
     def agrees(self, question: str) -> bool:
-        """Ask, and go on hiding what is held. No answer is no, and so is Ctrl-C."""
+        """Ask, and keep messages hidden meanwhile. No answer means no, and so does Ctrl-C."""
         say(f"{question} [y/N]: ", nl=False, err=True)
         stdin: TextIO | None = sys.stdin  # `None` where it is closed
         while stdin and not (self.stop.is_set() or select.select([stdin], [], [], ANSWER_SECONDS)[0]):

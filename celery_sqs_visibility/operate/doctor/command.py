@@ -63,12 +63,12 @@ COLOURS: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NO
 
 
 def is_well(findings: Iterable[Finding]) -> bool:
-    """Whether there are notes at the most."""
+    """Whether no finding is worse than a note."""
     return all(finding.severity is Severity.NOTE for finding in findings)
 
 
 def show(findings: list[Finding], facts: Facts, paste: str = "") -> None:
-    """Print them, the worst first, and a summary."""
+    """Print the findings, the worst first, and a summary."""
     for finding in findings:
         say(finding.severity.name.ljust(len(INDENT)), nl=False, fg=COLOURS[finding.severity], bold=True)
         say(_wrapped(f"{finding.thing}: {finding.problem}"))
@@ -80,7 +80,7 @@ def show(findings: list[Finding], facts: Facts, paste: str = "") -> None:
 
 
 def summary(findings: list[Finding], facts: Facts) -> str:
-    """How many there are, of how many things."""
+    """Numbers of findings, and of the things that were looked at."""
     counts = Counter(finding.severity for finding in findings)
     found = ", ".join(counted(counts[each], each.name.lower()) for each in Severity)
     probed = sum(len(queue.rights) for queue in facts.queues) + len(facts.control_rights)

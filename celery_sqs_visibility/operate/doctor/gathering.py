@@ -55,7 +55,7 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
 from celery_sqs_visibility.worker.grace_period import grace_period
 
-#: Of a task that is tried more often, the delays of so many failures are looked at.
+#: The most failures of a task whose delays are looked at.
 MOST_DELAYS: Final = 1000
 
 #: Set by Kubernetes in every container.
@@ -141,7 +141,7 @@ def _without_letters(queues: Iterable[QueueFacts], named: Collection[str]) -> li
 
 
 def _why_unroutable(app: Celery, task: Any) -> str | None:
-    """Celery's sentence about a queue that it may not make up."""
+    """Celery's sentence about a queue that is not in `task_queues`."""
     try:
         app.amqp.router.route({}, task.name, args=(), kwargs={})
     except QueueNotFound as error:
@@ -176,7 +176,7 @@ def _repeats_by_default(app: Celery, task: Any) -> bool:
 
 
 def _delays(task: Any, queue: str, options: Options, limit: int | None) -> tuple[float, ...]:
-    """After each failure but the last; a user's callable is given a plain Exception."""
+    """The delays after each failure but the last; a user's callable is given a plain Exception."""
     rules, error = task.rules_in(queue), Exception()
     rest = options.for_queue(queue).visibility_timeout
     waits = (choose_delay(rules, retries, error, explicit=False) for retries in range(limit or 0))
@@ -200,7 +200,7 @@ def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
 
 
 def _rights_on_key(broker: BrokerContext, source: Queue, known: QueueFacts) -> dict[str, Right]:
-    """On the key of a queue that is used with the credentials of `source`: its own, or its dead letters'."""
+    """Permissions on the key of `source`, or of its dead-letter queue, with the credentials for `source`."""
     settings = settings_of_queue(source.name, broker.client_settings, broker.options)
     return rights_on_key(known.attributes or {}, settings, source.sqs.location().region)
 
@@ -298,5 +298,5 @@ def _shown_by(probe: Callable[[], BatchResult | bool]) -> Right:
 
 
 def _looked_at(errors: list[SQSError]) -> bool:
-    """Whether SQS has come as far as the receipt handle."""
+    """Whether SQS has looked at the receipt handle."""
     return any(isinstance(error, ReceiptHandleInvalidError) for error in errors)

@@ -56,7 +56,7 @@ def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[
         *_delays(),
         *_fleet(),
     ]
-    # Of these two `_early_acks` and `_meaning` speak.
+    # `_early_acks` and `_meaning` report these two.
     checked = [
         finding
         for finding in findings_of(facts)
@@ -180,7 +180,7 @@ def settings_to_paste(given: Mapping[str, Any], refused: Mapping[str, str]) -> s
 
 @contextmanager
 def switched_broker(app: Celery) -> Iterator[tuple[BrokerContext, dict[str, str]]]:
-    """The broker with our transport and the options that it takes; and why it refuses the others.
+    """The broker with our transport and the options that it takes; and why the others are refused.
 
     Raises:
         CommandError: the app is on our transport, or not on SQS at all.

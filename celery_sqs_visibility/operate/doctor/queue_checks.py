@@ -28,7 +28,7 @@ from celery_sqs_visibility.policy.queue_attributes import ARN, redrive_policy
 from celery_sqs_visibility.policy.queue_names import beside
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, DELAY_SECONDS, RETENTION_SECONDS
 
-#: Fewer, and one deploy, or two, moves a message that has not failed.
+#: With fewer receives one or two deploys move a message that has not failed.
 FEWEST_RECEIVES: Final = 3
 
 
@@ -107,7 +107,7 @@ def _new_dead_letter_queue(queue: QueueFacts, facts: Facts) -> str:
 
 
 def _redrive(queue: QueueFacts, dead_letter_arn: str, tasks: Sequence[TaskFacts]) -> str:
-    """The command that has SQS move messages after the attempts of these tasks."""
+    """The command for a redrive policy by which SQS moves messages after the attempts of these tasks."""
     receives = least_max_receive_count(task.max_retries for task in tasks)
     return set_attributes(queue.url, RedrivePolicy=redrive_policy(dead_letter_arn, str(receives)))
 

@@ -22,7 +22,7 @@ SHORTEST_VISIBILITY_SECONDS = 30
 #: More, and the work of a killed worker waits longer than anybody expects: the heartbeat makes it needless.
 LONGEST_VISIBILITY_SECONDS = 900
 
-#: What signatures allow is five minutes.
+#: SQS accepts signatures up to five minutes off.
 REFUSED_OFFSET_SECONDS = 240
 NOTABLE_OFFSET_SECONDS = 5
 

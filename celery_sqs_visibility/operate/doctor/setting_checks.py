@@ -23,10 +23,10 @@ class SettingRule(NamedTuple):
     """A setting of Celery's, and its effect here.
 
     Attributes:
-        applies: whether the value that the user gave is meant.
+        applies: whether the rule is about the value that the user gave.
         harms: it does something that is not wanted, or promises what is not kept; else it only does nothing.
-        follows: what it does here, as a sentence.
-        remedy: what to write in its place.
+        follows: the setting's effect here, as a sentence.
+        remedy: the text to write in its place.
     """
 
     name: str
@@ -145,7 +145,7 @@ SECONDS_A_DAY = 86_400
 
 SECONDS_A_MONTH = 30 * SECONDS_A_DAY
 
-#: From here on a poll without a message is not worth a word.
+#: Longer polls of empty queues cost too little to be reported.
 LONG_POLL_SECONDS = 10
 
 #: A new task may wait for so long until it is looked for.

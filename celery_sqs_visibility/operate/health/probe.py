@@ -154,7 +154,7 @@ def _remove_stale() -> None:
                 pass  # one that is busy
 
 
-#: As of the other commands; 69 is EX_UNAVAILABLE of sysexits.h.
+#: Exit statuses, as of the other commands; 69 is EX_UNAVAILABLE of sysexits.h.
 WELL, UNWELL, NOBODY = 0, 1, 69
 
 

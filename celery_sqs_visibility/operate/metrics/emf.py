@@ -15,7 +15,7 @@ from celery_sqs_visibility.operate.found_queues import QueueDepth
 from celery_sqs_visibility.operate.metrics.recorder import WorkerState
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
-#: From one line of a queue to the next.
+#: Interval of a queue's lines.
 INTERVAL_SECONDS: Final = 60.0
 
 NAMESPACE: Final = "CelerySQS"
@@ -31,7 +31,7 @@ UNITS: Final = {
     "Delayed": "Count",
     "DeadLetters": "Count",
     "OldestAge": "Seconds",
-    # Of an invocation of a Lambda function, by what became of its messages (`measurements.DeliveryEnded`).
+    # An invocation of a Lambda function, by the outcomes of its messages (`measurements.DeliveryEnded`).
     "MessagesReceived": "Count",
     "DeadLettered": "Count",
     "TasksSucceeded": "Count",
@@ -44,7 +44,7 @@ UNITS: Final = {
     "TasksDiscarded": "Count",
 }
 
-#: Its lines are JSON and nothing else, so they do not go the way of the others.
+#: The logger of lines that are JSON and nothing else, which other handlers would change.
 LOGGER: Final = logging.getLogger("celery_sqs_visibility.emf")
 
 

@@ -23,7 +23,7 @@ from celery_sqs_visibility.operate.metrics.series import Histogram, Labels, Read
 
 SYSTEM: Final = {"messaging.system": "aws_sqs"}
 
-#: As many values are recorded in a row, which takes less than half the time: alone, between two steps of a
+#: Values that are recorded in a row, which takes less than half the time: alone, between two steps of a
 #: worker, the SDK's code is no longer in the processor's cache.
 BATCH: Final = 100
 

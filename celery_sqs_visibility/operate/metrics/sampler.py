@@ -100,7 +100,7 @@ class Sampler:
 
     Args:
         ask: tells the depths of the worker's queues, by requests.
-        turn: whether this worker asks.
+        turn: tells whether this worker asks.
         interval: seconds from one sample to the next.
         clock: the monotonic clock.
     """

@@ -41,7 +41,7 @@ STOP_SECONDS: Final = 1.0
 #: A job is done within so many seconds of the start, however long its interval.
 FIRST_SECONDS: Final = 60.0
 
-#: What to do, and after how many seconds again.
+#: A function, and the seconds after which it is called again.
 Job = tuple[Callable[[], None], float]
 
 
@@ -163,10 +163,10 @@ class WorkerMetrics:
     Args:
         app: the worker's.
         context: the broker's.
-        exporters: who gets it, one at least.
+        exporters: their names, one at least.
 
     Attributes:
-        routes: what HTTP answers.
+        routes: functions that answer HTTP requests, by path.
     """
 
     def __init__(self, app: Any, context: BrokerContext, exporters: tuple[str, ...]) -> None:
