@@ -1,12 +1,12 @@
-"""Makes `broker_transport = "celery_sqs_visibility"` work wherever kombu is imported.
+"""Alias of the transport, for `broker_transport = "celery_sqs_visibility"` wherever kombu is imported.
 
 kombu has no entry-point group for transports, and looks a bare name up in `TRANSPORT_ALIASES`. It does
 load the group `kombu.serializers` on import (kombu/serialization.py), in every process that publishes or
-consumes; so this module is registered there. It adds the alias, and provides a JSON codec that nobody
-uses. It must stay tiny and must not fail: an error here would break `import kombu`.
+consumes; so this module is registered there. It adds the alias, and provides an unused JSON codec. It must
+stay tiny and must not fail: an error here would break `import kombu`.
 
-A URL's scheme may have dashes and no underscores: of `celery_sqs_visibility://` nothing is left to kombu
-(kombu/connection.py: `Connection.__init__`), which then looks up the empty name.
+A URL's scheme may have dashes but no underscores: kombu reads an empty scheme from `celery_sqs_visibility://`
+(kombu/connection.py: `Connection.__init__`), and looks up the empty name.
 """
 
 import json

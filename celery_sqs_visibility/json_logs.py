@@ -25,7 +25,7 @@ from celery_sqs_visibility.events import subscribed
 #: The package's logger, which tells what happens to each message at DEBUG.
 OURS: Final = "celery_sqs_visibility"
 
-#: What the sentences end with whose facts are fields of the line.
+#: The end of sentences whose facts are fields of the line.
 FACTS: Final = " (%s)"
 
 #: Attributes of every record, and those that are fields under other names. Celery's `data` has the arguments
@@ -63,7 +63,7 @@ class JSONFormatter(logging.Formatter):
 
 
 def _moment(record: logging.LogRecord) -> datetime:
-    """When it was made; now, if it says no time that there is."""
+    """The time of the record; now, if that is invalid."""
     try:
         return datetime.fromtimestamp(record.created, timezone.utc)
     except (TypeError, ValueError, OverflowError, OSError):
@@ -71,11 +71,11 @@ def _moment(record: logging.LogRecord) -> datetime:
 
 
 def log_json(*, life_cycle: bool = True) -> None:
-    """Have Celery's workers and beat write JSON lines, once Celery sets up its logging; harmless if repeated.
+    """Write JSON lines from Celery's workers and beat, once Celery sets up its logging; harmless if repeated.
 
     Args:
-        life_cycle: write what happens to each message, too, in four lines or more. Of Celery's lines those of
-            a task's receipt and success are left out then.
+        life_cycle: also write each message's events, in four lines or more. Celery's own lines about a
+            task's receipt and success are left out then.
     """
 
     def set_up(logger: logging.Logger, **_: Any) -> None:
@@ -92,13 +92,13 @@ def log_json(*, life_cycle: bool = True) -> None:
 
 
 def _handlers_of_processes() -> list[logging.Handler]:
-    """Those of the logger that tells of the pool's processes, which celery/app/log.py sets up apart."""
+    """The handlers of the logger of the pool's processes, which celery/app/log.py sets up separately."""
     logger = get_multiprocessing_logger()
     return logger.handlers if logger is not None else []
 
 
 def _is_told_once(record: logging.LogRecord) -> bool:
-    """Whether a record is none of Celery's whose facts the life cycle of a message has."""
+    """Whether to keep a record: Celery's lines whose facts our own lines have are left out."""
     sentence = record.msg if isinstance(record.msg, str) else None
     if sentence == trace.LOG_RECEIVED:  # which a program may replace, as the other
         return not subscribed(log_event)
@@ -122,7 +122,7 @@ def _message(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _ids(record: logging.LogRecord) -> dict[str, Any]:
-    """What is known of the message and the task that a record is about: its own facts first."""
+    """Facts of the message and the task that a record is about: the record's own facts first."""
     own = getattr(record, "sqs", None)
     facts = dict(own) if isinstance(own, Mapping) else {}
     if not facts.get("task_id") and not facts.get("message_id"):
@@ -134,7 +134,7 @@ def _ids(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _of_running_task() -> dict[str, Any]:
-    """Of the task that runs in this thread or greenlet."""
+    """Facts of the task that runs in this thread or greenlet."""
     task: Any = current_task
     request = task.request if task else None
     if request is None or request.id is None:
@@ -150,7 +150,7 @@ def _of_running_task() -> dict[str, Any]:
 
 
 def _of_request(record: logging.LogRecord, named: list[str]) -> dict[str, Any]:
-    """Of the request that a line of Celery's names, in a worker's main process.
+    """Facts of the request that a line of Celery's names, in a worker's main process.
 
     Celery writes that a request is received or discarded before the request is in `celery.worker.state`.
     """
@@ -172,7 +172,7 @@ def _names(record: logging.LogRecord) -> Iterator[str]:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    """What a program's own lines have as `extra`."""
+    """The `extra` of a program's own lines."""
     return {name: value for name, value in vars(record).items() if name not in KNOWN}
 
 

@@ -1,6 +1,6 @@
 """Events for metrics, made only if somebody subscribes.
 
-Apart from `events.DeliveryEvent`, so that the log, and who listens to deliveries, does not hear of them.
+They are no `events.DeliveryEvent`, so that the log and other listeners to deliveries do not get them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from celery_sqs_visibility.events import Event, Facts
 
 @dataclass(frozen=True, slots=True)
 class ReceiveEnded(Event):
-    """SQS answered a receive from a queue: `asked` messages were asked for, and so many came."""
+    """SQS answered a receive from a queue: `asked` messages were asked for, and `messages` came."""
 
     queue: str
     asked: int

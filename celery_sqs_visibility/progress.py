@@ -41,10 +41,10 @@ class ProgressThrottle:
 
 
 class Progress:
-    """Stores how far a run is in Celery's result backend, now and then. The run's own thread.
+    """Stores a run's progress in Celery's result backend, from time to time. The run's own thread.
 
-    What cannot be stored is logged, once, and ends no run. Nothing is stored of a task that ignores its
-    result, or is called directly or eagerly.
+    A failure to store is logged once, and ends no run. Nothing is stored for a task that ignores its result,
+    or is called directly or eagerly.
     """
 
     def __init__(self, task: Any, request: Any, total: int | None) -> None:
@@ -57,7 +57,7 @@ class Progress:
         self._failed = False
 
     def show(self, current: int, *, last: bool = False) -> None:
-        """This number of items is done; the `last` number is stored in any case."""
+        """Show that `current` items are done; the `last` number is stored in any case."""
         if self._task is None or not (last or self._throttle.is_due(current, SYSTEM_CLOCK.monotonic())):
             return
         try:

@@ -82,12 +82,12 @@ class Visibility:
         return self.until_horizon() <= NEAR_HORIZON_SECONDS
 
     def alive(self) -> None:
-        """Show life, where the task declares an `inactivity_timeout`; elsewhere nothing happens.
+        """Give a sign of life, if the task declares an `inactivity_timeout`; otherwise do nothing.
 
         Costs no request: call it as often as you like.
 
         Raises:
-            InactivityError: it is too late, and the pool could not end the run. Let it pass.
+            InactivityError: it is too late, and the pool could not end the run. Do not catch it.
         """
         if self._lease is None or (last_sign := self._lease.last_sign) == UNWATCHED or self._lease.over:
             return
@@ -164,26 +164,26 @@ class Visibility:
         it counts as an attempt.
 
         Raises:
-            Reject: always; let it pass. It is Celery's own, with `requeue=True`.
+                        Reject: always; do not catch it. It is Celery's own, with `requeue=True`.
         """
         raise Reject("released", requeue=True)
 
     def continue_later(self, **kwargs: Any) -> NoReturn:
-        """End the run, and go on in another with a message of its own, which SQS hides for 12 hours anew.
+        """End the run, and continue the task in a new message, for which SQS's 12 hours begin anew.
 
         The message has the task's id, queue, arguments but for `kwargs`, callbacks, errbacks, chain, chord,
-        priority, expiry and limits: what is to follow the task follows its last part. Its attempts begin
-        anew. It is sent before the present one is deleted; if it cannot be sent, the present one comes back,
-        as after any failure. The state is RETRY until the task goes on.
+        priority, expiry and limits: callbacks and canvas steps follow the task's last part. Its attempts
+        begin anew. It is sent before the present one is deleted; if it cannot be sent, the present one comes
+        back, as after any failure. The state is RETRY until the task goes on.
 
-        Where the message is lost nothing is sent: another worker runs the task from the last message on.
+        If the message is lost nothing is sent: another worker runs the task from the last message on.
 
         On any other broker the task is published likewise; eagerly, it is called again at once; called
         directly, it only raises.
 
         Raises:
-            Retry: it is sent. Let it pass: it is Celery's own.
-            Reject: the message is lost. Let it pass, too.
+                        Retry: the message is sent. Do not catch this exception of Celery's.
+            Reject: the message is lost. Do not catch it either.
         """
         if self.lost:
             raise Reject("lost", requeue=True)

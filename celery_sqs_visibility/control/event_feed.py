@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 #: An event waits this long for others. A monitor is that late.
 LINGER_SECONDS: Final = 0.5
 
-#: Events that wait for one monitor, their bodies; what exceeds them is dropped.
+#: Most bytes of waiting events for one monitor, counting bodies; further events are dropped.
 MOST_BYTES: Final = 4 * 1024 * 1024
 
 #: A queue that was seen so recently may be unknown to a part of SQS.
@@ -151,11 +151,11 @@ class EventFeed:
         self._ended = False
 
     def seen(self) -> None:
-        """The monitor listens, or did just now."""
+        """Note that the monitor listens now."""
         self.seen_at = self._clock.monotonic()
 
     def submit(self, message: EventMessage) -> None:
-        """Send it soon; drop it if too much waits."""
+        """Send the message soon; drop it if too much waits."""
         now = self._clock.monotonic()
         with self._lock:
             if self._ended or (self._waiting and self._listener.is_silent):
@@ -178,7 +178,7 @@ class EventFeed:
         return LINGER_SECONDS if self._lingers else 0.0
 
     def flush(self, timeout: float) -> bool:
-        """Send everything without lingering; whether all was sent within `timeout` seconds."""
+        """Send all waiting events at once; whether all were sent within `timeout` seconds."""
         with self._lock:
             self._flushing = True
             self.batch_threads.wake()
@@ -214,7 +214,7 @@ class EventFeed:
         return self.queue.sqs.send_batch(self.queue.url, [self._encode(each) for each in batch])
 
     def conclude(self, batch: list[EventMessage], since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `batch_threads.Work`: what failed for a while is tried again, the rest is done with."""
+        """See `batch_threads.Work`: errors that pass are followed by another attempt, others by a drop."""
         again = [i for i, error in sorted(failed.items()) if self._passes(error, since)]
         with self._lock:
             self._failures = self._failures + 1 if failed else 0
@@ -238,7 +238,7 @@ class EventFeed:
             self._outage.success(since)
 
     def _passes(self, error: SQSError, since: float) -> bool:
-        """Whether it is worth another try. SQS does not know a queue in the first moments of its life."""
+        """Whether another attempt may succeed: SQS does not know a queue in its first seconds."""
         new = since - self.seen_at < NEW_SECONDS
         return isinstance(error, (*PASSING_ERRORS, QueueDoesNotExistError) if new else PASSING_ERRORS)
 

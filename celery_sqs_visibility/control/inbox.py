@@ -1,4 +1,4 @@
-"""The control queue of one consumer, and the thread that makes it, polls it, and says that it is in use."""
+"""Control queue of one consumer, with the thread that creates it, polls it, and renews its sign of life."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ logger = logging.getLogger(__name__)
 #: No visibility timeout: the queue's own is longer than its messages last.
 RECEIVE: Final = ReceiveOptions(system_attributes=("ApproximateFirstReceiveTimestamp", "SentTimestamp"))
 
-#: After an error a poll is short, to say soon that polls succeed again.
+#: A poll after an error is short, so that the log soon says that polls succeed again.
 AFTER_ERROR_WAIT_SECONDS: Final = 1
 
 #: Threads that poll beside the inbox's while batches come back full, and how long such a poll waits.
 HELPERS: Final = 7
 HELPERS_WAIT_SECONDS: Final = 2
 
-#: From one sweep to the next. The first one is within some minutes, so that a fleet's are not at once.
+#: From one sweep to the next, and the longest time until the first, which is random: a fleet spreads them.
 SWEEP_SECONDS: Final = 3600
 FIRST_SWEEP_SECONDS: Final = 600
 
-#: After errors in a row, the longest time before the next attempt: those that pass, and a missing right.
+#: After errors in a row, the longest pause: after errors that pass, and after a missing permission.
 LONGEST_PAUSE_SECONDS: Final = 30.0
 REFUSED_PAUSE_SECONDS: Final = 300.0
 
@@ -44,14 +44,14 @@ FEW: Final = 5
 #: After an error that is a bug.
 PAUSE_SECONDS: Final = 5.0
 
-#: How often a consumer that is slower than its messages is asked whether it has caught up.
+#: Between two checks whether a full consumer has caught up.
 FULL_PAUSE_SECONDS: Final = 0.1
 
-#: A queue that is younger may not be there yet, and is tried again this often.
+#: SQS may not know a younger queue yet; polls of it are repeated after the second of these times.
 NEW_SECONDS: Final = 10.0
 NEW_PAUSE_SECONDS: Final = 0.2
 
-#: A new queue is waited for, by a caller that needs its address.
+#: A caller that needs a new queue's address waits for so long.
 CREATION_SECONDS: Final = 10.0
 
 UNEXPECTED: Final = "unexpected error in a thread that polls a control queue; continuing"
@@ -63,14 +63,14 @@ class Inbox:
     Args:
         queues: the directory.
         exchange: the exchange that the queue is bound to.
-        node: whose queue it is.
+                node: the owner of the queue.
         deliver: takes each received message. In the thread.
         clock: the clock.
         sweeps: the exchanges whose stale queues it deletes.
-        wanted: whether anybody waits for messages now.
-        is_full: whether so much waits here that more stays at SQS, until it expires there.
-        idle_seconds: the queue is given up when it was not wanted for so long.
-        moved: called in a thread when another queue was made for one that is gone.
+        wanted: whether a consumer waits for messages now.
+        is_full: whether the consumer's backlog is full; then messages stay at SQS, until they expire there.
+        idle_seconds: the queue is deleted when it was not wanted for so long.
+        moved: called in a thread when another queue was created for one that is gone.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class Inbox:
             raise RuntimeError("cannot start the thread that polls a control queue")
 
     def use(self) -> bool:
-        """Have it stay for a while longer; `False` if it has ended."""
+        """Keep the queue for a while longer; `False` if it has ended."""
         with self._changed:
             self._used_at = self._clock.monotonic()
             return not self._stopped.is_set()
 
     def address(self) -> str:
-        """The queue's address. Waits until the queue is made, and can be used, perhaps a second later.
+        """The queue's address. Waits until the queue is created and usable, about a second.
 
         Raises:
             SQSError: it cannot be made or polled, or has ended; then another may be made.
@@ -135,7 +135,7 @@ class Inbox:
             raise self._error or UnavailableError("SQS does not answer: no queue for the replies was made")
 
     def stop(self) -> None:
-        """End the thread, and have another delete the queue: the thread may wait for its poll."""
+        """End the thread, and start another that deletes the queue: the first may still wait for its poll."""
         with self._changed:
             self._stopped.set()
             self._changed.notify_all()
@@ -189,7 +189,7 @@ class Inbox:
         return AFTER_ERROR_WAIT_SECONDS if self._failures else WAIT_TIME_SECONDS
 
     def _answered(self, queue: ControlQueue) -> None:
-        """SQS has answered a poll of the queue: commands may name its address from now on."""
+        """Give the queue's address away from now on: SQS has answered a poll of it."""
         with self._changed:
             if self._usable or self._stopped.is_set():
                 return
@@ -214,7 +214,7 @@ class Inbox:
             self._helpers.release()
 
     def _help(self, queue: ControlQueue) -> None:
-        """A thread beside the inbox's, while batches come back full: many workers answer at once."""
+        """Poll beside the inbox's thread while batches come back full: many workers answer. A thread."""
         try:
             more = True
             while more and not self._stopped.is_set() and not self._is_full():

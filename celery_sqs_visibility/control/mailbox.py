@@ -1,4 +1,4 @@
-"""What one of Celery's consumers gets, each message once: also what came before it, or between two of it."""
+"""Messages for one of Celery's consumers, each once. Messages without a consumer wait for the next one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Mailbox:
     """Celery's consumer of one queue. It may come and go: Celery resets its own after an error. Any thread.
 
     Args:
-        put: takes what is delivered; `None` until there is a consumer.
-        is_full: whether so much waits at the consumer that more stays at SQS.
+                put: takes delivered messages; `None` until there is a consumer.
+        is_full: whether the consumer's backlog is full; then messages stay at SQS.
     """
 
     def __init__(self, put: Put | None = None, is_full: Callable[[], bool] = never) -> None:
@@ -48,7 +48,7 @@ class Mailbox:
         return self._is_full()
 
     def open(self, put: Put, is_full: Callable[[], bool] = never) -> None:
-        """The consumer is there. It gets what came before it."""
+        """Add the consumer, which gets the messages that came before it."""
         with self._lock:
             self._put, self._is_full = put, is_full
             waiting, self._waiting = self._waiting, []
@@ -56,17 +56,17 @@ class Mailbox:
             put(payload, is_in_time)
 
     def close(self) -> None:
-        """The consumer has gone. Messages wait for the next consumer."""
+        """Remove the consumer. Messages wait for the next one."""
         with self._lock:
             self._put = None
 
     def deliver(self, message_id: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
-        """Put the message, unless a copy of it was here: SQS may deliver twice, and senders send again."""
+        """Put the message, unless a copy of it came before: SQS may deliver twice, and senders repeat."""
         if self._seen.add(message_id):
             self.put(payload, is_in_time)
 
     def put(self, payload: dict[str, Any], is_in_time: IsInTime) -> None:
-        """Put it: to the consumer, or to the next, if there is none now."""
+        """Give the message to the consumer, or to the next one if there is none now."""
         with self._lock:
             put = self._put
             if put is None:

@@ -1,4 +1,4 @@
-"""The workers, and receivers of events, of this process: each has a queue of its own."""
+"""Members of remote control in this process: workers and receivers of events, each with its own queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT_SECONDS: Final = 5.0
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One of them. Its consumer may have gone, for `KEPT_SECONDS`; `left` counts how often."""
+    """A member. Its consumer may be gone for up to `KEPT_SECONDS`; `left` counts how often it went."""
 
     mailbox: Mailbox
     inbox: Inbox
@@ -32,13 +32,13 @@ class Member:
 
 
 class Members:
-    """Those of a process. Any thread.
+    """The members of a process. Any thread.
 
     Args:
         queues: the directory of control queues.
-        events: Celery's events, which are told of receivers.
+        events: Celery's events, which need the queues of receivers.
         clock: the clock.
-        deliver: takes what a queue of an exchange has received, for its mailbox.
+                deliver: takes a message that a queue of an exchange has received, for its mailbox.
         end: ends an inbox.
         moved: called in a thread when a queue of events was made anew: other processes know the one before.
     """
@@ -63,7 +63,7 @@ class Members:
         self._members: dict[str, Member] = {}  # by Celery's name of the queue
 
     def consume(self, queue: str, exchange: str, put: Put, is_full: Callable[[], bool]) -> None:
-        """A consumer has come, perhaps again: then it has what came meanwhile. No request."""
+        """Add a consumer. One that comes again gets the messages that came meanwhile. No request."""
         with self._lock:
             if (member := self._members.get(queue)) is not None:
                 member.mailbox.open(put, is_full)
@@ -73,7 +73,7 @@ class Members:
         member.inbox.start()
 
     def cancel(self, queue: str) -> None:
-        """The consumer has gone. Celery closes its mailbox and opens it after an error and a reconnect."""
+        """Remove the consumer, which may come back: Celery resets its own after an error and a reconnect."""
         with self._lock:
             if (member := self._members.get(queue)) is None:
                 return
@@ -83,7 +83,7 @@ class Members:
             self._remove(queue, member, member.left)
 
     def hand_on(self, queue: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
-        """The message was not handled: it is for the queue's next consumer, if that comes."""
+        """Keep an unhandled message for the queue's next consumer, if one comes."""
         with self._lock:
             member = self._members.get(queue)
         if member is not None:
@@ -113,7 +113,7 @@ class Members:
         return Member(mailbox, inbox)
 
     def _leave(self, queue: str, member: Member, left: int) -> None:
-        """A thread: the consumer has gone, and perhaps comes back."""
+        """Wait whether the consumer comes back, and else remove its member. A thread."""
         self._closed.wait(KEPT_SECONDS)
         self._remove(queue, member, left)
 

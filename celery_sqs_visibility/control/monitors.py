@@ -1,10 +1,9 @@
-"""Who listens to Celery's events. Where nobody does, an event costs nothing.
+"""Monitors that listen to Celery's events. Without a monitor an event costs nothing.
 
 A monitor names its queue in every command that it broadcasts, and Celery's receivers broadcast `heartbeat` as
-soon as they listen (celery/events/receiver.py: `wakeup_workers`). So a worker hears of a monitor within a
-second, whatever ListQueues says, which lags by up to a minute. It asks SQS itself for the monitors that were
-there first: at its start, and twice more until that lag is over. While somebody listens, it sweeps the queues
-of those that are gone.
+soon as they listen (celery/events/receiver.py: `wakeup_workers`). So a worker knows a monitor within a
+second, though ListQueues lags by up to a minute. It asks SQS for monitors that are older than itself: at its
+start, and twice more until that lag is over. While a monitor listens, the worker sweeps queues of dead ones.
 """
 
 from __future__ import annotations
@@ -34,26 +33,26 @@ from celery_sqs_visibility.policy.control_names import Use, use_of
 
 logger = logging.getLogger(__name__)
 
-#: A worker looks for monitors again after its start: what ListQueues did not show then, it shows now. Twice:
-#: a monitor may have begun just before others could see this worker.
+#: A worker looks for monitors again after its start, when ListQueues shows those that it did not show then.
+#: Twice: a monitor may have begun just before others could see this worker.
 LATER_LOOKS_SECONDS: Final = (60.0, 65.0)
 
-#: So many monitors are believed to listen since a command says so: each has a thread. Others are listed.
+#: Most monitors that are added because a command names them: each takes a thread. Others are listed.
 MOST_TOLD: Final = 32
 
-#: Each of these times is longer by up to so much, so that a fleet does not look at the same time.
+#: Each of these times is lengthened by up to this fraction, so that a fleet does not look at the same time.
 SPREAD: Final = 0.15
 
-#: And then from time to time, while somebody listens.
+#: Between later looks, while a monitor listens.
 LOOK_SECONDS: Final = 600.0
 
-#: So often at the most a worker asks in one look, while the error is one that passes: for up to 3 s.
+#: Attempts of a worker at one look, while the error is one that passes: up to 3 s.
 LOOK_ATTEMPTS: Final = 5
 
-#: How long a client goes by what it knows: it takes no commands, so that no monitor can tell it.
+#: Between two looks of a client: it takes no commands, so that no monitor can announce itself.
 CLIENT_LOOK_SECONDS: Final = 300.0
 
-#: A monitor that was not heard of for so long, and is not listed, is gone: lists may be a minute old.
+#: A monitor is gone if it is not listed, and was last announced so long ago: lists may be a minute old.
 FORGET_SECONDS: Final = 90.0
 
 CANNOT_LIST: Final = (
@@ -93,10 +92,10 @@ class Monitors:
         self._refused = False
 
     def publish(self, message: dict[str, Any]) -> None:
-        """Send kombu's message to all monitors. Never raises: what cannot be sent is dropped, and counted.
+        """Send kombu's message to all monitors. Never raises: unsent events are dropped, and counted.
 
-        In a worker it costs nothing but a place in a buffer. In a client it is a request for each monitor,
-        and a list of queues now and then.
+        In a worker it takes a place in a buffer. In a client it takes a request for each monitor, and a list
+        of queues every five minutes.
         """
         if not self._in_worker:
             self._look_now_and_then()
@@ -110,7 +109,7 @@ class Monitors:
                 feed.batch_threads.send_next()
 
     def told(self, addresses: Iterable[str]) -> None:
-        """Monitors of these addresses listen, as they say themselves. No request."""
+        """Add monitors that announced these addresses. No request."""
         found = (self._queues.url_of(self._exchange, address) for address in addresses)
         urls = dict.fromkeys(url for url in found if url is not None)
         room = max(0, MOST_TOLD - len(self._feeds))
@@ -120,7 +119,7 @@ class Monitors:
         self._listen([*(url for url in urls if url in self._feeds), *new[:room]])
 
     def look(self, attempts: int = 1) -> None:
-        """Ask SQS which monitors there are; with more attempts, again soon after an error that passes."""
+        """Ask SQS for the monitors' queues; with several attempts, again soon after an error that passes."""
         find = partial(self._queues.find, self._exchange)
         try:
             listed = attempt(find, PASSING_ERRORS, map(pause, range(1, attempts)), self._pause)
@@ -139,18 +138,18 @@ class Monitors:
             self._watched = False
 
     def flush(self, timeout: float) -> bool:
-        """Send the events that wait; whether that took no longer than `timeout` seconds."""
+        """Send the waiting events; whether all were sent within `timeout` seconds."""
         until = self._clock.monotonic() + timeout
         return all(feed.flush(max(0.0, until - self._clock.monotonic())) for feed in self._feeds.values())
 
     def close(self) -> None:
-        """End the threads, whatever waits."""
+        """End the threads. Waiting events are not sent."""
         self._closed.set()
         for feed in self._feeds.values():
             feed.batch_threads.stop()
 
     def _watch(self) -> None:
-        """The thread that looks; it deletes the queues of monitors that were killed, too."""
+        """Look for monitors, and delete the queues of killed ones. A thread."""
         self.look(LOOK_ATTEMPTS)
         for seconds in LATER_LOOKS_SECONDS:
             if self._pause(_spread(seconds)):
@@ -200,7 +199,7 @@ class Monitors:
             self.watch()
 
     def _forget_all_but(self, listed: Collection[str]) -> None:
-        """Those to whom nothing is sent do not find out otherwise: another app's, for example."""
+        """Forget monitors that are gone. A send would find that out, but another app's monitor gets none."""
         before = self._clock.monotonic() - FORGET_SECONDS
         for url, feed in self._feeds.items():
             if url not in listed and feed.seen_at < before:
@@ -245,13 +244,13 @@ class EventExchanges:
         self._of(exchange).publish(message)
 
     def consume(self, queue: str, exchange: str, inbox: Inbox) -> None:
-        """An inbox was made, perhaps for events: then this process is a monitor."""
+        """Note an inbox that was made. If it is for events, this process is a monitor."""
         if use_of(exchange) is not Use.COMMANDS:
             with self._lock:
                 self._inboxes[queue] = exchange, inbox
 
     def cancel(self, queue: str) -> None:
-        """The queue is consumed no more."""
+        """Forget the queue, which is no longer consumed."""
         with self._lock:
             self._inboxes.pop(queue, None)
 
@@ -261,7 +260,7 @@ class EventExchanges:
         return bool(self._inboxes)
 
     def announced(self, command: dict[str, Any]) -> dict[str, Any]:
-        """The command, which names this process's queues of events, if any: so that workers hear of them.
+        """The command, with the addresses of this process's queues of events: so workers learn them.
 
         Raises:
             SQSError: such a queue cannot be made.
@@ -276,13 +275,13 @@ class EventExchanges:
         return {**command, "headers": {**(command.get("headers") or {}), wire.MONITORS: addresses}}
 
     def heard(self, announced: Mapping[str, Sequence[str]]) -> None:
-        """A command has named monitors, by exchange, of which this process heeds its own. No request."""
+        """Add the monitors that a command names, of this process's own exchanges. No request."""
         for exchange, addresses in announced.items():
             if self._use_here(exchange) is Use.EVENTS:
                 self._of(exchange).told(addresses)
 
     def close(self, timeout: float) -> None:
-        """Send the events that wait, for some seconds at the most, and end the threads."""
+        """Send the waiting events, for `timeout` seconds at the most, and end the threads."""
         until = self._clock.monotonic() + timeout
         for monitors in list(self._monitors.values()):
             monitors.flush(max(0.0, until - self._clock.monotonic()))

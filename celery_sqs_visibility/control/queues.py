@@ -85,7 +85,7 @@ class ControlQueues:
         self._base: str | None = None  # what stands before the name in a URL
 
     def create(self, exchange: str, node: str) -> ControlQueue:
-        """Make a queue with a name that nobody has had. It may take a second until it can be used."""
+        """Create a queue with an unused name. It may take a second until it is usable."""
         own = address(node, secrets.token_hex(UNIQUE_CHARACTERS // 2))
         tags = {**self._tags, **tags_of(exchange, node, self._clock.wall())}
         url = self.sqs.create_queue(exchange_prefix(self._prefix, exchange) + own, ATTRIBUTES, tags)
@@ -94,7 +94,7 @@ class ControlQueues:
         return ControlQueue(url, own)
 
     def delete(self, queue: ControlQueue) -> None:
-        """Delete a queue; one that is gone is no error. Waits between attempts."""
+        """Delete a queue, if it still exists. Waits between attempts."""
         delete = partial(self.sqs.delete_queue, queue.url)
         try:
             attempt(delete, PASSING_ERRORS, map(pause, range(1, DELETE_ATTEMPTS)))
@@ -104,11 +104,11 @@ class ControlQueues:
             logger.warning("cannot delete a control queue, which others sweep: %s (%s)", error, queue.url)
 
     def renew(self, queue: ControlQueue) -> None:
-        """Say that this process still has the queue."""
+        """Tag the queue with a sign of life of this process."""
         self.sqs.tag_queue(queue.url, sign_of_life(self._clock.wall()))
 
     def url_of(self, exchange: str, address: str) -> str | None:
-        """The URL of another process's queue; `None` for what is no address. No request."""
+        """The URL of another process's queue; `None` for an invalid address. No request."""
         if self._base is None or not is_address(address):
             return None
         return f"{self._base}/{exchange_prefix(self._prefix, exchange)}{address}"
@@ -125,10 +125,10 @@ class ControlQueues:
         return _of_nodes(self._list(exchange), nodes)
 
     def send(self, exchange: str, urls: Collection[str], body: str) -> int:
-        """Send a message to each queue, many at once; how many have it. The calling thread waits.
+        """Send a message to each queue, many at once; the number of queues that have it. The thread waits.
 
         Raises:
-            SQSError: of none that exists it is known that it has the message.
+            SQSError: no existing queue is known to have the message.
         """
         if not urls:
             return 0
@@ -146,7 +146,7 @@ class ControlQueues:
         return len(urls) - len(failures)
 
     def sweep(self, exchange: str) -> None:
-        """Delete queues that nobody has any more: a killed process leaves its own. Logs errors."""
+        """Delete queues that killed processes left behind. Logs errors."""
         try:
             urls = [*self._list(exchange).values()]
             random.shuffle(urls)
@@ -169,7 +169,7 @@ class ControlQueues:
         return True
 
     def _cached(self, exchange: str) -> tuple[dict[str, str], bool]:
-        """The list, and whether it was made just now."""
+        """The list, and whether it is fresh."""
         with self._lock:
             when, listed = self._listed.get(exchange, (float("-inf"), {}))
         if self._clock.monotonic() - when < LIST_SECONDS:

@@ -1,4 +1,4 @@
-"""A process's remote control: it sends commands, takes those to its workers, and sends and takes replies."""
+"""Remote control of a process: its own commands, the commands to its workers, and the replies to both."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from celery_sqs_visibility.policy.options import Options
 
 logger = logging.getLogger(__name__)
 
-#: A command that SQS does not take is tried again for so long: Celery's callers wait a second for replies.
+#: A command is sent again for so long while SQS does not take it. Celery's callers wait a second for replies.
 BROADCAST_SECONDS: Final = 3.0
 
 #: A process that ends waits this long for the deletion of its queues.
 END_SECONDS: Final = 1.5
 
-#: And so long for its last events, since a worker says that it goes, and for its last replies.
+#: And so long for its last events, such as `worker-offline`, and for its last replies.
 LAST_WORDS_SECONDS: Final = 0.5
 
 
@@ -81,9 +81,9 @@ class RemoteControl:
         atexit.register(self.close)
 
     def consume(self, queue: str, exchange: str, put: Put, is_full: Callable[[], bool] = never) -> None:
-        """Have `put` take what is published to the exchange for Celery's queue of that name. No request.
+        """Give `put` the messages of the exchange that are for Celery's queue of that name. No request.
 
-        While `is_full`, what is no reply stays at SQS.
+        While `is_full`, messages other than replies stay at SQS.
         """
         if use_of(exchange) is Use.REPLIES:
             self._replies.collect(queue.removesuffix(f".{exchange}"), put)
@@ -91,9 +91,9 @@ class RemoteControl:
         self._members.consume(queue, exchange, put, is_full)
 
     def cancel(self, queue: str, exchange: str) -> None:
-        """Take no more for that queue, which is deleted soon, unless it is consumed again before.
+        """Stop consuming. The queue is deleted soon, unless it is consumed again before.
 
-        That of the replies stays for the next command.
+        The queue of the replies stays for the next command.
         """
         if use_of(exchange) is Use.REPLIES:
             self._replies.forget(queue.removesuffix(f".{exchange}"))
@@ -101,7 +101,7 @@ class RemoteControl:
             self._members.cancel(queue)
 
     def hand_on(self, queue: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
-        """A message was not handled, since its consumer was cancelled meanwhile: it is the next one's."""
+        """Keep a message for the queue's next consumer, since its own was cancelled too early."""
         self._members.hand_on(queue, payload, is_in_time)
 
     def expect_replies(self, exchange: str) -> None:
@@ -109,10 +109,10 @@ class RemoteControl:
         self._replies.inbox(exchange)
 
     def broadcast(self, exchange: str, message: dict[str, Any]) -> None:
-        """Send a command to the workers whom it names, or to all. The calling thread waits for SQS.
+        """Send a command to the workers that it names, or to all. The calling thread waits for SQS.
 
         Raises:
-            SQSError: it could not be sent, for some seconds if the error is one that passes.
+            SQSError: the command was not sent. An error that passes was met for some seconds.
         """
         until = self._clock.monotonic() + BROADCAST_SECONDS
         self._commanded.add(exchange)
@@ -136,7 +136,7 @@ class RemoteControl:
         self.queues.send(exchange, urls, text)
 
     def close(self, timeout: float = END_SECONDS) -> None:
-        """End everything, and wait for the deletion of the queues. Again, it does nothing; nor in a fork."""
+        """End everything, and wait for the deletion of the queues. Harmless if repeated, or in a fork."""
         if self._pid != os.getpid():
             return
         atexit.unregister(self.close)
@@ -158,7 +158,7 @@ class RemoteControl:
             atexit.register(self.close)
 
     def _announce(self) -> None:
-        """A thread: as Celery's receivers say that they listen, say so again from a queue that is new."""
+        """Announce a monitor's new queue to workers, by the command of Celery's receivers. A thread."""
         for exchange in list(self._commanded if self.events.listens else ()):
             try:
                 self.broadcast(exchange, wire.HEARTBEAT)

@@ -1,4 +1,4 @@
-"""The replies to this process's commands: one queue for all of them, and the consumer of each."""
+"""Replies to this process's commands: one queue for all of them, and a consumer for each command."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Collector:
 
 
 class Replies:
-    """Those of a process. Any thread.
+    """The replies of a process. Any thread.
 
     Args:
         queues: the directory of control queues.
-        decode: reads a received message; `None` for what cannot be read.
+        decode: reads a received message; `None` if that is impossible.
         clock: the clock.
     """
 
@@ -55,13 +55,13 @@ class Replies:
         self._collectors: dict[str, Collector] = {}  # by routing key
 
     def collect(self, key: str, put: Put) -> None:
-        """The collector's consumer is there: it gets what came before it. Its thread."""
+        """Add the collector's consumer, which gets the replies that came before it. Its thread."""
         with self._lock:
             collector = self._collectors.setdefault(key, Collector(self._clock.monotonic()))
         collector.mailbox.open(put)
 
     def address_for(self, reply_to: dict[str, Any], ticket: str) -> dict[str, Any]:
-        """What a command says of where its replies go, with the queue's address.
+        """The `reply_to` of a command, with the queue's address.
 
         Raises:
             SQSError: the queue cannot be made.
@@ -82,7 +82,7 @@ class Replies:
         return {"exchange": exchange, "routing_key": f"{address}.{key}"}
 
     def inbox(self, exchange: str) -> Inbox:
-        """The queue of the exchange's replies, which is made if there is none."""
+        """The queue of the exchange's replies, created if there is none."""
         with self._lock:
             inbox = self._inboxes.get(exchange)
             if inbox is None or not inbox.use():
@@ -102,12 +102,12 @@ class Replies:
         )
 
     def forget(self, key: str) -> None:
-        """The collector's consumer has gone. The queue stays for the next command."""
+        """Remove the collector and its consumer. The queue stays for the next command."""
         with self._lock:
             self._collectors.pop(key, None)
 
     def close(self) -> list[Inbox]:
-        """Collect no more; the inboxes, which are to be ended."""
+        """Stop collecting; return the inboxes, which the caller ends."""
         with self._lock:
             inboxes, self._inboxes, self._collectors = list(self._inboxes.values()), {}, {}
         return inboxes

@@ -1,4 +1,4 @@
-"""A worker's answers to commands, which threads of their own send: Celery's event loop waits for none."""
+"""Sender of a worker's replies to commands, in threads of its own: Celery's event loop does not wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPLY_PAUSES_SECONDS: Final = (0.1, 0.2, 0.3, 0.3, 0.5, 0.6)
 #: Most replies that a process sends at once.
 REPLY_THREADS: Final = 4
 
-#: Replies that wait, their bodies; what exceeds them is dropped.
+#: Most characters of waiting replies; further replies are dropped.
 MOST_CHARACTERS: Final = 16 * 1024 * 1024
 
 
@@ -41,7 +41,7 @@ class Reply:
 
 
 class ReplySender:
-    """Those of a process. Any thread."""
+    """The reply sender of a process. Any thread."""
 
     def __init__(self, queues: ControlQueues, clock: Clock) -> None:
         self._queues = queues
@@ -56,7 +56,7 @@ class ReplySender:
         self._untried = 0
 
     def reply(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
-        """Send a worker's answer, in another thread. A caller that has gone gets none."""
+        """Send a worker's reply, in another thread. It is dropped if its caller has gone."""
         address, _, collector = routing_key.partition(".")
         url = self._queues.url_of(exchange, address)
         if url is None:
@@ -80,7 +80,7 @@ class ReplySender:
             emit(ReplyDropped())
 
     def close(self, timeout: float) -> None:
-        """Send the replies that were not tried yet, for so many seconds at the most, and end the threads."""
+        """Send untried replies, for `timeout` seconds at the most, and end the threads."""
         with self._lock:
             self._done.wait_for(lambda: not self._untried, timeout)
         self.batch_threads.stop()

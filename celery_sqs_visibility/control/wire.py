@@ -1,4 +1,4 @@
-"""Messages of remote control at SQS: kombu's, with the body as JSON. Nothing else is read."""
+"""Wire format of remote control: kombu's messages, with JSON bodies. Nothing else is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXPIRES: Final = "expires"
 #: The header with the addresses of the monitors in the caller's process, by the exchange of their events.
 MONITORS: Final = "monitors"
 
-#: Addresses that are heeded of one exchange: a process has a queue of events for each receiver.
+#: Most addresses that are read of one exchange: a process has a queue of events for each receiver.
 MOST_ADDRESSES: Final = 16
 
 #: The property with the seconds until then: two machines' clocks differ.
@@ -151,7 +151,7 @@ def _monitors(headers: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _check_reply_to(command: Any, exchange: str) -> None:
-    """Refuse a place for replies that this package has not named: a worker may send to other queues, too."""
+    """Refuse a `reply_to` that this package has not written: a worker may be able to send to other queues."""
     reply_to = command.get("reply_to")
     if not reply_to:
         return
@@ -161,7 +161,7 @@ def _check_reply_to(command: Any, exchange: str) -> None:
 
 
 def _plain(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The headers but for kombu's `compression`, which the body has none of."""
+    """The headers without kombu's `compression`, since the body is not compressed."""
     return {name: value for name, value in headers.items() if name != "compression"}
 
 

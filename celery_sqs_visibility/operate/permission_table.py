@@ -202,7 +202,7 @@ PERMISSIONS: Final = (
     Permission(
         "OfAFunction",
         (CHANGE_VISIBILITY,),
-        "the queue of a [Lambda function](lambda.md#rights)",
+        "the queue of a [Lambda function](lambda.md#permissions)",
         "",
         BY_HAND,
     ),

@@ -122,7 +122,7 @@ class Function:
         """Run the messages of an invocation, one after the other.
 
         Raises:
-            ValueError: it is none by an SQS event source mapping.
+                    ValueError: the event is not of an SQS event source mapping.
         """
         records = records_of(event)
         if not records:
@@ -135,7 +135,7 @@ class Function:
         return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}
 
     def _decoded(self, records: list[dict[str, Any]], until: float) -> list[Any]:
-        """Deliveries, their content and the messages, in the order of their runs.
+        """The deliveries with their content and messages, in the order of their runs.
 
         A run's lease ends with the invocation.
         """
@@ -152,7 +152,7 @@ class Function:
         return sorted(arrived, key=lambda each: getattr(each[1], "eta", None) or 0.0)
 
     def _warn_of_groups(self, queue: Queue, deliveries: list[Delivery]) -> None:
-        """Say once that a failure costs the messages behind it an attempt each: SQS counts a receive."""
+        """Warn once that a failure costs each message behind it an attempt: SQS counts a receive."""
         most = max(Counter(delivery.facts.group for delivery in deliveries).values(), default=0)
         if most > 1 and not self._warned_of_groups:
             self._warned_of_groups = True
@@ -207,7 +207,7 @@ class Function:
     def _fetched(
         self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage
     ) -> ReadContent | None:
-        """The content of a message whose payload is in S3; `None` if S3 does not give it now: settled."""
+        """The content of a message whose payload is in S3; `None` if S3 fails: then it is settled."""
         payloads = cast("PayloadStore", self._context.payloads)  # or there would be no pointer
         in_time = partial(self._refuse_late, delivery.deadline)
         try:

@@ -1,4 +1,4 @@
-"""Holds the messages of an invocation, and tells SQS at once of each that fails."""
+"""Holder of an invocation's messages, which settles each failed one at SQS at once."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ NOT_HIDDEN: Final = (
     "when the queue's own visibility timeout is over: %s"
 )
 
-#: A message is held for its ETA for no longer: Lambda bills the wait. A publisher's delay ends up to a second
-#: before the ETA, and so does a wait in SQS. Of Lambda's default timeout, 3 s, the rest is for the run.
+#: Longest wait for an ETA within an invocation: Lambda bills it. A publisher's delay, or a wait in SQS, ends
+#: up to a second before the ETA. Of Lambda's default timeout, 3 s, the rest remains for the run.
 HOLD_SECONDS: Final = 2
 
-#: Before Lambda's timeout nothing is begun any more: the answer has to be given.
+#: So long before Lambda's timeout nothing new is begun, since the function has to answer.
 ANSWER_SECONDS: Final = 1.0
 
-#: Before that no further copy is begun: one request is to be ended, and one to say what is left.
+#: So long before that no further copy is begun: one request must end, and one must send the other records.
 COPY_SECONDS: Final = 1.5
 
-#: From one look at the time that is left to the next, while copies are sent.
+#: Between two checks of the remaining time, while copies are sent.
 CHECK_SECONDS: Final = 0.05
 
 NOT_SETTLED: Final = "the copy of message %r could not be sent, so the message comes back: %s"
@@ -66,7 +66,7 @@ class InvocationHolder:
     A message that is done is left to Lambda, which deletes what the function does not report as failed.
 
     Attributes:
-        done: the message ids that Lambda is to delete, since the last `begin`.
+                done: the ids of the messages that Lambda is to delete, since the last `begin`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class InvocationHolder:
         self.done: set[str] = set()
 
     def begin(self) -> None:
-        """Another invocation begins: those before are over, whatever became of them."""
+        """Begin another invocation: all earlier deliveries are over."""
         self._settled.clear()
         self.done.clear()
 
@@ -169,7 +169,7 @@ class InvocationHolder:
         return self.parking.renewal(delivery, eta, copied, payload)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Give back messages that were not run, to be visible at once."""
+        """Make messages that were not run visible at once."""
         for delivery in deliveries:
             measure_end(delivery, Release(), self._clock.monotonic())
         for start in range(0, len(deliveries), BATCH_ENTRIES):
@@ -198,7 +198,7 @@ class InvocationHolder:
                 self._send_copies(delivery, settlement)
 
     def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
-        """Send it; Lambda deletes the original. What becomes of it where it is refused."""
+        """Send it; then Lambda deletes the original. A refused letter has a settlement for that."""
         try:
             sent = self._dead_letters.send(delivery, letter)
         except SQSError as error:
@@ -209,7 +209,7 @@ class InvocationHolder:
         self._carry_out(delivery, Delete() if sent else letter.otherwise)
 
     def _send_copies(self, delivery: Delivery, copying: Renew | Split) -> None:
-        """Send them on this thread, for as long as there is time; then `_copied` has been called."""
+        """Send copies on this thread while time is left. `_copied` is called before it returns."""
         self._copies.submit(delivery, copying)
         while self._copies.unfinished:
             if not self._copies.batch_threads.send_next():
@@ -217,7 +217,7 @@ class InvocationHolder:
                 self._sleep(max(0.0, (self._copies.due(now) or now) - now))
 
     def _copied(self, sending: Sending) -> None:
-        """Nothing more is sent: settle the original, which Lambda deletes where that is all."""
+        """Settle the original after its last copy. Lambda deletes it if all copies were sent."""
         delivery, copying = sending.delivery, sending.copying
         sending.given_back = True
         then = settlement_of(sending, self._permissions, self.rejection)
@@ -232,7 +232,7 @@ class InvocationHolder:
     def _change_visibility(
         self, queue: Queue, deliveries: Sequence[Delivery], seconds: int
     ) -> SQSError | None:
-        """Change it; the first error, which is logged."""
+        """Change visibility; return the first error, which is logged."""
         changes = [(delivery.handle, seconds) for delivery in deliveries]
         try:
             failed = list(queue.sqs.change_visibility(queue.url, changes).failed.values())

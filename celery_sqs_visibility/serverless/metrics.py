@@ -1,4 +1,4 @@
-"""What becomes of an invocation's messages, as lines of the log from which CloudWatch makes metrics."""
+"""Outcomes of an invocation's messages, as log lines from which CloudWatch makes metrics."""
 
 from __future__ import annotations
 

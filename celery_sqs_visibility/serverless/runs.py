@@ -1,4 +1,4 @@
-"""Runs tasks in this process, with the requests that a worker has: so the decisions are a worker's."""
+"""Runs of tasks in a function's process, with a worker's requests: so the decisions are a worker's."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class Runs:
-    """Does for a function what Celery's consumer does for a worker: it makes requests, and runs them.
+    """Makes requests and runs them, as Celery's consumer does in a worker.
 
     Args:
-        app: whose tasks they are.
+                app: the app of the tasks.
         context: its `worker_name` is that of the function.
     """
 

@@ -1,4 +1,4 @@
-"""The event with which an SQS event source mapping invokes a function (AWS Lambda Developer Guide)."""
+"""Event of an SQS event source mapping, which invokes a function (AWS Lambda Developer Guide)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def records_of(event: Any) -> list[dict[str, Any]]:
     """The records of an invocation.
 
     Raises:
-        ValueError: it is none by an SQS event source mapping.
+                ValueError: the event is not of an SQS event source mapping.
     """
     records = event.get("Records") if isinstance(event, dict) else None
     if not isinstance(records, list) or not all(_is_from_sqs(record) for record in records):
@@ -38,7 +38,7 @@ def records_of(event: Any) -> list[dict[str, Any]]:
 
 
 def message_of(record: Mapping[str, Any]) -> ReceivedMessage:
-    """A record as ReceiveMessage answers it."""
+    """The record in the form of ReceiveMessage's answer."""
     message: dict[str, Any] = {theirs: record[name] for name, theirs in MEMBERS.items() if name in record}
     attributes = record.get("messageAttributes") or {}
     message["MessageAttributes"] = {name: _attribute(value) for name, value in attributes.items()}

@@ -1,7 +1,7 @@
-"""A store in DynamoDB: an item for each key, changed by `UpdateItem` with a condition.
+"""Store in DynamoDB: an item for each key, changed by `UpdateItem` with a condition.
 
-DynamoDB has no clock to ask, so instants are wall time, of the machine that asks. The attribute `expires` is
-for the table's time to live, which removes items late; no decision rests on it.
+DynamoDB has no clock to ask, so instants are wall time of the asking machine. The attribute `expires` is for
+the table's time to live, which removes items late; no decision depends on it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class DynamoDBStore(ExclusiveStore):
         self._clock = clock
 
     def acquire(self, key: str, owner: str, seconds: float, retries: int = 0) -> Acquisition:
-        """See `port.ExclusiveStore`. An answer that is lost may count a run twice.
+        """See `port.ExclusiveStore`. After a lost answer a run may be counted twice.
 
-        One request more where another message's run had the key.
+        It takes a second request if another message's run had the key.
         """
         now, message = self._clock.wall(), message_of(owner)
         done, item = self._table.update(

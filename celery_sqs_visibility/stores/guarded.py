@@ -1,4 +1,4 @@
-"""The store of an option, and a store behind a circuit breaker, for which nobody waits twice."""
+"""Circuit breaker around a store: after a request without an answer no other waits for one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_sqs_visibility.stores.port import Acquisition, ExclusiveStore, Renew
 
 T = TypeVar("T")
 
-#: The probe releases this key, which nobody has: a request as any other, of the same permission.
+#: The probe releases this key, which no run has: a usual request, with the usual permission.
 PROBED_KEY: Final = "celery_sqs_visibility:probe"
 
 

@@ -1,4 +1,4 @@
-"""A store in this process's memory: for tests, with the clock that they move."""
+"""Store in this process's memory, for tests, on a clock that they move."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from celery_sqs_visibility.stores.port import (
 
 @dataclass(slots=True)
 class Record:
-    """A key. Instants are monotonic; one that has passed counts for nothing. No lease: it was released."""
+    """A key's record. Instants are monotonic, and void once passed. Without a lease it was released."""
 
     owner: str = ""
     lease_until: float | None = None
@@ -34,7 +34,7 @@ class Record:
 
 
 class MemoryStore(ExclusiveStore):
-    """Of no use to workers with more than one process."""
+    """Not for workers with more than one process."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock

@@ -1,8 +1,8 @@
-"""The port to a store of exclusive keys, in the words of the tasks that use it.
+"""Port to a store of exclusive keys.
 
 A key is unprocessed, being processed (its owner has a lease), or processed (for a time to live). A store
-keeps it as one record. All but `acquire` and `claim` do something only for the owner that has not released
-the key: a run whose lease has lapsed, and whose key is another's by now, changes nothing any more.
+keeps it as one record. All calls but `acquire` and `claim` work only for the present owner: a run whose lease
+has lapsed, and whose key another has acquired since, changes nothing any more.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Acquired:
     """The key is the caller's.
 
     Attributes:
-        checkpoint: the value that a run before this one saved last; `None` if none did.
-        retries: how many attempts of its message came before, at the most.
-        runs: how many of them had the key right before this one, one after the other.
+                checkpoint: the value that an earlier run saved last; `None` if none did.
+        retries: the greatest possible number of earlier attempts of its message.
+        runs: how many of these had the key immediately before this one, in a row.
     """
 
     checkpoint: Any = None
@@ -40,7 +40,7 @@ class Processing:
 
     Attributes:
         seconds: until its lease lapses, unless it is renewed.
-        owner: the one that has it.
+                owner: the name of that owner.
     """
 
     seconds: float
@@ -75,20 +75,20 @@ class ExclusiveStore(Protocol):
 
     @property
     def error(self) -> str:
-        """Why nobody asks the store now; empty: it answers, as far as is known. No request."""
+        """Why the store is not asked now; empty if it answers, as far as known. No request."""
         return ""
 
     def unanswered(self, error: str, since: float) -> None:
-        """Another process had no answer to its request of that monotonic instant. Makes no request."""
+        """Note that another process's request of that monotonic instant was not answered. No request."""
         del error, since  # a store remembers nothing; `guarded.GuardedStore` does
 
     def answered(self, at: float) -> None:
-        """A probe of another process was answered at that monotonic instant. Makes no request."""
+        """Note that another process's probe was answered at that monotonic instant. No request."""
         del at
 
     @abstractmethod
     def acquire(self, key: str, owner: str, seconds: float, retries: int = 0) -> Acquisition:
-        """Take the key for that long, if it is free. An owner is one run, and has a name of its own.
+        """Take the key for that long, if it is free. An owner is one run, and has a unique name.
 
         The store counts the runs of one message in a row (`policy.exclusive.message_of`), and adds them to
         the `retries` of the first of them.
@@ -96,15 +96,15 @@ class ExclusiveStore(Protocol):
 
     @abstractmethod
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """Have leases last longer; for each, whether the key is still its owner's."""
+        """Prolong leases; for each, whether the key is still its owner's."""
 
     @abstractmethod
     def finish(self, key: str, owner: str, ttl: float) -> bool:
-        """The key counts as processed for `ttl` seconds; its checkpoint is dropped."""
+        """Mark the key as processed for `ttl` seconds, and drop its checkpoint."""
 
     @abstractmethod
     def release(self, key: str, owner: str) -> bool:
-        """The key is free at once; its checkpoint stays."""
+        """Free the key at once; its checkpoint stays."""
 
     @abstractmethod
     def save(self, key: str, owner: str, checkpoint: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A store in Redis 5 or later: a hash for each key, changed by scripts, by the server's clock."""
+"""Store in Redis 5 or later: a hash for each key, changed by scripts, on the server's clock."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ keep(ARGV[2] + ARGV[3])
 return {{'acquired', checkpoint, unpack(redis.call('HMGET', KEYS[1], 'retries', 'runs'))}}
 """
 
-#: Scripts for the owner alone, ARGV[1], begin so; the answer is 0 for any other, and after a release.
+#: Scripts that only the owner, ARGV[1], may run begin so; the answer is 0 for others, and after a release.
 _OWNED: Final = f"""{_NOW}
 local owner, lease = unpack(redis.call('HMGET', KEYS[1], 'owner', 'lease_until'))
 if owner ~= ARGV[1] or not lease then return 0 end

@@ -27,6 +27,9 @@ PAGES = [README, *USERS_PAGES, *CONTRIBUTORS_PAGES]
 OURS = ("celery_sqs_visibility", "tests", "benchmarks", "examples")
 THEIRS = ("celery/", "kombu/", "billiard/", "botocore/", "opentelemetry/", "celery_batches/")
 
+#: An option and a property of messages, whose names begin as those of threads do.
+NO_THREADS = {"sqs-creation-attributes", "sqs-body"}
+
 #: For somebody tired.
 MOST_README_LINES = 150
 
@@ -100,6 +103,14 @@ def test_modules_that_pages_for_contributors_name_exist(page):
         if not name.startswith(THEIRS) and not any(path.endswith(f"/{name}") for path in files)
     }
     assert not missing, f"{page.name} names modules that are gone: {', '.join(sorted(missing))}"
+
+
+def test_every_thread_of_the_package_is_in_the_table():
+    table = (ROOT / "docs/contributing/threads.md").read_text()
+    sources = "".join(path.read_text() for path in (ROOT / "celery_sqs_visibility").rglob("*.py"))
+    started = set(re.findall(r'f?"(sqs-[a-z]+(?:-[a-z]+)*)[-"]', sources)) - NO_THREADS
+    assert len(started) > 20
+    assert not [name for name in sorted(started) if f"`{name}" not in table]
 
 
 def test_the_readme_is_for_somebody_tired():

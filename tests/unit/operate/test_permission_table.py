@@ -23,7 +23,7 @@ def test_the_page_and_the_table_have_the_same_rights():
     of_processes = [each for each in PERMISSIONS if each.roles != OPERATOR]
     of_the_table = {(right, each.on) for each in of_processes for right in each.actions}
     assert of_the_page == of_the_table
-    of_commands = PAGE.partition("## Rights for commands")[2].partition("\n## ")[0]
+    of_commands = PAGE.partition("## Permissions for commands")[2].partition("\n## ")[0]
     of_operators = {right for each in PERMISSIONS if each.roles >= OPERATOR for right in each.actions}
     assert set(re.findall(RIGHT, of_commands)) == of_operators
 
