@@ -96,7 +96,7 @@ class AdministrativeChannel(virtual.Channel):
         self, queue: str, *, auto_delete: bool = False, arguments: dict[str, Any] | None = None, **_: Any
     ) -> None:
         attributes = temporary(queue, auto_delete=auto_delete, arguments=arguments)
-        with self._publish_attempts.counted():
+        with self._publish_attempts:
             if attributes is None:
                 self.context.queues.find_or_create(queue)
             elif self.context.options.supports_fanout and is_of_a_broadcast(queue):

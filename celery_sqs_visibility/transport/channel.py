@@ -164,7 +164,7 @@ class Channel(ControlChannel):
         """Send the message, or leave it to the block of `publish_batch` around. The publishing thread."""
         context = self.context
         attempts = self._publish_attempts
-        with attempts.counted():
+        with attempts:
             target = publish_retries.until_deadline(partial(self._target, queue, message))
             if target is not None:
                 encoded = encode_message(

@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import JSONEncoder, dumps, loads
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -52,6 +52,9 @@ _PROPERTIES: Final = itemgetter("delivery_info", "body_encoding")
 _HEADERS: Final = itemgetter("task", "id", "retries", "eta")
 _USUAL_TYPES: Final = [str, str, dict, str, str, str, int, type(None)]
 USUAL_ENCODINGS: Final = ("utf-8", "binary")
+
+#: As kombu's `dumps`, which makes an encoder for each message.
+_encode: Final = JSONEncoder().encode
 
 #: Takes nothing but base64; without the steps around it where Python has it in C.
 _decode_base64: Final[Callable[[str], bytes]] = (
@@ -119,7 +122,7 @@ def encode_message(
         delay, visible_at = delay_of(properties, eta, queue, limits)
     else:  # the workers hide what came by a topic until its ETA
         delay, visible_at = without_delay(properties, queue.exchange, "SNS has no delays")
-    text = dumps({**message, "properties": properties})
+    text = _encode({**message, "properties": properties})
     return OutgoingMessage(
         body=base64.b64encode(text.encode()).decode() if base64_encoded else text,
         attributes=attributes,

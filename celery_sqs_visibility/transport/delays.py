@@ -99,5 +99,7 @@ def _given_delay(properties: Mapping[str, Any], queue: str) -> int | None:
 
 
 def _written_delay(properties: Mapping[str, Any]) -> Any:
-    written = (properties.get(name) for name in DELAY_PROPERTIES)
-    return next((delay for delay in written if delay is not None), None)
+    for name in DELAY_PROPERTIES:
+        if (delay := properties.get(name)) is not None:
+            return delay
+    return None

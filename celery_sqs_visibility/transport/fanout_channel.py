@@ -37,7 +37,7 @@ class FanoutChannel(AdministrativeChannel):
         if use_here(exchange):
             return
         attempts = self._publish_attempts
-        with attempts.counted():
+        with attempts:
             publish_retries.until_deadline(partial(self.context.fanout.publish, exchange, message))
         attempts.failed = 0
 

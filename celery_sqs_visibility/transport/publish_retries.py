@@ -7,9 +7,9 @@ body and forget the results of its members (celery/backends/base.py: `on_chord_p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Final, TypeVar
 
 from celery_sqs_visibility.aws.attempts import attempt, pauses_until
@@ -40,23 +40,24 @@ def clear_deadline() -> None:
 
 def until_deadline(request: Callable[[], T]) -> T:
     """Call `request`, again until the deadline while its error passes by itself. The publishing thread."""
-    return attempt(request, PASSING_ERRORS, pauses_until(_deadline.get(), SYSTEM_CLOCK))
+    deadline = _deadline.get()
+    return attempt(request, PASSING_ERRORS, pauses_until(deadline, SYSTEM_CLOCK)) if deadline else request()
 
 
 class PublishAttempts:
-    """The attempts of one kombu Connection to publish; one thread at a time uses it.
+    """The attempts of one kombu Connection to publish: a context around each, or around a part of one.
 
-    Not the Transport's: kombu makes a new one, with new channels, before each retry.
+    One thread at a time uses them. They are not the Transport's, since kombu makes a new one, with new
+    channels, before each retry.
     """
 
     #: How many in a row failed with one of `RETRIED_ERRORS`.
     failed = 0
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count an attempt, or a part of one, that fails inside."""
-        try:
-            yield
-        except RETRIED_ERRORS:
-            self.failed += 1
-            raise
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.failed += isinstance(error, RETRIED_ERRORS)

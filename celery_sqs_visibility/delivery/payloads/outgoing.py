@@ -97,7 +97,7 @@ class OutgoingMessages:
             MessageTooLargeError: nothing was sent.
             SQSError: of SQS or S3; a message that SQS has refused leaves no object.
         """
-        size = message_bytes(message.body, message.attributes)
+        size = _size(message)
         if self.offloads(queue, size):
             self._send_pointer(queue, message, size)
             return
@@ -116,15 +116,14 @@ class OutgoingMessages:
         self, queue: Queue, messages: Sequence[OutgoingMessage], *, urgent: bool = False
     ) -> BatchResult:
         """Send up to ten messages: those with payloads in S3 by themselves, all others in one request."""
-        sizes = [message_bytes(message.body, message.attributes) for message in messages]
-        alone = [position for position, size in enumerate(sizes) if self.offloads(queue, size)]
+        alone = [position for position, message in enumerate(messages) if self._offloads(queue, message)]
         together = [position for position in range(len(messages)) if position not in alone]
         failed: dict[int, SQSError] = {}
         if together:
             batch = [messages[position] for position in together]
             result = queue.sqs.send_batch(queue.url, batch, urgent=urgent)
             failed = {together[i]: error for i, error in result.failed.items()}
-            alone += self._too_large(queue, sizes, failed)
+            alone += self._too_large(queue, messages, failed)
         for position in alone:
             try:
                 self.send(queue, messages[position])
@@ -132,13 +131,19 @@ class OutgoingMessages:
                 failed[position] = error
         return BatchResult(failed)
 
-    def _too_large(self, queue: Queue, sizes: Sequence[int], failed: dict[int, SQSError]) -> list[int]:
+    def _offloads(self, queue: Queue, message: OutgoingMessage) -> bool:
+        return self.store is not None and self.offloads(queue, _size(message))
+
+    def _too_large(
+        self, queue: Queue, messages: Sequence[OutgoingMessage], failed: dict[int, SQSError]
+    ) -> list[int]:
         """Take out those that S3 may have; the others get the error that says what to do."""
         limits = {position: self._learned(queue, error) for position, error in failed.items()}
         told = {position: limit for position, limit in limits.items() if limit is not None}
         if self.store is None:
             failed |= {
-                position: too_large(queue.name, sizes[position], limit) for position, limit in told.items()
+                position: too_large(queue.name, _size(messages[position]), limit)
+                for position, limit in told.items()
             }
             return []
         for position in told:
@@ -170,8 +175,7 @@ class OutgoingMessages:
             if not isinstance(error, _UNANSWERED):
                 self._discard(objects, key)
             if (limit := limit_told(error)) is not None:
-                size = message_bytes(pointer.body, pointer.attributes)
-                raise too_large(queue.name, size, limit, pointer=True) from error
+                raise too_large(queue.name, _size(pointer), limit, pointer=True) from error
             raise
         # SQS answers a duplicate with the id of the message that it took before, which has another object.
         if queue.fifo and not self._sent.add(message_id):
@@ -184,3 +188,8 @@ class OutgoingMessages:
             objects.delete([key])
         except SQSError as error:
             logger.debug("the payload %r of a message that was not sent stays in S3: %s", key, error)
+
+
+def _size(message: OutgoingMessage) -> int:
+    """In bytes, as SQS counts them."""
+    return message_bytes(message.body, message.attributes)

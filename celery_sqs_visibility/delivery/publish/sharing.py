@@ -92,10 +92,10 @@ class Traffic:
         callers: how many callers there were at the same time lately.
     """
 
-    def __init__(self, sending: int = 0) -> None:
+    def __init__(self, sending: int = 0, callers: float = 0) -> None:
         self.sending = sending
         self.waiting: list[Publication] = []
-        self.callers = 0.0
+        self.callers = callers
 
     @property
     def over(self) -> bool:
@@ -155,6 +155,7 @@ class SharedRequests:
         self._outgoing = outgoing
         self._lock = threading.Lock()  # guards _traffic and what is in it
         self._traffic: dict[Queue, Traffic] = {}  # of queues to which anything is under way, or waits
+        self._callers = 0.0  # `Traffic.callers` of the latest that is over
         self._inside: set[int] = set()  # threads and greenlets that send; each access is atomic
 
     def send(self, queue: Queue, message: OutgoingMessage) -> None:
@@ -169,7 +170,7 @@ class SharedRequests:
             with self._lock:
                 traffic = self._traffic.get(queue)
                 if traffic is None:
-                    self._traffic[queue] = Traffic(sending=1)
+                    self._traffic[queue] = Traffic(sending=1, callers=self._callers)
             if traffic is None:
                 self._send_first(queue, message)
             else:
@@ -191,7 +192,7 @@ class SharedRequests:
             return
         try:
             with self._lock:
-                at_once = self._traffic.setdefault(queue, Traffic()).arrive(publication)
+                at_once = self._traffic.setdefault(queue, Traffic(callers=self._callers)).arrive(publication)
             in_turn = at_once or publication.turn.wait(TURN_SECONDS)
             if in_turn and not at_once:
                 publication.answered.wait(GATHER_SECONDS)
@@ -250,6 +251,7 @@ class SharedRequests:
                 traffic.waiting.remove(interrupted)
             leader = traffic.choose_leader()
             if traffic.over:
+                self._callers = traffic.callers
                 del self._traffic[queue]
         if leader is not None:
             leader.turn.open()
