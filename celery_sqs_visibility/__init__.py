@@ -10,12 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_sqs_visibility.aio import apublish
     from celery_sqs_visibility.errors import *
     from celery_sqs_visibility.events import *
     from celery_sqs_visibility.json_logs import JSONFormatter, log_json
     from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
-    from celery_sqs_visibility.publish import publish_batch
+    from celery_sqs_visibility.publish import apublish, publish_batch
     from celery_sqs_visibility.serverless.handler import lambda_handler
     from celery_sqs_visibility.signals import horizon_near, message_lost
     from celery_sqs_visibility.task.base import VisibilityTask
@@ -107,7 +106,7 @@ _HOMES = {
     "SQSDelivery": "task.context",
     "Transport": "worker.install",
     "VisibilityTask": "task.base",
-    "apublish": "aio",
+    "apublish": "publish",
     "horizon_near": "signals",
     "lambda_handler": "serverless.handler",
     "log_json": "json_logs",

@@ -1,27 +1,34 @@
-"""`publish_batch`: many publications in few requests."""
+"""`publish_batch`: many publications in few requests. `apublish`: publishing from asyncio."""
 
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from celery import Celery
+from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry
 
+from celery_sqs_visibility.delivery.publish.blocks import Batch, NewSender
 from celery_sqs_visibility.errors import PublishError
 from celery_sqs_visibility.task.tracing import VisibilityRetry
-from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.publish_scope import Batch
 from celery_sqs_visibility.transport.transport import Transport
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+#: Publications of `apublish` that are under way at the same time; others wait. They share requests.
+THREADS: Final = 16
 
 #: Most task ids in a log line.
 LOGGED_IDS: Final = 10
@@ -53,6 +60,32 @@ def publish_batch(app: Celery[Any]) -> PublishBlock:
     return PublishBlock(app)
 
 
+async def apublish(signature: Signature[Any], **options: Any) -> Any:
+    """Publish a signature, a chain, a group or a chord, as its `apply_async(**options)` does.
+
+    Returns when SQS has the message, without blocking the event loop meanwhile. Publications that are awaited
+    at the same time share requests, and take part in a block of `publish_batch` around them.
+
+    One that is cancelled before it has begun is not sent; one that is under way is completed.
+
+    Returns:
+        What `apply_async` returns: an `AsyncResult`, or a `GroupResult`.
+
+    Raises:
+        Exception: as `apply_async` does.
+    """
+    import asyncio  # noqa: PLC0415 - the caller has it, others need it not
+
+    publish = partial(copy_context().run, signature.apply_async, **options)
+    return await asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), publish)
+
+
+@lru_cache(maxsize=1)
+def _threads(_pid: int) -> ThreadPoolExecutor:
+    """Those of this process, for which the interpreter's end waits. A forked child has its own."""
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="sqs-apublish")
+
+
 class PublishBlock(AbstractContextManager[Batch]):
     """A block of `publish_batch`, which a `with` statement opens; or a decorator that opens one a call."""
 
@@ -81,7 +114,7 @@ class PublishBlock(AbstractContextManager[Batch]):
 
 @contextmanager
 def _block(app: Celery[Any]) -> Iterator[Batch]:
-    batch = Batch(lambda: _context_of(app))
+    batch = Batch(lambda: _broker_of(app))
     try:
         with batch.joined():
             yield batch
@@ -95,11 +128,11 @@ def _block(app: Celery[Any]) -> Iterator[Batch]:
         raise unsent
 
 
-def _context_of(app: Celery[Any]) -> BrokerContext | None:
-    """The context of the broker that the app publishes to, if that is SQS by this package."""
+def _broker_of(app: Celery[Any]) -> NewSender | None:
+    """The broker that the app publishes to, if that is SQS by this package."""
     with app.connection_for_write() as connection:
         transport = connection.transport
-        return transport.context if isinstance(transport, Transport) else None
+        return transport.context.new_sender if isinstance(transport, Transport) else None
 
 
 def _hides_failures(error: BaseException) -> bool:

@@ -24,6 +24,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_sqs_visibility.delivery.lease import UNWATCHED
 from celery_sqs_visibility.delivery.lease_table import find_lease
+from celery_sqs_visibility.delivery.publish import retries
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task import chord_end
@@ -31,7 +32,6 @@ from celery_sqs_visibility.task.context import DeliveryContext, delivered_reques
 from celery_sqs_visibility.task.continuation import Continuation
 from celery_sqs_visibility.task.failure_log import exception_behind, log_failed_attempt, traceback_of
 from celery_sqs_visibility.task.spans import describe_span
-from celery_sqs_visibility.transport import publish_retries
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
             logger.exception("Celery could not record how task %s[%s] ended; it comes back", task.name, uuid)
             return trace_ok_t(_raised(retry, ExceptionInfo), DeliveryTrace(states.RETRY, retry), 0.0, None)
         finally:
-            publish_retries.clear_deadline()
+            retries.clear_deadline()
             if request.get("chord"):
                 chord_end.end()
         result, info, seconds, shown = traced
@@ -170,7 +170,7 @@ def decide_failures(
         if ends and task.inactivity_timeout is not None:
             _end_watch(request.visibility_lease)
     if ends:
-        publish_retries.set_deadline()
+        retries.set_deadline()
         if request.chord:
             chord_end.begin()
     return result
@@ -218,7 +218,7 @@ def _prepare(task: Any, request: dict[str, Any]) -> None:
     if task.inactivity_timeout is not None:
         _begin_watch(request.get("visibility_lease"))
     if task.name == CHORD_UNLOCK:
-        publish_retries.set_deadline()
+        retries.set_deadline()
     if request.get("chord") and task.app.conf.worker_deduplicate_successful_tasks:
         # Celery would skip a run whose result is stored; but its chord may not have been told of that.
         request["delivery_info"] = {**(request.get("delivery_info") or {}), "redelivered": False}

@@ -10,10 +10,10 @@ from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[att
 
 from celery_sqs_visibility.aws.queue_counts import DELAYED, HIDDEN, VISIBLE, count
 from celery_sqs_visibility.command_line import ends_command
+from celery_sqs_visibility.delivery.publish.retries import PublishAttempts
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import refuse_type
-from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, temporary
 
 

@@ -18,6 +18,8 @@ from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
+from celery_sqs_visibility.delivery.publish.retries import PublishAttempts
+from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.delivery.publish.sharing import SharedRequests
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
@@ -32,7 +34,6 @@ from celery_sqs_visibility.transport.broker_clients import payloads_of, queues_o
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.exchanges import use_here
-from celery_sqs_visibility.transport.publish_retries import PublishAttempts
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class BrokerContext:
     Attributes:
         outgoing: sends messages of any size.
         send: sends one that is published by itself; concurrent ones share requests.
+        new_sender: makes a sender of those that are published in a block.
         payloads: where large payloads go; `None`: nowhere.
         slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
         turns: those of the worker's queues, where they have an order or a most.
@@ -83,6 +85,7 @@ class BrokerContext:
         self.payloads = payloads_of(self.client_settings, options)
         self.outgoing = OutgoingMessages(self.payloads)
         self.send = (SharedRequests(self.outgoing) if options.share_requests else self.outgoing).send
+        self.new_sender = partial(Sender, self.queues.forget, self.outgoing)
         self.temporary_queues = TemporaryQueues(self.queues)
         system, custom = _wanted_attributes(options.fetch_message_attributes)
         system = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))

@@ -17,10 +17,11 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue, no_such_predefined_queue, when_known
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.publish.blocks import batched
+from celery_sqs_visibility.delivery.publish.retries import until_deadline
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.errors import QueueDoesNotExistError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.transport import publish_retries, publish_scope
 from celery_sqs_visibility.transport.basic_get import FetchedMessages
 from celery_sqs_visibility.transport.codec import encode_message
 from celery_sqs_visibility.transport.control_channel import ControlChannel
@@ -165,7 +166,7 @@ class Channel(ControlChannel):
         context = self.context
         attempts = self._publish_attempts
         with attempts:
-            target = publish_retries.until_deadline(partial(self._target, queue, message))
+            target = until_deadline(partial(self._target, queue, message))
             if target is not None:
                 encoded = encode_message(
                     message,
@@ -173,8 +174,8 @@ class Channel(ControlChannel):
                     base64_encoded=context.options.sqs_base64_encoding,
                     limits=context.delay_limits(target),
                 )
-                if not publish_scope.batched(context, target, encoded, message):
-                    publish_retries.until_deadline(partial(self._send, target, encoded, message))
+                if not batched(context.new_sender, target, encoded, message):
+                    until_deadline(partial(self._send, target, encoded, message))
         attempts.failed = 0
 
     def _send(self, queue: Queue, encoded: OutgoingMessage, message: dict[str, Any]) -> None:

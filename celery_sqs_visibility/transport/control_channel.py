@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, Final
 
 from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.delivery.publish.retries import RETRIED_ERRORS
 from celery_sqs_visibility.errors import AccessDeniedError, CommandNotSentError, RemoteControlError, SQSError
 from celery_sqs_visibility.policy.control_names import Use, use_of
 from celery_sqs_visibility.transport.exchanges import use_here
 from celery_sqs_visibility.transport.fanout_channel import FanoutChannel
-from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS
 
 logger = logging.getLogger(__name__)
 

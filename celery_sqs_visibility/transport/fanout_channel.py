@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.transport import publish_retries
+from celery_sqs_visibility.delivery.publish.retries import until_deadline
 from celery_sqs_visibility.transport.administration import AdministrativeChannel
 from celery_sqs_visibility.transport.exchanges import is_an_apps_fanout, use_here
 
@@ -38,7 +38,7 @@ class FanoutChannel(AdministrativeChannel):
             return
         attempts = self._publish_attempts
         with attempts:
-            publish_retries.until_deadline(partial(self.context.fanout.publish, exchange, message))
+            until_deadline(partial(self.context.fanout.publish, exchange, message))
         attempts.failed = 0
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:

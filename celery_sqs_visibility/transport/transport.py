@@ -12,6 +12,7 @@ from kombu.transport import virtual
 from kombu.utils.url import safequote
 
 from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.delivery.publish.retries import RETRIED_ERRORS, until_deadline
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.errors import PASSING_ERRORS, CommandNotSentError, OptionError, SQSError
 from celery_sqs_visibility.policy.backoff import retry_interval
@@ -21,7 +22,6 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext, shared
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.channel import Channel
 from celery_sqs_visibility.transport.pool_limit import raise_default_limit
-from celery_sqs_visibility.transport.publish_retries import RETRIED_ERRORS, until_deadline
 
 #: The types of exchanges, with remote control (Celery's step `Control` asks for fanout). Those of other
 #: exchanges than Celery's own are refused where they are declared.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import pkgutil
@@ -23,7 +22,9 @@ import celery.events.event
 import kombu.common
 import kombu.message
 import kombu.pidbox
+import kombu.pools
 import kombu.transport
+import kombu.transport.memory
 import kombu.utils.limits
 import kombu.utils.url
 import pytest
@@ -44,7 +45,7 @@ from celery_sqs_visibility.operate.doctor.kombu_changes import DEFAULTS
 from celery_sqs_visibility.policy.control_names import Use, replies_of, use_of
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
-from celery_sqs_visibility.transport import channel
+from celery_sqs_visibility.transport import channel, pool_limit
 from celery_sqs_visibility.transport.codec import eta_of
 from celery_sqs_visibility.transport.temporary_queues import temporary
 
@@ -470,16 +471,17 @@ def test_kombus_parser_sees_no_scheme_in_one_with_underscores():
     assert kombu.utils.url.urlparse("celery_sqs_visibility://").scheme == ""
 
 
-def test_a_generator_has_one_frame_and_contextlib_enters_from_its_own_module():
-    def generator():
-        yield sys._getframe()
-        yield sys._getframe()
-
-    one, again = generator()
-    assert one is again
-    assert one.f_code.co_flags & inspect.CO_GENERATOR
-    assert contextlib._GeneratorContextManager.__enter__.__globals__["__name__"] == "contextlib"
-    assert contextlib.ExitStack.enter_context.__globals__["__name__"] == "contextlib"
+def test_pools_have_celerys_default_limit_and_may_grow_while_they_are_used():
+    with Celery("pools", set_as_current=False, broker="memory://") as app:
+        assert app.conf.broker_pool_limit == pool_limit.CELERYS_LIMIT
+        producers = kombu.pools.producers[app.connection_for_write()]
+        with producers.acquire(block=True):
+            producers.connections.limit = producers.limit = pool_limit.LIMIT
+            with producers.acquire(block=True):
+                assert (
+                    producers.connections.connection.get_transport_cls() is kombu.transport.memory.Transport
+                )
+        assert len(producers.connections._resource.queue) == pool_limit.LIMIT
 
 
 def test_a_client_of_rpc_has_a_temporary_queue():

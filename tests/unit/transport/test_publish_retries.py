@@ -10,13 +10,14 @@ from kombu.exceptions import OperationalError
 from support.kombu_site import declared_queue
 
 from celery_sqs_visibility.aws import attempts
+from celery_sqs_visibility.delivery.publish import retries
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     CredentialsRefusedError,
     ThrottledError,
     UnreachableError,
 )
-from celery_sqs_visibility.transport import publish_retries, transport
+from celery_sqs_visibility.transport import transport
 
 SLOW_DOWN = ThrottledError("slow down")
 
@@ -32,17 +33,17 @@ def intervals(monkeypatch):
 
 def test_at_the_end_of_a_run_an_attempt_is_made_again_until_the_error_or_the_deadline_has_passed(monkeypatch):
     def end_of_run():
-        publish_retries.set_deadline()
-        assert publish_retries.until_deadline(Mock(side_effect=[SLOW_DOWN, SLOW_DOWN, "sent"])) == "sent"
+        retries.set_deadline()
+        assert retries.until_deadline(Mock(side_effect=[SLOW_DOWN, SLOW_DOWN, "sent"])) == "sent"
         with pytest.raises(AccessDeniedError):
-            publish_retries.until_deadline(Mock(side_effect=[AccessDeniedError("no"), "sent"]))
-        publish_retries.clear_deadline()
+            retries.until_deadline(Mock(side_effect=[AccessDeniedError("no"), "sent"]))
+        retries.clear_deadline()
         with pytest.raises(ThrottledError):
-            publish_retries.until_deadline(Mock(side_effect=[SLOW_DOWN, "sent"]))
-        monkeypatch.setattr(publish_retries, "END_OF_RUN_SECONDS", 0.01)
-        publish_retries.set_deadline()
+            retries.until_deadline(Mock(side_effect=[SLOW_DOWN, "sent"]))
+        monkeypatch.setattr(retries, "END_OF_RUN_SECONDS", 0.01)
+        retries.set_deadline()
         with pytest.raises(ThrottledError):
-            publish_retries.until_deadline(Mock(side_effect=SLOW_DOWN))
+            retries.until_deadline(Mock(side_effect=SLOW_DOWN))
 
     contextvars.copy_context().run(end_of_run)
 
@@ -53,9 +54,9 @@ def test_at_the_end_of_a_run_a_first_connection_is_waited_for(site):
         return connection.default_channel
 
     def end_of_run():
-        publish_retries.set_deadline()
+        retries.set_deadline()
         assert publish(site.connect(max_retries=0))
-        publish_retries.clear_deadline()
+        retries.clear_deadline()
         with pytest.raises(OperationalError, match="refused"):
             publish(site.connect(max_retries=0))
 

@@ -11,7 +11,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from celery.exceptions import Ignore, Reject, Retry
@@ -25,11 +24,12 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish import pending
+from celery_sqs_visibility.delivery.publish.blocks import batched, blocks_around
+from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.task.base import VisibilityRetry
-from celery_sqs_visibility.transport.publish_scope import batched, blocks_around
 
-context_of = celery_sqs_visibility.publish._context_of
+broker_of = celery_sqs_visibility.publish._broker_of
 
 
 class Site:
@@ -37,19 +37,19 @@ class Site:
 
     def __init__(self):
         self.sqs = FakeSQS()
-        self.contexts = {}
+        self._brokers = {}
+        self._queues = {}
 
-    def context(self, app):
-        queues = Queues(self.sqs, prefix=f"{app}-")
-        return self.contexts.setdefault(app, SimpleNamespace(queues=queues, outgoing=OutgoingMessages()))
+    def broker(self, app):
+        return self._brokers.setdefault(app, partial(Sender, outgoing=OutgoingMessages()))
 
     def publish(self, name, app="app", queue="q"):
         """As `Channel._put` does; whether it went into a block."""
-        context = self.context(app)
-        target = context.queues.find_or_create(queue)
+        queues = self._queues.setdefault(app, Queues(self.sqs, prefix=f"{app}-"))
+        target = queues.find_or_create(queue)
         group = {"group_id": "g", "deduplication_id": name} if target.fifo else {}
         message = OutgoingMessage(name, **group)
-        if batched(context, target, message, {"headers": {"id": name}}):
+        if batched(self.broker(app), target, message, {"headers": {"id": name}}):
             return True
         target.sqs.send(target.url, message)
         return False
@@ -71,7 +71,7 @@ def window(monkeypatch):
 @pytest.fixture
 def site(monkeypatch):
     site = Site()
-    monkeypatch.setattr(celery_sqs_visibility.publish, "_context_of", site.context)
+    monkeypatch.setattr(celery_sqs_visibility.publish, "_broker_of", site.broker)
     return site
 
 
@@ -179,39 +179,27 @@ def test_what_a_generator_that_holds_a_block_calls_takes_part_or_is_sent_at_the_
     assert site.requests() == [["e"], ["a", "b", "c", "d"]]
 
 
-def test_two_generators_and_their_callers_block_do_not_get_into_each_others_way(site):
+def test_a_generators_block_takes_what_its_caller_publishes_until_it_ends(site):
+    generator = publish_one_by_one(site, "ab")
+    assert next(generator)
+    assert site.publish("the caller's")
+    assert list(generator) == [True]
+    assert not site.publish("after")
+    assert site.requests() == [["a", "the caller's", "b"], ["after"]]
+
+
+def test_generators_with_blocks_end_in_any_order(site):
     one, other = publish_one_by_one(site, "ab"), publish_one_by_one(site, "cd")
-    next(one)
     with publish_batch("app"):
-        site.publish("x")
+        next(one)
         next(other)
         assert list(one) == [True]
-        assert site.requests() == [["a", "b"]]
-        assert site.publish("y")
+        assert site.requests() == [["a"]]
         assert list(other) == [True]
-        assert site.requests() == [["a", "b"], ["c", "d"]]
-    assert site.requests()[-1] == ["x", "y"]
+        assert site.requests() == [["a"], ["c", "b", "d"]]
+        assert site.publish("x")
+    assert site.requests()[-1] == ["x"]
     assert blocks_around() == []
-
-
-def test_while_an_async_generator_that_holds_a_block_waits_delay_means_sent(site):
-    async def publish_one_by_one():
-        with publish_batch("app"):
-            for name in "ab":
-                await asyncio.sleep(0)
-                yield site.publish(name)
-
-    async def main():
-        assert all([(taken, site.publish(n)) == (True, False) async for n, taken in numbered()])
-
-    async def numbered():
-        n = 0
-        async for taken in publish_one_by_one():
-            n += 1
-            yield f"the caller's {n}", taken
-
-    asyncio.run(main())
-    assert site.requests() == [["the caller's 1"], ["the caller's 2"], ["a", "b"]]
 
 
 @contextmanager
@@ -238,18 +226,11 @@ def a_block_on_a_stack():
 @pytest.mark.parametrize(
     "manager", [partial(publish_batch, "app"), a_block_and_more, BlockOfTheUsers, a_block_on_a_stack]
 )
-def test_a_block_is_of_the_generator_that_opens_it_itself_or_by_a_context_manager(site, manager):
-    def publishing():
-        with manager():
-            yield site.publish("b")
-
+def test_a_context_manager_opens_the_block_for_whom_it_manages(site, manager):
     with manager():
         assert site.publish("a")
-    generator = publishing()
-    assert next(generator)
-    assert not site.publish("the caller's")
-    generator.close()
-    assert site.requests() == [["a"], ["the caller's"], ["b"]]
+    assert not site.publish("b")
+    assert site.requests() == [["a"], ["b"]]
 
 
 def test_an_async_context_manager_may_open_the_block_for_whom_it_manages(site):
@@ -265,18 +246,21 @@ def test_an_async_context_manager_may_open_the_block_for_whom_it_manages(site):
     assert asyncio.run(main())
 
 
-def test_who_joins_in_a_generator_joins_for_the_generator(site):
-    def publishing(batch):
-        with batch.joined():
-            yield site.publish("a")
+def test_a_block_that_ends_in_another_context_is_over_in_the_one_where_it_was_opened(site):
+    generator = publish_one_by_one(site, "ab")
+    opener = contextvars.Context()
+    assert opener.run(next, generator)
+    contextvars.Context().run(generator.close)
+    assert not opener.run(site.publish, "b")
+    assert site.requests() == [["a"], ["b"]]
 
+
+def test_who_joins_twice_is_in_the_block_until_the_end_of_the_outer_one(site):
     with publish_batch("app") as batch:
-        generator = contextvars.Context().run(publishing, batch)
-        elsewhere = contextvars.Context()
-        assert elsewhere.run(next, generator)
-        assert not elsewhere.run(site.publish, "the caller's")
-        elsewhere.run(generator.close)
-    assert site.requests() == [["the caller's"], ["a"]]
+        with batch.joined():
+            assert site.publish("a")
+        assert site.publish("b")
+    assert site.requests() == [["a", "b"]]
 
 
 def test_a_generator_that_is_forgotten_sends_what_it_has_published(site):
@@ -434,7 +418,8 @@ def test_a_retry_policy_makes_no_other_context():
     app = make_app("app", {"broker_url": "sqs://k:s@127.0.0.1:9"}, set_as_current=False)
     with app.connection_for_write() as one, app.connection_for_write() as another:
         one.transport_options.update(app.conf.task_publish_retry_policy, retry_errors=(OSError,))
-        assert one.transport.context is another.transport.context is context_of(app)
+        assert one.transport.context is another.transport.context
+        assert one.transport.context.new_sender is broker_of(app)
     close_app(app)
 
 

@@ -16,7 +16,7 @@ from celery import Celery, _state, group
 from celery.exceptions import OperationalError
 from support.processes import SOON
 
-from celery_sqs_visibility import aio, apublish, publish_batch
+from celery_sqs_visibility import apublish, publish, publish_batch
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.errors import RequestRefusedError
 from celery_sqs_visibility.transport import broker_clients
@@ -101,8 +101,8 @@ def test_the_error_is_that_of_apply_async(app, sqs):
 
 
 def test_what_is_cancelled_is_sent_if_it_had_begun_and_not_otherwise(app, sqs, monkeypatch):
-    monkeypatch.setattr(aio, "THREADS", 1)
-    aio._threads.cache_clear()
+    monkeypatch.setattr(publish, "THREADS", 1)
+    publish._threads.cache_clear()
 
     async def main():
         begun = asyncio.create_task(apublish(app.signature("begun")))
@@ -118,7 +118,7 @@ def test_what_is_cancelled_is_sent_if_it_had_begun_and_not_otherwise(app, sqs, m
         asyncio.run(main())
         asyncio.run(apublish(app.signature("later")))
     finally:
-        aio._threads.cache_clear()
+        publish._threads.cache_clear()
     assert sqs.sent == {"SendMessage": 2}
 
 

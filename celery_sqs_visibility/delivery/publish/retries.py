@@ -23,7 +23,7 @@ RETRIED_ERRORS: Final = (*PASSING_ERRORS, CredentialsRefusedError)
 END_OF_RUN_SECONDS: Final = 10.0
 
 #: The monotonic instant until which this thread or greenlet sends a publication again.
-_deadline: ContextVar[float] = ContextVar("celery_sqs_visibility.transport.publish_retries", default=0.0)
+_deadline: ContextVar[float] = ContextVar("celery_sqs_visibility.publish_retries", default=0.0)
 
 T = TypeVar("T")
 

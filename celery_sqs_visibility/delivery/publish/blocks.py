@@ -1,0 +1,126 @@
+"""Blocks of `publish_batch`: a publication goes into the innermost around it, of the same broker.
+
+"Around" is a context variable's: asyncio's tasks and `asyncio.to_thread` inherit it. Threads and greenlets do
+not: one that serves another request finds its messages sent when `delay()` returns. They take part where they
+join (`Batch.joined`, `contextvars.copy_context().run`). A generator shares its caller's context, and so its
+open blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.publish.sender import Sender
+from celery_sqs_visibility.errors import PublishError
+
+#: Makes a sender to one broker of one process, for which it stands.
+NewSender = Callable[[], Sender]
+
+#: The blocks that this context has joined, the innermost last.
+_around: ContextVar[tuple[Batch, ...]] = ContextVar("celery_sqs_visibility.publish_batch", default=())
+
+
+class Batch:
+    """An open block, of the broker that `find_broker` returns, if that is SQS. Any thread."""
+
+    def __init__(self, find_broker: Callable[[], NewSender | None]) -> None:
+        self._find_broker = find_broker
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # guards everything below
+        self._closed = False
+        self._senders: list[Sender] = []  # the last is in use
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes messages. A forked child is not in its parent's blocks."""
+        return not self._closed and self._pid == os.getpid()
+
+    @functools.cached_property
+    def broker(self) -> NewSender | None:
+        """Looked up at the first publication: most brokers are not ours."""
+        return self._find_broker()
+
+    @contextmanager
+    def joined(self) -> Iterator[Batch]:
+        """Let this thread, or greenlet, publish into the block too, inside `with batch.joined():`."""
+        _around.set((*blocks_around(), self))
+        try:
+            yield self
+        finally:
+            # Not what was there before: generators end in any order, and in any context.
+            blocks = _around.get()
+            if self in blocks:
+                last = len(blocks) - 1 - blocks[::-1].index(self)
+                _around.set(blocks[:last] + blocks[last + 1 :])
+
+    def put(self, queue: Queue, message: OutgoingMessage, task_id: str | None) -> bool:
+        """See `Sender.put`."""
+        sender = self._sender()
+        return sender is not None and sender.put(queue, message, task_id)
+
+    def flush(self) -> None:
+        """Wait until all published so far is sent."""
+        before = self._sender()
+        if before is not None and not before.empty:
+            self._sender(new=True)
+            before.close()
+
+    def close(self) -> PublishError | None:
+        """Take no more, and wait until everything is sent. Returns what was not."""
+        if not self.open:
+            return None
+        with self._lock:
+            self._closed = True
+        for sender in self._senders:
+            sender.close()
+        return self.unsent()
+
+    def unsent(self) -> PublishError | None:
+        """What is not known to have been sent by now."""
+        results = [sender.unsent() for sender in self._senders]
+        failures = [failure for failed, _ in results for failure in failed]
+        return PublishError(failures, sum(count for _, count in results)) if failures else None
+
+    def _sender(self, *, new: bool = False) -> Sender | None:
+        with self._lock:
+            if self._closed or self.broker is None:
+                return None
+            if new or not self._senders:
+                self._senders.append(self.broker())
+            return self._senders[-1]
+
+
+def blocks_around() -> list[Batch]:
+    """The open blocks around the caller, the innermost last."""
+    return [batch for batch in _around.get() if batch.open]
+
+
+def batched(broker: NewSender, queue: Queue, message: OutgoingMessage, raw: dict[str, Any]) -> bool:
+    """Leave the message to the innermost block of the broker around the caller; `False`: there is none.
+
+    Blocks while too much waits to be sent. `raw` is kombu's message, of which `message` was made.
+    """
+    if not _around.get():
+        return False
+    blocks = [batch for batch in blocks_around() if batch.broker is broker]
+    while blocks:
+        batch = blocks.pop()
+        if queue.fifo:
+            for outer in blocks:  # what was published before, around this block, comes before what is in it
+                outer.flush()
+        if batch.put(queue, message, _task_id(raw)):
+            return True
+    return False
+
+
+def _task_id(raw: dict[str, Any]) -> str | None:
+    task_id: str | None = (raw.get("headers") or {}).get("id")
+    return task_id or raw.get("properties", {}).get("correlation_id")
