@@ -40,8 +40,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The command, or `None` if there is none of that name. A former name is told, and works."""
         if cmd_name in RENAMED:
+            from celery_sqs_visibility.operate.invocation import say  # noqa: PLC0415 - see above
+
             new = RENAMED[cmd_name]
-            click.echo(f"Warning: `celery sqs {cmd_name}` is now `celery sqs {new}`.", err=True)
+            say(f"Warning: `celery sqs {cmd_name}` is now `celery sqs {new}`.", err=True)
             cmd_name = new
         if cmd_name not in MODULES:
             return None
