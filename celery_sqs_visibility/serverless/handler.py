@@ -35,7 +35,7 @@ from celery_sqs_visibility.serverless.sqs_event import message_of, records_of
 from celery_sqs_visibility.task.settings import refuse_on_other_tasks
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
-from celery_sqs_visibility.worker.event_tasks import take_events
+from celery_sqs_visibility.worker.bound_tasks import take_events
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore

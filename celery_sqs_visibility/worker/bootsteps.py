@@ -5,6 +5,8 @@ Celery imports them, by name, in workers of our transport only: see `install`.
 
 from __future__ import annotations
 
+import atexit
+import logging
 import math
 import os
 import signal
@@ -30,9 +32,7 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bad_messages import BadMessages
 from celery_sqs_visibility.worker.bound_tasks import BoundTasks
-from celery_sqs_visibility.worker.dependency_logs import quiet_dependencies
-from celery_sqs_visibility.worker.drain import Drain
-from celery_sqs_visibility.worker.last_runs import may_interrupt
+from celery_sqs_visibility.worker.drain import Drain, may_interrupt
 from celery_sqs_visibility.worker.pool_patches import (
     give_back_unsent,
     keep_what_was_sent,
@@ -41,10 +41,8 @@ from celery_sqs_visibility.worker.pool_patches import (
     slots_of,
     watched,
 )
-from celery_sqs_visibility.worker.rate_limits import RateLimits
-from celery_sqs_visibility.worker.restart import restart_by_module
-from celery_sqs_visibility.worker.start_report import warn_of_clamped
-from celery_sqs_visibility.worker.startup import QueuesFirst
+from celery_sqs_visibility.worker.rate_limits import GivenBack, RateLimits
+from celery_sqs_visibility.worker.startup import QueuesFirst, warn_of_clamped
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 #: Celery's names of its signal handlers (celery/apps/worker.py: `_shutdown_handler`).
@@ -52,6 +50,12 @@ COLD_HANDLER: Final = "worker_Cold"
 WARM_HANDLER: Final = "worker_Warm"
 
 STDIN: Final = 0
+
+#: The loggers of boto3 and of its libraries.
+LOGGERS: Final = ("boto3", "botocore", "s3transfer", "urllib3")
+
+#: Celery's name of its handler of SIGHUP (celery/apps/worker.py: `install_worker_restart_handler`).
+RESTART_HANDLER: Final = "restart_worker_sig_handler"
 
 
 class SQSStep(bootsteps.StartStopStep):
@@ -97,7 +101,6 @@ class Deliveries(SQSStep):
     def _be_controlled(self, parent: Any, context: BrokerContext, rate_limits: RateLimits) -> None:
         """Be one node of remote control: commands pause its queues, and its answers show no secrets."""
         import celery_sqs_visibility.worker.control_commands  # noqa: F401, PLC0415 - workers without need none
-        from celery_sqs_visibility.worker.given_back import GivenBack  # noqa: PLC0415
 
         context.forget_given_back = GivenBack(parent, self._worker, rate_limits).forget
         # Celery publishes replies and events by `broker_write_url`, as callers do their commands.
@@ -266,3 +269,43 @@ def _wake_loop() -> None:
 def _tell_tasks() -> None:
     if (leases := lease_table()) is not None:
         leases.stop()
+
+
+def quiet_dependencies() -> None:
+    """Keep boto3 and its libraries to warnings and errors. A worker, once Celery has set up its logging.
+
+    Celery gives the root logger the level of `-l` (celery/app/log.py: `Logging.setup_logging_subsystem`), and
+    a logger without a level of its own takes that. botocore then writes some hundred lines a request at
+    DEBUG, and two a client at INFO.
+
+    A level that somebody has set stays: `logging.getLogger("botocore").setLevel(logging.DEBUG)` in Celery's
+    signal `after_setup_logger`, for one. A program that sets up logging in place of Celery decides itself.
+    """
+    if signals.setup_logging.receivers:
+        return
+    for logger in map(logging.getLogger, LOGGERS):
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
+
+
+def restart_by_module() -> None:
+    """Let Celery restart a worker at SIGHUP that was started by `python -m`. Main thread; repeatable.
+
+    Celery runs `sys.argv` again. That of `python -m celery` begins with the path of Celery's `__main__.py`,
+    which Python cannot run by its path (celery/apps/worker.py: `_reload_current_worker`).
+    """
+    number = getattr(signal, "SIGHUP", None)
+    handler: Any = None if number is None else signal.getsignal(number)
+    by_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    if number is None or not by_module or getattr(handler, "__name__", None) != RESTART_HANDLER:
+        return
+
+    def restart(*args: Any) -> None:
+        handler(*args)
+        atexit.register(_restore_command_line)  # called before the hook that Celery has registered
+
+    signal.signal(number, restart)
+
+
+def _restore_command_line() -> None:
+    sys.argv[:] = sys.orig_argv[1:]

@@ -1,23 +1,34 @@
-"""A worker's tasks, bound to requests of ours; those too that are registered after its start.
+"""A worker's tasks, bound to requests of ours: a class of requests for each task.
 
-Celery makes its requests' classes of `task.Request` at each of the worker's connections and at `pool_restart`
-(celery/worker/consumer/consumer.py: `Consumer.update_strategies`). What is registered later has no strategy,
-and is unknown until then.
+The class is put together of the features that the task uses, so that a message pays for no others. As Celery
+does (celery/worker/request.py: `create_request_cls`), it takes some of its task's settings as they are when
+the worker binds it.
+
+Celery makes its own classes of `task.Request` at each of the worker's connections and at `pool_restart`
+(celery/worker/consumer/consumer.py: `Consumer.update_strategies`). A task that is registered later has no
+strategy, and is unknown until then.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
+from kombu.utils.imports import symbol_by_name
 
+from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.policy.event_routes import MESSAGE, EventRoute, EventRoutes, parse_sqs_event
+from celery_sqs_visibility.policy.option_parsers import CALLABLE, imported
+from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.settings import refuse_on_other_tasks
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.worker.batches import has_own_strategy, with_batches
-from celery_sqs_visibility.worker.event_tasks import take_events
-from celery_sqs_visibility.worker.exclusive_request import open_key_leases
-from celery_sqs_visibility.worker.request_classes import bind_request_class
+from celery_sqs_visibility.worker.batches import BatchedRequest, has_own_strategy, with_batches
+from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest, open_key_leases
+from celery_sqs_visibility.worker.request import DeliveryRequest
+from celery_sqs_visibility.worker.visibility_request import VisibilityRequest, WatchedRequest
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
@@ -99,3 +110,75 @@ class BoundTasks:
         if key_leases is not None:
             key_leases.start()
             self._context.release_keys = key_leases.release_all
+
+
+def bind_request_class(task: Any, worker: WorkerContext) -> None:
+    """Have a task's requests settle their deliveries; a Request class of the user's is mixed with ours."""
+    theirs = symbol_by_name(task.Request)
+    bound = vars(theirs)
+    if bound.get("worker") is worker:
+        return
+    if isinstance(bound.get("worker"), WorkerContext):  # made here, for a worker before this one
+        theirs = bound["made_of"]
+    ours = VisibilityRequest if isinstance(task, VisibilityTask) else DeliveryRequest
+    if issubclass(ours, theirs):
+        base: tuple[type, ...] = (ours,)
+    else:
+        base = (theirs,) if issubclass(theirs, ours) else (theirs, ours)
+    on_lost = getattr(task, "on_lost", None) or worker.on_lost
+    task.Request = type(
+        theirs.__name__,
+        (*_features_of(task), *base),
+        {
+            "made_of": theirs,
+            "worker": worker,
+            "is_early": not task.acks_late,
+            "ends_when_lost": on_lost == "terminate",
+        },
+    )
+
+
+def _features_of(task: Any) -> list[type]:
+    """What is mixed into the class of a task that uses it."""
+    features: list[type] = [BatchedRequest] if has_own_strategy(task) else []
+    if isinstance(task, VisibilityTask):
+        features += [ExclusiveRequest] if task.exclusive else []
+        features += [WatchedRequest] if task.inactivity_timeout is not None else []
+    return features
+
+
+def take_events(app: Celery[Any], context: BrokerContext) -> None:
+    """Have the worker's receivers make tasks of events, if any task takes some or there is an adapter.
+
+    Raises:
+        ImproperlyConfigured: two tasks take the same events, or the adapter cannot be imported.
+    """
+    try:
+        routes = EventRoutes(_routes(app))
+        adapter = _adapter(context.options.message_adapter)
+    except ValueError as error:
+        raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
+    if not routes and adapter is None:
+        return
+    from celery_sqs_visibility.transport.event_messages import EventMessages  # noqa: PLC0415 - seldom needed
+
+    decode = context.decode_message
+    context.decode_for_worker = EventMessages(routes, adapter, decode, context.attribute_names).decode
+
+
+def _routes(app: Celery[Any]) -> list[EventRoute]:
+    return [
+        EventRoute(pattern, task.name, per_message=task.sqs_event_per == MESSAGE)
+        for task in app.tasks.values()
+        if isinstance(task, VisibilityTask)
+        for pattern in parse_sqs_event("sqs_event", task.sqs_event)
+    ]
+
+
+def _adapter(path: str | None) -> Any:
+    if path is None:
+        return None
+    adapter = imported("message_adapter", path, CALLABLE)
+    if not callable(adapter):
+        raise OptionError(f"expected message_adapter to be {CALLABLE}, got {path!r}, which is {adapter!r}")
+    return adapter

@@ -1,24 +1,122 @@
-"""Commands of ours among Celery's own (celery/worker/control.py: `Panel`).
+"""Commands among Celery's own (celery/worker/control.py: `Panel`): a worker's queues, and their pauses.
 
-A worker's bootstep imports this where there is remote control. Answers are JSON; the event loop's thread.
+A worker's bootstep imports this where there is remote control. Answers are JSON. Commands run on Celery's
+main thread and make no request there: a thread gives back the messages that wait.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
 from kombu.utils.json import dumps
 
+from celery_sqs_visibility.delivery.consumer import QueueConsumer
+from celery_sqs_visibility.delivery.threads import copy_of, start_thread
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.worker import pausing
 from celery_sqs_visibility.worker.pool_patches import slots_of
+
+logger = get_logger(__name__)
+
+FOR_EVER: Final = math.inf
 
 #: The names by which pools are asked for, where they are not those of Celery's modules.
 POOLS: Final = {"thread": "threads"}
+
+
+class QueueNotConsumedError(LookupError):
+    """The worker does not consume the queue."""
+
+
+class NothingGivenBackError(RuntimeError):
+    """No thread could be started that gives back what waits."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no thread could be started that gives back what waits; the queue is paused all the same. "
+            "Pause it again, to have it given back"
+        )
+
+
+def consumed_queues(context: BrokerContext) -> list[str]:
+    """Celery's names of the worker's queues, paused ones included, in order."""
+    return sorted({name for each in _consumers(context) for name in each.consumed()})
+
+
+def pause(context: BrokerContext, queue: str, seconds: float = FOR_EVER) -> dict[str, Any]:
+    """Begin no poll of the queue for that long, and have given back what waits; its condition before that.
+
+    Raises:
+        QueueNotConsumedError: nothing is changed.
+        NothingGivenBackError: it is paused.
+    """
+    _check(context, queue)
+    before = conditions(context)[queue]
+    context.pauses.pause(queue, seconds)
+    consumers = _consumers(context)
+    for each in consumers:
+        each.notice_pause(queue)
+    how_long = "until it is resumed" if seconds == FOR_EVER else f"for {seconds:g} s"
+    logger.info("queue %r is paused %s; a worker that starts meanwhile polls it", queue, how_long)
+    if start_thread(_give_back, f"sqs-pause-{queue}", context, consumers, queue) is None:
+        raise NothingGivenBackError
+    return {**before, **_pause_of(context, queue)}
+
+
+def resume(context: BrokerContext, queue: str) -> bool:
+    """Poll the queue again; whether it was paused.
+
+    Raises:
+        QueueNotConsumedError: nothing is changed.
+    """
+    _check(context, queue)
+    was_paused = context.pauses.get(queue) is not None
+    context.pauses.resume(queue)
+    for each in _consumers(context):
+        each.notice_pause(queue)
+    if was_paused:
+        logger.info("queue %r is resumed", queue)
+    return was_paused
+
+
+def conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
+    """Of each queue whether it is paused, for how long still, what is held of it, and what runs."""
+    held = Counter(each.facts.queue for one in _consumers(context) for each in one.ledger.all())
+    deliveries = [getattr(request, "delivery", None) for request in copy_of(worker_state.active_requests)]
+    running = Counter(each.facts.queue for each in deliveries if each is not None)
+    return {
+        queue: {**_pause_of(context, queue), "held": held[queue], "running": running[queue]}
+        for queue in consumed_queues(context)
+    }
+
+
+def _pause_of(context: BrokerContext, queue: str) -> dict[str, Any]:
+    left = context.pauses.seconds_left(queue)
+    return {"paused": left > 0, "seconds_left": round(left, 1) if 0 < left < FOR_EVER else None}
+
+
+def _consumers(context: BrokerContext) -> list[QueueConsumer]:
+    """Those of earlier connections, too, as long as a run of theirs goes on."""
+    return copy_of(context.worker_queue_consumers)
+
+
+def _check(context: BrokerContext, queue: str) -> None:
+    if queue not in (queues := consumed_queues(context)):
+        raise QueueNotConsumedError(f"consumes {', '.join(map(repr, queues))}, and not {queue!r}")
+
+
+def _give_back(context: BrokerContext, consumers: list[QueueConsumer], queue: str) -> None:
+    """A thread's own."""
+    released = [delivery for each in consumers for delivery in each.give_back_unstarted(queue)]
+    context.forget_given_back(released)
+    if released:
+        logger.info("paused queue %r: messages given back that had not begun: %s", queue, len(released))
 
 
 @control_command(args=[("queue", str), ("seconds", float)], signature="<queue> [seconds]")
@@ -26,10 +124,10 @@ def sqs_pause(state: Any, queue: str, seconds: float | None = None, **_: Any) ->
     """Poll a queue no more, and give back what waits; for good, or for some seconds."""
     context = _context(state)
     try:
-        condition = pausing.pause(context, queue, pausing.FOR_EVER if seconds is None else float(seconds))
-    except pausing.QueueNotConsumedError as error:
+        condition = pause(context, queue, FOR_EVER if seconds is None else float(seconds))
+    except QueueNotConsumedError as error:
         return _refusal(context, error)
-    except pausing.NothingGivenBackError as error:
+    except NothingGivenBackError as error:
         return {"error": str(error)}
     return {"ok": condition}
 
@@ -39,8 +137,8 @@ def sqs_resume(state: Any, queue: str, **_: Any) -> dict[str, Any]:
     """Poll a paused queue again."""
     context = _context(state)
     try:
-        was_paused = pausing.resume(context, queue)
-    except pausing.QueueNotConsumedError as error:
+        was_paused = resume(context, queue)
+    except QueueNotConsumedError as error:
         return _refusal(context, error)
     return {"ok": {"was_paused": was_paused}}
 
@@ -53,7 +151,7 @@ def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
         "pool": POOLS.get(module, module),
         "slots": slots_of(state.consumer).number,
         "busy": len(worker_state.active_requests),
-        "queues": pausing.conditions(_context(state)),
+        "queues": conditions(_context(state)),
     }
 
 
@@ -82,4 +180,4 @@ def _context(state: Any) -> BrokerContext:
 
 
 def _refusal(context: BrokerContext, error: Exception) -> dict[str, Any]:
-    return {"error": str(error), "queues": pausing.consumed_queues(context)}
+    return {"error": str(error), "queues": consumed_queues(context)}

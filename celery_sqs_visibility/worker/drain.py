@@ -1,9 +1,10 @@
-"""A worker's end: messages that wait are given back at once, those of running tasks when their time is over.
+"""End of a worker: waiting messages are given back at once, those of running tasks when their time is over.
 
 Celery's warm shutdown (celery/worker/worker.py: `WorkController.stop`) waits in the main thread for running
-tasks, however long they take, and then closes the channel. The drain's thread stops the polls, gives back
-what has not begun, and when the time is over what still runs, and ends those runs. So the main thread has no
-more to wait for, and ends by Celery's own way; the process is ended only if that takes too long.
+tasks, however long they take, and then closes the channel. The drain's thread stops the polls, gives back the
+messages whose runs have not begun and, when the time is over, those that still run, and ends these runs. So
+the main thread has no more to wait for, and ends by Celery's own way; the process is ended only if that takes
+too long.
 
 The process outlives its polls in flight: SQS does not notice that a client is gone, and would hand the next
 message to the open poll.
@@ -18,23 +19,25 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any, Final
 
 from billiard.process import active_children
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import get_logger
+from celery.worker import state
 
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.delivery.threads import copy_of, is_main_thread, start_thread
-from celery_sqs_visibility.events import DeliveryEvent, Received, Released, subscribe
+from celery_sqs_visibility.events import DeliveryEvent, Received, Released, log_safely, subscribe
 from celery_sqs_visibility.policy.backoff import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.task.chord_end import is_at_end
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.worker.grace_period import check_grace_period
-from celery_sqs_visibility.worker.last_runs import LastRuns
+from celery_sqs_visibility.worker.pool_patches import RUN_CODE
 
 logger = get_logger(__name__)
 
@@ -53,6 +56,22 @@ END_QUEUES_SECONDS: Final = 1.5
 
 #: A later signal may shorten a wait: each wait looks for that this often.
 RECHECK_SECONDS: Final = 0.5
+
+#: Its handler interrupts a run on the main thread: see `bootsteps.Endings`.
+INTERRUPTING_SIGNAL: Final = getattr(signal, "SIGQUIT", None)
+
+#: Says in how many seconds after SIGTERM the SIGKILL comes: in Kubernetes the pod's
+#: terminationGracePeriodSeconds, repeated as the literal value of an environment variable.
+GRACE_VARIABLE: Final = "TERMINATION_GRACE_PERIOD_SECONDS"
+
+#: Set by Amazon ECS in every container.
+ECS_VARIABLE: Final = "ECS_CONTAINER_METADATA_URI_V4"
+
+#: Amazon ECS's default `stopTimeout`.
+ECS_STOP_SECONDS: Final = 30
+
+#: The most that handing back and ending take.
+MARGIN_SECONDS: Final = 2
 
 
 class Drain:
@@ -336,3 +355,145 @@ def _log_outcome(given_back: list[Delivery], orphans: list[Delivery], released: 
             fields,
             extra={"sqs": fields},
         )
+
+
+def active_requests() -> list[Any]:
+    """The requests of all runs of this process."""
+    return copy_of(state.active_requests)
+
+
+def in_a_thread(act: Callable[[], None]) -> None:
+    """Call it in a thread of its own, or here if the system has none: eventlet waits for a greenlet's end."""
+    if start_thread(act, "sqs-end-run") is None:
+        act()
+
+
+class LastRuns:
+    """The runs that go on when a worker's time is up: each is ended by itself, or left. The drain's thread.
+
+    A process of the pool is killed, and so is a greenlet. A thread cannot be: its run is left, and neither
+    the pool nor the interpreter waits for it. The main thread of a solo pool is interrupted by a signal,
+    whose handler raises `WorkerShutdown` in the run; Celery's tracer lets that pass.
+
+    Args:
+        active: the requests of all runs.
+        call: calls what ends a run, which may take long.
+    """
+
+    def __init__(
+        self,
+        active: Callable[[], list[Any]] = active_requests,
+        call: Callable[[Callable[[], None]], None] = in_a_thread,
+    ) -> None:
+        self._active = active
+        self._call = call
+        self._postponed = False  # whether a run was at its end, and so is ended a moment later
+        self._ended: set[int] = set()  # ids of requests, which stay in Celery's state until the process ends
+        self.interrupts = False  # whether the main thread's run is to end; signal handlers look at it
+
+    @property
+    def any_ended(self) -> bool:
+        """Whether a run was ended or left, for which Celery might wait all the same."""
+        return bool(self._ended) or self._postponed
+
+    def acknowledged_early(self) -> list[Any]:
+        """The requests of runs whose messages were deleted when they began, and that nobody has ended."""
+        waited_for = [each for each in self._active() if id(each) not in self._ended]
+        return [each for each in waited_for if _is_acknowledged_early(each)]
+
+    def late(self) -> list[Any]:
+        """The requests of runs whose messages are held until their end, or were lost meanwhile."""
+        return [each for each in self._active() if not _is_acknowledged_early(each)]
+
+    def end_late(self) -> None:
+        """End all `late` ones: their messages are other workers' now.
+
+        Again, it ends those that began since, and interrupts the main thread again.
+        """
+        for request in self.late():
+            self._end(request)
+        if self.interrupts:
+            _interrupt_main_thread()
+
+    def lose_early(self) -> None:
+        """End the others, too: nobody will run them again."""
+        for request in self.acknowledged_early():
+            fields = Fields(task=request.name, task_id=request.id)
+            log_safely(
+                logger.error,
+                "shutdown: lost: it was acknowledged when it began, and does not end in time (%s)",
+                fields,
+                extra={"sqs": fields},
+            )
+            self._end(request)
+
+    def _end(self, request: Any) -> None:
+        if id(request) in self._ended:
+            return
+        if getattr(request, "publishes_chord", False):
+            self._postponed = True
+            return
+        self._ended.add(id(request))
+        if getattr(request, "is_on_main_thread", False):
+            self.interrupts = True
+            _interrupt_main_thread()
+        elif (end := getattr(request, "end_in_shutdown", None)) is not None:  # or it is none of ours
+            self._call(end)
+
+
+def may_interrupt(frame: FrameType | None) -> bool:
+    """Whether that frame of this thread is of a run in a pool without processes, or called by it.
+
+    Not at its end as a chord's member. In a signal handler.
+    """
+    if is_at_end(threading.get_ident()):
+        return False
+    while frame is not None:
+        if frame.f_code is RUN_CODE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_acknowledged_early(request: Any) -> bool:
+    delivery = getattr(request, "delivery", None)
+    return delivery is None or delivery.current.acknowledged_early
+
+
+def _interrupt_main_thread() -> None:
+    main = threading.main_thread().ident
+    if INTERRUPTING_SIGNAL is None or main is None:
+        return
+    if callable(signal.getsignal(INTERRUPTING_SIGNAL)):  # or the process would be killed
+        signal.pthread_kill(main, INTERRUPTING_SIGNAL)
+
+
+def check_grace_period(shutdown_timeout: float) -> float:
+    """Seconds from SIGTERM to SIGKILL, infinite if not known; warn if `shutdown_timeout` is longer."""
+    grace, reason = grace_period()
+    longest = max(0.0, grace - MARGIN_SECONDS)
+    if shutdown_timeout > longest:
+        logger.warning(
+            "shutdown_timeout is %g s, but %s: set at most %g, or messages of running tasks stay hidden "
+            "for a visibility timeout",
+            shutdown_timeout,
+            reason,
+            longest,
+        )
+    return grace
+
+
+def grace_period() -> tuple[float, str]:
+    """Seconds from SIGTERM to SIGKILL, infinite if not known, and the source as a clause."""
+    seconds = os.environ.get(GRACE_VARIABLE)
+    if seconds:
+        try:
+            return float(seconds), f"{GRACE_VARIABLE} says that SIGKILL comes {seconds} s after SIGTERM"
+        except ValueError:
+            logger.warning("expected %s to be a number of seconds, got %r", GRACE_VARIABLE, seconds)
+    if ECS_VARIABLE in os.environ:
+        return ECS_STOP_SECONDS, (
+            f"Amazon ECS kills {ECS_STOP_SECONDS} s after SIGTERM, unless stopTimeout is longer "
+            f"(then say so in {GRACE_VARIABLE})"
+        )
+    return math.inf, ""

@@ -44,9 +44,9 @@ def on_worker_init(sender: Any, **_: Any) -> None:
 @signals.beat_init.connect(weak=False)
 def on_beat_init(sender: Any, **_: Any) -> None:
     """Beat starts; it has looked at the transport for its banner (celery/apps/beat.py: `startup_info`)."""
-    from celery_sqs_visibility.worker.beat import check_settings  # noqa: PLC0415 - a producer needs none
+    from celery_sqs_visibility.worker.startup import check_beat  # noqa: PLC0415 - a producer needs none
 
-    check_settings(sender.app)
+    check_beat(sender.app)
 
 
 mask_settings()

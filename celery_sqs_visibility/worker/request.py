@@ -1,4 +1,4 @@
-"""The fate of a task becomes the fate of its delivery.
+"""Celery's request of a task that runs for a message from SQS: the end of the run settles the message.
 
 Celery's main process keeps a `Request` for each message (celery/worker/request.py). `create_request_cls`
 redefines its `on_success` and `execute_using_pool`, so overriding those here would do nothing. The other
@@ -20,24 +20,28 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import Ignore, NotRegistered, Reject, TaskRevokedError, Terminated
 from celery.utils.log import get_logger
 from celery.worker import state
+from celery.worker.request import Request
 
 from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.settlements import Lapse, Release
-from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release, Settlement
+from celery_sqs_visibility.events import Finished, emit, has_listener, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task.chord_end import is_at_end
 from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery
+from celery_sqs_visibility.task.retries import RetryDecisions
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.exceptions import PROCESS_GONE, could_not_publish_retry, exception_of
-from celery_sqs_visibility.worker.settling_request import SettlingRequest
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
 
-#: What ends a run at once: its message is another worker's.
+DELETE: Final = Delete()
+
+#: Ends a run at once.
 KILL_SIGNAME: Final = "SIGKILL"
 
 
@@ -45,10 +49,14 @@ class GivenBackError(TaskRevokedError):
     """A message was given back, in a shutdown, before its run began."""
 
 
-class DeliveryRequest(SettlingRequest):
-    """A request whose message came from SQS, for tasks with Celery's own behaviour."""
+class DeliveryRequest(Request):
+    """A request of a task with Celery's own behaviour. It settles its delivery, if it has one.
 
-    #: Bound in a subclass for each task of a worker: see `request_classes`.
+    It does so directly and not through the event loop, which may be blocked (solo), or stopped while the pool
+    is being joined (threads). Any thread; no I/O.
+    """
+
+    #: Bound in a subclass for each task of a worker: see `bound_tasks`.
     worker: ClassVar[WorkerContext] = WorkerContext()
     #: Whether its message is acknowledged when its run begins.
     is_early: ClassVar[bool] = False
@@ -56,11 +64,16 @@ class DeliveryRequest(SettlingRequest):
     ends_when_lost: ClassVar[bool] = False
 
     # Celery's, which its stubs leave out.
+    acknowledged: bool
+    message: Message
     _already_cancelled: bool
     _already_revoked: bool
     _context: DeliveryContext
     _delivery_info: dict[str, Any]
+    _request_dict: dict[str, Any]
 
+    delivery: Delivery | None = None
+    _rejected_by_task = False
     _terminated_on_purpose = False
     _thread: int | None = None  # of its run, in a pool without processes
 
@@ -225,6 +238,87 @@ class DeliveryRequest(SettlingRequest):
         with self._logged_if_it_raises():
             self._kill(KILL_SIGNAME)
 
+    def acknowledge(self) -> None:
+        """Done: delete the message."""
+        if (delivery := self.delivery) is None:
+            super().acknowledge()
+        elif not self.acknowledged:
+            if has_listener(Finished) and delivery.current.started:
+                emit(Finished(delivery.facts))
+            self.acknowledged = True
+            delivery.settle(DELETE)
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Release it or give it up, as the task's `Reject` says. A rejection of Celery's comes back later."""
+        if self.delivery is None:
+            super().reject(requeue)
+        elif not self.acknowledged:
+            if self._rejected_by_task and requeue:
+                self.settle(Release())
+            elif (backoff := after_rejection(self.delivery, self.task)) is not None:
+                self.settle(backoff)
+            elif self._rejected_by_task:
+                self.give_up("rejected by the task")
+            else:
+                self.come_back_later()  # at once, it could kill one worker after the other
+            self.send_event("task-rejected", requeue=requeue)
+
+    def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's
+        """As Celery's, where anybody hears of tasks: a worker may send nothing but its own heartbeats."""
+        groups = getattr(self.eventer, "groups", None)
+        if not groups or "task" in groups:
+            super().send_event(type, **fields)
+
+    def settle(self, settlement: Settlement) -> None:
+        """Settle the message; Celery takes it for acknowledged from now on."""
+        self.acknowledged = True
+        if self.delivery is not None:
+            self.delivery.settle(settlement)
+
+    def note_outcome(self, outcome: str) -> None:
+        """How the run ended, should its message be deleted: what metrics count."""
+        if self.delivery is not None:
+            self.delivery.current.outcome = outcome
+
+    def come_back_later(self) -> None:
+        """Hide the message as after an error about which the task says nothing, unless it is settled."""
+        if self.delivery is not None and not self.acknowledged:
+            self.settle(self.delivery.after_an_error())
+
+    def give_up(self, reason: str, **attributes: str) -> None:
+        """Send it to the dead letters, if there are any, and delete it."""
+        self.acknowledged = True
+        self.message.give_up(reason, getattr(self.task, "on_exhausted", None), **attributes)
+
+    @property
+    def visibility_timeout(self) -> int | None:
+        """The queue's, in seconds; `None` without a delivery."""
+        if (delivery := self.delivery) is None:
+            return None
+        return delivery.holder.options.for_queue(delivery.queue.name).visibility_timeout
+
+    def put_off(self, eta: float) -> bool:
+        """Have it wait in SQS until `eta`, in seconds since the epoch, as a copy; whether it can."""
+        renew = self.message.renewal(eta, self._published_retries)
+        if renew is None:
+            return False
+        self.settle(renew)
+        return True
+
+    @property
+    def _published_retries(self) -> int:
+        """The attempts that messages before this one have used up."""
+        return self._request_dict.get("retries") or 0
+
+    @contextmanager
+    def _settled_if_it_raises(self) -> Iterator[None]:
+        """Celery would leave the message unacknowledged after an error of its own: extended for 12 hours."""
+        try:
+            yield
+        except Exception:
+            self.come_back_later()
+            raise
+
     def _has_attempts_left(self) -> bool:
         """Whether a message whose retry could not be published may come back, by its receives."""
         if self.delivery is None:
@@ -338,3 +432,18 @@ class DeliveryRequest(SettlingRequest):
     def _retries_with_receives(self, delivery: Delivery, published_retries: int) -> int:  # noqa: ARG002
         """The attempts before this one; to Celery's own tasks receives are none."""
         return published_retries
+
+
+def after_rejection(delivery: Delivery, task: Any) -> Settlement | None:
+    """How kombu's `backoff_policy` brings a rejected message back; `None` where none names its task.
+
+    kombu leaves such a message in its queue, also where the policy has no delay for the attempt
+    (kombu/transport/SQS/__init__.py: `QoS.reject`, `Channel.basic_reject`). Celery rejects the message of a
+    failed task where `acks_on_failure_or_timeout` is off, and of one that raises `Reject`. A `VisibilityTask`
+    has the policy among its delays.
+    """
+    policy = delivery.holder.options.backoff_policy(delivery.queue.name, task.name)
+    if policy is None or isinstance(task, RetryDecisions):
+        return None
+    delay = policy.delay(delivery.facts.receive_count - delivery.parks - 1, Reject())
+    return Lapse() if delay is None else Hide(whole_seconds(delay))

@@ -1,36 +1,90 @@
-"""A worker's start: it waits for SQS where that may help, and ends with one clear sentence where it cannot.
+"""Start of a worker, and of beat: one clear sentence where it is impossible, a wait where that may help.
 
 Celery would begin anew at once after a passing error, some hundred times a minute, each with a traceback
-(celery/worker/consumer/consumer.py: `Consumer.start`), and end with a traceback after any other.
+(celery/worker/consumer/consumer.py: `Consumer.start`), and end with a traceback after any other. Its beat
+connects when its first task is due, and logs a traceback for each task that it cannot publish, without end
+(celery/beat.py: `Scheduler.apply_entry`).
+
+A worker that starts writes a line about each of its queues: where it is, and where dead letters go. Celery's
+banner lists Celery's names of the queues, and asks nobody for SQS's (celery/app/amqp.py: `Queues.format`).
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
 
 from celery.exceptions import WorkerShutdown
+from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from celery.worker.state import maybe_shutdown
 from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined] # as in kombu's docs
 
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.outage import Outage
-from celery_sqs_visibility.errors import SQSError, UnroutableError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    ClockSkewError,
+    CredentialsRefusedError,
+    OptionError,
+    OverLimitError,
+    QueueDoesNotExistError,
+    RequestRefusedError,
+    SQSError,
+    ThrottledError,
+    TLSError,
+    UnavailableError,
+    UnrecognizedResponseError,
+    UnroutableError,
+)
+from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.options import Options, beyond_horizon
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import refuse_type, use_here
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, temporary
-from celery_sqs_visibility.worker.refusals import passes, reason_and_remedy
-from celery_sqs_visibility.worker.start_report import report
+from celery_sqs_visibility.transport.transport import Transport
 
 logger = get_logger(__name__)
 
+#: Errors that pass without a change of settings or of rights, but for those of TLS.
+PASSING: Final = (UnavailableError, ThrottledError, OverLimitError, ClockSkewError)
+
+#: What to do about an error that ends the process, where its own sentence does not say that.
+REMEDIES: Final[tuple[tuple[type[SQSError], str], ...]] = (
+    (AccessDeniedError, "Grant the permission to the credentials that the worker uses."),
+    (QueueDoesNotExistError, "Create the queue, or correct its name or URL."),
+    (UnrecognizedResponseError, "Correct the endpoint: it does not answer as SQS does."),
+)
+
 #: A waiting worker looks this often for a signal to stop.
 STOP_CHECK_SECONDS: Final = 0.2
+
+CLAMPED: Final = (
+    "%s is longer than SQS hides a message, and 12 hours are used: a killed worker's message comes back "
+    "after these. Set minutes; the heartbeat extends it for as long as a task runs"
+)
+
+#: The one right without which a worker starts all the same; a lack of others shows later, or ends it.
+READ_POLICY: Final = "sqs:GetQueueAttributes"
+
+
+def passes(error: SQSError) -> bool:
+    """Whether to wait may help."""
+    return isinstance(error, PASSING) and not isinstance(error, TLSError)
+
+
+def reason_and_remedy(error: SQSError) -> str:
+    """The sentence of the error, and one that says what to do."""
+    remedy = next((text for cls, text in REMEDIES if isinstance(error, cls)), "")
+    if passes(error):
+        remedy = "With broker_connection_retry_on_startup it would be waited for."
+    return f"{str(error).rstrip('.')}. {remedy}".rstrip()
 
 
 class QueuesFirst:
@@ -154,3 +208,120 @@ def _find_dead_letter_queue(context: BrokerContext, name: str) -> None:
     queue = context.queues.find(name)
     context.redrive.get(queue, SYSTEM_CLOCK.monotonic())
     context.redrive.find_dead_letter_queue(queue)
+
+
+def warn_of_clamped(given: Mapping[str, Any]) -> None:
+    """Log one line where a visibility timeout, of the transport options, was longer than SQS allows."""
+    if beyond := beyond_horizon(given):
+        told = ", ".join(f"{option}={value}" for option, value in beyond.items())
+        logger.warning(CLAMPED, told)
+
+
+def report(queue: Queue, redrive: RedriveBook, options: Options) -> None:
+    """Log one line about a queue that was found; its facts are the record's `sqs`. No request is made."""
+    facts = describe(queue, redrive, options)
+    name = repr(facts["sqs_name"])
+    if queue.name != queue.sqs_name:
+        name += f" (Celery's {queue.name!r})"
+    log_safely(
+        logger.info,
+        "queue %s %s at %s (%s): %s; visibility timeout %d s%s",
+        name,
+        queue.origin,
+        queue.url,
+        ", ".join(f"{key} {facts[key]}" for key in ("region", "account") if facts[key]),
+        _dead_letters(facts, redrive.why_unknown(queue)),
+        facts["visibility_timeout"],
+        _turns(facts, options),
+        extra={"sqs": facts},
+    )
+
+
+def describe(queue: Queue, redrive: RedriveBook, options: Options) -> dict[str, Any]:
+    """Return what is known of a queue; `None` is "unknown" or "has none". No request is made."""
+    policy = redrive.peek(queue)
+    # Of a policy's queue only the name: its URL would be a request.
+    plain = redrive.dead_letter_queue(queue) if policy is None else None
+    denied = isinstance(redrive.why_unknown(queue), AccessDeniedError)
+    own = options.for_queue(queue.name)
+    return {
+        "queue": queue.name,
+        "sqs_name": queue.sqs_name,
+        "url": queue.url,
+        "region": _region(queue),
+        "account": queue.account,
+        "origin": queue.origin,
+        "dead_letter_queue": policy.name if policy else plain and plain.sqs_name,
+        "max_receive_count": policy.max_receive_count if policy else None,
+        "visibility_timeout": own.visibility_timeout,
+        "weight": own.weight,
+        "max_running": own.max_running,
+        "not_allowed": [READ_POLICY] if denied else [],
+    }
+
+
+def _turns(facts: dict[str, Any], options: Options) -> str:
+    """How the queue shares the worker with others, where an option says so."""
+    order, most = options.queue_order, facts["max_running"]
+    said = {
+        "strict": f"place {options.for_queue(facts['queue']).place + 1}",
+        "weighted": f"weight {facts['weight']}",
+    }
+    turns = f"; {order} order, {said[order]}" if order in said else ""
+    return turns + (f"; {most} at once at the most" if most else "")
+
+
+def _region(queue: Queue) -> str | None:
+    try:
+        return queue.sqs.location().region
+    except SQSError:  # the settings have gone bad since the queue was found
+        return None
+
+
+def _dead_letters(facts: dict[str, Any], error: SQSError | None) -> str:
+    target, receives = facts["dead_letter_queue"], facts["max_receive_count"]
+    if receives is not None:
+        return f"dead letters go to {target!r} after {receives} receive{'' if receives == 1 else 's'}"
+    policy = "no redrive policy"
+    if error is not None:
+        reason = f"{READ_POLICY} is not allowed" if facts["not_allowed"] else str(error).rstrip(".")
+        policy = f"redrive policy not known, since {reason}"
+    if target is not None:
+        return f"{policy}; dead letters go to {target!r}, by the option dead_letter_queue"
+    return policy if error is not None else f"{policy} and no dead_letter_queue"
+
+
+def check_beat(app: Any) -> None:
+    """Look for the default queue, where the app is on our transport. beat's thread.
+
+    One request, and the first publication to that queue makes one less.
+
+    Raises:
+        SystemExit: SQS cannot be used with these settings. Celery's signals let no other exception through.
+    """
+    try:
+        with app.connection_for_write() as connection:
+            if isinstance(connection.transport, Transport):
+                _find_default_queue(connection.transport.context, app.conf.task_default_queue)
+    except OptionError as error:
+        _end(str(error))
+    except SQSError as error:
+        if _is_about_settings(error):
+            _end(reason_and_remedy(error))
+
+
+def _find_default_queue(context: BrokerContext, name: str) -> None:
+    find = context.queues.ensure if context.options.predefined_queues else context.queues.find
+    find(name)
+
+
+def _is_about_settings(error: SQSError) -> bool:
+    """Whether nothing can be published. A refusal by SQS is about one queue, and there may be others."""
+    if isinstance(error, (CredentialsRefusedError, TLSError)):
+        return not passes(error)
+    return isinstance(error, RequestRefusedError) and not hasattr(error.__cause__, "response")
+
+
+def _end(reason: str) -> NoReturn:
+    logger.critical("beat cannot start: %s", reason)
+    raise SystemExit(EX_FAILURE) from None

@@ -1,24 +1,37 @@
-"""The request of a `VisibilityTask`: its failures hide the message.
+"""Request of a `VisibilityTask`: its failures hide the message.
 
 A pool's child decides, and its decision arrives as a `VisibilityRetry`, or as the failure of a last attempt.
-Only the main process hears of lost runs, and decides with the same methods of the task.
+Only the main process hears of lost runs, and of those that take too long or show no life. It decides about
+these with the same methods of the task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from datetime import datetime, timezone
+from functools import cached_property, partial
 from typing import Any, Final, cast
 
 from billiard.einfo import ExceptionInfo
-from celery import signals, states
-from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery import Task, signals, states
+from celery.canvas import maybe_signature
+from celery.exceptions import (
+    Ignore,
+    NotRegistered,
+    Reject,
+    Retry,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.encoding import safe_repr, safe_str
 
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.contacts.app import chord_claim_of
+from celery_sqs_visibility.delivery.lease import UNWATCHED
+from celery_sqs_visibility.delivery.model import Delivery, Inactivity
 from celery_sqs_visibility.delivery.settlements import Hide, Lapse
 from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.events import Failed, emit
@@ -37,10 +50,12 @@ from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
-from celery_sqs_visibility.worker.overdue_request import OverdueRequest
-from celery_sqs_visibility.worker.stored_result import StoredResult, chord_claim_seconds
+from celery_sqs_visibility.worker.request import KILL_SIGNAME, DeliveryRequest
 
 logger = get_logger(__name__)
+
+#: The address of Celery's backend that sends results to their callers.
+RPC: Final = "rpc://"
 
 #: Ends of runs that are killed after they were reported.
 KILLED_AFTERWARDS: Final = (TimeLimitExceeded, InactivityError)
@@ -49,10 +64,11 @@ KILLED_AFTERWARDS: Final = (TimeLimitExceeded, InactivityError)
 KILLED_WITHIN_SECONDS: Final = 1
 
 
-class VisibilityRequest(OverdueRequest):
+class VisibilityRequest(DeliveryRequest):
     """A request of a `VisibilityTask`: its failures hide the message."""
 
     task: VisibilityTask[..., Any]
+    _failed_for_good = False
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
         """The child decided that it comes back: hide it, where Celery deletes it."""
@@ -82,6 +98,25 @@ class VisibilityRequest(OverdueRequest):
                 return None
         with self._given_up_after(exc, exc_info):
             return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001
+        """A time limit has passed.
+
+        In prefork `on_failure` was called before for a hard one (billiard/pool.py: `on_hard_timeout`); in
+        gevent it was not.
+        """
+        if soft or self.delivery is None:
+            super().on_timeout(soft, timeout)
+            return
+        if self._fail_run(TimeLimitExceeded(timeout)):
+            # Celery's ERROR in `on_failure` does not name the task. A run that comes back has its own line.
+            logger.warning(
+                "Hard time limit (%ss) exceeded for %s[%s]",
+                timeout,
+                self.name,
+                self.id,
+                extra=self.log_extra(),
+            )
 
     def revoked(self) -> bool:
         """Whether not to run it: as any other, or given up before, or out of attempts. Never raises."""
@@ -180,6 +215,16 @@ class VisibilityRequest(OverdueRequest):
                 attempts=str(self._attempt),
             )
 
+    def _fail_run(self, exc: Exception) -> bool:
+        """It has failed, as its child cannot report, unless it is settled; whether it has for good."""
+        exc_info = exc_info_of(exc)
+        if not self.acknowledged:
+            self.on_failure(exc_info)
+        if self._failed_for_good:  # as Celery 5.7 does in `on_timeout`
+            self.task.on_failure(exc, self.id, self.args, self.kwargs, exc_info)
+            self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, exc_info)
+        return self._failed_for_good
+
     def _is_settled_unrun(self) -> bool:
         """Settle a message that was given up before, has no attempts left or has to wait; whether it did."""
         delivery = self.delivery
@@ -253,3 +298,116 @@ class VisibilityRequest(OverdueRequest):
     def _emit_failure(self, error: str, delay: float | None, *, last: bool) -> None:
         if self.delivery is not None:
             emit(Failed(self.delivery.facts, attempt=self._attempt, error=error, delay=delay, last=last))
+
+
+class WatchedRequest(VisibilityRequest):
+    """Mixed into the requests of tasks whose run has to show life."""
+
+    def _describe(self, delivery: Delivery) -> None:
+        super()._describe(delivery)
+        delivery.inactivity = Inactivity(self.task.inactivity_timeout or 0, self.end_inactive_run)
+
+    def end_inactive_run(self) -> None:
+        """Its run has shown no life for too long: end it, where the pool can. The supervisor's thread.
+
+        A run that cannot be ended hears of it at its next sign of life; its message is held until it ends.
+        """
+        if self.worker.can_end_runs:
+            self.worker.call_in_loop(self._end_inactive_run)
+        else:
+            logger.warning(
+                "Task %s[%s] has shown no life for %g s, and its pool has no way to end it: it is told at "
+                "its next sign of life, and its message is held until it ends",
+                self.name,
+                self.id,
+                self.task.inactivity_timeout,
+                extra=self.log_extra(),
+            )
+
+    def _end_inactive_run(self) -> None:
+        """The event loop's thread, where there is one. Never raises.
+
+        A process is killed first, or it might store the success of a run that is reported as failed. A
+        greenlet is killed last: its pool takes that for a success, of which nothing is left to settle then.
+        """
+        lease = None if self.delivery is None else self.delivery.current.lease
+        if self not in state.active_requests or lease is None or lease.last_sign == UNWATCHED:
+            return  # it has ended
+        kill = partial(self._kill, KILL_SIGNAME)  # it may not heed another signal
+        fail = partial(self._fail_run, InactivityError.after(self.task.inactivity_timeout or 0))
+        with self._logged_if_it_raises():
+            for step in (kill, fail) if self.worker.has_processes else (fail, kill):
+                step()
+
+
+class StoredResult:
+    """One task's stored state; all attributes are empty where it is not known.
+
+    Attributes:
+        status: one of `celery.states`, or `None`.
+        error: the exception of a failure.
+        traceback: of a failure.
+        done_at: when the outcome was stored, in seconds since the epoch.
+    """
+
+    def __init__(self, meta: Mapping[str, Any]) -> None:
+        self.status: str | None = meta.get("status")
+        result = meta.get("result")
+        self.error = result if isinstance(result, BaseException) else None
+        self.traceback = meta.get("traceback") or ""
+        self.done_at = _seconds(meta.get("date_done"))
+
+    @classmethod
+    def read(cls, task: Task[Any, Any], task_id: str) -> StoredResult:
+        """Ask the task's result backend, which costs the calling thread a moment. Never raises."""
+        backend = task.backend
+        if backend.as_uri() == RPC:  # asking would make a queue, and only the caller has the result
+            return cls({})
+        try:
+            return cls(backend.get_task_meta(task_id, cache=False))
+        except Exception:  # noqa: BLE001 - no result backend, or none that answers
+            return cls({})
+
+    def is_failure_of(self, delivery: Delivery) -> bool:
+        """Whether the message of this delivery is the one that failed for good.
+
+        A message that was moved to or from a dead-letter queue has the task id of one that failed before. In
+        doubt it is run: an unknown time decides nothing, and no clock is taken to be wrong. Nor has it failed
+        where a worker of kombu's own SQS transport did not know its task, which Celery stores as a failure
+        (celery/worker/consumer/consumer.py: `on_unknown_task`).
+        """
+        first = 0.0 if delivery.moved_from else delivery.facts.first_received
+        if self.status != states.FAILURE or self.done_at is None or not first:
+            return False
+        if isinstance(self.error, NotRegistered):
+            return False
+        return self.done_at > first
+
+
+def chord_claim_seconds(task: Task[Any, Any], chord: Any) -> float:
+    """For how long a lost run may keep others from publishing the body of its chord.
+
+    Celery 5.7 has a claim on that (celery/backends/redis.py: `on_chord_part_return`): a second run does
+    nothing while it lasts, and does not say so.
+    """
+    if not chord:
+        return 0.0
+    if (expires := chord_claim_of(task.backend)) is None:
+        return 0.0
+    join_timeout = max(5, int((task.app.conf.result_chord_join_timeout or 5.0) * 2))
+    return float(join_timeout + expires(join_timeout, maybe_signature(chord, app=task.app)))
+
+
+def _seconds(done: Any) -> float | None:
+    """A `date_done` in seconds since the epoch; `None` if it is no time.
+
+    Celery's backends store UTC; SQL and MongoDB drop the zone (celery/backends/database/models.py).
+    """
+    if isinstance(done, str):
+        try:
+            done = datetime.fromisoformat(done.replace("Z", "+00:00"))
+        except ValueError:
+            return None
+    if not isinstance(done, datetime):
+        return None
+    return (done if done.tzinfo else done.replace(tzinfo=timezone.utc)).timestamp()

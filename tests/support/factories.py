@@ -32,7 +32,7 @@ from celery_sqs_visibility.policy.options import Options, QueueOptions
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
-from celery_sqs_visibility.worker.request_classes import bind_request_class
+from celery_sqs_visibility.worker.bound_tasks import bind_request_class
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 # --- a run of a task, without a worker ---

@@ -15,10 +15,9 @@ from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.sending import Sending
 from celery_sqs_visibility.policy.attempts import are_spent
+from celery_sqs_visibility.worker.drain import LastRuns
 from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest
-from celery_sqs_visibility.worker.last_runs import LastRuns
-from celery_sqs_visibility.worker.stored_result import StoredResult
-from celery_sqs_visibility.worker.visibility_request import VisibilityRequest
+from celery_sqs_visibility.worker.visibility_request import StoredResult, VisibilityRequest
 
 
 def holding(_app, _patch, seed):

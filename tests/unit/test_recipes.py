@@ -15,7 +15,7 @@ from celery.bin.worker import worker
 
 from celery_sqs_visibility.operate.health.probe import parse
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.worker.grace_period import GRACE_VARIABLE, check_grace_period
+from celery_sqs_visibility.worker.drain import GRACE_VARIABLE, check_grace_period
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TASK_DEFINITION = json.loads((EXAMPLES / "ecs/task-definition.json").read_text())

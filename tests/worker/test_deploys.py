@@ -8,7 +8,7 @@ import time
 import pytest
 from support.faults import Disconnected, black_hole, error
 
-from celery_sqs_visibility.worker.grace_period import check_grace_period
+from celery_sqs_visibility.worker.drain import check_grace_period
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 

@@ -53,7 +53,7 @@ from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.transport.broker_clients import settings_of_queue
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
-from celery_sqs_visibility.worker.grace_period import grace_period
+from celery_sqs_visibility.worker.drain import grace_period
 
 #: The most failures of a task whose delays are looked at.
 MOST_DELAYS: Final = 1000

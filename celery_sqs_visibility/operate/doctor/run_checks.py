@@ -11,7 +11,7 @@ from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import counted
 from celery_sqs_visibility.policy.options import QueueOptions, default_heartbeat
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
-from celery_sqs_visibility.worker.grace_period import ECS_STOP_SECONDS, GRACE_VARIABLE, MARGIN_SECONDS
+from celery_sqs_visibility.worker.drain import ECS_STOP_SECONDS, GRACE_VARIABLE, MARGIN_SECONDS
 
 #: Less, and a request that is throttled, or slow, comes too late to extend a message.
 SHORTEST_MARGIN_SECONDS = 5

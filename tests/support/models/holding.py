@@ -25,7 +25,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete
 from celery_sqs_visibility.events import subscribe
-from celery_sqs_visibility.worker.last_runs import LastRuns
+from celery_sqs_visibility.worker.drain import LastRuns
 
 #: Messages after which the worker may be told to end.
 LATE = 15

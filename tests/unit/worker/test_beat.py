@@ -19,7 +19,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
 )
 from celery_sqs_visibility.policy.predefined import PredefinedQueue
-from celery_sqs_visibility.worker.beat import check_settings
+from celery_sqs_visibility.worker.startup import check_beat
 
 URL = "https://sqs.eu-west-1.amazonaws.com/1/q"
 
@@ -46,7 +46,7 @@ def test_wrong_settings_end_it_with_one_sentence_and_status_1(beat_app, sqs, cap
     use(beat_app, Queues(sqs))
     sqs.fail_next("GetQueueUrl", error("no."))
     with pytest.raises(SystemExit) as end:
-        check_settings(beat_app)
+        check_beat(beat_app)
     assert end.value.code == 1
     assert caplog.messages == ["beat cannot start: no."]
     assert caplog.records[0].levelno == logging.CRITICAL
@@ -55,7 +55,7 @@ def test_wrong_settings_end_it_with_one_sentence_and_status_1(beat_app, sqs, cap
 def test_a_wrong_option_ends_it_too(beat_app, caplog):
     beat_app.conf.broker_transport_options = {"regin": 1}
     with pytest.raises(SystemExit):
-        check_settings(beat_app)
+        check_beat(beat_app)
     assert caplog.messages[0].startswith("beat cannot start: unknown transport option 'regin'")
 
 
@@ -75,7 +75,7 @@ def test_a_queue_that_is_not_found_does_not(beat_app, sqs, caplog, error):
     use(beat_app, Queues(sqs))
     if error is not None:
         sqs.fail_next("GetQueueUrl", error)
-    check_settings(beat_app)
+    check_beat(beat_app)
     assert not caplog.messages
     assert [action for action, _ in sqs.calls] == ["GetQueueUrl"]
 
@@ -83,9 +83,9 @@ def test_a_queue_that_is_not_found_does_not(beat_app, sqs, caplog, error):
 def test_of_a_predefined_queue_it_asks_for_its_attributes(beat_app, sqs):
     beat_app.conf.broker_transport_options = {"predefined_queues": {"q": {"url": URL}}}
     use(beat_app, Queues(sqs, predefined={"q": PredefinedQueue(URL)}))
-    check_settings(beat_app)
+    check_beat(beat_app)
     assert [action for action, _ in sqs.calls] == ["GetQueueAttributes"]
 
 
 def test_another_broker_is_none_of_its_business(app):
-    check_settings(app)
+    check_beat(app)

@@ -15,9 +15,9 @@ from celery.worker.request import Request
 
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.worker.bootsteps import Endings
+from celery_sqs_visibility.worker.bound_tasks import bind_request_class
 from celery_sqs_visibility.worker.drain import Drain
 from celery_sqs_visibility.worker.request import DeliveryRequest
-from celery_sqs_visibility.worker.request_classes import bind_request_class
 from celery_sqs_visibility.worker.visibility_request import VisibilityRequest
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 

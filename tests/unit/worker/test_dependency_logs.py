@@ -7,7 +7,7 @@ import logging
 import pytest
 from celery import signals
 
-from celery_sqs_visibility.worker.dependency_logs import LOGGERS, quiet_dependencies
+from celery_sqs_visibility.worker.bootsteps import LOGGERS, quiet_dependencies
 
 
 @pytest.fixture(autouse=True)

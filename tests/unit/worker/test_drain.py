@@ -10,8 +10,7 @@ import pytest
 from celery.worker import state
 
 from celery_sqs_visibility.worker import drain as drains
-from celery_sqs_visibility.worker.drain import Drain
-from celery_sqs_visibility.worker.grace_period import GRACE_VARIABLE
+from celery_sqs_visibility.worker.drain import GRACE_VARIABLE, Drain
 
 ORPHAN = SimpleNamespace(
     facts=SimpleNamespace(task="task", task_id="id", message_id="m"), queue=SimpleNamespace(name="q")

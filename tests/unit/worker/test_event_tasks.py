@@ -14,7 +14,7 @@ from support.factories import sqs_queue
 from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.codec import decode_message
-from celery_sqs_visibility.worker.event_tasks import take_events
+from celery_sqs_visibility.worker.bound_tasks import take_events
 
 
 def run(event):

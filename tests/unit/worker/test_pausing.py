@@ -10,9 +10,8 @@ from kombu.utils.limits import TokenBucket
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
-from celery_sqs_visibility.worker import control_commands, pausing
-from celery_sqs_visibility.worker.given_back import GivenBack
-from celery_sqs_visibility.worker.rate_limits import RateLimits
+from celery_sqs_visibility.worker import control_commands
+from celery_sqs_visibility.worker.rate_limits import GivenBack, RateLimits
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 SLOTS = 2
@@ -95,7 +94,7 @@ def test_a_pause_that_cannot_tell_how_the_queue_is_changes_nothing(panel, consum
 
 
 def test_where_there_is_no_thread_the_answer_says_that_nothing_was_given_back(panel, monkeypatch):
-    monkeypatch.setattr(pausing, "start_thread", lambda *_: None)
+    monkeypatch.setattr(control_commands, "start_thread", lambda *_: None)
     assert "the queue is paused all the same" in panel("sqs_pause", queue="q")["error"]
     assert panel.context.pauses.get("q")
 

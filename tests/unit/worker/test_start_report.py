@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.worker import start_report
+from celery_sqs_visibility.worker import startup
 
 OPTIONS = Options.parse({"visibility_timeout": 90})
 PLACE = f"at {ENDPOINT}/{ACCOUNT}/app-a-b (region {REGION}, account {ACCOUNT}): "
@@ -37,7 +37,7 @@ def report(sqs, caplog):
     def report(queue, redrive):
         redrive.get(queue, 0)
         requests = len(sqs.calls)
-        start_report.report(queue, redrive, OPTIONS)
+        startup.report(queue, redrive, OPTIONS)
         assert len(sqs.calls) == requests
         return caplog.records[-1]
 
@@ -111,6 +111,6 @@ def test_a_queue_with_options_of_its_own(sqs, caplog, order, told):
     caplog.set_level(logging.INFO)
     own = {"visibility_timeout": 600, "weight": 3, "max_running": 2}
     options = Options.parse({"queues": {"b": {}, "a": own}, "queue_order": order})
-    start_report.report(Queues(sqs).find_or_create("a"), RedriveBook(), options)
+    startup.report(Queues(sqs).find_or_create("a"), RedriveBook(), options)
     assert caplog.messages[-1].endswith(f"; visibility timeout 600 s{told}; 2 at once at the most")
     assert [caplog.records[-1].sqs[name] for name in own] == [600, 3, 2]

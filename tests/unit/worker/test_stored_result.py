@@ -11,7 +11,7 @@ from celery.exceptions import NotRegistered
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from celery_sqs_visibility.worker.exceptions import described
-from celery_sqs_visibility.worker.stored_result import StoredResult
+from celery_sqs_visibility.worker.visibility_request import StoredResult
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
