@@ -9,8 +9,8 @@ In the order of a message's life:
 - `Failed` and `Hidden`; at last `DeadLettered`.
 - `Released`, when it is given back without having run.
 
-`SQSRequest` is about a request and no message; `EventsDropped` is about Celery's own events. What metrics are
-made of beyond these events is in `celery_sqs_visibility/measurements.py`.
+`SQSRequest` is about a request and no message; `EventsDropped` is about Celery's own events. Metrics use
+the events of `celery_sqs_visibility/measurements.py`, too.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ def subscribe(
     """Call `listener(event)` for every event of a kind in this process, in its thread: be quick.
 
     Args:
-        listener: what it raises is logged, and does no harm.
+        listener: its exceptions are logged, and do no harm.
         kind: a class of events; its subclasses belong to it. Deliveries, unless told otherwise.
         when: whether the listener wants such an event now. Frequent events that nobody wants are not made;
             others it may hear of all the same.
@@ -339,10 +339,10 @@ def emit_if_wanted(kind: type[DeliveryEvent], delivery: Facts) -> None:
 
 
 def log_safely(log: Callable[..., object], sentence: str, *args: Any, **options: Any) -> None:
-    """Call `log`, a method of a logger; what it raises is dropped.
+    """Call `log`, a method of a logger; its exceptions are dropped.
 
-    `logging` keeps the errors of handlers to itself, but lets those of filters through, and those of a logger
-    class of the user's.
+    `logging` keeps the errors of handlers to itself, but not the errors of filters, and of a logger class of
+    the user's.
     """
     with suppress(Exception):
         log(sentence, *args, stacklevel=2, **options)

@@ -1,9 +1,14 @@
-"""The task base class: a failure hides the message it came with, instead of publishing another.
+"""Task base class: a failure hides the message it came with, instead of publishing another.
 
 The pool's child decides, since not every exception can be pickled: `run` and `before_start` of the class are
 wrapped, within Celery's autoretry, which wraps `run` of the task (celery/app/autoretry.py). Of a failure that
 comes back they make a `VisibilityRetry`: Celery's tracer records it as RETRY, and the worker's main process
 hides the message.
+
+Methods are wrapped in the class, where Celery's annotations and `unittest.mock` put theirs. Celery annotates
+a class when it binds it (celery/app/task.py: `Task.annotate`), and wraps `run` of the instance for its
+autoretry: afterwards for decorated functions, before that for registered classes (celery/app/base.py:
+`register_task`).
 """
 
 from __future__ import annotations
@@ -13,16 +18,18 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
+from inspect import getattr_static
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 
+from celery import Task
 from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, QueueNotFound, Reject, Retry
 from celery.utils.time import maybe_make_aware
 
 from celery_sqs_visibility.command_line import shown_in_one_line
-from celery_sqs_visibility.contacts.app import forget_given_limit
+from celery_sqs_visibility.contacts.app import forget_given_limit, set_within_autoretry
 from celery_sqs_visibility.errors import QueueDoesNotExistError, UnroutableError
 from celery_sqs_visibility.option_secrets import mask_settings
 from celery_sqs_visibility.policy.attempts import End, Fate, fate_of
@@ -36,10 +43,13 @@ from celery_sqs_visibility.task.context import (
     sqs_delivery,
 )
 from celery_sqs_visibility.task.continuation import free_key, publish_continuation
-from celery_sqs_visibility.task.generic import P, R_co
-from celery_sqs_visibility.task.methods import wrap_method
-from celery_sqs_visibility.task.on_commit import OnCommitTask
-from celery_sqs_visibility.task.retries import RetryDecisions, horizon_left, keep_celerys_own
+from celery_sqs_visibility.task.retries import (
+    P,
+    R_co,
+    RetryDecisions,
+    horizon_left,
+    keep_celerys_own,
+)
 from celery_sqs_visibility.task.settings import check_settings
 from celery_sqs_visibility.task.tracing import (
     CHORD_UNLOCK,
@@ -54,13 +64,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # in `typing` from Python 3.11 on
 
 
+#: (task, method, args, kwargs), where the method takes these args: calls it.
+Caller = Callable[[Any, Callable[..., Any], Any, Any], Any]
+
+#: The attribute of a wrapper that names its callers: a class that is bound again is not wrapped again.
+CALLERS: Final = "visibility_callers"
+
 #: Where a retry was to go there is no queue: another attempt would not find any, either.
 NOWHERE: Final = (QueueNotFound, QueueDoesNotExistError, UnroutableError)
 
 mask_settings()
 
 
-class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
+class VisibilityTask(RetryDecisions[P, R_co]):
     """`base=VisibilityTask`, or `Celery(task_cls=VisibilityTask)` for all tasks of an app.
 
     On any other broker, called directly or eagerly, it is a plain Celery task.
@@ -162,6 +178,14 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
         """The running message's lease, and whether the worker is stopping: for the task's own code."""
         return Visibility(self.request, self)
 
+    def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call `delay` when Django's transaction commits, never if it rolls back; at once outside of one."""
+        _on_commit(partial(self.delay, *args, **kwargs))
+
+    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Call `apply_async` when Django's transaction commits, as `delay_on_commit`."""
+        _on_commit(partial(self.apply_async, *args, **kwargs))
+
     def retry(
         self,
         args: Any = None,
@@ -235,7 +259,7 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
         return bool(asked) or (countdown is not None and countdown > horizon_left(self.request))
 
     def _retry_by_hiding(self, exc: Any, countdown: float | None, limit: int | None) -> Retry:
-        """Have the message come back.
+        """Let the message come back.
 
         It cannot carry a `limit` above the task's own. So the retry that leads to the task's own last attempt
         is published, with that limit; not in a FIFO queue, where it would lose its place.
@@ -273,7 +297,7 @@ class VisibilityTask(RetryDecisions[P, R_co], OnCommitTask[P, R_co]):
     def _retry_by_publishing(
         self, exc: Any, countdown: float | None, eta: datetime | None, given: dict[str, Any]
     ) -> Retry:
-        """Retry as Celery does, with what it forgets: the message group, and the limit that it was given."""
+        """Retry as Celery does, and keep the message group and the given limit, which Celery forgets."""
         request = self.request
         goes_elsewhere = any(given.get(name) for name in ("queue", "exchange", "routing_key"))
         options = {**message_group(request), **({} if goes_elsewhere else own_queue(request)), **given}
@@ -315,3 +339,47 @@ def instance_of(exc: Any) -> Any:
 def exclusive_tasks() -> ModuleType:
     """The module of exclusive tasks, which few apps have, and producers need not import."""
     return import_module("celery_sqs_visibility.task.exclusive")
+
+
+def _on_commit(publish: Callable[[], object]) -> None:
+    """Celery's Django fixup gives this to tasks of its own class only (celery/contrib/django/task.py)."""
+    from django.db import transaction  # noqa: PLC0415 - an app without Django never comes here
+
+    transaction.on_commit(publish)
+
+
+def wrap_method(cls: Any, name: str, call: Caller) -> None:
+    """Wrap that method of a class in `call`, if it is not Celery's own; harmless if it is wrapped."""
+    raw = getattr_static(cls, name)
+    if raw is getattr_static(Task, name):
+        return
+    function = raw.__func__ if isinstance(raw, staticmethod) else raw
+    callers = getattr(function, CALLERS, ())
+    if _of(call) in callers or not callable(function):
+        return
+    wrapper: Any = _static(cls, function, call) if isinstance(raw, staticmethod) else _method(function, call)
+    setattr(wrapper, CALLERS, (*callers, _of(call)))
+    setattr(cls, name, staticmethod(wrapper) if isinstance(raw, staticmethod) else wrapper)
+    made = vars(cls).get("_instance")
+    if name == "run" and made is not None:
+        set_within_autoretry(made, getattr_static(cls, name).__get__(made, cls))
+
+
+def _static(cls: Any, function: Callable[..., Any], call: Caller) -> Callable[..., Any]:
+    @wraps(function, updated=())
+    def static(*args: Any, **kwargs: Any) -> Any:
+        return call(cls._instance, function, args, kwargs)
+
+    return static
+
+
+def _method(function: Callable[..., Any], call: Caller) -> Callable[..., Any]:
+    @wraps(function, updated=())
+    def method(task: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(task, function, (task, *args), kwargs)
+
+    return method
+
+
+def _of(call: Caller) -> Any:
+    return getattr(call, "func", call)

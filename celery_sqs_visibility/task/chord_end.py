@@ -1,4 +1,4 @@
-"""The end of a run that is a chord's member, in which Celery may publish the chord's body.
+"""End of a run that is a chord's member, in which Celery may publish the chord's body.
 
 After an exception from outside, such as the `SystemExit` of a SIGTERM, Celery would note that the body was
 published (celery/backends/redis.py: `on_chord_part_return`), and it would never run. So SIGTERM waits in a
@@ -28,7 +28,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """The run is over: take the signals that have waited. There, too; harmless without a beginning."""
+    """The run is over: take the signals that waited. In the same thread; harmless without a beginning."""
     ident = threading.get_ident()
     if ident not in _at_end:
         return

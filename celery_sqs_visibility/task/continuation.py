@@ -27,7 +27,7 @@ class Continuation(Retry):
 
 
 def publish_continuation(task: Any, changes: dict[str, Any]) -> Continuation:
-    """Publish the task again, with some arguments changed; what its run is to raise now.
+    """Publish the task again, with some arguments changed; returns the exception for its run to raise.
 
     Raises:
         Exception: it could not be sent; on SQS a `Retry`, by which the present message comes back.
@@ -51,7 +51,7 @@ def free_key(request: DeliveryContext) -> None:
 
 
 def _options(task: Any, request: DeliveryContext) -> dict[str, Any]:
-    """What Celery's `signature_from_request` leaves out, and what begins anew: attempts, and their limit."""
+    """Options that Celery's `signature_from_request` leaves out; attempts and their limit begin anew."""
     headers = request.as_execution_options()["headers"] or {}
     return {
         "retries": 0,

@@ -51,7 +51,7 @@ SHORTEST_LEASE_SECONDS: Final = 1.0
 
 
 class Ownership(TypedDict):
-    """What the main process tells a run of its key.
+    """The key of a run, as the main process tells it.
 
     Attributes:
         key: its name in the store; empty if there is an error.
@@ -171,13 +171,13 @@ class ExclusiveRun:
 
 
 def broker_context(app: Any) -> BrokerContext | None:
-    """What this process knows of the app's broker, options and store included; `None` on any other broker."""
+    """The context of the app's broker, options and store included; `None` on any other broker."""
     with app.connection_for_read() as connection:
         return connection.transport.context if isinstance(connection.transport, Transport) else None
 
 
 def key_rule(cls: type, task: Any = None) -> Callable[[Any, Any], Any] | None:
-    """What makes a key of (args, kwargs), of the attribute `exclusive`; `None` for the task's id, or no key.
+    """The function of `exclusive` that makes a key of (args, kwargs); `None` for the task's id, or no key.
 
     Raises:
         ValueError: it is neither True nor False, nor such a callable.

@@ -1,4 +1,4 @@
-"""The log line of an attempt that failed and comes back: one for each attempt, with the traceback.
+"""Log line of an attempt that failed and comes back: one for each attempt, with the traceback.
 
 It is written where the exception is: in the pool's child, or, for a run whose child is gone, in the worker's
 main process. Celery's own line for a retry is at INFO, and has no traceback.

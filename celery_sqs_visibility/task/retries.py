@@ -1,4 +1,4 @@
-"""How a failed run comes back: whether, how often, and after how long.
+"""Decisions about a failed run: whether, how often, and after how long it comes back.
 
 The pool's child asks where the exception is; of a run whose child is gone, the worker's main process asks.
 """
@@ -9,8 +9,9 @@ import inspect
 import logging
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
 
+from celery import Task
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 from celery.utils.time import get_exponential_backoff_interval
 
@@ -26,7 +27,33 @@ from celery_sqs_visibility.policy.retry_delays import (
     parse_delay,
 )
 from celery_sqs_visibility.task.context import DeliveryContext, sqs_delivery
-from celery_sqs_visibility.task.generic import GenericTask, P, R_co
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+if TYPE_CHECKING:
+
+    class GenericTask(Task[P, R_co], Generic[P, R_co]):
+        """Celery's `Task` with a task's parameters and result in its type, on every Celery.
+
+        celery-types, the stubs of Celery, declare `Task` as generic. It is generic by itself, too: without
+        celery-types, `Task` is `Any` to a type checker.
+        """
+
+else:
+
+    class GenericTask(Task):
+        """A class that is itself when subscripted, as in `class Mine(VisibilityTask[P, R])`.
+
+        `Task[...]` fails before Celery 5.7, and makes an alias from 5.7 on (celery/app/task.py), but `base=`
+        takes a class (celery/app/base.py: `_task_from_fun`).
+        """
+
+        abstract = True
+
+        def __class_getitem__(cls, parameters: Any) -> type[GenericTask]:
+            return cls
+
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +110,7 @@ class RetryDecisions(GenericTask[P, R_co]):
 
     @property
     def retry_limit(self) -> int | None:
-        """How often an unhandled failure is retried; `None`: without end."""
+        """The number of retries of an unhandled failure; `None`: without end."""
         given = self.given_retry_kwargs.get("max_retries")
         return self.max_retries if given is None else given
 
@@ -119,7 +146,7 @@ class RetryDecisions(GenericTask[P, R_co]):
         return None if delay is None else min(delay, horizon_left(request))
 
     def rules_in(self, queue: str) -> DelayRules:
-        """The task's rules, with those of the queue that a message came from. No request."""
+        """The task's rules, with the rules of the message's queue. No request."""
         options = self._options
         if options is None:
             return self._delay_rules

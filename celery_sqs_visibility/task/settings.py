@@ -1,4 +1,4 @@
-"""The settings of a task, checked; and ours where they are ignored: on plain Celery tasks, on another broker.
+"""Checks of a task's settings, and of ours where they are ignored: on plain Celery tasks, on another broker.
 
 Celery takes any option of a task, also a misspelt one, and makes an attribute of it that nobody reads.
 """

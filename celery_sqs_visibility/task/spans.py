@@ -1,4 +1,4 @@
-"""What a tracer's current span is told of the message that a task runs for. In the process that runs it.
+"""Attributes of a tracer's current span that tell of the task's message. In the process that runs the task.
 
 Spans are the tracers' own: OpenTelemetry's, Sentry's and ddtrace's instrumentations of Celery make them, and
 none is begun here. A library that the host has not imported is not imported for this, either.

@@ -1,4 +1,4 @@
-"""How the end of a run of a `VisibilityTask` is recorded. In the pool's child, where the exception is.
+"""Record of a `VisibilityTask`'s run and its end. In the pool's child, where the exception is.
 
 Celery's tracer (celery/app/trace.py: `build_tracer`) runs a task and records its end. Two things are refined
 for messages from SQS. An exception of the task's own code becomes, innermost, a `VisibilityRetry` where the
@@ -54,7 +54,7 @@ class VisibilityRetry(Retry):
         self.delay: float | None = when
 
     def humanize(self) -> str:
-        """When it comes back, for log lines."""
+        """The time of its return, for log lines."""
         if self.delay is None:
             return "when its visibility timeout runs out"
         return f"in {whole_seconds(self.delay)} s"
@@ -252,3 +252,15 @@ def _raised(retry: Retry, record: Callable[[], ExceptionInfo]) -> ExceptionInfo:
         raise retry from retry.exc
     except Retry:
         return record()
+
+
+def begin_watch(lease_key: Any) -> None:
+    """From now on the run has to show life: its task has an `inactivity_timeout`."""
+    if (lease := find_lease(lease_key)) is not None:
+        lease.last_sign = SYSTEM_CLOCK.monotonic()
+
+
+def end_watch(lease_key: Any) -> None:
+    """The task's own code is over: what Celery does now shows no life."""
+    if (lease := find_lease(lease_key)) is not None:
+        lease.last_sign = UNWATCHED

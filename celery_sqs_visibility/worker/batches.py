@@ -46,7 +46,7 @@ class BatchedRequest(_Base):
         return self.delivery is None or self.delivery.start()
 
     def end(self) -> None:
-        """Its batch is over, and the task's own callback has acknowledged what it does."""
+        """Its batch is over, and the task's own callback has acknowledged the messages that it chose."""
         self.ended()
         if self.delivery is not None and self.delivery.acknowledged_early:
             self.measure_run()

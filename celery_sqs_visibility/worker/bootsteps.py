@@ -69,7 +69,7 @@ class SQSStep(bootsteps.StartStopStep):
 
 
 class Deliveries(SQSStep):
-    """Has requests settle their deliveries, and stands before what Celery would do with bad messages."""
+    """Binds requests to their deliveries, and keeps bad messages from Celery."""
 
     def create(self, parent: Any) -> None:
         """Prepare the worker, which has not forked yet: children inherit the lease table."""
@@ -111,7 +111,7 @@ class Deliveries(SQSStep):
             context.control = writing.control
 
     def _check_answers(self, control: Any) -> None:
-        """Have commands of the user's, too, answer in JSON."""
+        """Let commands answer in JSON, the user's own included."""
         from celery_sqs_visibility.worker.control_commands import have_answers_checked  # noqa: PLC0415
 
         have_answers_checked(control.box.node)
@@ -261,7 +261,7 @@ class Endings(SQSStep):
 
 
 def _wake_loop() -> None:
-    """Have Celery's event loop see that it is to end: a signal does not end its wait of up to 5 s."""
+    """Wake Celery's event loop, which is to end: a signal does not end its wait of up to 5 s."""
     if (leases := lease_table()) is not None:
         leases.wake()
 

@@ -59,7 +59,7 @@ class BoundTasks:
         worker.on_lost = context.options.on_lost
 
     def bind(self) -> None:
-        """Bind all tasks, before the worker consumes, and from now on those that come later.
+        """Bind all tasks, before the worker consumes, and from now on any later task.
 
         Raises:
             ImproperlyConfigured: a task cannot be run as it says.
@@ -72,7 +72,7 @@ class BoundTasks:
         self._consumer.update_strategies = self.update_strategies
 
     def update_strategies(self) -> None:
-        """Have requests of all tasks settle their deliveries. A task that cannot be run stays unknown."""
+        """Bind the tasks that are new. A task that cannot be run stays unknown."""
         tasks = self._consumer.app.tasks
         for task in [task for task in tasks.values() if task not in self._bound]:
             self._admit(task)
@@ -113,7 +113,7 @@ class BoundTasks:
 
 
 def bind_request_class(task: Any, worker: WorkerContext) -> None:
-    """Have a task's requests settle their deliveries; a Request class of the user's is mixed with ours."""
+    """Bind a task's requests to their deliveries; a Request class of the user's is mixed with ours."""
     theirs = symbol_by_name(task.Request)
     bound = vars(theirs)
     if bound.get("worker") is worker:
@@ -139,7 +139,7 @@ def bind_request_class(task: Any, worker: WorkerContext) -> None:
 
 
 def _features_of(task: Any) -> list[type]:
-    """What is mixed into the class of a task that uses it."""
+    """The classes to mix in, by the features that the task uses."""
     features: list[type] = [BatchedRequest] if has_own_strategy(task) else []
     if isinstance(task, VisibilityTask):
         features += [ExclusiveRequest] if task.exclusive else []
@@ -148,7 +148,7 @@ def _features_of(task: Any) -> list[type]:
 
 
 def take_events(app: Celery[Any], context: BrokerContext) -> None:
-    """Have the worker's receivers make tasks of events, if any task takes some or there is an adapter.
+    """Make tasks of events in the worker's receivers, if a task takes events or there is an adapter.
 
     Raises:
         ImproperlyConfigured: two tasks take the same events, or the adapter cannot be imported.

@@ -26,7 +26,7 @@ logger = get_logger(__name__)
 
 FOR_EVER: Final = math.inf
 
-#: The names by which pools are asked for, where they are not those of Celery's modules.
+#: Names of pools on the command line that differ from the names of Celery's modules.
 POOLS: Final = {"thread": "threads"}
 
 
@@ -86,7 +86,7 @@ def resume(context: BrokerContext, queue: str) -> bool:
 
 
 def conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
-    """Of each queue whether it is paused, for how long still, what is held of it, and what runs."""
+    """The state of each queue: its pause, and the counts of held messages and of runs."""
     held = Counter(each.facts.queue for one in _consumers(context) for each in one.ledger.all())
     deliveries = [getattr(request, "delivery", None) for request in copy_of(worker_state.active_requests)]
     running = Counter(each.facts.queue for each in deliveries if each is not None)
@@ -145,7 +145,7 @@ def sqs_resume(state: Any, queue: str, **_: Any) -> dict[str, Any]:
 
 @inspect_command()
 def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
-    """Tell which queues are polled, which are paused, and what is held of each."""
+    """Tell which queues are polled and paused, and how many messages are held of each."""
     module = type(state.consumer.pool).__module__.rpartition(".")[2]
     return {
         "pool": POOLS.get(module, module),
@@ -156,7 +156,7 @@ def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
 
 
 def have_answers_checked(node: Any) -> None:
-    """Have a command whose answer is not JSON answer with an error. Harmless if done before.
+    """Answer with an error in place of an answer that is not JSON. Harmless if done before.
 
     kombu encodes an answer where it catches nothing: the caller would wait in vain (kombu/pidbox.py:
     `Node.dispatch`).
@@ -165,7 +165,7 @@ def have_answers_checked(node: Any) -> None:
 
 
 def _checked(handle: Callable[[str, Any], Any], method: str, arguments: Any) -> Any:
-    """The answer; kombu logs what is raised here, and sends it as Celery does other errors of commands."""
+    """The answer. kombu logs an exception of this function, and sends it like other errors of commands."""
     answer = handle(method, arguments)
     try:
         dumps(answer)

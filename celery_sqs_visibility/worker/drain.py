@@ -41,7 +41,7 @@ from celery_sqs_visibility.worker.pool_patches import RUN_CODE
 
 logger = get_logger(__name__)
 
-#: How long Celery's own end may take, once no run is waited for: signals, `atexit`, what is saved.
+#: Celery's own end may take this long, once no run is waited for: signals, `atexit`, saved state.
 END_SECONDS: Final = 5.0
 
 #: It has to be over so long before a SIGKILL.
@@ -135,7 +135,7 @@ class Drain:
         self._polls_shortened = True
 
     def hurry(self) -> None:
-        """Wait neither for polls nor, beyond the time of all runs, for those that were acknowledged early.
+        """Wait neither for polls nor, beyond the time of all runs, for runs that were acknowledged early.
 
         In a signal handler.
         """
@@ -154,7 +154,7 @@ class Drain:
         for queue_consumer in queue_consumers:
             queue_consumer.stop_polling()
         self._wait_for_polls(queue_consumers, self._polls_until)
-        # No run is left that would settle what is held now: the channel gives it back.
+        # No run is left that would settle the messages held now: the channel gives them back.
         while not self._drained.is_set() and not any(len(each.ledger) for each in queue_consumers):
             self._drained.wait(RECHECK_SECONDS)
 
@@ -208,7 +208,7 @@ class Drain:
         _log_outcome(given_back, orphans, released)
 
     def _end_runs(self) -> None:
-        """End what was handed back, and what was acknowledged early when its time is over; bound the rest."""
+        """End the runs whose messages were handed back, and when time is over those acknowledged early."""
         runs = self._runs
         while (left := self._left()) > 0 and runs.late():  # whose messages are lost, or after an error
             _sleep(min(left, RECHECK_SECONDS))

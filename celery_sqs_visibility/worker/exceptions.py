@@ -20,7 +20,7 @@ RETRY_FILE = Task.retry.__code__.co_filename
 
 
 def exception_of(exc_info: ExceptionInfo) -> BaseException:
-    """What the run raised; processes wrap it to send it."""
+    """The exception that the run raised; processes wrap it to send it."""
     exc: Any = exc_info.exception
     raised: BaseException = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
     return raised

@@ -1,6 +1,6 @@
-"""The request of an exclusive task: it names the key, and settles a message whose run did not take place.
+"""Request of an exclusive task: it names the key, and settles a message whose run did not take place.
 
-Methods run where those of `worker.request` run; requests to the store are made elsewhere.
+Its methods run where those of `worker.request` run; requests to the store are made elsewhere.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class ExclusiveRequest(VisibilityRequest):
             logger.warning(stops, self.name, self.id, parts[0], extra=self.log_extra())
 
     def _wait(self, seconds: int, *, may_copy: bool) -> None:
-        """Have the message come back, as a copy if that can be: its receives do not count as attempts.
+        """Let the message come back, as a copy if possible: its receives do not count as attempts.
 
         A message that another run has is not copied: that run settles it, and its attempts go on with it.
         """

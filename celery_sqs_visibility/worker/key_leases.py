@@ -195,7 +195,7 @@ class KeyLeases:
             self._renew_at(lease, self._clock.monotonic() + delay)
 
     def release_all(self) -> None:
-        """What runs now is given back: release the keys, within a second. The thread that drains."""
+        """Release all keys, within a second, before running tasks are handed back. The thread that drains."""
         with self.threads.lock:
             for lease in list(self._leases.values()):
                 if lease.held:

@@ -110,7 +110,7 @@ known_slots: Final = lru_cache(maxsize=128)(Slots)
 
 
 def slots_of(consumer: Any, *, collecting: bool = False, idle: bool = False) -> Slots:
-    """How much a consumer's worker runs at once. Any thread.
+    """Slots of a consumer's worker: how many tasks it runs at once. Any thread.
 
     The most it may run, where Celery scales its pool: Celery adds processes for reserved messages
     (celery/worker/autoscale.py: `Autoscaler._maybe_scale`).
@@ -182,10 +182,10 @@ def _refuse_unsent(pool: Any, request: Any, exc: Exception) -> None:
 
 
 def give_back_unsent(consumer: Any) -> None:
-    """Have a run that cannot be handed to the pool free its slot, and its message come back. Main thread.
+    """Free the slot of a run that cannot be handed to the pool, and let its message come back. Main thread.
 
-    Celery frees the slots of revoked runs only (celery/worker/worker.py: `WorkController._process_task`). The
-    others' would be gone, and when all were gone the worker would hold what it has, and run nothing.
+    Celery frees the slots of revoked runs only (celery/worker/worker.py: `WorkController._process_task`).
+    Other slots would be lost, and a worker that has lost all of them would hold its messages, and run nothing.
     """
     worker = consumer.controller
     process = worker._process_task
@@ -210,7 +210,7 @@ def give_back_unsent(consumer: Any) -> None:
 
 
 def release_in_turn(worker: Any) -> None:
-    """Have runs that may not begin free their slots one after the other. Main thread.
+    """Free the slots of runs that may not begin one after the other. Main thread.
 
     A freed slot goes to the next run that waits for one, within the call that frees it. A run that was
     revoked or given back meanwhile frees it again, within that call (celery/worker/worker.py:
@@ -239,7 +239,7 @@ def release_in_turn(worker: Any) -> None:
 
 
 def leave_runs(pool: Any, worker: WorkerContext, controller: Any) -> None:
-    """Have neither the end of a pool of threads nor the interpreter's wait for runs that were left.
+    """Let a pool of threads and the interpreter end without waiting for runs that were left.
 
     Celery waits for all (celery/concurrency/thread.py: `TaskPool.on_stop`), and so does Python, before it
     calls `atexit` hooks. Main thread.
@@ -272,7 +272,7 @@ def _exit_without_runs(worker: WorkerContext, controller: Any) -> None:
 
 
 def keep_what_was_sent(pool: Any) -> None:
-    """Have a pool with processes forget no run that one of them has. Main thread.
+    """Keep a pool from forgetting runs that one of its processes has. Main thread.
 
     When a consumer ends, also to connect anew, Celery forgets runs, for the broker to hand them out again:
     those that no process has accepted yet and, in 5.5, all of them (celery/concurrency/asynpool.py:

@@ -61,7 +61,7 @@ class RateLimits:
         consumer._limit_move_to_pool = self.move_to_pool  # noqa: SLF001
 
     def limit_task(self, request: Any, bucket: Any, tokens: int) -> Any:
-        """A task has arrived. Its turn is after those of tasks that wait in SQS."""
+        """A task has arrived. Its turn comes after the tasks that wait in SQS."""
         now = SYSTEM_CLOCK.monotonic()
         turn = max(_turn(bucket, now), self._last_turn.get(bucket, 0.0) + 1 / bucket.fill_rate)
         if self._put_off(request, bucket, turn, now):
@@ -110,7 +110,7 @@ class RateLimits:
         """Celery's prefetch count is raised, as for an ETA: the task needs no slot before its turn.
 
         Not for a task whose turn is far away and that cannot wait in SQS (in a FIFO queue, or without the
-        right to send): one worker would take a whole queue of them.
+        permission to send): one worker would take a whole queue of them.
         """
         qos, before = self._consumer.qos, self._consumer.qos.value
         timeout = getattr(request, "visibility_timeout", None)
@@ -123,7 +123,7 @@ class RateLimits:
         return raised
 
     def _put_off(self, request: Any, bucket: Any, turn: float, now: float) -> bool:
-        """Have it wait in SQS, if its turn is far away; whether it does."""
+        """Let it wait in SQS if its turn is far away; whether it does."""
         wait = turn - now
         if not isinstance(request, DeliveryRequest) or request.visibility_timeout is None:
             return False

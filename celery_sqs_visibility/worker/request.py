@@ -136,7 +136,7 @@ class DeliveryRequest(Request):
             measure_run(self.delivery.current, SYSTEM_CLOCK.monotonic())
 
     def dispatch(self) -> bool:
-        """Called right before a process takes it, which will run it; `False`: it was given back, or lost."""
+        """Called just before a process takes and runs it; `False`: it was given back, or lost."""
         if self.delivery is not None and not self.delivery.dispatch():
             state.task_ready(self)
             return False
@@ -276,7 +276,7 @@ class DeliveryRequest(Request):
             self.delivery.settle(settlement)
 
     def note_outcome(self, outcome: str) -> None:
-        """How the run ended, should its message be deleted: what metrics count."""
+        """Note the outcome that metrics count if the message is deleted."""
         if self.delivery is not None:
             self.delivery.current.outcome = outcome
 
@@ -298,7 +298,7 @@ class DeliveryRequest(Request):
         return delivery.holder.options.for_queue(delivery.queue.name).visibility_timeout
 
     def put_off(self, eta: float) -> bool:
-        """Have it wait in SQS until `eta`, in seconds since the epoch, as a copy; whether it can."""
+        """Let it wait in SQS until `eta`, in seconds since the epoch, as a copy; whether it can."""
         renew = self.message.renewal(eta, self._published_retries)
         if renew is None:
             return False
@@ -435,7 +435,7 @@ class DeliveryRequest(Request):
 
 
 def after_rejection(delivery: Delivery, task: Any) -> Settlement | None:
-    """How kombu's `backoff_policy` brings a rejected message back; `None` where none names its task.
+    """The settlement by kombu's `backoff_policy` of a rejected message; `None` where none names its task.
 
     kombu leaves such a message in its queue, also where the policy has no delay for the attempt
     (kombu/transport/SQS/__init__.py: `QoS.reject`, `Channel.basic_reject`). Celery rejects the message of a

@@ -52,7 +52,7 @@ from celery_sqs_visibility.transport.transport import Transport
 
 logger = get_logger(__name__)
 
-#: Errors that pass without a change of settings or of rights, but for those of TLS.
+#: Errors that pass without a change of settings or permissions, except errors of TLS.
 PASSING: Final = (UnavailableError, ThrottledError, OverLimitError, ClockSkewError)
 
 #: What to do about an error that ends the process, where its own sentence does not say that.
@@ -70,7 +70,7 @@ CLAMPED: Final = (
     "after these. Set minutes; the heartbeat extends it for as long as a task runs"
 )
 
-#: The one right without which a worker starts all the same; a lack of others shows later, or ends it.
+#: The only permission that a worker can start without; the lack of another shows later, or ends it.
 READ_POLICY: Final = "sqs:GetQueueAttributes"
 
 
@@ -199,7 +199,7 @@ def _find(context: BrokerContext, queue: Any) -> None:
 
 
 def _subscribe(context: BrokerContext, name: str, exchanges: list[str]) -> None:
-    """Have the queue get what is published to fanout exchanges."""
+    """Subscribe the queue to fanout exchanges."""
     context.fanout.subscribe(context.queues.find(name), exchanges)
 
 
@@ -238,7 +238,7 @@ def report(queue: Queue, redrive: RedriveBook, options: Options) -> None:
 
 
 def describe(queue: Queue, redrive: RedriveBook, options: Options) -> dict[str, Any]:
-    """Return what is known of a queue; `None` is "unknown" or "has none". No request is made."""
+    """Describe a queue; `None` is "unknown" or "has none". No request is made."""
     policy = redrive.peek(queue)
     # Of a policy's queue only the name: its URL would be a request.
     plain = redrive.dead_letter_queue(queue) if policy is None else None
@@ -261,7 +261,7 @@ def describe(queue: Queue, redrive: RedriveBook, options: Options) -> dict[str, 
 
 
 def _turns(facts: dict[str, Any], options: Options) -> str:
-    """How the queue shares the worker with others, where an option says so."""
+    """The queue's share of the worker, where an option sets it."""
     order, most = options.queue_order, facts["max_running"]
     said = {
         "strict": f"place {options.for_queue(facts['queue']).place + 1}",

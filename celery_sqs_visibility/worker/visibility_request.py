@@ -274,7 +274,7 @@ class VisibilityRequest(DeliveryRequest):
 
     @property
     def _attempts_beyond_last(self) -> int:
-        """How many receives there were since that of the last attempt."""
+        """Receives since that of the last attempt."""
         limit = self._limit
         return 0 if limit is None else max(0, self._attempt - 1 - limit)
 

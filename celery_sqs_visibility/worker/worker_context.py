@@ -1,4 +1,4 @@
-"""What requests know of the worker they run in."""
+"""The worker of a request: its pool and event loop, and its keys of exclusive tasks."""
 
 from __future__ import annotations
 
