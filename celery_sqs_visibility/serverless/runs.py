@@ -18,10 +18,10 @@ from kombu.transport.virtual import Base64
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.message import Message
-from celery_sqs_visibility.worker.bad_messages import BadMessages
 from celery_sqs_visibility.worker.bound_tasks import bind_request_class
 from celery_sqs_visibility.worker.exclusive_request import open_key_leases
 from celery_sqs_visibility.worker.pool_patches import watched
+from celery_sqs_visibility.worker.validation import BadMessages
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)

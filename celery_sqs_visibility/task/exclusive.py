@@ -240,7 +240,7 @@ def trace_exclusively(task: Any, tracer: Callable[..., Any]) -> Callable[..., An
 
 
 def _heed_worker(store: ExclusiveStore, lease_key: Any) -> None:
-    """Know of the store what the worker's main process knows: it has handed over this run before, perhaps.
+    """Adopt the main process's knowledge of the store: it may have handed over this run before.
 
     Raises:
         NotRun: the store does not answer, as another run has found out.

@@ -202,13 +202,13 @@ def _retry_after(exc: Exception, task: Any, request: DeliveryContext) -> Retry |
 
 
 def _begin_watch(lease_key: Any) -> None:
-    """From now on the run of a task with an `inactivity_timeout` shows life."""
+    """From now on the run has to show life: its task has an `inactivity_timeout`."""
     if (lease := find_lease(lease_key)) is not None:
         lease.last_sign = SYSTEM_CLOCK.monotonic()
 
 
 def _end_watch(lease_key: Any) -> None:
-    """The task's own code is over: Celery's shows no life."""
+    """The task's own code is over: Celery's code shows no life."""
     if (lease := find_lease(lease_key)) is not None:
         lease.last_sign = UNWATCHED
 
@@ -252,15 +252,3 @@ def _raised(retry: Retry, record: Callable[[], ExceptionInfo]) -> ExceptionInfo:
         raise retry from retry.exc
     except Retry:
         return record()
-
-
-def begin_watch(lease_key: Any) -> None:
-    """From now on the run has to show life: its task has an `inactivity_timeout`."""
-    if (lease := find_lease(lease_key)) is not None:
-        lease.last_sign = SYSTEM_CLOCK.monotonic()
-
-
-def end_watch(lease_key: Any) -> None:
-    """The task's own code is over: what Celery does now shows no life."""
-    if (lease := find_lease(lease_key)) is not None:
-        lease.last_sign = UNWATCHED

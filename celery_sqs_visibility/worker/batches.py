@@ -91,7 +91,7 @@ class Batch:
 
 
 def with_batches(apply_async: Callable[..., Any], *, processes: bool) -> Callable[..., Any]:
-    """A pool's `apply_async` that tells requests of the batch that they are run in."""
+    """Wrap a pool's `apply_async`, so that requests hear of the batch that they are run in."""
 
     @wraps(apply_async)
     def apply(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:

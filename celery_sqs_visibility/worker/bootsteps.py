@@ -30,7 +30,6 @@ from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
-from celery_sqs_visibility.worker.bad_messages import BadMessages
 from celery_sqs_visibility.worker.bound_tasks import BoundTasks
 from celery_sqs_visibility.worker.drain import Drain, may_interrupt
 from celery_sqs_visibility.worker.pool_patches import (
@@ -43,6 +42,7 @@ from celery_sqs_visibility.worker.pool_patches import (
 )
 from celery_sqs_visibility.worker.rate_limits import GivenBack, RateLimits
 from celery_sqs_visibility.worker.startup import QueuesFirst, warn_of_clamped
+from celery_sqs_visibility.worker.validation import BadMessages
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 #: Celery's names of its signal handlers (celery/apps/worker.py: `_shutdown_handler`).
@@ -117,7 +117,7 @@ class Deliveries(SQSStep):
         have_answers_checked(control.box.node)
 
     def info(self, parent: Any) -> Any:
-        """Say of the broker what Celery says in answer to `inspect stats`, without secrets of the options.
+        """Describe the broker as Celery does in answer to `inspect stats`, without secrets of the options.
 
         Comes after Celery's own step, and takes its place (celery/bootsteps.py: `Blueprint.info`).
         """

@@ -50,7 +50,7 @@ def consumed_queues(context: BrokerContext) -> list[str]:
 
 
 def pause(context: BrokerContext, queue: str, seconds: float = FOR_EVER) -> dict[str, Any]:
-    """Begin no poll of the queue for that long, and have given back what waits; its condition before that.
+    """Stop polling the queue for that long, and give its waiting messages back; its state before that.
 
     Raises:
         QueueNotConsumedError: nothing is changed.

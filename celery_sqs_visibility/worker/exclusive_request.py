@@ -110,7 +110,7 @@ class ExclusiveRequest(VisibilityRequest):
             self._request_dict["retries"] = self._context.retries = retries
 
     def _may_run_still(self) -> bool:
-        """Whoever gets the key knows whether the run before is over."""
+        """Whether there are keys: a run that gets its key knows that the run before is over."""
         self._seems_spent = self.worker.key_leases is not None
         return self._seems_spent
 

@@ -1,4 +1,4 @@
-"""Gives Celery workers on this transport their bootsteps. Imported with the transport.
+"""Bootsteps for Celery workers on this transport. Imported with the transport.
 
 kombu's alias leads here (`celery_sqs_visibility.Transport`). Producers import this module too, so it imports
 nothing that only workers need.

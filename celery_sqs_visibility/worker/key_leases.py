@@ -1,4 +1,4 @@
-"""Renews the keys of exclusive tasks, whenever the heartbeat has extended their messages.
+"""Leases of the keys of exclusive tasks, renewed whenever the heartbeat has extended their messages.
 
 So a key's lease ends with its message's visibility timeout: when a worker dies, the key is free as soon as
 another worker can have the message. A run whose message is lost goes on, and so does its key's lease: the
@@ -100,7 +100,7 @@ class KeyBatch:
 
 
 class DueLeases:
-    """When each lease is renewed or released, the earliest first. Not thread-safe.
+    """Leases to be renewed or released, the earliest first. Not thread-safe.
 
     A heap, since thousands of leases may fall due one after the other: what it has of a lease that is gone,
     or falls due at another time by now, is passed over.

@@ -72,7 +72,7 @@ class ThreadedRun:
             self._come_back(exc)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run, if it may; what raises is returned as from a process pool."""
+        """Run, if it may; an exception is returned, as from a process pool."""
         if self._given_back:
             return None
         try:
@@ -127,7 +127,7 @@ def slots_of(consumer: Any, *, collecting: bool = False, idle: bool = False) -> 
 
 
 def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
-    """A pool's `apply_async`, by which no run begins too late, or ends unreported."""
+    """Wrap a pool's `apply_async`, so that no run begins too late, or ends unreported."""
     apply_async = pool.apply_async
 
     @wraps(apply_async)
@@ -168,7 +168,7 @@ def _report_end(
 
 
 def _refuse_unsent(pool: Any, request: Any, exc: Exception) -> None:
-    """A run cannot be sent to processes: its arguments are nested too deep to be pickled, or memory lacks."""
+    """Refuse a run that cannot be pickled for a process: its arguments are too deep, or memory is short."""
     for job in list(pool._pool._cache.values()):  # billiard would wait for it at the end
         if getattr(job, "_accept_callback", None) == request.on_accepted and not job._accepted:
             job.discard()
@@ -185,7 +185,7 @@ def give_back_unsent(consumer: Any) -> None:
     """Free the slot of a run that cannot be handed to the pool, and let its message come back. Main thread.
 
     Celery frees the slots of revoked runs only (celery/worker/worker.py: `WorkController._process_task`).
-    Other slots would be lost, and a worker that has lost all of them would hold its messages, and run nothing.
+    Other slots would be lost; a worker that has lost all of them would hold its messages, and run nothing.
     """
     worker = consumer.controller
     process = worker._process_task

@@ -89,7 +89,7 @@ class RateLimits:
         self._move_to_pool(request)
 
     def forget(self, is_gone: Callable[[Any], bool]) -> None:
-        """Tasks that wait in memory, and whose messages were given back, have Celery's count lowered now."""
+        """Lower Celery's prefetch count by the tasks in memory whose messages were given back."""
         for request in [ref() for ref in self._waiting.keyrefs()]:
             if request is not None and is_gone(request):
                 qos = self._waiting.pop(request, None)
@@ -142,7 +142,7 @@ def _turn(bucket: Any, now: float) -> float:
 
 
 class GivenBack:
-    """Stands before what Celery does when an ETA has come, by replacing two methods of a consumer.
+    """Forgets tasks whose messages were given back before their ETA, by replacing two methods of a consumer.
 
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`, whose tasks have no strategies yet.

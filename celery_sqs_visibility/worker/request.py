@@ -131,7 +131,7 @@ class DeliveryRequest(Request):
             self.delivery.ran()
 
     def measure_run(self) -> None:
-        """The run is over, and how it ended is known; of one that was acknowledged when it began."""
+        """Measure a run that was acknowledged when it began, once its outcome is known."""
         if self.delivery is not None:
             measure_run(self.delivery.current, SYSTEM_CLOCK.monotonic())
 
@@ -409,7 +409,7 @@ class DeliveryRequest(Request):
             self._request_dict["visibility_lease"] = self.delivery.lease_key
 
     def _describe(self, delivery: Delivery) -> None:
-        """Pass on to the task, in whatever process it will run, which delivery it is."""
+        """Tell the task its delivery, in whatever process it will run."""
         facts, request = delivery.facts, self._request_dict
         redrive = delivery.holder.redrive.peek(delivery.queue)
         sqs: SQSDelivery = {

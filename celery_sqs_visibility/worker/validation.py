@@ -1,9 +1,10 @@
-"""Whether a message is a Celery task in every part that Celery, its pools or we rely on.
+"""Validation of messages: each part of a Celery task that Celery, its pools or this package rely on.
 
 Celery finds out late, and badly: a time limit that is text costs the pool a slot, a header of the wrong type
 an exception in the event loop, an invalid callback a second run of a task that had succeeded. So the message
 is checked before Celery gets it (protocols 1 and 2: celery/worker/strategy.py, celery/worker/request.py,
-celery/app/trace.py, celery/app/task.py: `Context`).
+celery/app/trace.py, celery/app/task.py: `Context`). Celery deletes a message of which it cannot make a task;
+such a message is kept here.
 """
 
 from __future__ import annotations
@@ -11,19 +12,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import MAXYEAR, MINYEAR, datetime
+from functools import wraps
 from itertools import repeat
 from math import isfinite
 from operator import itemgetter
 from typing import Any, Final
 
+from celery import signals
 from celery.app.task import Context
 from celery.exceptions import InvalidTaskError
 from celery.utils.time import maybe_iso8601
+from kombu.exceptions import ContentDisallowed, SerializerNotInstalled
 
+from celery_sqs_visibility.errors import TooLargeError
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
+from celery_sqs_visibility.transport.decompression import knows
+from celery_sqs_visibility.transport.message import Message
 
-#: What a name or id cannot hold: control characters, and halves of characters that no encoding takes.
+#: Not in a name or id: control characters, and halves of characters that no encoding takes.
 UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 #: More retries than anybody makes; backoffs are computed from them.
@@ -34,7 +41,9 @@ LONGEST_LIMIT_SECONDS: Final = 1e9
 
 #: Arguments, keyword arguments and `embed`; and what `embed` may hold.
 PARTS: Final[list[type]] = [list, dict, dict]
+
 EMBEDDED: Final = ("callbacks", "errbacks", "chain", "chord")
+
 NOTHING_EMBEDDED: Final = dict.fromkeys(EMBEDDED)
 
 #: Headers become attributes of a task's request: these would hide its methods.
@@ -47,7 +56,109 @@ QUOTED_CHARACTERS: Final = 60
 
 #: Attributes of a task's request that are ours to set; and all that a message's body must not set.
 OURS: Final = tuple(DeliveryContext.__annotations__.keys() - {LIMIT_HEADER})
+
 RESERVED: Final = frozenset({*dir(Context), *OURS})
+
+#: Properties of a message that are checked, too; the latter is Celery's copy of the id.
+PROPERTIES: Final = ("reply_to", "correlation_id")
+
+#: The headers of every task that Celery sends, by the kind of their values, and what those of most tasks are.
+TEXTS: Final = ("task", "id", "root_id", "parent_id", "group", "shadow")
+
+NUMBERS: Final = ("retries", "group_index", "replaced_task_nesting")
+
+EMPTY: Final[dict[str, Any]] = {
+    "eta": None,
+    "expires": None,
+    "timelimit": [None, None],
+    "stamped_headers": None,
+    "stamps": {},
+}
+
+_TEXTS: Final = itemgetter(*TEXTS)
+
+_NUMBERS: Final = itemgetter(*NUMBERS)
+
+_EMPTY: Final = itemgetter(*EMPTY)
+
+_AS_EMPTY: Final = tuple(EMPTY.values())
+
+_TYPES_OF_TEXT: Final = frozenset({str, type(None)})
+
+_TYPES_OF_NUMBER: Final = frozenset({int, type(None)})
+
+_SMALL: Final = frozenset({None, *range(1000)})
+
+
+class BadMessages:
+    """Refuses bad messages in place of Celery's consumer. Main thread.
+
+    It replaces the consumer's `on_unknown_message`, `on_unknown_task`, `on_invalid_task` and
+    `on_decode_error` (celery/worker/consumer/consumer.py), and has messages validated before
+    `create_task_handler`'s handler gets them.
+
+    Args:
+        consumer: the worker's `celery.worker.consumer.Consumer`.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        consumer.on_unknown_message = self.on_unknown_message
+        consumer.on_unknown_task = self.on_unknown_task
+        consumer.on_invalid_task = self.on_invalid_task
+        consumer.on_decode_error = self.on_decode_error
+        consumer.create_task_handler = self._validating(consumer.create_task_handler)
+
+    def on_unknown_message(self, body: Any, message: Message) -> None:  # noqa: ARG002 - Celery's signature
+        """It names no task."""
+        message.refuse("its headers name no task")
+        signals.task_rejected.send(sender=self._consumer, message=message, exc=None)
+
+    def on_unknown_task(self, body: Any, message: Message, exc: Exception) -> None:  # noqa: ARG002
+        """Its task is not registered here. No FAILURE is stored: in a rolling deploy others may know it."""
+        headers = message.headers
+        if "task" not in headers and isinstance(message.payload, dict):
+            headers = message.payload  # protocol 1
+        name = headers.get("task")
+        message.refuse(f"task {name!r} is not registered", others_may=True)
+        signals.task_unknown.send(
+            sender=self._consumer, message=message, exc=exc, name=name, id=headers.get("id")
+        )
+
+    def on_invalid_task(self, body: Any, message: Message, exc: Exception) -> None:  # noqa: ARG002
+        """A part of it is not as Celery or its pools need it."""
+        message.refuse(f"its task is invalid: {exc}")
+        signals.task_rejected.send(sender=self._consumer, message=message, exc=exc)
+
+    def on_decode_error(self, message: Message, exc: Exception) -> None:
+        """Its body cannot be decoded, or not here: another worker may have the codec."""
+        if passes(exc):
+            message.come_back(exc)
+            return
+        missing = isinstance(exc, SerializerNotInstalled) or not knows(message.headers.get("compression"))
+        said = str(exc) if isinstance(exc, TooLargeError) else f"its content cannot be decoded: {exc!r}"
+        message.refuse(said, others_may=missing)
+
+    def _validating(self, create_task_handler: Callable[..., Any]) -> Callable[..., Any]:
+        consumer = self._consumer
+
+        @wraps(create_task_handler)
+        def create_validating(*args: Any, **kwargs: Any) -> Callable[[Message], object]:
+            handle = create_task_handler(*args, **kwargs)
+
+            def handle_if_valid(message: Message) -> None:
+                try:
+                    validate(message, consumer.strategies)
+                except (InvalidTaskError, ContentDisallowed) as exc:
+                    self.on_invalid_task(None, message, exc)
+                except Exception as exc:  # noqa: BLE001 - decoders may raise anything
+                    self.on_decode_error(message, exc)
+                else:
+                    handle(message)
+
+            return handle_if_valid
+
+        return create_validating
 
 
 def validate(message: Any, tasks: Mapping[str, Any]) -> None:
@@ -231,28 +342,6 @@ CHECKS: Final[dict[str, Check]] = {
     **_checked("callbacks errbacks chain", _list_of(_is_signature), "a list of signatures"),
     **_checked("chord", _is_signature, "a signature"),
 }
-
-#: Properties of a message that are checked, too; the latter is Celery's copy of the id.
-PROPERTIES: Final = ("reply_to", "correlation_id")
-
-#: The headers of every task that Celery sends, by the kind of their values, and what those of most tasks are.
-TEXTS: Final = ("task", "id", "root_id", "parent_id", "group", "shadow")
-NUMBERS: Final = ("retries", "group_index", "replaced_task_nesting")
-EMPTY: Final[dict[str, Any]] = {
-    "eta": None,
-    "expires": None,
-    "timelimit": [None, None],
-    "stamped_headers": None,
-    "stamps": {},
-}
-
-_TEXTS: Final = itemgetter(*TEXTS)
-_NUMBERS: Final = itemgetter(*NUMBERS)
-_EMPTY: Final = itemgetter(*EMPTY)
-_AS_EMPTY: Final = tuple(EMPTY.values())
-_TYPES_OF_TEXT: Final = frozenset({str, type(None)})
-_TYPES_OF_NUMBER: Final = frozenset({int, type(None)})
-_SMALL: Final = frozenset({None, *range(1000)})
 
 #: Names of headers that need a closer look.
 NOT_PLAIN: Final = (HIDING | CHECKS.keys() | set(OURS)) - {*TEXTS, *NUMBERS, *EMPTY}

@@ -197,7 +197,7 @@ class VisibilityRequest(DeliveryRequest):
 
     @contextmanager
     def _given_up_after(self, exc: BaseException, exc_info: ExceptionInfo) -> Iterator[None]:
-        """Give the message up once the failure is stored; if it could not be, have the message come back."""
+        """Give the message up once the failure is stored; if it cannot be, let the message come back."""
         self._failed_for_good = True
         self._emit_failure(safe_repr(exc), None, last=True)
         settled, self.acknowledged = self.acknowledged, True  # or Celery would delete it before
@@ -385,7 +385,7 @@ class StoredResult:
 
 
 def chord_claim_seconds(task: Task[Any, Any], chord: Any) -> float:
-    """For how long a lost run may keep others from publishing the body of its chord.
+    """Seconds for which a lost run may keep others from publishing the body of its chord.
 
     Celery 5.7 has a claim on that (celery/backends/redis.py: `on_chord_part_return`): a second run does
     nothing while it lasts, and does not say so.
