@@ -76,7 +76,7 @@ def test_a_table_and_a_whole_letter_are_printed(site, capsys):
     show_letters([letter.summary(site.clock.wall() + 7200)])
     table = capsys.readouterr().out.splitlines()
     assert table[1].split() == [
-        letter_id[:8], "proj.add", "proj.Trouble:", "in", "vain", "failed", "6", "2", "h", "orders", "-",
+        letter_id[:8], "proj.add", "proj.Trouble:", "in", "vain", "failed", "6", "2h", "orders", "-",
     ]  # fmt: skip
     show_whole(whole(letter, site.place, None))
     assert "traceback:\nline 1\nline 2\nargs: [1]\n" in capsys.readouterr().out

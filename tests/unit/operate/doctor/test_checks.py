@@ -174,7 +174,7 @@ FOUND = [
         queue_checks.check_endless_retries,
         WARNING,
         facts(queue(0), task={"max_retries": None}),
-        "until the message's retention ends (4 d)",
+        "until the message's retention ends (4d)",
     ),
     (queue_checks.check_queue_delays, NOTE, facts(with_delay_seconds("60")), "DelaySeconds is 60"),
     # runs
@@ -182,7 +182,7 @@ FOUND = [
         run_checks.check_heartbeat,
         ERROR,
         facts(options={"heartbeat_interval": 0}),
-        "visibility_timeout is 2 min, and task 'proj.add' may run longer",
+        "visibility_timeout is 2m, and task 'proj.add' may run longer",
     ),
     (run_checks.check_heartbeat, WARNING, facts(options={"visibility_timeout": 20}), "they run twice"),
     (run_checks.check_heartbeat, WARNING, facts(options={"heartbeat_interval": 2}), "too late"),
@@ -214,10 +214,10 @@ FOUND = [
         run_checks.check_shutdown,
         WARNING,
         facts(machine=Machine(remapped=True, grace=30), settings={"worker_soft_shutdown_timeout": 60}),
-        "worker_soft_shutdown_timeout is 1 min",
+        "worker_soft_shutdown_timeout is 1m",
     ),
-    (run_checks.check_clock, WARNING, facts(machine=Machine(clock_offset=-30.0)), "30 s behind SQS's"),
-    (run_checks.check_clock, ERROR, facts(machine=Machine(clock_offset=600.0)), "10 min ahead of SQS's"),
+    (run_checks.check_clock, WARNING, facts(machine=Machine(clock_offset=-30.0)), "30s behind SQS's"),
+    (run_checks.check_clock, ERROR, facts(machine=Machine(clock_offset=600.0)), "10m ahead of SQS's"),
     # settings
     (
         setting_checks.check_rights,
