@@ -66,7 +66,7 @@ PEERS = (
             "prefork": ("dramatiq", "dramatiq_tasks", "--processes", "2", "--threads", "1"),
             "threads": ("dramatiq", "dramatiq_tasks", "--processes", "1", "--threads", "2"),
         },
-        share=0.25,
+        share=0.1,
     ),
     Peer(
         "taskiq-aio-sqs",
@@ -75,6 +75,6 @@ PEERS = (
             "prefork": ("taskiq", "worker", "taskiq_tasks:broker", "--workers", "2"),
             "threads": ("taskiq", "worker", "taskiq_tasks:broker", "--workers", "1"),
         },
-        share=0.25,
+        share=0.1,
     ),
 )
