@@ -8,8 +8,8 @@ EMULATOR_VENV := benchmarks/.venv
 EMULATOR := $(EMULATOR_VENV)/.installed
 # Other task queues on SQS, whose boto3 is another.
 PEERS := benchmarks/.peers/.installed
-# A monitor that needs other versions of what the tests have.
-EXPORTER := .venvs/exporter/.installed
+# Flower and celery-exporter, apart from the tests: see the group in pyproject.toml.
+MONITORS := .venvs/monitors/.installed
 # One for each version of Celery and kombu that we claim.
 MATRIX := .venvs
 VERSIONS := 5.5 5.6 5.7
@@ -17,6 +17,9 @@ VERSIONS := 5.5 5.6 5.7
 OLDER := 5.5 5.6
 BOUNDS := tests/unit/cost_bounds.json
 TESTS := tests/unit tests/worker
+# Most of the time the tests wait for real workers: four at once are no burden to two cores. The slowest are named
+# at the end. PYTEST_OPTIONS has further ones, such as --programs=require.
+TOGETHER := -n 4 --dist worksteal --durations 25 --durations-min 2
 ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends \
 	limits nothing_is_lost settling)
 
@@ -24,31 +27,37 @@ ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,can
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pools matrix matrix-ends reliability soak bench cost growth house check package clean
+.PHONY: help demo quick test test-pools matrix matrix-ends matrix-pools reliability soak bench cost growth house check package clean
 
 help: ## Show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(INSTALLED) ## Watch a worker, an SQS of its own and eleven tasks, for half a minute
 	@cd examples && $(BIN)/python -m demo
 
-# Most of the time the tests wait for real workers: four at once are no burden to two cores.
-test: $(INSTALLED) $(EXPORTER) ## Run every test
-	@$(BIN)/python -m pytest -n 4 --dist worksteal
+quick: $(INSTALLED) ## Run what a change needs in a minute: unit and conformance tests, but for the slow ones
+	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit tests/conformance -m 'not slow' \
+		--hypothesis-profile quick $(PYTEST_OPTIONS)
 
-test-pools: $(INSTALLED) $(EXPORTER) ## Run the worker tests on the pools without processes too
-	@for pool in threads gevent eventlet; do \
-		$(BIN)/python -m pytest -n 4 --dist worksteal tests/worker --pool $$pool || exit 1; \
-	done
+test: $(INSTALLED) $(MONITORS) ## Run every test, but for those of `make test-pools`
+	@$(BIN)/python -m pytest $(TOGETHER) --repeated without $(PYTEST_OPTIONS)
 
-matrix: $(VERSIONS:%=$(MATRIX)/celery-%/.installed) $(EXPORTER) ## Run unit and worker tests on the newest Celery 5.5, 5.6 and 5.7
+test-pools: $(INSTALLED) ## Run the worker tests that repeat on solo, gevent and eventlet what `make test` shows
+	@$(BIN)/python -m pytest $(TOGETHER) --repeated only tests/worker $(PYTEST_OPTIONS)
+
+matrix: $(VERSIONS:%=$(MATRIX)/celery-%/.installed) $(MONITORS) ## Run unit and worker tests on the newest Celery 5.5, 5.6 and 5.7
 	@failed=; for version in $(VERSIONS); do \
 		$(MATRIX)/celery-$$version/bin/python -c 'import celery, kombu; print("Celery", celery.__version__, "kombu", kombu.__version__)'; \
-		$(MATRIX)/celery-$$version/bin/python -m pytest -n 4 --dist worksteal $(TESTS) || failed="$$failed $$version"; \
+		$(MATRIX)/celery-$$version/bin/python -m pytest $(TOGETHER) $(TESTS) $(PYTEST_OPTIONS) || failed="$$failed $$version"; \
 	done; test -z "$$failed" || { echo "failed on Celery$$failed"; exit 1; }
 
 matrix-ends: ## Of these, the tests of settlements, shutdowns and crashes, on 5.5 and 5.6 (`make test` has 5.7)
 	@$(MAKE) --no-print-directory matrix VERSIONS='5.5 5.6' TESTS='$(ENDS)'
+
+matrix-pools: $(INSTALLED) $(MONITORS) ## Run all worker tests on the pools without processes
+	@for pool in threads gevent eventlet; do \
+		$(BIN)/python -m pytest $(TOGETHER) tests/worker --pool $$pool $(PYTEST_OPTIONS) || exit 1; \
+	done
 
 # Three at once: recovery is timed.
 reliability: $(INSTALLED) ## Run the tests of faults and rewrite the table of docs/reliability.md
@@ -131,7 +140,7 @@ $(EMULATOR): Makefile
 $(PEERS): Makefile
 	$(call install,benchmarks/.peers,dramatiq==2.2.1 dramatiq-sqs==0.4.4 taskiq==0.13.0 taskiq-aio-sqs==2.1.1)
 
-$(EXPORTER): pyproject.toml constraints.txt
+$(MONITORS): pyproject.toml constraints.txt
 	@mkdir -p $(MATRIX)
-	@grep -vE '^(prometheus_client|redis)==' constraints.txt >$(MATRIX)/constraints-exporter.txt
-	$(call install,$(@D),-c $(MATRIX)/constraints-exporter.txt -e . prometheus-exporter-celery==0.11.2)
+	@grep -vE '^(prometheus_client|redis)==' constraints.txt >$(MATRIX)/constraints-monitors.txt
+	$(call install,$(@D),-c $(MATRIX)/constraints-monitors.txt -e . --group monitors)

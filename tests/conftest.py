@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import signal
 import uuid
 
 import boto3
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from support.app import behind, close_app, make_app
 from support.diary import DIARY_VARIABLE, Diary
 from support.emulator import MotoServer
+from support.programs import require_all
 from support.proxy import FaultProxy
 from support.reliability import FIXTURE, Table, report
 from support.worker import WorkerProcess
@@ -27,12 +29,16 @@ CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
+#: What a test shows on one of the first, it repeats on the others.
+FIRST_POOLS = {"prefork", "threads"}
 # Set, they would win over what a test configures.
 CELERY_VARIABLES = ("CELERY_BROKER_URL", "CELERY_RESULT_BACKEND", "CELERY_CONFIG_MODULE")
 
-# The same examples in every run, however slow the machine; `--hypothesis-profile fresh` tries others.
+# The same examples in every run, however slow the machine; `--hypothesis-profile fresh` tries others, and
+# `quick` fewer of them.
 settings.register_profile("fresh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("suite", settings.get_profile("fresh"), derandomize=True, database=None)
+settings.register_profile("quick", settings.get_profile("suite"), max_examples=20)
 settings.load_profile("suite")
 
 
@@ -45,6 +51,18 @@ def pytest_addoption(parser):
         "name one and tests marked prefork_only are deselected",
     )
     parser.addoption(
+        "--repeated",
+        choices=["with", "without", "only"],
+        default="with",
+        help="tests that repeat on solo, gevent or eventlet what they show on prefork or threads",
+    )
+    parser.addoption(
+        "--programs",
+        choices=["skip", "require"],
+        default="skip",
+        help="what becomes of tests whose program (jq, Chromium, a redis-server) is missing here",
+    )
+    parser.addoption(
         "--reliability",
         metavar="FILE",
         help="run the tests that tell what a fault did; write it into its table",
@@ -53,6 +71,12 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # A shell without job control lets what it starts in the background ignore Ctrl-C; our workers are not to.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    if config.getoption("programs") == "require":
+        require_all()
     path = config.getoption("reliability")
     # Of several processes that test, the one that hears of all writes.
     if path and not config.option.collectonly and not hasattr(config, "workerinput"):
@@ -61,25 +85,42 @@ def pytest_configure(config):
         "markers", "own_pool: the test names its workers' pools itself; deselected by --pool"
     )
     config.addinivalue_line("markers", "prefork_only(reason): needs child processes; deselected by --pool")
+    config.addinivalue_line("markers", "slow(reason): takes seconds of CPU; left out by `make quick`")
 
 
 def pytest_collection_modifyitems(config, items):
     """With `--pool`, leave out what would run as it always does, and what that pool cannot do.
 
-    With `--reliability`, leave out what would write no row.
+    With `--repeated`, leave out what repeats on another pool, or all else. With `--reliability`, leave out
+    what would write no row.
     """
     other_pool = config.getoption("pool") != "prefork"
     rows_only = config.getoption("reliability")
+    repeated = config.getoption("repeated")
+    shown = {_function(item) for item in items if _pool(item) in FIRST_POOLS}
 
     def unwanted(item):
-        names_pool = "pool" in getattr(getattr(item, "callspec", None), "params", {})
         own_pool = (
-            names_pool or item.get_closest_marker("own_pool") or item.get_closest_marker("prefork_only")
+            _pool(item) or item.get_closest_marker("own_pool") or item.get_closest_marker("prefork_only")
         )
-        return (other_pool and own_pool) or (rows_only and FIXTURE not in getattr(item, "fixturenames", ()))
+        repeats = _pool(item) not in {None, *FIRST_POOLS} and _function(item) in shown
+        return (
+            (other_pool and own_pool)
+            or (repeated != "with" and repeats == (repeated == "without"))
+            or (rows_only and FIXTURE not in getattr(item, "fixturenames", ()))
+        )
 
     config.hook.pytest_deselected(items=[item for item in items if unwanted(item)])
     items[:] = [item for item in items if not unwanted(item)]
+
+
+def _pool(item):
+    """The pool that the test names."""
+    return getattr(getattr(item, "callspec", None), "params", {}).get("pool")
+
+
+def _function(item):
+    return item.nodeid.partition("[")[0]
 
 
 @pytest.fixture(scope="session", autouse=True)

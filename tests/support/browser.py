@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from support.programs import program
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-MISSING = "Chromium or its driver is missing: apt-get install chromium chromium-driver"
 
 
 class Browser:
     """One without a window. A context manager."""
 
     def __init__(self) -> None:
-        chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-        assert chromium and driver, MISSING  # noqa: PT018 - one sentence for both
+        chromium, driver = program("chromium"), program("chromedriver")
         options = webdriver.ChromeOptions()
         options.binary_location = chromium
         for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1280,660"):

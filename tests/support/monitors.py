@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 ROOT = IMPORT_PATHS[0]
 
-#: It needs other versions of some libraries than the tests have, so that it has an environment of its own.
-EXPORTER = ROOT / ".venvs/exporter/bin/python"
+#: Flower and celery-exporter have an environment of their own: every `celery` command of the tests would
+#: import Flower, and celery-exporter needs other versions of some libraries.
+PYTHON = ROOT / ".venvs/monitors/bin/python"
 
-MISSING = "celery-exporter is missing: make .venvs/exporter/.installed"
+MISSING = "Flower and celery-exporter are missing: make .venvs/monitors/.installed"
 
 
 class Monitor(GuardedProcess):
@@ -44,8 +45,10 @@ class Flower(Monitor):
     """Flower; `start()` returns when it serves pages."""
 
     def __init__(self, log: Path, config: Mapping[str, object], *args: str) -> None:
+        assert PYTHON.exists(), MISSING
         self.url = f"http://127.0.0.1:{(port := free_port())}"
-        super().__init__(log, config, *args, "flower", "--address=127.0.0.1", f"--port={port}")
+        command = ("-m", "celery", *args, "flower", "--address=127.0.0.1", f"--port={port}")
+        super().__init__(log, config, *command, python=PYTHON)
         self._options["env"]["FLOWER_UNAUTHENTICATED_API"] = "true"  # or its buttons want a password
 
     def start(self) -> Self:
@@ -56,11 +59,11 @@ class Exporter(Monitor):
     """celery-exporter, which is given a URL and nothing else."""
 
     def __init__(self, log: Path, broker_url: str) -> None:
-        assert EXPORTER.exists(), MISSING
+        assert PYTHON.exists(), MISSING
         self.port = free_port()
         program = "import runpy, sys; from src.cli import cli; cli()"
         args = [f"--broker-url={broker_url}", "--host=127.0.0.1", f"--port={self.port}"]
-        super().__init__(log, {}, "-c", program, *args, python=EXPORTER)
+        super().__init__(log, {}, "-c", program, *args, python=PYTHON)
 
     def metrics(self) -> str:
         with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.processes import GuardedProcess, free_port
+from support.programs import missing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,7 +37,10 @@ class RedisServer(GuardedProcess):
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         options = f"--port {self.port} --bind 127.0.0.1 --appendonly no --dir {directory}".split()
-        super().__init__([redis_program(), "--save", "", *options], Path(directory) / "redis.log")
+        super().__init__(
+            [redis_program() or missing("redis-server"), "--save", "", *options],
+            Path(directory) / "redis.log",
+        )
 
     def start(self) -> Self:
         return super().start().wait_for_log("Ready to accept connections", START_SECONDS)

@@ -67,12 +67,14 @@ def test_every_kind_of_work_has_a_bound_for_every_supported_celery(benchmark_mod
     ]
 
 
+@pytest.mark.slow("it counts twice")
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="costs are counted on Python 3.11")
 def test_a_count_is_the_same_each_time(benchmark_module):
     first, second = (benchmark_module("cost").count("VisibilityTask, prefork", 100) for _ in range(2))
     assert second.figures == Within("the first count", first.figures, SPREAD)
 
 
+@pytest.mark.slow("valgrind")
 def test_instructions_are_what_their_bound_says(benchmark_module):
     instructions = benchmark_module("cost_instructions")
     if why_not := instructions.why_not():

@@ -126,6 +126,7 @@ def test_who_comes_from_kombu_finds_every_option():
     assert not missing, f"docs/coming-from-kombu.md does not say what becomes of {', '.join(missing)}"
 
 
+@pytest.mark.slow("it reads all sentences of the log")
 def test_every_warning_and_error_of_the_log_has_a_cause_and_a_remedy():
     text = " ".join(TROUBLESHOOTING.read_text().split())
     for sentence, where in loud_sentences():
@@ -136,6 +137,7 @@ def test_every_warning_and_error_of_the_log_has_a_cause_and_a_remedy():
         )
 
 
+@pytest.mark.slow("it reads all sentences of the log")
 def test_every_log_line_of_the_page_is_still_logged():
     words = {plain_words(sentence) for sentence, _ in loud_sentences()}
     tables = re.findall(r"^\| log line .*?\n\n", TROUBLESHOOTING.read_text() + "\n", re.DOTALL | re.MULTILINE)

@@ -26,6 +26,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow("it counts thousands of messages")
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="costs are counted on Python 3.11")
 @pytest.mark.parametrize("name", SIZES)
 def test_ten_times_the_size_costs_ten_times_as_much_at_the_most(benchmark_module, name):

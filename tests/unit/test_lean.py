@@ -185,6 +185,7 @@ def test_commands_are_imported_by_nobody_who_calls_none(code):
     assert set(imported) <= {room, f"{room}.commands"}
 
 
+@pytest.mark.slow("it weighs thousands of messages")
 def test_a_message_in_the_inbox_weighs_less_than_a_kilobyte_and_a_half(world):
     messages = world.received(MESSAGES)
     with weighed() as ours:
@@ -193,6 +194,7 @@ def test_a_message_in_the_inbox_weighs_less_than_a_kilobyte_and_a_half(world):
     assert ours.bytes / MESSAGES < BYTES_A_MESSAGE
 
 
+@pytest.mark.slow("it weighs thousands of messages")
 def test_a_message_in_celerys_hands_weighs_that_more_than_on_another_transport(world):
     messages = world.received(MESSAGES)
     with weighed() as theirs:

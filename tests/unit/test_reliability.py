@@ -16,6 +16,7 @@ PAGE = "docs/reliability.md"
 WORKERS = [SimpleNamespace(pool="threads")]
 
 
+@pytest.mark.slow("it collects all worker tests")
 def test_the_table_is_of_the_tests_there_are():
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--reliability", PAGE, "tests/worker"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -25,6 +25,7 @@ def shop():
     module.app.close()
 
 
+@pytest.mark.slow("mypy reads the whole package")
 def test_a_users_project_passes_mypy_strict():
     pytest.importorskip("mypy")  # not in the environments of `make matrix`
     # `--config-file=`: as users run it, without this repository's settings.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.programs import program
 from support.redis_server import RedisServer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/json-logs.md"
@@ -35,9 +35,9 @@ def insights_fields():
     return words - INSIGHTS - set(re.findall(r" as (\w+)", text))
 
 
-def jq(program, worker):
+def jq(query, worker):
     shown = subprocess.run(
-        [shutil.which("jq"), "-nR", "-c", program, worker.log_path],
+        [program("jq"), "-nR", "-c", query, worker.log_path],
         capture_output=True,
         text=True,
         check=True,

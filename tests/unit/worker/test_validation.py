@@ -161,6 +161,7 @@ ANY_BODY = st.lists(ANY_VALUE, max_size=4) | badmessages.JSON
     ],
     ids=["what is bad", "any headers", "any body"],
 )
+@pytest.mark.slow("thousands of examples")
 @MANY
 @given(data=st.data())
 def test_whatever_it_is_it_runs_or_is_turned_away_with_a_reason_that_sqs_takes(bodies, data):
@@ -170,6 +171,7 @@ def test_whatever_it_is_it_runs_or_is_turned_away_with_a_reason_that_sqs_takes(b
     reason.encode()
 
 
+@pytest.mark.slow("thousands of examples")
 @MANY
 @given(badmessages.ENVELOPES)
 def test_what_can_be_read_can_be_sealed_again(message):
@@ -199,6 +201,7 @@ NEARLY_PLAIN = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow("hundreds of examples")
 @SOME
 @given(NEARLY_PLAIN | ANY_HEADERS)
 def test_one_look_at_plain_headers_lets_nothing_through_that_a_close_one_does_not(headers):

@@ -325,6 +325,7 @@ def test_the_thread_sleeps_until_it_is_told_of_something_that_is_due(world, queu
         world.heartbeat.batch_threads.stop()
 
 
+@pytest.mark.slow("ten thousand messages")
 def test_ten_thousand_messages_share_full_batches_and_none_expires():
     world = World(visibility_timeout=60, interval=20.0)
     queue = world.queue()

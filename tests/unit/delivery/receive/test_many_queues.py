@@ -94,6 +94,7 @@ def test_of_long_tasks_of_busy_queues_nothing_is_held_beyond_the_slots(queues, s
     assert crowd.most_held <= 1
 
 
+@pytest.mark.slow("minutes of a busy worker are simulated")
 @pytest.mark.parametrize("task_seconds", SECONDS)
 @pytest.mark.parametrize(("queues", "slots"), [(5, 8), (50, 2), (200, 2)])
 def test_no_busy_queue_starves(queues, slots, task_seconds):

@@ -41,6 +41,7 @@ def test_a_template_of_cloudformation_names_each_queue_and_its_dead_letters(plan
     assert resources["ABQueuePolicy"]["Properties"]["PolicyDocument"] == POLICY
 
 
+@pytest.mark.slow("the parser is slow")
 def test_a_configuration_of_terraform_is_hcl(plans):
     text = terraform(plans)
     resources = [next(iter(each.values())) for each in hcl2.loads(text)["resource"]]
