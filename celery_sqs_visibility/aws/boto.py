@@ -124,16 +124,16 @@ class BotoSQS(SQS):
 
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
         params = {"QueueUrl": queue_url, **_entry(message)}
-        once = not (message.repeatable or message.attributes)  # which may have bytes
-        return self._call("SendMessage", params, _message_id, repeatable=message.repeatable, once=once)
+        return self._call("SendMessage", params, _message_id, repeatable=message.repeatable)
 
     def send_batch(
         self, queue_url: str, messages: Sequence[OutgoingMessage], *, urgent: bool = False
     ) -> BatchResult:
         entries = [_entry(message) for message in messages]
-        purpose = Purpose.PUBLISH if urgent else Purpose.PUBLISH_BATCH
-        once = not any(message.attributes for message in messages)  # which may have bytes
-        return self._batch("SendMessageBatch", queue_url, entries, purpose, once=once)
+        if urgent:
+            return self._batch("SendMessageBatch", queue_url, entries, Purpose.PUBLISH)
+        is_json = not any(message.attributes for message in messages)  # which may have bytes
+        return self._batch("SendMessageBatch", queue_url, entries, once=is_json)
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
         params = _set(QueueName=name, QueueOwnerAWSAccountId=owner)
