@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from celery_sqs_visibility.aws.client_factory import SHORT_WAIT_SECONDS, Purpose, new_client, unknown_region
@@ -34,7 +35,6 @@ T = TypeVar("T")
 _PURPOSES: Final = {
     "CreateQueue": Purpose.PUBLISH,
     "SendMessage": Purpose.PUBLISH,
-    "SendMessageBatch": Purpose.PUBLISH_BATCH,
 }
 
 #: Codes of errors: a connection without an answer, and a host that cannot be reached.
@@ -124,16 +124,15 @@ class BotoSQS(SQS):
 
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
         params = {"QueueUrl": queue_url, **_entry(message)}
-        return self._call("SendMessage", params, _message_id, repeatable=message.repeatable)
+        return self._call("SendMessage", params, _message_id, is_json=not message.attributes)
 
     def send_batch(
         self, queue_url: str, messages: Sequence[OutgoingMessage], *, urgent: bool = False
     ) -> BatchResult:
         entries = [_entry(message) for message in messages]
-        if urgent:
-            return self._batch("SendMessageBatch", queue_url, entries, Purpose.PUBLISH)
+        purpose = Purpose.PUBLISH if urgent else Purpose.PUBLISH_BATCH
         is_json = not any(message.attributes for message in messages)  # which may have bytes
-        return self._batch("SendMessageBatch", queue_url, entries, once=is_json)
+        return self._batch("SendMessageBatch", queue_url, entries, purpose, is_json=is_json)
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
         params = _set(QueueName=name, QueueOwnerAWSAccountId=owner)
@@ -204,13 +203,12 @@ class BotoSQS(SQS):
         entries: Sequence[Mapping[str, Any]],
         purpose: Purpose | None = None,
         *,
-        once: bool = False,
+        is_json: bool = True,
     ) -> BatchResult:
         numbered = [{"Id": str(position), **entry} for position, entry in enumerate(entries)]
         params = {"QueueUrl": queue_url, "Entries": numbered}
-        return self._call(
-            action, params, lambda answer: _batch_result(answer, len(entries), action), purpose, once=once
-        )
+        read = partial(_batch_result, entries=len(entries), action=action)
+        return self._call(action, params, read, purpose, is_json=is_json)
 
     def _call(
         self,
@@ -219,8 +217,7 @@ class BotoSQS(SQS):
         read: Callable[[Mapping[str, Any]], T],
         purpose: Purpose | None = None,
         *,
-        repeatable: bool = False,
-        once: bool = False,
+        is_json: bool = True,
     ) -> T:
         """Make a request and read its answer. Whatever goes wrong in either comes out as an `SQSError`."""
         started = SYSTEM_CLOCK.monotonic()
@@ -228,7 +225,7 @@ class BotoSQS(SQS):
         caller: Caller | None = None
         try:
             caller = self._caller(purpose or _PURPOSES.get(action, Purpose.SETTLE), action)
-            result = read(caller.call(action, params, repeatable=repeatable, once=once))
+            result = read(caller.call(action, params, is_json=is_json))
             self._answered = True
         except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
             error = self._react(translate(exc, action), caller)

@@ -54,7 +54,6 @@ class OutgoingMessage:
         delay: DelaySeconds, or `None` for the queue's own.
         visible_at: where the delay is for an ETA, the instant at which it ends, in seconds since the epoch.
             What the message waits for before it is sent is then no part of its delay.
-        repeatable: a second copy does no harm, since its receiver drops it. It has no attributes.
         group_id: MessageGroupId; FIFO queues need one, standard queues use it for fairness.
         deduplication_id: MessageDeduplicationId, FIFO queues only.
     """
@@ -65,7 +64,6 @@ class OutgoingMessage:
     group_id: str | None = None
     deduplication_id: str | None = None
     visible_at: float | None = None
-    repeatable: bool = False
 
     def delay_at(self, now: float) -> int | None:
         """DelaySeconds of a request that is made `now`, in seconds since the epoch."""

@@ -37,3 +37,64 @@ def is_patched(client: Any) -> bool:
     function: Any = getattr(type(client), "_make_api_call", None)
     own = type(function) is FunctionType and function.__globals__.get("__name__", "").startswith("botocore.")
     return not own
+
+
+def registrations_of(client: Any) -> object:
+    """An object that is another one after each registration of a listener to a client's events.
+
+    botocore looks up listeners once an event, in a dict that it replaces (botocore/hooks.py: `_emitter`,
+    `_lookup_cache`). Without it there are no fast requests.
+    """
+    return client.meta.events._emitter._lookup_cache
+
+
+def is_listened_to(client: Any, action: str) -> bool:
+    """Whether anybody listens to the signing or sending of a client's requests for an action of SQS.
+
+    botocore has a public way to call listeners, and none to ask for them (botocore/hooks.py: `_handlers`).
+    Without it listeners would not hear of requests that botocore neither signs nor sends.
+    """
+    search = client.meta.events._emitter._handlers.prefix_search
+    return any(search(f"{event}.sqs.{action}") for event in ("before-sign", "before-send"))
+
+
+class IdleConnections:
+    """Connections of a client's that are open, and that no request uses. Any thread.
+
+    botocore has them in pools of urllib3, which have no public way to lend one (botocore/httpsession.py:
+    `_manager`, `_proxy_config`; urllib3/connectionpool.py: `_get_conn`, `_put_conn`). Without them there are
+    no fast requests. Where a proxy stands between, none is ever idle.
+
+    Args:
+        session: a client's `http_session_of`.
+        url: the endpoint of all its requests.
+    """
+
+    def __init__(self, session: Any, url: str) -> None:
+        from urllib3.exceptions import ClosedPoolError  # noqa: PLC0415 - comes in with the first client
+
+        self._closed = ClosedPoolError
+        proxy = session._proxy_config.proxy_url_for(url)
+        self._manager = session._manager if proxy is None else None
+        self._url = url
+        self._pool: Any = None
+
+    def take(self) -> Any:
+        """One of them, with `sock`, whose timeout is the client's; `None` where there is none."""
+        if self._manager is None:
+            return None
+        if self._pool is None or self._pool.pool is None:  # none yet, or closed with the client
+            self._pool = self._manager.connection_from_url(self._url)
+        pool = self._pool
+        try:
+            connection = pool._get_conn()
+        except self._closed:  # by another thread, just now
+            return None
+        if connection.sock is not None:
+            return connection
+        pool._put_conn(connection)
+        return None
+
+    def give_back(self, connection: Any) -> None:
+        """Let other requests use a connection. One that is closed is opened again by the client."""
+        self._pool._put_conn(connection)

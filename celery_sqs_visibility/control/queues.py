@@ -187,9 +187,7 @@ class ControlQueues:
 
     def _try(self, body: str, url: str) -> SQSError | None:
         try:
-            attempt(
-                partial(self.sqs.send, url, OutgoingMessage(body, repeatable=True)), PASSING_ERRORS, PAUSES
-            )
+            attempt(partial(self.sqs.send, url, OutgoingMessage(body)), PASSING_ERRORS, PAUSES)
         except SQSError as error:
             return error
         return None

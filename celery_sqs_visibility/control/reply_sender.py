@@ -103,7 +103,7 @@ class ReplySender:
 
     def send(self, batch: list[Reply], _since: float) -> BatchResult:
         """See `batch_threads.Work`."""
-        self._queues.sqs.send(batch[0].url, OutgoingMessage(batch[0].text, repeatable=True))
+        self._queues.sqs.send(batch[0].url, OutgoingMessage(batch[0].text))
         return BatchResult({})
 
     def conclude(self, batch: list[Reply], _since: float, failed: Mapping[int, SQSError]) -> None:

@@ -46,7 +46,8 @@ class FakeClient:
         self.error = None
         self.answer = {"QueueUrl": "u", "MessageId": "m"}
         self.closed = 0
-        self.meta = SimpleNamespace(events=SimpleNamespace(register_first=lambda *_: None))
+        config = SimpleNamespace(retries={"total_max_attempts": 1})
+        self.meta = SimpleNamespace(events=SimpleNamespace(register_first=lambda *_: None), config=config)
 
     def __getattr__(self, _action):
         return self._request

@@ -7,7 +7,6 @@ import functools
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
 
@@ -18,7 +17,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.client import BaseClient
 from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import CredentialRetrievalError
+from botocore.handlers import BUILTIN_HANDLERS
+from botocore.signers import RequestSigner
 from moto import mock_aws
+from moto.core.models import botocore_stubber
 from support.faults import Answer, Disconnected, error, json_answer
 from support.proxy import FaultProxy
 
@@ -63,7 +65,14 @@ def server():
 
 
 @pytest.fixture
-def make_caller(server):
+def without_moto(monkeypatch):
+    """moto listens to the requests of all clients that are made after it was imported."""
+    others = [each for each in BUILTIN_HANDLERS if each[1] is not botocore_stubber]
+    monkeypatch.setattr("botocore.handlers.BUILTIN_HANDLERS", others)
+
+
+@pytest.fixture
+def make_caller(server, without_moto):
     callers = []
 
     def make(token=None, path="", **config):
@@ -163,16 +172,64 @@ def test_a_fast_request_is_the_clients_but_for_its_count_of_attempts(
     server, make_caller, action, params, config
 ):
     caller = make_caller(**config)
-    for _ in range(2):
+    for _ in range(3):
         caller.call(action, {"QueueUrl": server.deletion["QueueUrl"], **params})
-    first, second = server.requests
-    assert server.fast == [False, True]
-    assert (second.method, second.path, second.parameters) == (first.method, first.path, first.parameters)
-    assert second.headers.keys() == first.headers.keys() - CLIENTS_OWN_HEADERS
-    for name in second.headers.keys() - VARYING_HEADERS:
-        assert second.headers[name] == first.headers[name]
-    if "signature_version" not in config:
-        assert signature_is_valid(second, Credentials("AKIDEXAMPLE", "hush", config.get("token")))
+    first, *others = server.requests
+    assert server.fast == [False, True, True]
+    for each in others:  # signed by botocore, and filled in
+        assert (each.method, each.path, each.parameters) == (first.method, first.path, first.parameters)
+        assert each.headers.keys() == first.headers.keys() - CLIENTS_OWN_HEADERS
+        for name in each.headers.keys() - VARYING_HEADERS:
+            assert each.headers[name] == first.headers[name]
+        if "signature_version" not in config:
+            assert signature_is_valid(each, Credentials("AKIDEXAMPLE", "hush", config.get("token")))
+
+
+@pytest.fixture
+def signed(monkeypatch):
+    """The requests that botocore has signed in full."""
+    original, seen = RequestSigner.sign, []
+
+    def sign(self, action, request, **options):
+        seen.append(action)
+        return original(self, action, request, **options)
+
+    monkeypatch.setattr(RequestSigner, "sign", sign)
+    return seen
+
+
+def test_botocore_signs_the_first_request_for_an_action_in_full(server, signed, caller, delete):
+    for _ in range(3):
+        delete()
+    for _ in range(3):
+        caller.call(RECEIVE, {"QueueUrl": "u"})
+    assert signed == [DELETE, DELETE, RECEIVE]
+    assert len({request.headers["authorization"] for request in server.requests}) > 1
+
+
+def test_botocore_signs_again_on_another_day(server, signed, delete, monkeypatch):
+    delete()
+    delete()
+    monkeypatch.setattr("celery_sqs_visibility.aws.fast_requests.time_now", lambda: "20000101T000000Z")
+    delete()
+    assert signed == [DELETE] * 3
+    assert all(server.fast[1:])
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["by the server", "by the client"])
+def test_a_connection_that_is_closed_is_opened_by_botocore(server, signed, caller, delete, closes):
+    delete()
+    delete()
+    if closes:
+        server.answer = json_answer(200, {"Successful": [{"Id": "0"}], "Failed": []}, Connection="close")
+        delete()
+        server.answer = DONE
+    else:
+        caller.close()
+    delete()
+    delete()
+    assert signed == [DELETE] * 3
+    assert server.fast == [False] + [True] * (len(server.requests) - 1)
 
 
 def test_the_client_makes_requests_that_are_seldom_and_its_first_is_the_template(server, caller, delete):
@@ -402,38 +459,66 @@ def test_the_client_makes_all_requests_where_the_template_cannot_be_used(
     assert reason in record.getMessage()
 
 
-def test_a_send_is_fast_only_if_it_may_be_repeated(server, caller):
-    server.answer = json_answer(200, {"MessageId": "1"})
+STORED = json_answer(200, {"MessageId": "1"})
+DENIED = json_answer(403, {"__type": "com.amazon.coral.service#AccessDeniedException", "message": "no"})
+GATEWAY = error("", 400)
+
+
+@pytest.fixture
+def send(server, caller):
+    server.answer = STORED
     params = {"QueueUrl": server.deletion["QueueUrl"], "MessageBody": "h\xe4"}
-    for repeatable in (False, False, True):
-        assert caller.call("SendMessage", params, repeatable=repeatable)["MessageId"] == "1"
-    assert server.fast == [False, False, True]
-    assert len({request.body for request in server.requests}) == 1
+
+    def send(**given):
+        return caller.call("SendMessage", {**params, **given}, is_json=not given)
+
+    return send
 
 
-SENDS = [{"Id": "0", "MessageBody": "h\xe4"}]
-SENDS_STORED = json_answer(200, {"Successful": [{"Id": "0", "MessageId": "1"}]})
-SENDS_REFUSED = json_answer(
-    403, {"__type": "com.amazon.coral.service#AccessDeniedException", "message": "no"}
-)
-SENDS_AT_A_GATEWAY = error("", 400)
+def test_a_publication_is_fast_but_for_the_first_and_for_bytes(server, send):
+    attributes = {"a": {"DataType": "Binary", "BinaryValue": b"\xff"}}
+    for given in ({}, {}, {"MessageAttributes": attributes}):
+        assert send(**given)["MessageId"] == "1"
+    assert server.fast == [False, True, False]
+    assert server.requests[0].body == server.requests[1].body
 
 
 @pytest.mark.parametrize(
     ("answer", "fast"),
-    [(SENDS_STORED, [True]), (SENDS_REFUSED, [True, False]), (SENDS_AT_A_GATEWAY, [True])],
-    ids=["stored", "refused", "perhaps stored"],
+    [(DENIED, [True, False]), (GATEWAY, [True]), (break_off, [True])],
+    ids=["refused", "perhaps stored", "no answer"],
 )
-def test_a_batch_of_sends_is_fast_and_the_client_repeats_it_only_where_sqs_refused(
-    server, caller, answer, fast
-):
-    server.answer = SENDS_STORED
-    params = {"QueueUrl": server.deletion["QueueUrl"], "Entries": SENDS}
-    caller.call("SendMessageBatch", params, once=True)  # by the client, as its first request
+def test_the_client_repeats_a_publication_only_where_sqs_has_refused_it(server, send, answer, fast):
+    send()
     server.answer = answer
-    with nullcontext() if answer is SENDS_STORED else pytest.raises(Exception, match=r"."):
-        caller.call("SendMessageBatch", params, once=True)
+    with pytest.raises(Exception, match=r"."):
+        send()
     assert server.fast == [False, *fast]
+
+
+def test_no_publication_is_repeated_once_sqs_has_accepted_one_of_that_form(server, send):
+    send()
+    send()
+    server.answer = DENIED
+    with pytest.raises(Exception, match="AccessDenied"):
+        send()
+    assert server.fast == [False, True, True]
+
+
+def test_the_client_makes_all_requests_that_it_is_to_try_several_times(server):
+    settings = ClientSettings(
+        "eu-west-1",
+        server.proxy.url,
+        access_key_id="AKIDEXAMPLE",
+        secret_access_key="hush",
+        config=frozen_config({"retries": {"max_attempts": 2}}),
+    )
+    caller = Caller(new_client(settings, Purpose.PUBLISH))
+    server.answer = STORED
+    for _ in range(3):
+        caller.call("SendMessage", {"QueueUrl": "u", "MessageBody": "b"})
+    caller.close()
+    assert server.fast == [False, False, False]
 
 
 def test_motos_mock_answers_fast_requests():
