@@ -201,7 +201,7 @@ def imported(name: str, path: str, noun: str) -> Any:
 mapping = instance_of(Mapping, "a mapping")
 text = instance_of(str, "text")
 on_exhausted = OneOf(("delete", "keep"))
-on_lost = OneOf(("continue", "terminate"))
+when_lost = OneOf(("continue", "terminate"))
 
 
 def queue_name(name: str, value: Any) -> str:

@@ -21,7 +21,10 @@ from celery_sqs_visibility.policy.exclusive import (
 )
 from celery_sqs_visibility.policy.option_names import (
     OTHER_PEOPLES_OPTIONS,
+    PRESENT_NAMES,
     REMEDIES,
+    RENAMED,
+    carried_over,
     check_keys,
     option_name,
     set_keys,
@@ -30,6 +33,7 @@ from celery_sqs_visibility.policy.option_names import (
 from celery_sqs_visibility.policy.option_parsers import (
     ExporterNames,
     OneOf,
+    Parser,
     Seconds,
     Whole,
     account,
@@ -45,12 +49,12 @@ from celery_sqs_visibility.policy.option_parsers import (
     mapping,
     message_attributes,
     on_exhausted,
-    on_lost,
     option,
     queue_attributes,
     queue_name,
     tags,
     text,
+    when_lost,
 )
 from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
 from celery_sqs_visibility.policy.predefined import (
@@ -218,8 +222,24 @@ def _glob(name: str, glob: Any) -> str:
 def _entry(name: str, options: Any) -> dict[str, Any]:
     declared = {f.name: f.metadata["parse"] for f in fields(QueueOptions) if f.metadata}
     given = instance_of(Mapping, "a mapping of options")(name, options)
-    check_keys(name, given, sorted(declared), "option")
-    return {key: declared[key](f"{name}[{key!r}]", value) for key, value in set_keys(given).items()}
+    present = [key for key in given if PRESENT_NAMES.get(key) not in declared]
+    check_keys(name, present, sorted(declared), "option")
+    return _parsed(declared, given, lambda key: f"{name}[{key!r}]")
+
+
+def _parsed(
+    parsers: Mapping[str, Parser], given: Mapping[str, Any], shown: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """The values of the options that are set, by their present names; an error calls an option as `shown`."""
+    given = set_keys(given)
+    values = {name: parsers[name](shown(name), value) for name, value in given.items() if name in parsers}
+    for name, former, value in carried_over(given):
+        parsed = parsers[name](f"{shown(name)} (given as {former})", value)
+        if values.setdefault(name, parsed) != parsed:
+            raise OptionError(
+                f"expected {shown(name)} alone, got its former name {former} beside it, with another value"
+            )
+    return values
 
 
 def entry_for(entries: Entries, queue: str) -> str | None:
@@ -320,9 +340,9 @@ class Options(ContentOptions, SharedOptions):
         "How long running tasks may go on after SIGTERM before their messages are released. Set it to some "
         "seconds less than the grace period of the platform, such as Kubernetes' or ECS's.",
     )
-    on_lost: str = option(
+    when_lost: str = option(
         "continue",
-        on_lost,
+        when_lost,
         "What happens to a running task whose message's visibility has lapsed, so that another worker may "
         "run it too: it goes on, and `self.visibility.lost` says so, or it is ended (not in threads and "
         "solo). Set it to 'terminate' where two runs at once do harm.",
@@ -530,13 +550,12 @@ class Options(ContentOptions, SharedOptions):
             OptionError: naming the option, the value, the bound and, for a misspelt one, the nearest name.
         """
         declared = {option_name(f.name): f for f in fields(cls)}
-        values: dict[str, Any] = {}
+        known = declared.keys() | PRESENT_NAMES.keys() | OTHER_PEOPLES_OPTIONS
         for name, value in given.items():
-            is_set = value is not None and value != ""  # to kombu, both mean "not set"
-            if name in declared and is_set:
-                values[declared[name].name] = declared[name].metadata["parse"](name, value)
-            elif not (name in declared or name in OTHER_PEOPLES_OPTIONS or (name in REMEDIES and not value)):
+            if name not in known and (value or name not in REMEDIES):
                 raise _unknown(name, declared)
+        parsed = _parsed({name: f.metadata["parse"] for name, f in declared.items()}, given)
+        values = {declared[name].name: value for name, value in parsed.items()}
         return cls(**_derived_defaults(values) | values)
 
     def __post_init__(self) -> None:
@@ -691,7 +710,16 @@ connection is made, with a sentence that names the option, the value, the bound 
 `celery worker` and `celery beat` end with that sentence and exit status 1. `None` and empty text mean the
 default.
 
-{table}"""
+{table}
+## Former names
+
+They work until the next minor version, with a `DeprecationWarning`, a line in the worker's log and a note
+of `celery sqs doctor`. So do settings of tasks under a former name of this list. A former name beside the
+present one is refused if their values differ.
+
+| former name | present name |
+|---|---|
+{former}"""
 
 
 def reference_table() -> str:
@@ -705,5 +733,16 @@ def reference_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def former_names_table() -> str:
+    """The rows of the former names in the reference."""
+    rows = {name: ", ".join(f"`{each}`" for each in renaming.former) for name, renaming in RENAMED.items()}
+    return "".join(f"| {former} | `{name}` |\n" for name, former in sorted(rows.items()))
+
+
+def reference() -> str:
+    """The page docs/options.md."""
+    return REFERENCE.format(table=reference_table(), former=former_names_table())
+
+
 if __name__ == "__main__":
-    print(REFERENCE.format(table=reference_table()), end="")  # noqa: T201 - a command's output
+    print(reference(), end="")  # noqa: T201 - a command's output

@@ -93,7 +93,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         sqs_event: the events of AWS, or their names' beginnings, that run the task: "s3:ObjectCreated:*",
             "aws.s3/Object Created", "sns:topic", or a list of such. Its only argument is the event.
         sqs_event_per: "record" or "message": a run for each record of a message, or one for all.
-        on_lost: "continue" or "terminate": whether a run goes on whose message another worker may have.
+        when_lost: "continue" or "terminate": whether a run goes on whose message another worker may have.
             `None` leaves it to the transport option of this name.
         inactivity_timeout: seconds after which a run that shows no life, with `self.visibility.alive()` or
             `track()`, is ended as failed. `None`: it need not.
@@ -106,7 +106,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     acks_late = True
     Request = "celery_sqs_visibility.worker.visibility_request:VisibilityRequest"
     on_exhausted: ClassVar[Literal["delete", "keep"] | None] = None
-    on_lost: ClassVar[Literal["continue", "terminate"] | None] = None
+    when_lost: ClassVar[Literal["continue", "terminate"] | None] = None
     inactivity_timeout: ClassVar[float | None] = None
     sqs_event: ClassVar[str | Sequence[str] | None] = None
     sqs_event_per: ClassVar[Literal["record", "message"]] = "record"

@@ -342,7 +342,7 @@ def request(task, delivery: Delivery, *, processes: bool = True, chord=None, **h
     )
     message.delivery = delivery
     worker = WorkerContext(FakePool(), has_processes=processes)
-    worker.on_lost = delivery.holder.options.on_lost
+    worker.when_lost = delivery.holder.options.when_lost
     bind_request_class(task, worker)
     return task.Request(message, app=task.app, task=task)
 

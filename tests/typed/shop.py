@@ -34,12 +34,12 @@ class ShopTask(VisibilityTask[P, R]):
     abstract = True
     error_visibility_timeout = [10, 60, 300]
     inactivity_timeout = 60
-    on_lost = "terminate"
+    when_lost = "terminate"
 
 
 class Mistaken(VisibilityTask[P, R]):
     abstract = True
-    on_lost = "stop"  # type: ignore[assignment]
+    when_lost = "stop"  # type: ignore[assignment]
 
 
 class Reindex(VisibilityTask[[str], int]):

@@ -48,7 +48,11 @@ def test_the_defaults_are_those_of_the_readme():
     assert options.wait_time_seconds == 20
     assert (options.polling_interval, options.polling_interval_max) == (0, 0)
     assert (options.shutdown_timeout, options.settle_window, options.prefetch_seconds) == (25, 0.02, 1)
-    assert (options.on_exhausted, options.on_lost, options.dead_letter_queue) == ("delete", "continue", None)
+    assert (options.on_exhausted, options.when_lost, options.dead_letter_queue) == (
+        "delete",
+        "continue",
+        None,
+    )
     assert (options.sqs_base64_encoding, options.is_secure) == (True, False)
     with pytest.raises(FrozenInstanceError):
         options.visibility_timeout = 5
@@ -135,7 +139,7 @@ POLICY = {"RedrivePolicy": '{"maxReceiveCount": 5}'}
     [
         ("visibility_timeout", "60", 60),
         ("on_exhausted", "keep", "keep"),
-        ("on_lost", "terminate", "terminate"),
+        ("when_lost", "terminate", "terminate"),
         ("dead_letter_queue", "my.dead.fifo", "my.dead.fifo"),
         ("message_adapter", "proj.adapters:to_task", "proj.adapters:to_task"),
         ("is_secure", "true", True),
