@@ -36,7 +36,7 @@ class Rejecter(Protocol):
         delivery: Delivery,
         reason: str,
         body: Callable[[], str],
-        on_exhausted: str | None = None,
+        when_exhausted: str | None = None,
         **attributes: str,
     ) -> None:
         """See `Delivery.give_up`."""
@@ -268,10 +268,10 @@ class Delivery:
         self.current.holder.ran(self.current)
 
     def give_up(
-        self, reason: str, body: Callable[[], str], on_exhausted: str | None = None, **attributes: str
+        self, reason: str, body: Callable[[], str], when_exhausted: str | None = None, **attributes: str
     ) -> None:
         """Its task failed for good: a dead letter made of `body()`, or deleted, or kept."""
-        self.holder.rejection.give_up(self.current, reason, body, on_exhausted, **attributes)
+        self.holder.rejection.give_up(self.current, reason, body, when_exhausted, **attributes)
 
     @property
     def given_up(self) -> bool:

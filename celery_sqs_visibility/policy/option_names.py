@@ -31,7 +31,10 @@ class Renaming:
 
 
 #: Options that have former names, by the present one.
-RENAMED: Final[Mapping[str, Renaming]] = {"when_lost": Renaming(("on_lost",))}
+RENAMED: Final[Mapping[str, Renaming]] = {
+    "when_exhausted": Renaming(("on_exhausted",)),
+    "when_lost": Renaming(("on_lost",)),
+}
 
 #: The present name, by the former one.
 PRESENT_NAMES: Final = {former: name for name, renaming in RENAMED.items() for former in renaming.former}

@@ -200,7 +200,7 @@ def imported(name: str, path: str, noun: str) -> Any:
 
 mapping = instance_of(Mapping, "a mapping")
 text = instance_of(str, "text")
-on_exhausted = OneOf(("delete", "keep"))
+when_exhausted = OneOf(("delete", "keep"))
 when_lost = OneOf(("continue", "terminate"))
 
 

@@ -48,12 +48,12 @@ from celery_sqs_visibility.policy.option_parsers import (
     key_prefix,
     mapping,
     message_attributes,
-    on_exhausted,
     option,
     queue_attributes,
     queue_name,
     tags,
     text,
+    when_exhausted,
     when_lost,
 )
 from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
@@ -164,12 +164,12 @@ class SharedOptions:
         "up, or created, when a consumer starts. A redrive policy's own queue goes first. Set it where you "
         "cannot change the queues' policies.",
     )
-    on_exhausted: str = option(
+    when_exhausted: str = option(
         "delete",
-        on_exhausted,
+        when_exhausted,
         "What happens to a message after its last attempt where there is no dead-letter queue. A kept one "
         "comes back every hour, without a run, until its retention ends; in a FIFO queue its group waits "
-        "behind it. A task's `on_exhausted` goes first. Set it to 'keep' where no message may be deleted "
+        "behind it. A task's `when_exhausted` goes first. Set it to 'keep' where no message may be deleted "
         "unseen.",
     )
 

@@ -87,7 +87,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             to `retry_backoff`, `default_retry_delay` and the transport option of this name.
         autoretry_for: which exceptions come back; every one by default. Time limits and lost pool children
             come back in any case, unless `dont_autoretry_for` names them.
-        on_exhausted: what becomes of the message after the last attempt where there is no dead-letter queue:
+        when_exhausted: the end of a message after its last attempt where there is no dead-letter queue:
             "delete" or "keep". `None` is the transport option of this name.
         max_retries: as in Celery. `None` leaves the end to the queue's redrive policy.
         sqs_event: the events of AWS, or their names' beginnings, that run the task: "s3:ObjectCreated:*",
@@ -105,7 +105,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     abstract = True
     acks_late = True
     Request = "celery_sqs_visibility.worker.visibility_request:VisibilityRequest"
-    on_exhausted: ClassVar[Literal["delete", "keep"] | None] = None
+    when_exhausted: ClassVar[Literal["delete", "keep"] | None] = None
     when_lost: ClassVar[Literal["continue", "terminate"] | None] = None
     inactivity_timeout: ClassVar[float | None] = None
     sqs_event: ClassVar[str | Sequence[str] | None] = None

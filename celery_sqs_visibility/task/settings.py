@@ -18,7 +18,7 @@ from celery.utils.log import get_logger
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.policy.event_routes import parse_sqs_event, sqs_event_per
 from celery_sqs_visibility.policy.option_names import PRESENT_NAMES, renamed, set_keys
-from celery_sqs_visibility.policy.option_parsers import on_exhausted, when_lost
+from celery_sqs_visibility.policy.option_parsers import when_exhausted, when_lost
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.run_limits import parse_inactivity_timeout
 from celery_sqs_visibility.task.retries import RetryDecisions
@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 #: The attributes of `VisibilityTask` that no other task has.
 SETTINGS: Final = (
     "error_visibility_timeout",
-    "on_exhausted",
+    "when_exhausted",
     "when_lost",
     "inactivity_timeout",
     "exclusive",
@@ -38,14 +38,14 @@ SETTINGS: Final = (
 )
 
 #: Those that are transport options, too.
-TRANSPORT_OPTIONS: Final = ("on_exhausted", "when_lost", "exclusive_ttl")
+TRANSPORT_OPTIONS: Final = ("when_exhausted", "when_lost", "exclusive_ttl")
 
 #: The former names of these, with the present ones.
 FORMER: Final = {former: name for former, name in PRESENT_NAMES.items() if name in TRANSPORT_OPTIONS}
 
 #: The values of the settings that take a word.
 WORDS: Final = {
-    "on_exhausted": on_exhausted.words,
+    "when_exhausted": when_exhausted.words,
     "when_lost": when_lost.words,
     "sqs_event_per": sqs_event_per.words,
 }

@@ -316,8 +316,8 @@ class ReceivedMessage(Message):
     delivery: Delivery
     is_broadcast = False
 
-    def give_up(self, reason, on_exhausted=None, **attributes):
-        self.delivery.give_up(reason, lambda: "", on_exhausted, **attributes)
+    def give_up(self, reason, when_exhausted=None, **attributes):
+        self.delivery.give_up(reason, lambda: "", when_exhausted, **attributes)
 
 
 def held_delivery(holder: FakeHolder, **facts) -> Delivery:

@@ -10,6 +10,7 @@ from celery_sqs_visibility.policy.options import OptionError, Options, reference
 
 #: Options by their former names; the same by the present ones; and another value of the first of these.
 RENAMINGS = [
+    ({"on_exhausted": "keep"}, {"when_exhausted": "keep"}, "delete"),
     ({"on_lost": "terminate"}, {"when_lost": "terminate"}, "continue"),
 ]
 
@@ -50,3 +51,15 @@ def test_a_wrong_value_is_refused_with_both_names():
 def test_former_names_that_are_not_set_are_told_and_mean_nothing(former, unset):
     assert Options.parse({former: unset}) == Options.parse({})
     assert former_names({former: unset}) == {former: PRESENT_NAMES[former]}
+
+
+def test_former_names_work_for_one_queue_too():
+    given = {"queues": {"q": {"on_exhausted": "keep"}, "r": {}}}
+    assert Options.parse(given).for_queue("q").when_exhausted == "keep"
+    assert former_names(given) == {"on_exhausted": "when_exhausted"}
+    with pytest.raises(
+        OptionError, match=r"expected queues\['q'\]\['when_exhausted'\] alone, got its former name"
+    ):
+        Options.parse({"queues": {"q": {"on_exhausted": "keep", "when_exhausted": "delete"}}})
+    with pytest.raises(OptionError, match=r"option 'on_lost' in queues\['q'\]"):  # it is none of one queue
+        Options.parse({"queues": {"q": {"on_lost": "continue"}}})

@@ -61,7 +61,7 @@ class TestSettings:
             ({"error_visibility_timeout": []}, "expected error_visibility_timeout to hold at least one"),
             ({"error_visibility_timeout": [1, "2"]}, r"error_visibility_timeout\[1\] to be seconds"),
             ({"error_visibility_timeout": lambda retries: 1}, "to take two arguments"),
-            ({"on_exhausted": "kept"}, "expected on_exhausted to be 'delete' or 'keep', got 'kept'"),
+            ({"when_exhausted": "kept"}, "expected when_exhausted to be 'delete' or 'keep', got 'kept'"),
             ({"when_lost": "end"}, "expected when_lost to be 'continue' or 'terminate', got 'end'"),
         ],
     )

@@ -21,7 +21,8 @@ def run():
     [
         ("error_visiblity_timeout", "error_visibility_timeout"),
         ("error_visibility_timeouts", "error_visibility_timeout"),
-        ("on_exausted", "on_exhausted"),
+        ("when_exausted", "when_exhausted"),
+        ("on_exausted", "when_exhausted"),
         ("sqs_events", "sqs_event"),
     ],
 )
@@ -75,6 +76,7 @@ def test_names_of_the_users_own_are_let_be(app):
         {"error_visibility_timeout": 60},
         {"when_lost": "terminate"},
         {"on_lost": "terminate"},
+        {"when_exhausted": "keep"},
         {"on_exhausted": "keep"},
         {"exclusive": True},
         {"exclusive": lambda args, kwargs: args[0]},

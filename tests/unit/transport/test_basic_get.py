@@ -61,7 +61,7 @@ def test_a_rejected_message_is_left_to_the_redrive_policy_or_deleted_without_one
 
 @pytest.mark.parametrize("redrive", ["none", "may not be read"])
 def test_a_rejected_message_is_kept_where_on_exhausted_says_so(site, redrive):
-    channel = site.connect(on_exhausted="keep").channel()
+    channel = site.connect(when_exhausted="keep").channel()
     queue = declared_queue(channel)
     publish(channel, "a")
     message = queue.get()

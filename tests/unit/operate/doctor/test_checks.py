@@ -87,7 +87,7 @@ FOUND = [
     (
         queue_checks.check_dead_letters,
         WARNING,
-        facts(queue(0, options={"on_exhausted": "keep"})),
+        facts(queue(0, options={"when_exhausted": "keep"})),
         "comes back every hour",
     ),
     (
