@@ -6,6 +6,7 @@ included, so a name is fetched from its module when it is first used.
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +33,13 @@ __all__ = [
     "DeadLettered",
     "Deleted",
     "DeliveryEvent",
+    "DeliveryFacts",
     "ETATooFarError",
     "Event",
     "EventsDropped",
     "ExclusiveKeyError",
     "ExponentialBackoff",
     "Extended",
-    "Facts",
     "Failed",
     "Finished",
     "FinishedBefore",
@@ -117,8 +118,15 @@ _HOMES = {
     "task_id_for": "transport.task_message",
 }
 
+#: Former names, which work until the next minor version.
+_RENAMED = {"Facts": "DeliveryFacts"}
+
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        told = f"{__name__}.{name} is now {_RENAMED[name]}; the former works until the next minor version"
+        warnings.warn(told, DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES.get(name, "errors" if name.endswith("Error") else "events")

@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.lease import Lease, LeaseKey
 from celery_sqs_visibility.delivery.settlements import Renew, Settlement
-from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.events import DeliveryFacts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
@@ -127,7 +127,7 @@ class Delivery:
     queue: Queue
     #: The receipt handle, which is also kombu's delivery tag.
     handle: str
-    facts: Facts
+    facts: DeliveryFacts
     #: The instant beyond which SQS refuses to extend it: 12 hours from when its receive was called.
     horizon: float
     #: When its visibility lapses.

@@ -26,7 +26,7 @@ from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settlements import Hide
-from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.events import DeliveryFacts
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options, QueueOptions
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -191,10 +191,10 @@ def delivery(
     timeout: int = TIMEOUT,
     **facts,
 ) -> Delivery:
-    """One that was received at that monotonic instant; `facts` are those of `Facts`."""
+    """One that was received at that monotonic instant; `facts` are those of `DeliveryFacts`."""
     known = {"message_id": "m1", "receive_count": 1, "first_received": 0.0, **facts}
     horizon = now + VISIBILITY_HORIZON_SECONDS
-    return Delivery(queue, handle, Facts(queue.name, **known), horizon, now + timeout, holder)
+    return Delivery(queue, handle, DeliveryFacts(queue.name, **known), horizon, now + timeout, holder)
 
 
 def received(
@@ -321,13 +321,13 @@ class ReceivedMessage(Message):
 
 
 def held_delivery(holder: FakeHolder, **facts) -> Delivery:
-    """A delivery that is received just now; `facts` are those of `Facts`."""
+    """A delivery that is received just now; `facts` are those of `DeliveryFacts`."""
     sqs = FakeSQS()
     queue = Queue("q", sqs.create_queue("q", {}, {}), sqs)
     known = {"message_id": "id", "receive_count": 1, "first_received": 0.0, **facts}
     now = SYSTEM_CLOCK.monotonic()
     horizon = now + VISIBILITY_HORIZON_SECONDS
-    return Delivery(queue, "handle", Facts("q", **known), horizon, now + 120, holder)
+    return Delivery(queue, "handle", DeliveryFacts("q", **known), horizon, now + 120, holder)
 
 
 def request(task, delivery: Delivery, *, processes: bool = True, chord=None, **headers) -> Any:

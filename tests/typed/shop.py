@@ -9,8 +9,8 @@ from celery import Celery
 
 from celery_sqs_visibility import (
     DeliveryEvent,
+    DeliveryFacts,
     ExponentialBackoff,
-    Facts,
     Hidden,
     PublishError,
     PublishFailure,
@@ -119,7 +119,7 @@ def describe(failure: PublishFailure) -> str:
 
 
 @message_lost.connect
-def on_lost(sender: str, delivery: Facts, reason: str, **_: object) -> None:
+def on_lost(sender: str, delivery: DeliveryFacts, reason: str, **_: object) -> None:
     logger.warning("%s[%s] may run twice: %s", sender, delivery.task_id, reason)
 
 
