@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.task.base import VisibilityTask
     from celery_sqs_visibility.task.context import SQSDelivery
     from celery_sqs_visibility.transport.aws_events import S3Object, s3_object
-    from celery_sqs_visibility.transport.task_message import message, task_id_for
+    from celery_sqs_visibility.transport.task_message import task_id_for, task_message
     from celery_sqs_visibility.worker.install import Transport
 
 __all__ = [
@@ -89,12 +89,12 @@ __all__ = [
     "horizon_near",
     "lambda_handler",
     "log_json",
-    "message",
     "message_lost",
     "publish_batch",
     "s3_object",
     "subscribe",
     "task_id_for",
+    "task_message",
 ]
 
 __version__ = "0.1.0"
@@ -111,15 +111,15 @@ _HOMES = {
     "horizon_near": "signals",
     "lambda_handler": "serverless.handler",
     "log_json": "json_logs",
-    "message": "transport.task_message",
     "message_lost": "signals",
     "publish_batch": "publish",
     "s3_object": "transport.aws_events",
     "task_id_for": "transport.task_message",
+    "task_message": "transport.task_message",
 }
 
 #: Former names, which work until the next minor version.
-_RENAMED = {"Facts": "DeliveryFacts"}
+_RENAMED = {"Facts": "DeliveryFacts", "message": "task_message"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from support.aws_events import s3_notification, s3_record
 from support.factories import EVERYTHING
 from support.lambda_function import CHANGES
 
-from celery_sqs_visibility import message
+from celery_sqs_visibility import task_message
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
@@ -27,7 +27,7 @@ def world(make):
 
 def send(world, key, body=None):
     """Put a message whose payload is the S3 object of that key."""
-    world.payloads.objects[key] = (body or message("note", [key], task_id=key)).encode()
+    world.payloads.objects[key] = (body or task_message("note", [key], task_id=key)).encode()
     world.queue.sqs.send(world.queue.url, OutgoingMessage(pointer_body("payloads", key), size_attribute(7)))
 
 
@@ -87,7 +87,7 @@ def test_a_payload_that_is_gone_is_a_dead_letter(world):
 
 
 def test_a_large_message_with_a_far_eta_waits_with_its_pointer(world):
-    far = json.loads(message("note", ["a"], task_id="a"))
+    far = json.loads(task_message("note", ["a"], task_id="a"))
     far["headers"]["eta"] = "2033-05-18T03:33:20+00:00"
     send(world, "a", json.dumps(far))
     assert world.invoke() == ["a"]
