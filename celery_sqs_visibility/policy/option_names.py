@@ -17,6 +17,10 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
+def _payload_url(bucket: Any, prefix: Any) -> str:
+    return f"s3://{bucket or ''}/{prefix or ''}"
+
+
 @dataclass(frozen=True)
 class Renaming:
     """The former names of an option, which work until the next minor version.
@@ -32,6 +36,7 @@ class Renaming:
 
 #: Options that have former names, by the present one.
 RENAMED: Final[Mapping[str, Renaming]] = {
+    "payload_store": Renaming(("payload_bucket", "payload_prefix"), _payload_url),
     "when_exhausted": Renaming(("on_exhausted",)),
     "when_lost": Renaming(("on_lost",)),
 }

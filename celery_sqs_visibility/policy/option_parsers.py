@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_names import check_keys, check_spelling, set_keys
+from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
 from celery_sqs_visibility.policy.queue_attributes import ATTRIBUTES
 from celery_sqs_visibility.policy.retry_delays import DelayRule, parse_delay
 
@@ -27,6 +28,8 @@ EMF: Final = "emf"
 EXPORTERS: Final = (PROMETHEUS, OPENTELEMETRY, EMF)
 
 HOST_NAME: Final = re.compile(r"\*|\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+
+PAYLOAD_URL: Final = re.compile(r"s3://(?P<bucket>[A-Za-z0-9._-]+)(/(?P<prefix>.*))?", re.DOTALL)
 
 #: S3's longest key has 1024 bytes, and a UUID follows the prefix.
 PREFIX_BYTES = 900
@@ -279,20 +282,17 @@ def host_names(name: str, value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def bucket(name: str, value: Any) -> str:
-    """The name of a bucket: no URL, no path."""
-    if "/" in text(name, value):
+def payload_store(name: str, value: Any) -> ReadablePayloads:
+    """A bucket in S3, and the beginning of keys: their text as it is, without quotes."""
+    found = PAYLOAD_URL.fullmatch(text(name, value))
+    if not found:
         raise OptionError(
-            f"expected {name} to be the name of an S3 bucket, got {value!r}; see payload_prefix"
+            f"expected {name} to be a URL as 's3://BUCKET' or 's3://BUCKET/PREFIX/', got {value!r}"
         )
-    return str(value)
-
-
-def key_prefix(name: str, value: Any) -> str:
-    """The beginning of keys in S3."""
-    if len(text(name, value).encode()) > PREFIX_BYTES:
-        raise OptionError(f"expected {name} to have at most {PREFIX_BYTES} bytes, got {len(value.encode())}")
-    return str(value)
+    prefix = found["prefix"] or ""
+    if (size := len(prefix.encode())) > PREFIX_BYTES:
+        raise OptionError(f"expected the prefix in {name} to have at most {PREFIX_BYTES} bytes, got {size}")
+    return ReadablePayloads(found["bucket"], prefix)
 
 
 _names = instance_of((str, list, tuple, Mapping), "a list of names or a mapping of lists")

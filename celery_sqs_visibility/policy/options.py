@@ -23,7 +23,6 @@ from celery_sqs_visibility.policy.option_names import (
     OTHER_PEOPLES_OPTIONS,
     PRESENT_NAMES,
     REMEDIES,
-    RENAMED,
     carried_over,
     check_keys,
     option_name,
@@ -37,7 +36,6 @@ from celery_sqs_visibility.policy.option_parsers import (
     Seconds,
     Whole,
     account,
-    bucket,
     control_prefix,
     delay,
     dotted_path,
@@ -45,10 +43,10 @@ from celery_sqs_visibility.policy.option_parsers import (
     host,
     host_names,
     instance_of,
-    key_prefix,
     mapping,
     message_attributes,
     option,
+    payload_store,
     queue_attributes,
     queue_name,
     tags,
@@ -56,7 +54,7 @@ from celery_sqs_visibility.policy.option_parsers import (
     when_exhausted,
     when_lost,
 )
-from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
+from celery_sqs_visibility.policy.payload_pointers import NO_PAYLOADS, ReadablePayloads
 from celery_sqs_visibility.policy.predefined import (
     BackoffPolicy,
     PredefinedQueue,
@@ -403,24 +401,19 @@ class Options(ContentOptions, SharedOptions):
         "Celery's, and that no task's `sqs_event` takes: it returns (task, args, kwargs), or None. Workers "
         "import it. Set it where other programs send to the queue.",
     )
-    payload_bucket: str | None = option(
+    payload_store: ReadablePayloads | None = option(
         None,
-        bucket,
-        "The S3 bucket for payloads of messages that are too large for SQS, in the format of Amazon's "
-        "extended client. Producers and workers need it; payloads in other buckets are not read. Set it "
-        "where tasks may have more than 1 MiB of arguments.",
+        payload_store,
+        "The place in S3 for payloads of messages that are too large for SQS, in the format of Amazon's "
+        "extended client: `s3://BUCKET`, or `s3://BUCKET/PREFIX/` where several apps share a bucket. "
+        "Producers and workers need it. No other payloads are read: a worker's prefix is its producers', or "
+        "a beginning of it. Set it where tasks may have more than 1 MiB of arguments.",
     )
     payload_threshold: int = option(
         MESSAGE_BYTES,
         Whole(0, MESSAGE_BYTES, floats=False, unit=" bytes (SQS's largest message)"),
         "Messages with more bytes than this, attributes included, have their payload in S3; so have those "
         "beyond their queue's own limit. Lower it to keep large bodies out of SQS.",
-    )
-    payload_prefix: str = option(
-        "",
-        key_prefix,
-        "The beginning of the keys of payloads in the bucket. Payloads with other keys are not read: a "
-        "worker's prefix is its producers', or a beginning of it. Set it where several apps share a bucket.",
     )
     http_port: int | None = option(
         None,
@@ -587,16 +580,10 @@ class Options(ContentOptions, SharedOptions):
             raise OptionError("expected sts_role_arn beside external_id, which means nothing alone")
 
     def _check_payloads(self) -> None:
-        if self.payload_bucket is not None:
-            return
-        for name, is_set in {
-            "payload_threshold": self.payload_threshold != MESSAGE_BYTES,
-            "payload_prefix": self.payload_prefix,
-        }.items():
-            if is_set:
-                raise OptionError(
-                    f"expected payload_bucket to be set where {name} is: without it nothing goes to S3"
-                )
+        if self.payload_threshold != MESSAGE_BYTES and self.payload_store is None:
+            raise OptionError(
+                "expected payload_store to be set where payload_threshold is: without it nothing goes to S3"
+            )
 
     def _check_control(self) -> None:
         whole = self.whole_control_prefix
@@ -655,7 +642,7 @@ class Options(ContentOptions, SharedOptions):
     @property
     def readable_payloads(self) -> ReadablePayloads:
         """The objects in S3 that messages may point to."""
-        return ReadablePayloads(self.payload_bucket, self.payload_prefix)
+        return self.payload_store or NO_PAYLOADS
 
     @property
     def whole_control_prefix(self) -> str:
@@ -735,8 +722,7 @@ def reference_table() -> str:
 
 def former_names_table() -> str:
     """The rows of the former names in the reference."""
-    rows = {name: ", ".join(f"`{each}`" for each in renaming.former) for name, renaming in RENAMED.items()}
-    return "".join(f"| {former} | `{name}` |\n" for name, former in sorted(rows.items()))
+    return "".join(f"| `{former}` | `{name}` |\n" for former, name in sorted(PRESENT_NAMES.items()))
 
 
 def reference() -> str:

@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_is_not_failed_by_a_message_that_waits_for_it(exclusi
     if way.startswith("a large message"):
         s3.create_bucket(Bucket=f"bucket-{(name := uuid.uuid4().hex)}")
         options, sent, payload = (
-            {"payload_bucket": f"bucket-{name}", "payload_threshold": 2000},
+            {"payload_store": f"s3://bucket-{name}", "payload_threshold": 2000},
             2,
             "x" * 3000,
         )

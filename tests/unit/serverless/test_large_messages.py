@@ -22,7 +22,7 @@ DOWN = UnavailableError("no answer from S3")
 
 @pytest.fixture
 def world(make):
-    return make(options={"payload_bucket": "payloads"})
+    return make(options={"payload_store": "s3://payloads"})
 
 
 def send(world, key, body=None):
@@ -57,7 +57,7 @@ def test_a_failed_run_is_hidden_and_its_last_one_is_a_dead_letter_with_the_point
 @pytest.mark.parametrize("error", [DENIED, DOWN])
 def test_what_s3_does_not_give_is_reported_and_comes_back(make, caplog, error):
     caplog.set_level(logging.WARNING)
-    world = make(options={"payload_bucket": "payloads", "error_visibility_timeout": 20})
+    world = make(options={"payload_store": "s3://payloads", "error_visibility_timeout": 20})
     send(world, "a")
     world.payloads.fail_next("GetObject", error)
     assert world.invoke() == ["a"]
@@ -69,7 +69,7 @@ def test_what_s3_does_not_give_is_reported_and_comes_back(make, caplog, error):
 
 
 def test_at_the_last_receive_it_is_hidden_for_an_hour_and_no_dead_letter(make):
-    world = make(options={"payload_bucket": "payloads"}, most=1)
+    world = make(options={"payload_store": "s3://payloads"}, most=1)
     send(world, "a")
     world.payloads.fail_next("GetObject", DOWN)
     assert world.invoke() == ["a"]
@@ -106,4 +106,4 @@ def test_without_a_bucket_a_pointer_is_a_dead_letter_that_says_so(make):
     world = make()
     send(world, "a")
     assert world.invoke() == []
-    assert "set payload_bucket to 'payloads'" in dead_letter(world)[1]
+    assert "set payload_store to 's3://payloads'" in dead_letter(world)[1]

@@ -57,7 +57,7 @@ def test_a_payload_outside_the_prefix_is_not_fetched(site):
     readable = ReadablePayloads("payloads", "celery/")
     pointer = pointer_body("payloads", "secrets/k")
     facts = facts_of(site, pointer, PayloadStore(objects), readable, size_attribute(9))
-    assert "payload_prefix is 'celery/'" in facts["unreadable"]
+    assert "payload_store is 's3://payloads/celery/'" in facts["unreadable"]
     assert "args" not in facts
 
 

@@ -117,8 +117,7 @@ def test_options_name_things():
         create=True,
         queue_tags={"team": "a"},
         dead_letter_queue="dead",
-        payload_bucket="payloads",
-        payload_prefix="celery/",
+        payload_store="s3://payloads/celery/",
         exclusive_store="dynamodb://keys?region=eu-west-1",
         sts_role_arn=ROLE,
     )
