@@ -17,6 +17,11 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
+def _address(host: Any, port: Any) -> str:
+    shown = f"[{host}]" if ":" in str(host) else host or ""
+    return f"{shown}:{'' if port is None else port}"
+
+
 def _payload_url(bucket: Any, prefix: Any) -> str:
     return f"s3://{bucket or ''}/{prefix or ''}"
 
@@ -36,6 +41,7 @@ class Renaming:
 
 #: Options that have former names, by the present one.
 RENAMED: Final[Mapping[str, Renaming]] = {
+    "http_address": Renaming(("http_host", "http_port"), _address),
     "payload_store": Renaming(("payload_bucket", "payload_prefix"), _payload_url),
     "when_exhausted": Renaming(("on_exhausted",)),
     "when_lost": Renaming(("on_lost",)),

@@ -31,6 +31,7 @@ from celery_sqs_visibility.policy.option_names import (
 )
 from celery_sqs_visibility.policy.option_parsers import (
     ExporterNames,
+    HTTPAddress,
     OneOf,
     Parser,
     Seconds,
@@ -40,8 +41,8 @@ from celery_sqs_visibility.policy.option_parsers import (
     delay,
     dotted_path,
     flag,
-    host,
     host_names,
+    http_address,
     instance_of,
     mapping,
     message_attributes,
@@ -97,8 +98,6 @@ NESTING: Final = 400
 #: The least that the options may be.
 LEAST_CONTAINERS: Final = 1000
 LEAST_NESTING: Final = 100
-
-LOOPBACK: Final = "127.0.0.1"
 
 #: How often queues are counted where workers can agree on one that does, and where each counts.
 SAMPLE_SECONDS: Final = 60.0
@@ -322,7 +321,7 @@ class Options(ContentOptions, SharedOptions):
         ExporterNames(),
         "The exporters of a worker's metrics: see [metrics](metrics.md). `[]` is none. Set it to choose "
         "where the metrics go.",
-        "['prometheus'] where `http_port` is set and prometheus_client is installed",
+        "['prometheus'] where `http_address` is set and prometheus_client is installed",
     )
     sample_queues: float | None = option(
         None,
@@ -415,25 +414,20 @@ class Options(ContentOptions, SharedOptions):
         "Messages with more bytes than this, attributes included, have their payload in S3; so have those "
         "beyond their queue's own limit. Lower it to keep large bodies out of SQS.",
     )
-    http_port: int | None = option(
+    http_address: HTTPAddress | None = option(
         None,
-        Whole(1, 65535),
-        "The TCP port at which a worker answers `GET /healthz` and `/readyz` ([health](health.md)), and "
-        "`/metrics` ([metrics](metrics.md)). Without it there is none. Set it for Prometheus, or for probes "
-        "from other hosts; probes on the same host need none.",
-    )
-    http_host: str = option(
-        LOOPBACK,
-        host,
-        "The address of that port. Any other than loopback answers whoever reaches it. Set it to '0.0.0.0' "
-        "for probes and scrapers on other hosts.",
+        http_address,
+        "The address at which a worker answers `GET /healthz` and `/readyz` ([health](health.md)), and "
+        "`/metrics` ([metrics](metrics.md)): ':8080' for this host alone, '0.0.0.0:8080' or '[::]:8080' for "
+        "all that reach it. Without it there is none. Set it for Prometheus, or for probes from other hosts; "
+        "probes on the same host need none.",
     )
     http_allowed_hosts: tuple[str, ...] = option(
         (),
         host_names,
-        "More names by which that port may be asked, as a request's `Host` header has them; `.example.com` "
-        "stands for all names that end so, `*` for all ([health](health.md#over-http)). Set it where a "
-        "public name leads to the port.",
+        "More names that a request to that address may have in its `Host` header; `.example.com` stands for "
+        "all names that end so, `*` for all ([health](health.md#over-http)). Set it where a public name "
+        "leads to the worker.",
     )
     region: str | None = option(
         None,
@@ -594,9 +588,10 @@ class Options(ContentOptions, SharedOptions):
             )
 
     def _check_http(self) -> None:
-        given = {"http_host": self.http_host != LOOPBACK, "http_allowed_hosts": self.http_allowed_hosts}
-        for name in (name for name, is_set in given.items() if is_set and self.http_port is None):
-            raise OptionError(f"expected http_port to be set where {name} is: without it nothing listens")
+        if self.http_allowed_hosts and self.http_address is None:
+            raise OptionError(
+                "expected http_address to be set where http_allowed_hosts is: without it nothing listens"
+            )
 
     @cached_property
     def for_queue(self) -> OptionsOfQueue:
@@ -624,8 +619,8 @@ class Options(ContentOptions, SharedOptions):
 
     @property
     def has_metrics(self) -> bool:
-        """Whether metrics are exported: to a scraper where `http_port` alone is set, if that is possible."""
-        return bool(self.metrics) or (self.metrics is None and self.http_port is not None)
+        """Whether metrics are exported: to a scraper, if possible, where `http_address` alone is set."""
+        return bool(self.metrics) or (self.metrics is None and self.http_address is not None)
 
     @property
     def sample_seconds(self) -> float:

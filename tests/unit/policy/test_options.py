@@ -265,7 +265,7 @@ def test_the_error_visibility_timeout_takes_every_shape(value, monkeypatch):
 
 
 DERIVED = {
-    "`['prometheus'] where `http_port` is set and prometheus_client is installed`",
+    "`['prometheus'] where `http_address` is set and prometheus_client is installed`",
     "`60 with `exclusive_store`, else 300`",
     "`visibility_timeout / 3`",
     "`polling_interval`",

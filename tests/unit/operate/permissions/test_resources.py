@@ -137,7 +137,7 @@ def test_options_name_things():
 
 
 @pytest.mark.parametrize(
-    "options", [{"metrics": ["emf"], "sample_queues": 60}, {"http_port": 9540, "sample_queues": 60}]
+    "options", [{"metrics": ["emf"], "sample_queues": 60}, {"http_address": ":9540", "sample_queues": 60}]
 )
 def test_metrics_count_dead_letters_and_ask_for_ages(options):
     policy = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn("dead"), "maxReceiveCount": 5})}
