@@ -127,7 +127,7 @@ PERMISSIONS: Final = (
         BOTH | OPERATOR,
     ),
     Permission(
-        "ExclusiveKeys", ("dynamodb:UpdateItem",), "the table of `exclusive_store`", "key_tables", WORKER
+        "ExclusiveKeys", ("dynamodb:UpdateItem",), "the table of `coordination_store`", "key_tables", WORKER
     ),
     Permission(
         "PutPayloads", ("s3:PutObject",), "the bucket of the option `payload_store`", "payloads", BOTH

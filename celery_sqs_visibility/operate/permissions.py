@@ -157,7 +157,7 @@ class AppResources:
             bucket = f"arn:{partition}:s3:::{options.payload_store.bucket}"
             self.arns["buckets"].append(bucket)
             self.arns["payloads"].append(f"{bucket}/{options.payload_store.prefix}*")
-        store = options.exclusive_store
+        store = options.coordination_store
         if store and not store.is_redis:
             region = store.region or self._region
             self.arns["key_tables"].append(self._arn("dynamodb", f"table/{store.table}", region=region))

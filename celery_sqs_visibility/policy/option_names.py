@@ -41,6 +41,7 @@ class Renaming:
 
 #: Options that have former names, by the present one.
 RENAMED: Final[Mapping[str, Renaming]] = {
+    "coordination_store": Renaming(("exclusive_store",)),
     "http_address": Renaming(("http_host", "http_port"), _address),
     "payload_store": Renaming(("payload_bucket", "payload_prefix"), _payload_url),
     "when_exhausted": Renaming(("on_exhausted",)),

@@ -327,9 +327,9 @@ class Options(ContentOptions, SharedOptions):
         None,
         Seconds(10, 3600, zero=True),
         "How often a worker with metrics asks SQS for the number of messages in its queues, and CloudWatch "
-        "for the age of the oldest; 0: never. With `exclusive_store` one worker asks for all, without it "
+        "for the age of the oldest; 0: never. With `coordination_store` one worker asks for all, without it "
         "each does. Raise it, or set 0, to save these requests.",
-        f"{SAMPLE_SECONDS:g} with `exclusive_store`, else {SAMPLE_ALONE_SECONDS:g}",
+        f"{SAMPLE_SECONDS:g} with `coordination_store`, else {SAMPLE_ALONE_SECONDS:g}",
     )
     shutdown_timeout: float = option(
         25.0,
@@ -380,12 +380,13 @@ class Options(ContentOptions, SharedOptions):
         "others.",
         "'fair', or 'weighted' if a queue has a weight",
     )
-    exclusive_store: StoreAddress | None = option(
+    coordination_store: StoreAddress | None = option(
         None,
         store_address,
-        "The store of the keys of exclusive tasks, by which several beats also agree on who sends: "
-        "`dynamodb://TABLE`, with `?region=` if that is not SQS's, `redis://HOST` or `rediss://HOST`. Set "
-        "it for exclusive tasks, for more than one beat, or where several workers sample queues.",
+        "The store by which processes agree: on the run of an exclusive task, on the beat that sends, on the "
+        "worker that samples queues. `dynamodb://TABLE`, with `?region=` if that is not SQS's, "
+        "`redis://HOST` or `rediss://HOST`. Set it for exclusive tasks, for several beats, or for metrics of "
+        "many workers.",
     )
     exclusive_ttl: float = option(
         TTL_SECONDS,
@@ -626,7 +627,7 @@ class Options(ContentOptions, SharedOptions):
     def sample_seconds(self) -> float:
         """How often a worker that has metrics counts its queues; 0: never."""
         if self.sample_queues is None:
-            return SAMPLE_ALONE_SECONDS if self.exclusive_store is None else SAMPLE_SECONDS
+            return SAMPLE_ALONE_SECONDS if self.coordination_store is None else SAMPLE_SECONDS
         return self.sample_queues
 
     @property

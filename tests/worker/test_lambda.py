@@ -140,7 +140,7 @@ def test_a_function_fetches_payloads_and_runs_a_key_once(make_site, emulator, mo
     s3 = boto3.client("s3")
     s3.create_bucket(Bucket=(bucket := f"bucket-{uuid.uuid4().hex}"))
     site = make_site(
-        payload_store=f"s3://{bucket}", payload_threshold=0, exclusive_store=f"dynamodb://{create_table()}"
+        payload_store=f"s3://{bucket}", payload_threshold=0, coordination_store=f"dynamodb://{create_table()}"
     )
     for _ in range(2):
         site.app.send_task("exclusive.keyed", ["a"])

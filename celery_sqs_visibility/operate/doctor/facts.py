@@ -129,7 +129,7 @@ class Facts:
         scheduled: the task of each entry of `beat_schedule`; `None` where an entry names none.
         task_names: all that the app has, Celery's own included.
         former_names: names of the release before, of options and settings of tasks, with the present ones.
-        store_problem: why the store of `exclusive_store` does not do what it is asked; empty if it does.
+        store_problem: why the store of `coordination_store` does not do what it is asked; empty if it does.
     """
 
     options: Options = field(default_factory=lambda: Options.parse({}))

@@ -106,7 +106,7 @@ def _former_names(app: Celery) -> dict[str, str]:
 def _store_problem(broker: BrokerContext) -> str:
     """Why a request that changes nothing failed; empty if it did not, or there is no store."""
     try:
-        if (store := broker.exclusive_store) is not None:
+        if (store := broker.coordination_store) is not None:
             store.release(PROBED_KEY, "doctor")
     except (OptionError, StoreError) as error:
         return str(error)

@@ -232,7 +232,7 @@ class WorkerMetrics:
 
         context, ages = self._context, metrics_of(self._context)
         try:
-            store = context.exclusive_store
+            store = context.coordination_store
         except OptionError as error:
             raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
         turn = Turn(store, self._turn_key, f"{context.worker_name}:{uuid.uuid4().hex}", interval)

@@ -10,6 +10,7 @@ from celery_sqs_visibility.policy.options import OptionError, Options, reference
 
 #: Options by their former names; the same by the present ones; and another value of the first of these.
 RENAMINGS = [
+    ({"exclusive_store": "redis://a"}, {"coordination_store": "redis://a"}, "redis://b"),
     ({"http_port": 80}, {"http_address": ":80"}, "0.0.0.0:80"),
     ({"http_host": "::", "http_port": 80}, {"http_address": "[::]:80"}, ":80"),
     ({"payload_bucket": "b"}, {"payload_store": "s3://b"}, "s3://b/c"),

@@ -99,7 +99,7 @@ BAD = {
     "error_visibility_timeout": [-1, [], [1, "x"], VISIBILITY_HORIZON_SECONDS + 1, *NO_PATHS],
     "when_exhausted": ["Keep", ["keep"]],
     "message_adapter": [5, "adapt", "proj.adapters:", "proj adapters:adapt"],
-    "exclusive_store": [7, "table", "memory://"],
+    "coordination_store": [7, "table", "memory://"],
     "exclusive_ttl": [0, -1, 366 * 24 * 60 * 60],
     "dead_letter_queue": [
         7,
@@ -266,7 +266,7 @@ def test_the_error_visibility_timeout_takes_every_shape(value, monkeypatch):
 
 DERIVED = {
     "`['prometheus'] where `http_address` is set and prometheus_client is installed`",
-    "`60 with `exclusive_store`, else 300`",
+    "`60 with `coordination_store`, else 300`",
     "`visibility_timeout / 3`",
     "`polling_interval`",
     "`'fair', or 'weighted' if a queue has a weight`",

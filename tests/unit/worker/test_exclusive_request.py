@@ -294,7 +294,7 @@ class Context:
         self._error = error
 
     @property
-    def exclusive_store(self):
+    def coordination_store(self):
         if self._error:
             raise self._error
 

@@ -42,9 +42,9 @@ def test_who_gets_metrics(options, exporters):
     ("options", "seconds"),
     [
         ({}, 300),
-        ({"exclusive_store": "dynamodb://keys"}, 60),
+        ({"coordination_store": "dynamodb://keys"}, 60),
         ({"sample_queues": 20}, 20),
-        ({"sample_queues": 0, "exclusive_store": "dynamodb://keys"}, 0),
+        ({"sample_queues": 0, "coordination_store": "dynamodb://keys"}, 0),
     ],
 )
 def test_queues_are_sampled_where_metrics_are_on(options, seconds):
@@ -81,7 +81,7 @@ def context(**options):
         worker_queue_consumers=[],
         slots=None,
         worker_name="w@h",
-        exclusive_store=None,
+        coordination_store=None,
         pauses=Pauses(),
         turns=Turns(parsed.queue_order, parsed.for_queue) if parsed.has_turns else None,
     )

@@ -118,7 +118,7 @@ def test_options_name_things():
         queue_tags={"team": "a"},
         dead_letter_queue="dead",
         payload_store="s3://payloads/celery/",
-        exclusive_store="dynamodb://keys?region=eu-west-1",
+        coordination_store="dynamodb://keys?region=eu-west-1",
         sts_role_arn=ROLE,
     )
     assert found.arns == {
