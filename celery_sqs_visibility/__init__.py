@@ -6,6 +6,7 @@ included, so a name is fetched from its module when it is first used.
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.task.base import VisibilityTask
     from celery_sqs_visibility.task.context import SQSDelivery
     from celery_sqs_visibility.transport.aws_events import S3Object, s3_object
-    from celery_sqs_visibility.transport.task_message import message, task_id_for
+    from celery_sqs_visibility.transport.task_message import task_id_for, task_message
     from celery_sqs_visibility.worker.install import Transport
 
 __all__ = [
@@ -32,13 +33,13 @@ __all__ = [
     "DeadLettered",
     "Deleted",
     "DeliveryEvent",
+    "DeliveryFacts",
     "ETATooFarError",
     "Event",
     "EventsDropped",
     "ExclusiveKeyError",
     "ExponentialBackoff",
     "Extended",
-    "Facts",
     "Failed",
     "Finished",
     "FinishedBefore",
@@ -88,12 +89,12 @@ __all__ = [
     "horizon_near",
     "lambda_handler",
     "log_json",
-    "message",
     "message_lost",
     "publish_batch",
     "s3_object",
     "subscribe",
     "task_id_for",
+    "task_message",
 ]
 
 __version__ = "0.1.0"
@@ -110,15 +111,22 @@ _HOMES = {
     "horizon_near": "signals",
     "lambda_handler": "serverless.handler",
     "log_json": "json_logs",
-    "message": "transport.task_message",
     "message_lost": "signals",
     "publish_batch": "publish",
     "s3_object": "transport.aws_events",
     "task_id_for": "transport.task_message",
+    "task_message": "transport.task_message",
 }
+
+#: Former names, which work until the next minor version.
+_RENAMED = {"Facts": "DeliveryFacts", "message": "task_message"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        told = f"{__name__}.{name} is now {_RENAMED[name]}; the former works until the next minor version"
+        warnings.warn(told, DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES.get(name, "errors" if name.endswith("Error") else "events")

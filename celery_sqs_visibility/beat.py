@@ -63,7 +63,7 @@ class SendsOnce:
     def claim(self, key: str, ttl_seconds: float) -> bool:
         """Whether this beat may send the task that `key` names, `name@due`. The first to ask may.
 
-        Asks the store of the option `exclusive_store`, for what goes to standard queues; without a store
+        Asks the store of the option `coordination_store`, for what goes to standard queues; without a store
         every beat may. An override is asked for all tasks.
 
         Args:
@@ -97,8 +97,8 @@ class SendsOnce:
         elif (queues := self._standard_queues()) and not _has_store(context):
             logger.warning(
                 "two beats send twice what they send to %s, since only FIFO queues drop the second message: "
-                "set the transport option exclusive_store, route periodic tasks to a FIFO queue, or run one "
-                "beat",
+                "set the transport option coordination_store, route periodic tasks to a FIFO queue, or run "
+                "one beat",
                 ", ".join(map(repr, queues)),
             )
 
@@ -189,7 +189,7 @@ class SendsOnce:
 
     def _exclusive_store(self) -> ExclusiveStore | None:
         context = self._broker_context()
-        return None if context is None else context.exclusive_store
+        return None if context is None else context.coordination_store
 
     def _broker_context(self) -> BrokerContext | None:
         with self.app.connection_for_write() as connection:
@@ -202,7 +202,7 @@ class Scheduler(SendsOnce, PersistentScheduler):
 
 def _has_store(context: BrokerContext) -> bool:
     try:
-        return context.exclusive_store is not None
+        return context.coordination_store is not None
     except OptionError as error:
         raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
 

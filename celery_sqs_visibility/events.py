@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Facts:
+class DeliveryFacts:
     """Identifies a delivery.
 
     Attributes:
@@ -91,7 +91,7 @@ class Event:
 class DeliveryEvent(Event):
     """Something happened to a delivery."""
 
-    delivery: Facts
+    delivery: DeliveryFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +332,7 @@ def emit(event: Event) -> None:
             log_safely(logger.exception, "a listener raised at %s; continuing", type(event).__name__)
 
 
-def emit_if_wanted(kind: type[DeliveryEvent], delivery: Facts) -> None:
+def emit_if_wanted(kind: type[DeliveryEvent], delivery: DeliveryFacts) -> None:
     """Emit an event of each message, with no facts but those of its delivery, if anybody wants one."""
     if _audience[kind].is_any_wanted():
         emit(kind(delivery))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from celery_sqs_visibility.events import Event, Facts
+from celery_sqs_visibility.events import DeliveryFacts, Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class DeliveryEnded(Event):
         ran: seconds since its run began; `None` if it did not run.
     """
 
-    delivery: Facts
+    delivery: DeliveryFacts
     outcome: str
     held: float
     ran: float | None
@@ -47,7 +47,7 @@ class DeliveryEnded(Event):
 class SettlementEnded(Event):
     """SQS was told what becomes of a message, `seconds` after that was decided."""
 
-    delivery: Facts
+    delivery: DeliveryFacts
     seconds: float
 
 

@@ -28,7 +28,7 @@ CONDITION_FAILED: Final = "ConditionalCheckFailedException"
 #: What to do about a refusal, by its code.
 _REMEDIES: Final = {
     "AccessDeniedException": "allow dynamodb:UpdateItem on the table",
-    "ResourceNotFoundException": "create the table, or correct its name or region in exclusive_store",
+    "ResourceNotFoundException": "create the table, or correct its name or region in coordination_store",
     "ValidationException": "the table's partition key must be `key`, a string, without a sort key",
 }
 

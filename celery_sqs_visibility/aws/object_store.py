@@ -119,7 +119,7 @@ class S3ObjectStore(ObjectStore):
             outcome = error.code
             if isinstance(error, CredentialsRefusedError):
                 self._clients.discard()  # only new clients read rotated credentials
-            remedy = "; create the bucket, or correct payload_bucket" if outcome == NO_BUCKET else ""
+            remedy = "; create the bucket, or correct payload_store" if outcome == NO_BUCKET else ""
             raise reworded(error, f"S3 bucket {self._bucket!r}: {error}{remedy}") from error.__cause__ or exc
         finally:
             if has_listener(SQSRequest):

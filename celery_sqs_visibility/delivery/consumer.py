@@ -45,7 +45,7 @@ class QueueConsumer(DeliveryHolder):
     `consume`, `cancel` and `close` belong to the main thread, the rest to any.
     The consumers of a process share `redeliveries`, and may share `buffer`, from which Celery gets messages.
     Outside a worker `slots`, which returns those of its pool, is `None`, and `worker_name` is empty.
-    `payloads` is the bucket of the option `payload_bucket`. `consumers` returns the consumers of this
+    `payloads` are those of the option `payload_store`. `consumers` returns the consumers of this
     process, with the same options, to which this one's last polls may give their messages.
     """
 

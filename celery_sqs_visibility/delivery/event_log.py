@@ -17,7 +17,7 @@ from typing import Any, Final
 from weakref import ref
 
 from celery_sqs_visibility import events
-from celery_sqs_visibility.events import DeliveryEvent, Facts, subscribe, subscribed
+from celery_sqs_visibility.events import DeliveryEvent, DeliveryFacts, subscribe, subscribed
 from celery_sqs_visibility.policy.printable import printable
 
 logger = logging.getLogger("celery_sqs_visibility")
@@ -64,7 +64,7 @@ class Fields(dict[str, object]):
         return " ".join(f"{key}={text}" for key, text in texts.items() if text is not None)
 
 
-def fields_of(facts: Facts, **more: object) -> Fields:
+def fields_of(facts: DeliveryFacts, **more: object) -> Fields:
     """The facts of a delivery, for a log line about it."""
     return Fields({**asdict(facts), **more})
 

@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.lease import Lease, LeaseKey
 from celery_sqs_visibility.delivery.settlements import Renew, Settlement
-from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.events import DeliveryFacts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
@@ -36,7 +36,7 @@ class Rejecter(Protocol):
         delivery: Delivery,
         reason: str,
         body: Callable[[], str],
-        on_exhausted: str | None = None,
+        when_exhausted: str | None = None,
         **attributes: str,
     ) -> None:
         """See `Delivery.give_up`."""
@@ -127,7 +127,7 @@ class Delivery:
     queue: Queue
     #: The receipt handle, which is also kombu's delivery tag.
     handle: str
-    facts: Facts
+    facts: DeliveryFacts
     #: The instant beyond which SQS refuses to extend it: 12 hours from when its receive was called.
     horizon: float
     #: When its visibility lapses.
@@ -268,10 +268,10 @@ class Delivery:
         self.current.holder.ran(self.current)
 
     def give_up(
-        self, reason: str, body: Callable[[], str], on_exhausted: str | None = None, **attributes: str
+        self, reason: str, body: Callable[[], str], when_exhausted: str | None = None, **attributes: str
     ) -> None:
         """Its task failed for good: a dead letter made of `body()`, or deleted, or kept."""
-        self.holder.rejection.give_up(self.current, reason, body, on_exhausted, **attributes)
+        self.holder.rejection.give_up(self.current, reason, body, when_exhausted, **attributes)
 
     @property
     def given_up(self) -> bool:

@@ -181,7 +181,7 @@ class PortListener(Listener):
         self.address_family, _, _, _, address = found[0]
         super().__init__(socket.socket(self.address_family), routes)
         self.server_address = address  # type: ignore[assignment] # typeshed names none but IP's
-        self.claimed = f"http_port {port} is free"
+        self.claimed = f"port {port} of http_address is free"
 
     def is_allowed(self, host: str) -> bool:
         """See `is_allowed_host`: a page in a browser of this network has a name that is its author's."""

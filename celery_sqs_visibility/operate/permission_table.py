@@ -127,20 +127,20 @@ PERMISSIONS: Final = (
         BOTH | OPERATOR,
     ),
     Permission(
-        "ExclusiveKeys", ("dynamodb:UpdateItem",), "the table of `exclusive_store`", "key_tables", WORKER
+        "ExclusiveKeys", ("dynamodb:UpdateItem",), "the table of `coordination_store`", "key_tables", WORKER
     ),
     Permission(
-        "PutPayloads", ("s3:PutObject",), "the bucket of the option `payload_bucket`", "payloads", BOTH
+        "PutPayloads", ("s3:PutObject",), "the bucket of the option `payload_store`", "payloads", BOTH
     ),
     Permission(
         "TakePayloads",
         ("s3:GetObject", "s3:DeleteObject"),
-        "the bucket of the option `payload_bucket`",
+        "the bucket of the option `payload_store`",
         "payloads",
         WORKER,
     ),
     Permission(
-        "FindPayloads", ("s3:ListBucket",), "the bucket of the option `payload_bucket`", "buckets", WORKER
+        "FindPayloads", ("s3:ListBucket",), "the bucket of the option `payload_store`", "buckets", WORKER
     ),
     Permission("Topics", ("sns:CreateTopic", "sns:TagResource"), "the topic", "topics", BOTH),
     Permission("PublishToTopics", ("sns:Publish",), "the topic", "topics", BOTH),

@@ -153,11 +153,11 @@ class AppResources:
         if options.sts_role_arn:
             self._add_role(options.sts_role_arn, "of all other statements")
         partition = partition_of(self._region)
-        if options.payload_bucket:
-            bucket = f"arn:{partition}:s3:::{options.payload_bucket}"
+        if options.payload_store:
+            bucket = f"arn:{partition}:s3:::{options.payload_store.bucket}"
             self.arns["buckets"].append(bucket)
-            self.arns["payloads"].append(f"{bucket}/{options.payload_prefix}*")
-        store = options.exclusive_store
+            self.arns["payloads"].append(f"{bucket}/{options.payload_store.prefix}*")
+        store = options.coordination_store
         if store and not store.is_redis:
             region = store.region or self._region
             self.arns["key_tables"].append(self._arn("dynamodb", f"table/{store.table}", region=region))

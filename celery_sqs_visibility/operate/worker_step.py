@@ -120,19 +120,18 @@ def probed_listener(node: str, routes: Routes) -> ProbedListener:
 
 
 def port_listener(options: Options, routes: Routes) -> PortListener | None:
-    """The listener at the option `http_port`; `None` without it, and where there is no such host."""
-    host, port, listener = options.http_host, options.http_port, None
-    if port is None:
+    """The listener at the option `http_address`; `None` without it, and where there is no such host."""
+    address, listener = options.http_address, None
+    if address is None:
         return None
     try:
-        listener = PortListener(host, port, routes, options.http_allowed_hosts)
+        listener = PortListener(*address, routes, options.http_allowed_hosts)
         listener.claim()
     except OSError as error:
         logger.warning(
-            "cannot answer HTTP requests, so the worker goes on without: http_port %s of %s: %s; give each "
+            "cannot answer HTTP requests, so the worker goes on without: http_address %s: %s; give each "
             "worker of a host a port of its own, or none%s",
-            port,
-            host,
+            address,
             error,
             "" if listener is None else "; it takes the port when that is free",
         )

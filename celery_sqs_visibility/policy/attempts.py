@@ -96,7 +96,7 @@ class Fate(enum.Enum):
     COME_BACK = "comes back"
     #: Visible again at once.
     RELEASE = "released"
-    #: Moved to the dead-letter queue; without one, deleted or kept as `on_exhausted` says.
+    #: Moved to the dead-letter queue; without one, deleted or kept as `when_exhausted` says.
     GIVE_UP = "given up"
 
 

@@ -49,7 +49,7 @@ class StoreAddress:
 
 
 def store_address(name: str, value: Any) -> StoreAddress:
-    """Parse the option `exclusive_store`. No error shows a password."""
+    """Parse the option `coordination_store`. No error shows a password."""
     if not isinstance(value, str) or "://" not in value:
         raise OptionError(_EXPECTED.format(name=name, got="no URL"))
     try:

@@ -104,7 +104,7 @@ def too_large(
     remedy = (
         "its attributes are too large"
         if pointer
-        else "put the data into S3 and send its key, or set the option payload_bucket, which does that"
+        else "put the data into S3 and send its key, or set the option payload_store, which does that"
     )
     taker = "SQS" if limit == MESSAGE_BYTES else "the queue"
     sentence = (

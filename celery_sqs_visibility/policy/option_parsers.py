@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_names import check_keys, check_spelling, set_keys
+from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
 from celery_sqs_visibility.policy.queue_attributes import ATTRIBUTES
 from celery_sqs_visibility.policy.retry_delays import DelayRule, parse_delay
 
@@ -27,6 +28,14 @@ EMF: Final = "emf"
 EXPORTERS: Final = (PROMETHEUS, OPENTELEMETRY, EMF)
 
 HOST_NAME: Final = re.compile(r"\*|\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+
+LOOPBACK: Final = "127.0.0.1"
+LAST_PORT: Final = 65535
+ADDRESS: Final = re.compile(
+    r"(\[(?P<ipv6>[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(%[^]/\s]+)?)\]|(?P<host>[^]:/\s[]*)):(?P<port>[0-9]{1,5})"
+)
+
+PAYLOAD_URL: Final = re.compile(r"s3://(?P<bucket>[A-Za-z0-9._-]+)(/(?P<prefix>.*))?", re.DOTALL)
 
 #: S3's longest key has 1024 bytes, and a UUID follows the prefix.
 PREFIX_BYTES = 900
@@ -58,6 +67,16 @@ def option(
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+class HTTPAddress(NamedTuple):
+    """Where a worker listens: the host's name or address, without brackets, and the port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -200,8 +219,8 @@ def imported(name: str, path: str, noun: str) -> Any:
 
 mapping = instance_of(Mapping, "a mapping")
 text = instance_of(str, "text")
-on_exhausted = OneOf(("delete", "keep"))
-on_lost = OneOf(("continue", "terminate"))
+when_exhausted = OneOf(("delete", "keep"))
+when_lost = OneOf(("continue", "terminate"))
 
 
 def queue_name(name: str, value: Any) -> str:
@@ -259,11 +278,15 @@ def control_prefix(name: str, value: Any) -> str:
     return str(value)
 
 
-def host(name: str, value: Any) -> str:
-    """An address or a host's name: no URL, no port."""
-    if "/" in text(name, value) or value.count(":") == 1:
-        raise OptionError(f"expected {name} to be an address, as '0.0.0.0', without a port, got {value!r}")
-    return str(value)
+def http_address(name: str, value: Any) -> HTTPAddress:
+    """The address of a TCP port, with the loopback's where none is given."""
+    found = ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if not found or not 0 < int(found["port"]) <= LAST_PORT:
+        raise OptionError(
+            f"expected {name} to be 'HOST:PORT', as '0.0.0.0:8080' or '[::]:8080', or ':PORT' for this host "
+            f"alone, with a port from 1 to {LAST_PORT}, got {value!r}"
+        )
+    return HTTPAddress(found["ipv6"] or found["host"] or LOOPBACK, int(found["port"]))
 
 
 def host_names(name: str, value: Any) -> tuple[str, ...]:
@@ -279,20 +302,17 @@ def host_names(name: str, value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def bucket(name: str, value: Any) -> str:
-    """The name of a bucket: no URL, no path."""
-    if "/" in text(name, value):
+def payload_store(name: str, value: Any) -> ReadablePayloads:
+    """A bucket in S3, and the beginning of keys: their text as it is, without quotes."""
+    found = PAYLOAD_URL.fullmatch(text(name, value))
+    if not found:
         raise OptionError(
-            f"expected {name} to be the name of an S3 bucket, got {value!r}; see payload_prefix"
+            f"expected {name} to be a URL as 's3://BUCKET' or 's3://BUCKET/PREFIX/', got {value!r}"
         )
-    return str(value)
-
-
-def key_prefix(name: str, value: Any) -> str:
-    """The beginning of keys in S3."""
-    if len(text(name, value).encode()) > PREFIX_BYTES:
-        raise OptionError(f"expected {name} to have at most {PREFIX_BYTES} bytes, got {len(value.encode())}")
-    return str(value)
+    prefix = found["prefix"] or ""
+    if (size := len(prefix.encode())) > PREFIX_BYTES:
+        raise OptionError(f"expected the prefix in {name} to have at most {PREFIX_BYTES} bytes, got {size}")
+    return ReadablePayloads(found["bucket"], prefix)
 
 
 _names = instance_of((str, list, tuple, Mapping), "a list of names or a mapping of lists")

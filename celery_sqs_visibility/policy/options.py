@@ -21,7 +21,9 @@ from celery_sqs_visibility.policy.exclusive import (
 )
 from celery_sqs_visibility.policy.option_names import (
     OTHER_PEOPLES_OPTIONS,
+    PRESENT_NAMES,
     REMEDIES,
+    carried_over,
     check_keys,
     option_name,
     set_keys,
@@ -29,30 +31,31 @@ from celery_sqs_visibility.policy.option_names import (
 )
 from celery_sqs_visibility.policy.option_parsers import (
     ExporterNames,
+    HTTPAddress,
     OneOf,
+    Parser,
     Seconds,
     Whole,
     account,
-    bucket,
     control_prefix,
     delay,
     dotted_path,
     flag,
-    host,
     host_names,
+    http_address,
     instance_of,
-    key_prefix,
     mapping,
     message_attributes,
-    on_exhausted,
-    on_lost,
     option,
+    payload_store,
     queue_attributes,
     queue_name,
     tags,
     text,
+    when_exhausted,
+    when_lost,
 )
-from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
+from celery_sqs_visibility.policy.payload_pointers import NO_PAYLOADS, ReadablePayloads
 from celery_sqs_visibility.policy.predefined import (
     BackoffPolicy,
     PredefinedQueue,
@@ -95,8 +98,6 @@ NESTING: Final = 400
 #: The least that the options may be.
 LEAST_CONTAINERS: Final = 1000
 LEAST_NESTING: Final = 100
-
-LOOPBACK: Final = "127.0.0.1"
 
 #: How often queues are counted where workers can agree on one that does, and where each counts.
 SAMPLE_SECONDS: Final = 60.0
@@ -160,12 +161,12 @@ class SharedOptions:
         "up, or created, when a consumer starts. A redrive policy's own queue goes first. Set it where you "
         "cannot change the queues' policies.",
     )
-    on_exhausted: str = option(
+    when_exhausted: str = option(
         "delete",
-        on_exhausted,
+        when_exhausted,
         "What happens to a message after its last attempt where there is no dead-letter queue. A kept one "
         "comes back every hour, without a run, until its retention ends; in a FIFO queue its group waits "
-        "behind it. A task's `on_exhausted` goes first. Set it to 'keep' where no message may be deleted "
+        "behind it. A task's `when_exhausted` goes first. Set it to 'keep' where no message may be deleted "
         "unseen.",
     )
 
@@ -218,8 +219,24 @@ def _glob(name: str, glob: Any) -> str:
 def _entry(name: str, options: Any) -> dict[str, Any]:
     declared = {f.name: f.metadata["parse"] for f in fields(QueueOptions) if f.metadata}
     given = instance_of(Mapping, "a mapping of options")(name, options)
-    check_keys(name, given, sorted(declared), "option")
-    return {key: declared[key](f"{name}[{key!r}]", value) for key, value in set_keys(given).items()}
+    present = [key for key in given if PRESENT_NAMES.get(key) not in declared]
+    check_keys(name, present, sorted(declared), "option")
+    return _parsed(declared, given, lambda key: f"{name}[{key!r}]")
+
+
+def _parsed(
+    parsers: Mapping[str, Parser], given: Mapping[str, Any], shown: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """The values of the options that are set, by their present names; an error calls an option as `shown`."""
+    given = set_keys(given)
+    values = {name: parsers[name](shown(name), value) for name, value in given.items() if name in parsers}
+    for name, former, value in carried_over(given):
+        parsed = parsers[name](f"{shown(name)} (given as {former})", value)
+        if values.setdefault(name, parsed) != parsed:
+            raise OptionError(
+                f"expected {shown(name)} alone, got its former name {former} beside it, with another value"
+            )
+    return values
 
 
 def entry_for(entries: Entries, queue: str) -> str | None:
@@ -304,15 +321,15 @@ class Options(ContentOptions, SharedOptions):
         ExporterNames(),
         "The exporters of a worker's metrics: see [metrics](metrics.md). `[]` is none. Set it to choose "
         "where the metrics go.",
-        "['prometheus'] where `http_port` is set and prometheus_client is installed",
+        "['prometheus'] where `http_address` is set and prometheus_client is installed",
     )
     sample_queues: float | None = option(
         None,
         Seconds(10, 3600, zero=True),
         "How often a worker with metrics asks SQS for the number of messages in its queues, and CloudWatch "
-        "for the age of the oldest; 0: never. With `exclusive_store` one worker asks for all, without it "
+        "for the age of the oldest; 0: never. With `coordination_store` one worker asks for all, without it "
         "each does. Raise it, or set 0, to save these requests.",
-        f"{SAMPLE_SECONDS:g} with `exclusive_store`, else {SAMPLE_ALONE_SECONDS:g}",
+        f"{SAMPLE_SECONDS:g} with `coordination_store`, else {SAMPLE_ALONE_SECONDS:g}",
     )
     shutdown_timeout: float = option(
         25.0,
@@ -320,9 +337,9 @@ class Options(ContentOptions, SharedOptions):
         "How long running tasks may go on after SIGTERM before their messages are released. Set it to some "
         "seconds less than the grace period of the platform, such as Kubernetes' or ECS's.",
     )
-    on_lost: str = option(
+    when_lost: str = option(
         "continue",
-        on_lost,
+        when_lost,
         "What happens to a running task whose message's visibility has lapsed, so that another worker may "
         "run it too: it goes on, and `self.visibility.lost` says so, or it is ended (not in threads and "
         "solo). Set it to 'terminate' where two runs at once do harm.",
@@ -363,12 +380,13 @@ class Options(ContentOptions, SharedOptions):
         "others.",
         "'fair', or 'weighted' if a queue has a weight",
     )
-    exclusive_store: StoreAddress | None = option(
+    coordination_store: StoreAddress | None = option(
         None,
         store_address,
-        "The store of the keys of exclusive tasks, by which several beats also agree on who sends: "
-        "`dynamodb://TABLE`, with `?region=` if that is not SQS's, `redis://HOST` or `rediss://HOST`. Set "
-        "it for exclusive tasks, for more than one beat, or where several workers sample queues.",
+        "The store by which processes agree: on the run of an exclusive task, on the beat that sends, on the "
+        "worker that samples queues. `dynamodb://TABLE`, with `?region=` if that is not SQS's, "
+        "`redis://HOST` or `rediss://HOST`. Set it for exclusive tasks, for several beats, or for metrics of "
+        "many workers.",
     )
     exclusive_ttl: float = option(
         TTL_SECONDS,
@@ -383,12 +401,13 @@ class Options(ContentOptions, SharedOptions):
         "Celery's, and that no task's `sqs_event` takes: it returns (task, args, kwargs), or None. Workers "
         "import it. Set it where other programs send to the queue.",
     )
-    payload_bucket: str | None = option(
+    payload_store: ReadablePayloads | None = option(
         None,
-        bucket,
-        "The S3 bucket for payloads of messages that are too large for SQS, in the format of Amazon's "
-        "extended client. Producers and workers need it; payloads in other buckets are not read. Set it "
-        "where tasks may have more than 1 MiB of arguments.",
+        payload_store,
+        "The place in S3 for payloads of messages that are too large for SQS, in the format of Amazon's "
+        "extended client: `s3://BUCKET`, or `s3://BUCKET/PREFIX/` where several apps share a bucket. "
+        "Producers and workers need it. No other payloads are read: a worker's prefix is its producers', or "
+        "a beginning of it. Set it where tasks may have more than 1 MiB of arguments.",
     )
     payload_threshold: int = option(
         MESSAGE_BYTES,
@@ -396,31 +415,20 @@ class Options(ContentOptions, SharedOptions):
         "Messages with more bytes than this, attributes included, have their payload in S3; so have those "
         "beyond their queue's own limit. Lower it to keep large bodies out of SQS.",
     )
-    payload_prefix: str = option(
-        "",
-        key_prefix,
-        "The beginning of the keys of payloads in the bucket. Payloads with other keys are not read: a "
-        "worker's prefix is its producers', or a beginning of it. Set it where several apps share a bucket.",
-    )
-    http_port: int | None = option(
+    http_address: HTTPAddress | None = option(
         None,
-        Whole(1, 65535),
-        "The TCP port at which a worker answers `GET /healthz` and `/readyz` ([health](health.md)), and "
-        "`/metrics` ([metrics](metrics.md)). Without it there is none. Set it for Prometheus, or for probes "
-        "from other hosts; probes on the same host need none.",
-    )
-    http_host: str = option(
-        LOOPBACK,
-        host,
-        "The address of that port. Any other than loopback answers whoever reaches it. Set it to '0.0.0.0' "
-        "for probes and scrapers on other hosts.",
+        http_address,
+        "The address at which a worker answers `GET /healthz` and `/readyz` ([health](health.md)), and "
+        "`/metrics` ([metrics](metrics.md)): ':8080' for this host alone, '0.0.0.0:8080' or '[::]:8080' for "
+        "all that reach it. Without it there is none. Set it for Prometheus, or for probes from other hosts; "
+        "probes on the same host need none.",
     )
     http_allowed_hosts: tuple[str, ...] = option(
         (),
         host_names,
-        "More names by which that port may be asked, as a request's `Host` header has them; `.example.com` "
-        "stands for all names that end so, `*` for all ([health](health.md#over-http)). Set it where a "
-        "public name leads to the port.",
+        "More names that a request to that address may have in its `Host` header; `.example.com` stands for "
+        "all names that end so, `*` for all ([health](health.md#over-http)). Set it where a public name "
+        "leads to the worker.",
     )
     region: str | None = option(
         None,
@@ -530,13 +538,12 @@ class Options(ContentOptions, SharedOptions):
             OptionError: naming the option, the value, the bound and, for a misspelt one, the nearest name.
         """
         declared = {option_name(f.name): f for f in fields(cls)}
-        values: dict[str, Any] = {}
+        known = declared.keys() | PRESENT_NAMES.keys() | OTHER_PEOPLES_OPTIONS
         for name, value in given.items():
-            is_set = value is not None and value != ""  # to kombu, both mean "not set"
-            if name in declared and is_set:
-                values[declared[name].name] = declared[name].metadata["parse"](name, value)
-            elif not (name in declared or name in OTHER_PEOPLES_OPTIONS or (name in REMEDIES and not value)):
+            if name not in known and (value or name not in REMEDIES):
                 raise _unknown(name, declared)
+        parsed = _parsed({name: f.metadata["parse"] for name, f in declared.items()}, given)
+        values = {declared[name].name: value for name, value in parsed.items()}
         return cls(**_derived_defaults(values) | values)
 
     def __post_init__(self) -> None:
@@ -568,16 +575,10 @@ class Options(ContentOptions, SharedOptions):
             raise OptionError("expected sts_role_arn beside external_id, which means nothing alone")
 
     def _check_payloads(self) -> None:
-        if self.payload_bucket is not None:
-            return
-        for name, is_set in {
-            "payload_threshold": self.payload_threshold != MESSAGE_BYTES,
-            "payload_prefix": self.payload_prefix,
-        }.items():
-            if is_set:
-                raise OptionError(
-                    f"expected payload_bucket to be set where {name} is: without it nothing goes to S3"
-                )
+        if self.payload_threshold != MESSAGE_BYTES and self.payload_store is None:
+            raise OptionError(
+                "expected payload_store to be set where payload_threshold is: without it nothing goes to S3"
+            )
 
     def _check_control(self) -> None:
         whole = self.whole_control_prefix
@@ -588,9 +589,10 @@ class Options(ContentOptions, SharedOptions):
             )
 
     def _check_http(self) -> None:
-        given = {"http_host": self.http_host != LOOPBACK, "http_allowed_hosts": self.http_allowed_hosts}
-        for name in (name for name, is_set in given.items() if is_set and self.http_port is None):
-            raise OptionError(f"expected http_port to be set where {name} is: without it nothing listens")
+        if self.http_allowed_hosts and self.http_address is None:
+            raise OptionError(
+                "expected http_address to be set where http_allowed_hosts is: without it nothing listens"
+            )
 
     @cached_property
     def for_queue(self) -> OptionsOfQueue:
@@ -618,14 +620,14 @@ class Options(ContentOptions, SharedOptions):
 
     @property
     def has_metrics(self) -> bool:
-        """Whether metrics are exported: to a scraper where `http_port` alone is set, if that is possible."""
-        return bool(self.metrics) or (self.metrics is None and self.http_port is not None)
+        """Whether metrics are exported: to a scraper, if possible, where `http_address` alone is set."""
+        return bool(self.metrics) or (self.metrics is None and self.http_address is not None)
 
     @property
     def sample_seconds(self) -> float:
         """How often a worker that has metrics counts its queues; 0: never."""
         if self.sample_queues is None:
-            return SAMPLE_ALONE_SECONDS if self.exclusive_store is None else SAMPLE_SECONDS
+            return SAMPLE_ALONE_SECONDS if self.coordination_store is None else SAMPLE_SECONDS
         return self.sample_queues
 
     @property
@@ -636,7 +638,7 @@ class Options(ContentOptions, SharedOptions):
     @property
     def readable_payloads(self) -> ReadablePayloads:
         """The objects in S3 that messages may point to."""
-        return ReadablePayloads(self.payload_bucket, self.payload_prefix)
+        return self.payload_store or NO_PAYLOADS
 
     @property
     def whole_control_prefix(self) -> str:
@@ -691,7 +693,16 @@ connection is made, with a sentence that names the option, the value, the bound 
 `celery worker` and `celery beat` end with that sentence and exit status 1. `None` and empty text mean the
 default.
 
-{table}"""
+{table}
+## Former names
+
+They work until the next minor version, with a `DeprecationWarning`, a line in the worker's log and a note
+of `celery sqs doctor`. So do settings of tasks under a former name of this list. A former name beside the
+present one is refused if their values differ.
+
+| former name | present name |
+|---|---|
+{former}"""
 
 
 def reference_table() -> str:
@@ -705,5 +716,15 @@ def reference_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def former_names_table() -> str:
+    """The rows of the former names in the reference."""
+    return "".join(f"| `{former}` | `{name}` |\n" for former, name in sorted(PRESENT_NAMES.items()))
+
+
+def reference() -> str:
+    """The page docs/options.md."""
+    return REFERENCE.format(table=reference_table(), former=former_names_table())
+
+
 if __name__ == "__main__":
-    print(REFERENCE.format(table=reference_table()), end="")  # noqa: T201 - a command's output
+    print(reference(), end="")  # noqa: T201 - a command's output

@@ -51,29 +51,26 @@ class ReadablePayloads:
     bucket: str | None = None
     prefix: str = ""
 
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
     def check(self, pointer: PayloadPointer) -> None:
         """Refuse a pointer to any other object.
 
         Raises:
             UnreadableError: it names the object, the option and the remedy.
         """
-        if pointer.bucket != self.bucket:
-            remedy = (
-                f"payload_bucket is {self.bucket!r}"
-                if self.bucket
-                else f"set payload_bucket to {pointer.bucket!r}"
-            )
-            raise UnreadableError(
-                f"its payload is in {pointer}, and only that of payload_bucket is read: {remedy}"
-            )
-        if not pointer.key.startswith(self.prefix):
-            raise UnreadableError(
-                f"its payload is in {pointer}, and only that under payload_prefix is read: "
-                f"payload_prefix is {self.prefix!r}; give its producer the same"
-            )
+        if pointer.bucket == self.bucket and pointer.key.startswith(self.prefix):
+            return
+        remedy = (
+            f"payload_store is '{self}'; give its producer the same"
+            if self.bucket
+            else f"set payload_store to 's3://{pointer.bucket}'"
+        )
+        raise UnreadableError(f"its payload is in {pointer}, and only one in payload_store is read: {remedy}")
 
 
-#: Without `payload_bucket`: each pointer is refused.
+#: Without the option `payload_store`: each pointer is refused.
 NO_PAYLOADS: Final = ReadablePayloads()
 
 

@@ -43,7 +43,7 @@ class Runs:
         self._trace = partial(cast("Any", trace).trace_task_ret, app=app)
         self._accept = prepare_accept_content(app.conf.accept_content)
         self._worker = worker = WorkerContext(None, has_processes=False)
-        worker.on_lost = context.options.on_lost
+        worker.when_lost = context.options.when_lost
         # Never started: the lease of a key lasts as long as the invocation, and the run itself releases it.
         worker.key_leases = open_key_leases(context, app.tasks.values())
         # The parts of a consumer that stand before what Celery would do with bad messages.

@@ -107,8 +107,8 @@ class RedisStore(ExclusiveStore):
             )
         except ValueError:  # whose text may show a part of the password
             raise OptionError(
-                "expected exclusive_store to be a URL such as redis://:password@host:6379/0; in a password, "
-                "characters such as # / @ are percent-encoded"
+                "expected coordination_store to be a URL such as redis://:password@host:6379/0; in a "
+                "password, characters such as # / @ are percent-encoded"
             ) from None
         self._redis = client
         self._error = redis.RedisError
@@ -169,7 +169,7 @@ def _redis_py() -> Any:
         import redis.retry  # noqa: PLC0415
     except ImportError:
         raise OptionError(
-            "exclusive_store names a Redis, and the package redis is not installed: "
+            "coordination_store names a Redis, and the package redis is not installed: "
             "pip install 'celery_sqs_visibility[redis]'"
         ) from None
     return redis

@@ -87,26 +87,26 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             to `retry_backoff`, `default_retry_delay` and the transport option of this name.
         autoretry_for: which exceptions come back; every one by default. Time limits and lost pool children
             come back in any case, unless `dont_autoretry_for` names them.
-        on_exhausted: what becomes of the message after the last attempt where there is no dead-letter queue:
+        when_exhausted: the end of a message after its last attempt where there is no dead-letter queue:
             "delete" or "keep". `None` is the transport option of this name.
         max_retries: as in Celery. `None` leaves the end to the queue's redrive policy.
         sqs_event: the events of AWS, or their names' beginnings, that run the task: "s3:ObjectCreated:*",
             "aws.s3/Object Created", "sns:topic", or a list of such. Its only argument is the event.
         sqs_event_per: "record" or "message": a run for each record of a message, or one for all.
-        on_lost: "continue" or "terminate": whether a run goes on whose message another worker may have.
+        when_lost: "continue" or "terminate": whether a run goes on whose message another worker may have.
             `None` leaves it to the transport option of this name.
         inactivity_timeout: seconds after which a run that shows no life, with `self.visibility.alive()` or
             `track()`, is ended as failed. `None`: it need not.
         exclusive: True, or `callable(args, kwargs)` that returns a key: one run of a task's id, or of a key,
-            at a time, and none after one has succeeded. It takes the transport option `exclusive_store`.
+            at a time, and none after one has succeeded. It takes the transport option `coordination_store`.
         exclusive_ttl: for how many seconds after that. `None` is the transport option of this name.
     """
 
     abstract = True
     acks_late = True
     Request = "celery_sqs_visibility.worker.visibility_request:VisibilityRequest"
-    on_exhausted: ClassVar[Literal["delete", "keep"] | None] = None
-    on_lost: ClassVar[Literal["continue", "terminate"] | None] = None
+    when_exhausted: ClassVar[Literal["delete", "keep"] | None] = None
+    when_lost: ClassVar[Literal["continue", "terminate"] | None] = None
     inactivity_timeout: ClassVar[float | None] = None
     sqs_event: ClassVar[str | Sequence[str] | None] = None
     sqs_event_per: ClassVar[Literal["record", "message"]] = "record"

@@ -259,8 +259,8 @@ def _begin(task: Any, ownership: Ownership, request: dict[str, Any]) -> tuple[Ex
     since = SYSTEM_CLOCK.monotonic()
     try:
         options = context.options
-        _heed_worker(context.exclusive_store, request.get("visibility_lease"))
-        run = ExclusiveRun(context.exclusive_store, ownership, find_lease(request.get("visibility_lease")))
+        _heed_worker(context.coordination_store, request.get("visibility_lease"))
+        run = ExclusiveRun(context.coordination_store, ownership, find_lease(request.get("visibility_lease")))
         run.begin(options.for_queue(request["sqs"]["queue"]).visibility_timeout, request["retries"])
     except NotRun:
         raise

@@ -91,7 +91,7 @@ class FetchedMessages:
         """Make the message visible again or, without `requeue`, give it up, as `Rejection.reject` does.
 
         Given up, it is left to the redrive policy; where there is none, it is deleted, or hidden for an hour
-        with `on_exhausted="keep"`, after which another `basic_get` may fetch it.
+        with `when_exhausted="keep"`, after which another `basic_get` may fetch it.
         """
         if (message := self._take(handle)) is None:
             return False
@@ -100,7 +100,7 @@ class FetchedMessages:
             _raise_failure(queue.sqs.change_visibility(queue.url, [(handle, 0)]))
             return True
         redrive.get(queue, self._clock.monotonic())
-        match rejected(redrive, queue, self._options_of(queue.name).on_exhausted):
+        match rejected(redrive, queue, self._options_of(queue.name).when_exhausted):
             case Delete():
                 self._delete(handle, message)
             case Hide(seconds):

@@ -58,10 +58,11 @@ def settings_of_queue(queue: str, settings: ClientSettings, options: Options) ->
 
 def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | None:
     """Where large payloads go; `None`: nowhere. No request."""
-    if options.payload_bucket is None:
+    store = options.payload_store
+    if store is None or store.bucket is None:
         return None
-    objects = GuardedObjectStore(S3ObjectStore(settings, options.payload_bucket), start_thread)
-    return PayloadStore(objects, options.payload_threshold, options.payload_prefix)
+    objects = GuardedObjectStore(S3ObjectStore(settings, store.bucket), start_thread)
+    return PayloadStore(objects, options.payload_threshold, store.prefix)
 
 
 def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> ClientSettings:

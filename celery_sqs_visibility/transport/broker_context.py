@@ -137,17 +137,17 @@ class BrokerContext:
         return DelayLimits(options.polling_interval_max, retention, options.visibility_timeout)
 
     @cached_property
-    def exclusive_store(self) -> GuardedStore | None:
-        """Where the keys of exclusive tasks are; `None` without the option. No request.
+    def coordination_store(self) -> GuardedStore | None:
+        """The store by which processes agree, as on exclusive tasks; `None` without the option. No request.
 
         Raises:
             OptionError: it cannot be opened.
         """
-        if self.options.exclusive_store is None:
+        if self.options.coordination_store is None:
             return None
         from celery_sqs_visibility.stores.guarded import GuardedStore, open_store  # noqa: PLC0415 - few need it
 
-        return GuardedStore(open_store(self.options.exclusive_store, self.client_settings), start_thread)
+        return GuardedStore(open_store(self.options.coordination_store, self.client_settings), start_thread)
 
     @cached_property
     def fanout(self) -> Fanout:

@@ -173,7 +173,7 @@ def _refused(topic: Topic, message: OutgoingMessage, error: RequestRefusedError)
     return MessageTooLargeError(
         f"the message for exchange {topic.exchange!r} has {size:,} bytes with its attributes, and its topic "
         f"takes fewer: {TOPIC_MESSAGE_BYTES:,} unless its attribute MaximumMessageSize allows up to "
-        f"{MESSAGE_BYTES:,}. Raise that, or put the data into S3 and send its key. payload_bucket is not for "
+        f"{MESSAGE_BYTES:,}. Raise that, or put the data into S3 and send its key. payload_store is not for "
         f"broadcasts, since no worker knows when all others have read a payload. {error}",
         code=error.code,
         action=error.action,

@@ -122,10 +122,10 @@ class Message(virtual.Message):
                 pass
         return super()._decode()
 
-    def give_up(self, reason: str, on_exhausted: str | None = None, **attributes: str) -> None:
+    def give_up(self, reason: str, when_exhausted: str | None = None, **attributes: str) -> None:
         """The task failed for good: see `Delivery.give_up`. Any thread."""
         if self.delivery is not None:
-            self.delivery.give_up(reason, self._encoded, on_exhausted, **attributes)
+            self.delivery.give_up(reason, self._encoded, when_exhausted, **attributes)
 
     def renewal(self, eta: float, retries: int) -> Renew | None:
         """How the task can wait in SQS until `eta`, in seconds since the epoch; `None` if it cannot."""

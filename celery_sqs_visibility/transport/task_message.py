@@ -15,7 +15,7 @@ from kombu.utils.json import dumps
 NAMESPACE: Final = uuid.UUID("6d3b1f0e-0f0f-5c55-9d0c-5d1c2a2e7b11")
 
 
-def message(
+def task_message(
     task: Any,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,

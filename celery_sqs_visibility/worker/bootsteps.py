@@ -41,7 +41,7 @@ from celery_sqs_visibility.worker.pool_patches import (
     watched,
 )
 from celery_sqs_visibility.worker.rate_limits import GivenBack, RateLimits
-from celery_sqs_visibility.worker.startup import QueuesFirst, warn_of_clamped
+from celery_sqs_visibility.worker.startup import QueuesFirst, warn_of_clamped, warn_of_former_names
 from celery_sqs_visibility.worker.validation import BadMessages
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
@@ -84,7 +84,9 @@ class Deliveries(SQSStep):
             release_in_turn(parent.controller)
         give_back_unsent(parent)
         with parent.app.connection_for_read() as connection:
-            warn_of_clamped(connection.transport.client.transport_options)
+            given = connection.transport.client.transport_options
+            warn_of_clamped(given)
+            warn_of_former_names(given, parent.app.tasks.values())
             context = connection.transport.context
             context.slots = partial(self._slots, parent)
             context.worker_name = parent.hostname

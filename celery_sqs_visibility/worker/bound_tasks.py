@@ -56,7 +56,7 @@ class BoundTasks:
         self._bound: set[Any] = set()
         self._refused: set[str] = set()
         self._update_strategies = consumer.update_strategies
-        worker.on_lost = context.options.on_lost
+        worker.when_lost = context.options.when_lost
 
     def bind(self) -> None:
         """Bind all tasks, before the worker consumes, and from now on any later task.
@@ -125,7 +125,7 @@ def bind_request_class(task: Any, worker: WorkerContext) -> None:
         base: tuple[type, ...] = (ours,)
     else:
         base = (theirs,) if issubclass(theirs, ours) else (theirs, ours)
-    on_lost = getattr(task, "on_lost", None) or worker.on_lost
+    when_lost = getattr(task, "when_lost", None) or worker.when_lost
     task.Request = type(
         theirs.__name__,
         (*_features_of(task), *base),
@@ -133,7 +133,7 @@ def bind_request_class(task: Any, worker: WorkerContext) -> None:
             "made_of": theirs,
             "worker": worker,
             "is_early": not task.acks_late,
-            "ends_when_lost": on_lost == "terminate",
+            "ends_when_lost": when_lost == "terminate",
         },
     )
 

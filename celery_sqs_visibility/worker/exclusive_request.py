@@ -217,13 +217,13 @@ def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases |
     if not exclusive:
         return None
     try:
-        store = context.exclusive_store
+        store = context.coordination_store
     except OptionError as error:
         raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
     if store is None:
         sentence = (
             f"task {exclusive[0].name!r} is exclusive, and no store is named for its keys: set the transport "
-            "option exclusive_store to dynamodb://TABLE or redis://HOST"
+            "option coordination_store to dynamodb://TABLE or redis://HOST"
         )
         raise shown_in_one_line(ImproperlyConfigured(sentence))
     if (leases := lease_table()) is not None:

@@ -288,7 +288,7 @@ class DeliveryRequest(Request):
     def give_up(self, reason: str, **attributes: str) -> None:
         """Send it to the dead letters, if there are any, and delete it."""
         self.acknowledged = True
-        self.message.give_up(reason, getattr(self.task, "on_exhausted", None), **attributes)
+        self.message.give_up(reason, getattr(self.task, "when_exhausted", None), **attributes)
 
     @property
     def visibility_timeout(self) -> int | None:

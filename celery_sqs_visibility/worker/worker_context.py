@@ -25,7 +25,7 @@ class WorkerContext:
         collects: whether a task has its own `Strategy`, by which it may hold messages that no slot runs.
         key_leases: the keys of exclusive tasks, if any task is exclusive.
         left: the threads whose runs nobody waits for any longer; a shutdown adds them.
-        on_lost: the transport option, for tasks that do not say it themselves.
+        when_lost: the transport option, for tasks that do not say it themselves.
         on_eta: hears of a request with an ETA when it is made, if anybody wants to.
     """
 
@@ -36,7 +36,7 @@ class WorkerContext:
         self.collects = False
         self.key_leases: KeyLeases | None = None
         self.left: set[int | None] = set()
-        self.on_lost = "continue"
+        self.when_lost = "continue"
         self.on_eta: Callable[[Any], object] | None = None
 
     @property

@@ -192,7 +192,7 @@ def hanging_store(request, emulator, monkeypatch, tmp_path):
 
 def test_a_store_that_hangs_is_waited_for_once_and_does_as_it_was_asked_when_it_goes_on(hanging_store, key):
     settings = ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
-    store = open_store(store_address("exclusive_store", hanging_store.url), settings)
+    store = open_store(store_address("coordination_store", hanging_store.url), settings)
     assert store.acquire(key, "one", 60) == Acquired(None)
     with hanging_store.hang():
         began = time.monotonic()
@@ -205,7 +205,7 @@ def test_a_store_that_hangs_is_waited_for_once_and_does_as_it_was_asked_when_it_
 def test_a_store_is_opened_by_its_address(redis, dynamodb):
     region, sqs = "eu-west-1", ClientSettings("us-east-1", "https://sqs.test")
     stores = [
-        open_store(store_address("exclusive_store", url), sqs)
+        open_store(store_address("coordination_store", url), sqs)
         for url in ("rediss://host/1", "dynamodb://keys", f"dynamodb://keys?region={region}")
     ]
     assert [type(store) for store in stores] == [RedisStore, DynamoDBStore, DynamoDBStore]

@@ -26,7 +26,7 @@ from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settlements import Hide
-from celery_sqs_visibility.events import Facts
+from celery_sqs_visibility.events import DeliveryFacts
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options, QueueOptions
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -191,10 +191,10 @@ def delivery(
     timeout: int = TIMEOUT,
     **facts,
 ) -> Delivery:
-    """One that was received at that monotonic instant; `facts` are those of `Facts`."""
+    """One that was received at that monotonic instant; `facts` are those of `DeliveryFacts`."""
     known = {"message_id": "m1", "receive_count": 1, "first_received": 0.0, **facts}
     horizon = now + VISIBILITY_HORIZON_SECONDS
-    return Delivery(queue, handle, Facts(queue.name, **known), horizon, now + timeout, holder)
+    return Delivery(queue, handle, DeliveryFacts(queue.name, **known), horizon, now + timeout, holder)
 
 
 def received(
@@ -316,18 +316,18 @@ class ReceivedMessage(Message):
     delivery: Delivery
     is_broadcast = False
 
-    def give_up(self, reason, on_exhausted=None, **attributes):
-        self.delivery.give_up(reason, lambda: "", on_exhausted, **attributes)
+    def give_up(self, reason, when_exhausted=None, **attributes):
+        self.delivery.give_up(reason, lambda: "", when_exhausted, **attributes)
 
 
 def held_delivery(holder: FakeHolder, **facts) -> Delivery:
-    """A delivery that is received just now; `facts` are those of `Facts`."""
+    """A delivery that is received just now; `facts` are those of `DeliveryFacts`."""
     sqs = FakeSQS()
     queue = Queue("q", sqs.create_queue("q", {}, {}), sqs)
     known = {"message_id": "id", "receive_count": 1, "first_received": 0.0, **facts}
     now = SYSTEM_CLOCK.monotonic()
     horizon = now + VISIBILITY_HORIZON_SECONDS
-    return Delivery(queue, "handle", Facts("q", **known), horizon, now + 120, holder)
+    return Delivery(queue, "handle", DeliveryFacts("q", **known), horizon, now + 120, holder)
 
 
 def request(task, delivery: Delivery, *, processes: bool = True, chord=None, **headers) -> Any:
@@ -342,7 +342,7 @@ def request(task, delivery: Delivery, *, processes: bool = True, chord=None, **h
     )
     message.delivery = delivery
     worker = WorkerContext(FakePool(), has_processes=processes)
-    worker.on_lost = delivery.holder.options.on_lost
+    worker.when_lost = delivery.holder.options.when_lost
     bind_request_class(task, worker)
     return task.Request(message, app=task.app, task=task)
 

@@ -14,7 +14,7 @@ from support.app import without_shared_tasks
 from support.clock import FakeClock
 from support.factories import EVERYTHING
 
-from celery_sqs_visibility import VisibilityTask, lambda_handler, message
+from celery_sqs_visibility import VisibilityTask, lambda_handler, task_message
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.delivery import lease_table
@@ -84,11 +84,13 @@ class World:
         return lambda_handler(self.app, clock=self.clock, sleep=self.clock.advance)
 
     def send(self, *keys, task="note", group=None, **kwargs):
-        factories.send(self.queue, *[message(task, [key], kwargs, task_id=key) for key in keys], group=group)
+        factories.send(
+            self.queue, *[task_message(task, [key], kwargs, task_id=key) for key in keys], group=group
+        )
 
     def send_with_eta(self, key, seconds, **kwargs):
         """As a publisher does whose delay ends `seconds` before the ETA."""
-        body = json.loads(message("note", [key], task_id=key))
+        body = json.loads(task_message("note", [key], task_id=key))
         eta = datetime.fromtimestamp(self.clock.wall() + seconds, timezone.utc)
         body["headers"]["eta"] = eta.isoformat()
         factories.send(self.queue, json.dumps(body), **kwargs)

@@ -67,7 +67,7 @@ def until_lost(self, key, seconds):
     run_for(seconds)
 
 
-@noting(on_lost="terminate", max_retries=10)
+@noting(when_lost="terminate", max_retries=10)
 def ended_when_lost(self, key, seconds):
     run_for(seconds)
 

@@ -69,7 +69,7 @@ def deep(self, key):
     even(300, "bad \x00\x0b\ud800\uffff " + "x" * 20_000)
 
 
-@noting(max_retries=1, error_visibility_timeout=1, on_exhausted="keep")
+@noting(max_retries=1, error_visibility_timeout=1, when_exhausted="keep")
 def precious(self, key):
     raise Trouble(key)
 

@@ -9,8 +9,8 @@ from celery import Celery
 
 from celery_sqs_visibility import (
     DeliveryEvent,
+    DeliveryFacts,
     ExponentialBackoff,
-    Facts,
     Hidden,
     PublishError,
     PublishFailure,
@@ -34,12 +34,12 @@ class ShopTask(VisibilityTask[P, R]):
     abstract = True
     error_visibility_timeout = [10, 60, 300]
     inactivity_timeout = 60
-    on_lost = "terminate"
+    when_lost = "terminate"
 
 
 class Mistaken(VisibilityTask[P, R]):
     abstract = True
-    on_lost = "stop"  # type: ignore[assignment]
+    when_lost = "stop"  # type: ignore[assignment]
 
 
 class Reindex(VisibilityTask[[str], int]):
@@ -119,7 +119,7 @@ def describe(failure: PublishFailure) -> str:
 
 
 @message_lost.connect
-def on_lost(sender: str, delivery: Facts, reason: str, **_: object) -> None:
+def on_lost(sender: str, delivery: DeliveryFacts, reason: str, **_: object) -> None:
     logger.warning("%s[%s] may run twice: %s", sender, delivery.task_id, reason)
 
 

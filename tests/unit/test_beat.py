@@ -137,7 +137,7 @@ def test_while_the_store_is_away_tasks_are_sent(beat, caplog):
 
 @pytest.fixture
 def store(monkeypatch):
-    """The store of an app with the option `exclusive_store`."""
+    """The store of an app with the option `coordination_store`."""
     store = MemoryStore()
     monkeypatch.setattr(guarded, "open_store", lambda _address, _settings: store)
     return store
@@ -145,7 +145,7 @@ def store(monkeypatch):
 
 def with_store(queue="celery", address="redis://keys"):
     """Settings for tasks that go to that queue; their contexts are those of one test."""
-    options = {"exclusive_store": f"{address}/{uuid.uuid4().int}"}
+    options = {"coordination_store": f"{address}/{uuid.uuid4().int}"}
     return {"task_default_queue": queue, "broker_transport_options": options}
 
 

@@ -13,7 +13,7 @@ from support.kombu_names import kombus_options
 from support.log_sentences import loud_sentences, plain_words
 
 from celery_sqs_visibility.policy.option_names import REMEDIES
-from celery_sqs_visibility.policy.options import REFERENCE, Options, reference_table
+from celery_sqs_visibility.policy.options import Options, reference, reference_table
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -72,7 +72,7 @@ def test_python_in_the_docs_runs(page, number, monkeypatch):
 
 
 def test_the_reference_of_options_is_generated_from_the_code():
-    assert (ROOT / "docs/options.md").read_text() == REFERENCE.format(table=reference_table())
+    assert (ROOT / "docs/options.md").read_text() == reference()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -6,8 +6,8 @@ import pytest
 
 from celery_sqs_visibility.events import (
     Deleted,
+    DeliveryFacts,
     Event,
-    Facts,
     Lost,
     SQSRequest,
     emit,
@@ -16,7 +16,7 @@ from celery_sqs_visibility.events import (
     subscribe,
 )
 
-EVENT = Deleted(Facts("q", "m", 1, 0.0))
+EVENT = Deleted(DeliveryFacts("q", "m", 1, 0.0))
 REQUEST = SQSRequest("ReceiveMessage", 0.1, "ok")
 
 

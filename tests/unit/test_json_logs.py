@@ -16,9 +16,9 @@ from support.factories import running
 
 from celery_sqs_visibility import JSONFormatter, VisibilityTask, events, json_logs, log_json
 from celery_sqs_visibility.delivery.event_log import Fields, fields_of, listen, log_event
-from celery_sqs_visibility.events import Extended, Facts, subscribed
+from celery_sqs_visibility.events import DeliveryFacts, Extended, subscribed
 
-FACTS = Facts("q", "m1", 2, 0.0, "tasks.add", "id-1", attempt=2)
+FACTS = DeliveryFacts("q", "m1", 2, 0.0, "tasks.add", "id-1", attempt=2)
 
 
 class Unspeakable:

@@ -20,7 +20,7 @@ URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/q"
 
 OPTIONS = {
     "region": "eu-west-1",
-    "exclusive_store": "redis://:PASSWORD@host/0",
+    "coordination_store": "redis://:PASSWORD@host/0",
     "predefined_queues": {"q": {"url": URL, "access_key_id": "KEY", "secret_access_key": "SECRET"}},
 }
 
@@ -32,7 +32,7 @@ def test_stats_show_options_without_their_secrets():
         broker = object.__new__(Deliveries).info(parent)["broker"]
     shown = broker["transport_options"]
     assert shown["region"] == "eu-west-1"
-    assert shown["exclusive_store"] == "redis://:********@host/0"
+    assert shown["coordination_store"] == "redis://:********@host/0"
     assert shown["predefined_queues"]["q"] == {
         "url": URL,
         "access_key_id": "********",
@@ -53,8 +53,8 @@ def test_without_a_connection_nothing_is_said():
         ("broker_url", "sqs://AKIA:SEC/RET+x@", "sqs://AKIA:********@"),
         ("broker_url", "sqs://AKIA:/SECRET@host:80//", "sqs://AKIA:********@host:80//"),
         ("broker_url", "sqs://", "sqs://"),
-        ("broker_url", "sqs://?exclusive_store=redis%3A%2F%2F%3APW%40host&region=eu-west-1",
-         "sqs://?exclusive_store=redis://:********@host&region=eu-west-1"),
+        ("broker_url", "sqs://?coordination_store=redis%3A%2F%2F%3APW%40host&region=eu-west-1",
+         "sqs://?coordination_store=redis://:********@host&region=eu-west-1"),
         ("broker_url", ["sqs://A:S@", "sqs://B:T@"], ["sqs://A:********@", "sqs://B:********@"]),
         ("result_backend", "redis://:PW@host/1", "redis://:********@host/1"),
         ("result_backend", None, None),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_sqs_visibility import horizon_near, message_lost
-from celery_sqs_visibility.events import Deleted, Facts, HorizonNear, Lost, emit
+from celery_sqs_visibility.events import Deleted, DeliveryFacts, HorizonNear, Lost, emit
 from celery_sqs_visibility.signals import send_signals
 
-FACTS = Facts("q", "message-1", 1, 0.0, "tasks.add")
+FACTS = DeliveryFacts("q", "message-1", 1, 0.0, "tasks.add")
 
 
 @pytest.mark.parametrize(

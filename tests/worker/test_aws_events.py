@@ -9,7 +9,7 @@ import pytest
 from support.aws_events import S3_TEST, eventbridge, s3_notification, s3_record, sns
 from support.processes import wait_until
 
-from celery_sqs_visibility import message, task_id_for
+from celery_sqs_visibility import task_id_for, task_message
 
 REMOVED = s3_record(event="ObjectRemoved:Delete")
 
@@ -37,7 +37,7 @@ def test_events_run_tasks_and_the_rest_is_kept(make_site):
     bad, foreign = s3_notification(s3_record(key="bad")), eventbridge("shop", "Order")
     shaky = put(site, sns(s3_notification(s3_record(key="shaky"))))
     many = put(site, s3_notification(s3_record(key="a+b"), s3_record(key="c%2Bd"), REMOVED, REMOVED))
-    for body in (bad, foreign, S3_TEST, "raise", message("orders", ["sent by message"])):
+    for body in (bad, foreign, S3_TEST, "raise", task_message("orders", ["sent by message"])):
         put(site, body)
     kind = {"kind": {"DataType": "String", "StringValue": "large"}}
     put(site, "order 1", MessageAttributes=kind)

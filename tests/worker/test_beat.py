@@ -49,7 +49,7 @@ def redis(tmp_path):
 def test_while_the_store_hangs_every_task_is_sent_and_claimed_again_after(
     make_site, start_beat, hanging_store
 ):
-    site = make_site(exclusive_store=hanging_store.url)
+    site = make_site(coordination_store=hanging_store.url)
     site.create_queue()
     names = [f"tick{number}" for number in range(12)]
     site.config["beat_schedule"] = {
@@ -66,7 +66,7 @@ def test_while_the_store_hangs_every_task_is_sent_and_claimed_again_after(
 
 
 def test_two_beats_with_a_store_send_each_due_time_to_a_standard_queue_once(make_site, start_beat, redis):
-    site = make_site(exclusive_store=redis.url)
+    site = make_site(coordination_store=redis.url)
     site.create_queue()
     site.config["beat_schedule"] = {
         "tick": {"task": "work.quick", "schedule": EVERY_SECONDS, "args": ["tick"]}

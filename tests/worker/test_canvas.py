@@ -125,7 +125,7 @@ def test_a_chord_outlasts_a_worker_killed_while_it_published_the_body(redis_site
 def test_a_chord_whose_members_message_was_sent_twice_has_its_body_once(redis_site, redis_url, tmp_path):
     """The answer to the first was lost. The second waits for the key of the first, and fails nobody."""
     site = redis_site(
-        visibility_timeout=2, heartbeat_interval=1.5, wait_time_seconds=1, exclusive_store=redis_url
+        visibility_timeout=2, heartbeat_interval=1.5, wait_time_seconds=1, coordination_store=redis_url
     )
     workers = [site.start("exclusive", concurrency=1, ready=False) for _ in range(2)]
     for worker in workers:

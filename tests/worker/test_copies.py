@@ -118,7 +118,7 @@ def test_a_worker_that_is_killed_repeats_what_it_had_sent_with_the_same_task_ids
 
 
 def test_without_the_permission_to_delete_waits_for_a_key_copy_nothing(make_site, redis):
-    site = make_site(exclusive_store=redis.url, wait_time_seconds=1, visibility_timeout=3)
+    site = make_site(coordination_store=redis.url, wait_time_seconds=1, visibility_timeout=3)
     site.create_queue()
     site.proxy.inject(DENIED, "DeleteMessage", "DeleteMessageBatch", queue=site.queue)
     workers = [site.start("exclusive", pool="threads", concurrency=4) for _ in range(2)]
@@ -138,7 +138,7 @@ def test_without_the_permission_to_delete_waits_for_a_key_copy_nothing(make_site
 def test_without_any_one_permission_a_queue_has_twice_what_was_published_at_the_most(
     make_site, redis, action
 ):
-    site = make_site(exclusive_store=redis.url, wait_time_seconds=1, visibility_timeout=3)
+    site = make_site(coordination_store=redis.url, wait_time_seconds=1, visibility_timeout=3)
     site.create_queue()
     for _ in range(3):
         site.app.send_task("exclusive.keyed", ["a", 8])
@@ -162,7 +162,7 @@ def test_without_any_one_permission_a_queue_has_twice_what_was_published_at_the_
 
 
 def test_an_event_that_waited_for_its_key_is_a_dead_letter_as_it_was(make_site, redis):
-    site = make_site(exclusive_store=redis.url, wait_time_seconds=1, visibility_timeout=5)
+    site = make_site(coordination_store=redis.url, wait_time_seconds=1, visibility_timeout=5)
     dead_url = site.create_queue_with_dead_letters(receives=10)
     worker = site.start("exclusive", pool="threads", concurrency=2)
     site.sqs.send_message(QueueUrl=site.url, MessageBody=json.dumps(s3_notification(s3_record(key="slow"))))

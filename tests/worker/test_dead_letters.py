@@ -262,8 +262,8 @@ def test_what_the_plain_queue_refuses_is_kept(make_letters_site, dead, pool, rel
 @pytest.mark.parametrize(
     ("pool", "task", "options"),
     [
-        ("prefork", "twice", {"on_exhausted": "keep"}),
-        ("threads", "twice", {"on_exhausted": "keep"}),
+        ("prefork", "twice", {"when_exhausted": "keep"}),
+        ("threads", "twice", {"when_exhausted": "keep"}),
         ("prefork", "precious", {}),
     ],
     ids=["prefork", "threads", "of a task, where others are deleted"],
@@ -290,7 +290,7 @@ def test_what_is_neither_kept_nor_moved_is_deleted(make_site):
 @pytest.mark.parametrize(("backend", "runs"), [(True, 2), (False, 3)])
 def test_it_is_kept_across_a_restart(make_site, backend, runs, reliability):
     # Without a result backend the next worker cannot know: what was only released must not fail unrun.
-    site = make_site({} if backend else {"result_backend": None}, on_exhausted="keep", wait_time_seconds=1)
+    site = make_site({} if backend else {"result_backend": None}, when_exhausted="keep", wait_time_seconds=1)
     worker = site.start("letters")
     send(site, "twice", "a")
     site.proxy.wait_for(lambda _: site.changes() == [1, 3600])
@@ -301,7 +301,7 @@ def test_it_is_kept_across_a_restart(make_site, backend, runs, reliability):
     assert site.diary.count("started", key="a") == runs
     assert site.proxy.count("DeleteMessageBatch") == 0
     known = "with a result backend" if backend else "without a result backend: run once more"
-    reliability("`on_exhausted='keep'` and a restart", known, ["a"], kept=site.kept, runs=2)
+    reliability("`when_exhausted='keep'` and a restart", known, ["a"], kept=site.kept, runs=2)
 
 
 def test_the_dead_letters_of_a_fifo_queue_keep_their_group_and_its_order(

@@ -58,7 +58,7 @@ def test_what_is_missing_is_said_in_lines_for_people(make_site):
     assert done.returncode == 1, done.stderr
     words = " ".join(done.stdout.split())
     assert f"ERROR queue '{site.queue}': sqs:DeleteMessage is not allowed to these credentials" in words
-    assert "it has no dead-letter queue, and on_exhausted is 'delete'" in words
+    assert "it has no dead-letter queue, and when_exhausted is 'delete'" in words
     assert "WARNING queue 'nowhere': SQS has no queue 'nowhere' (for" in words
     assert "; looked at 2 queues, " in done.stdout.splitlines()[-1]
 

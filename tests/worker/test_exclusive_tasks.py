@@ -32,7 +32,7 @@ def dynamodb(emulator, monkeypatch):
 @pytest.fixture
 def exclusive_site(make_site, redis):
     def make(store=redis.url, **options):
-        return make_site(exclusive_store=store, wait_time_seconds=1, **options)
+        return make_site(coordination_store=store, wait_time_seconds=1, **options)
 
     return make
 
@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_is_not_failed_by_a_message_that_waits_for_it(exclusi
     if way.startswith("a large message"):
         s3.create_bucket(Bucket=f"bucket-{(name := uuid.uuid4().hex)}")
         options, sent, payload = (
-            {"payload_bucket": f"bucket-{name}", "payload_threshold": 2000},
+            {"payload_store": f"s3://bucket-{name}", "payload_threshold": 2000},
             2,
             "x" * 3000,
         )
@@ -284,4 +284,4 @@ def test_while_the_store_hangs_one_run_waits_for_it_and_plain_tasks_for_none(
 def test_a_worker_without_a_store_says_so_and_ends(make_site):
     worker = start(make_site(), ready=False)
     assert worker.wait_exit(30) != 0
-    assert "set the transport option exclusive_store to dynamodb://TABLE or redis://HOST" in worker.log
+    assert "set the transport option coordination_store to dynamodb://TABLE or redis://HOST" in worker.log

@@ -127,7 +127,7 @@ def test_a_life_with_an_outage_at_its_start_one_in_its_middle_and_a_running_task
 
 def test_by_celery_over_http_and_of_two_workers_with_one_port_the_second_waits_for_it(make_site):
     port = free_port()
-    site = make_site(http_port=port)
+    site = make_site(http_address=f":{port}")
     first = site.start(name="first")
     wait_for(WELL, "--ready")
     (told,) = run_json(site.config, "health", "--ready", "--timeout", "20")
@@ -136,7 +136,7 @@ def test_by_celery_over_http_and_of_two_workers_with_one_port_the_second_waits_f
     ]
     assert run_celery(site.config, "sqs", "health", "-n", "nobody").returncode == NOBODY
     second = site.start(name="second")
-    assert "cannot answer HTTP requests, so the worker goes on without: http_port" in second.log
+    assert "cannot answer HTTP requests, so the worker goes on without: http_address" in second.log
     assert "cannot answer" not in first.log
     status, answer = get(port, "/readyz")
     assert (status, answer["node"].partition("@")[0], answer["processes"]) == (200, "first", 2)
@@ -148,7 +148,7 @@ def test_by_celery_over_http_and_of_two_workers_with_one_port_the_second_waits_f
     status, answer = get(port, "/readyz")
     assert (status, answer["node"].partition("@")[0]) == (200, "second")
     assert probe("--json")[0] == WELL
-    assert second.log.count("http_port") == 2
+    assert second.log.count("http_address") == 2
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def open_files(worker):
 
 def test_slow_clients_use_up_neither_descriptors_nor_threads_and_probes_are_answered(make_site):
     port = free_port()
-    site = make_site(http_port=port)
+    site = make_site(http_address=f":{port}")
     worker = site.start(concurrency=1)
     wait_for(WELL, "--ready")
     limit = open_files(worker) + 60

@@ -52,7 +52,7 @@ def lines_of(worker):
 @pytest.fixture
 def site(make_site, tmp_path):
     with RedisServer(tmp_path) as redis:
-        yield make_site(exclusive_store=redis.url, wait_time_seconds=1)
+        yield make_site(coordination_store=redis.url, wait_time_seconds=1)
 
 
 def send(site, task, key, **options):

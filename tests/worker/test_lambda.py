@@ -120,16 +120,16 @@ def test_a_function_fetches_no_payload_outside_its_prefix(make_site, emulator, m
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", emulator.url)
     s3 = boto3.client("s3")
     s3.create_bucket(Bucket=(bucket := f"bucket-{uuid.uuid4().hex}"))
-    site = make_site(payload_bucket=bucket, payload_threshold=0, payload_prefix="celery/")
+    site = make_site(payload_store=f"s3://{bucket}/celery/", payload_threshold=0)
     dead = site.create_queue_with_dead_letters(10)
-    producer = {**site.app.conf.broker_transport_options, "payload_prefix": "other/"}
+    producer = {**site.app.conf.broker_transport_options, "payload_store": f"s3://{bucket}/other/"}
     site.app.conf.broker_transport_options = producer
     site.app.send_task("importing.import_object", ["a"])
     invoke(site)
     (letter,) = site.sqs.receive_message(QueueUrl=dead, MessageAttributeNames=["All"], WaitTimeSeconds=10)[
         "Messages"
     ]
-    assert "payload_prefix is 'celery/'" in letter["MessageAttributes"]["reason"]["StringValue"]
+    assert f"payload_store is 's3://{bucket}/celery/'" in letter["MessageAttributes"]["reason"]["StringValue"]
     assert site.diary.entries("started") == []
     s3.close()
 
@@ -140,7 +140,7 @@ def test_a_function_fetches_payloads_and_runs_a_key_once(make_site, emulator, mo
     s3 = boto3.client("s3")
     s3.create_bucket(Bucket=(bucket := f"bucket-{uuid.uuid4().hex}"))
     site = make_site(
-        payload_bucket=bucket, payload_threshold=0, exclusive_store=f"dynamodb://{create_table()}"
+        payload_store=f"s3://{bucket}", payload_threshold=0, coordination_store=f"dynamodb://{create_table()}"
     )
     for _ in range(2):
         site.app.send_task("exclusive.keyed", ["a"])

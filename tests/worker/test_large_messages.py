@@ -32,7 +32,7 @@ def bucket(s3):
 
 @pytest.fixture
 def site(make_site, bucket):
-    return make_site(payload_bucket=bucket, payload_prefix="celery/")
+    return make_site(payload_store=f"s3://{bucket}/celery/")
 
 
 def task(site, name, *args):
@@ -50,7 +50,7 @@ def wait_until_removed(site, s3, bucket):
 def test_without_a_bucket_a_large_message_is_refused_before_anything_is_sent(make_site):
     site = make_site()
     with pytest.raises(
-        MessageTooLargeError, match=r"has 2,66\d,\d{3} bytes .* takes 1,048,576: .*payload_bucket"
+        MessageTooLargeError, match=r"has 2,66\d,\d{3} bytes .* takes 1,048,576: .*payload_store"
     ):
         task(site, "length", "a", LARGE).delay()
     assert site.proxy.calls("SendMessage") == []
@@ -61,7 +61,7 @@ def test_a_queue_with_a_limit_of_its_own_tells_it(make_site, bucket, s3):
     site.create_queue(MaximumMessageSize="1024")
     with pytest.raises(MessageTooLargeError, match=r"takes 1,024: "):
         task(site, "length", "a", "x" * 2000).delay()
-    site = make_site({"task_default_queue": site.queue}, payload_bucket=bucket)
+    site = make_site({"task_default_queue": site.queue}, payload_store=f"s3://{bucket}")
     task(site, "length", "a", "x" * 2000).delay()
     assert len(objects(s3, bucket)) == 1
 
@@ -76,7 +76,7 @@ def test_a_chord_of_large_tasks_with_a_large_body_runs_and_leaves_nothing(site, 
 
 
 def test_a_block_uploads_in_its_threads_and_each_task_runs_once(make_site, s3, bucket):
-    site = make_site(payload_bucket=bucket, payload_threshold=2000)
+    site = make_site(payload_store=f"s3://{bucket}", payload_threshold=2000)
     with publish_batch(site.app):
         for number in range(20):
             task(site, "length", number, "x" * 2000 * (number % 2)).delay()
@@ -203,7 +203,7 @@ def test_a_large_result_is_a_message_too(site, s3, bucket):
 
 @pytest.mark.skipif(find_spec("sqs_extended_client") is None, reason="amazon-sqs-extended-client is missing")
 def test_amazons_own_client_reads_and_writes_the_same_messages(make_site, emulator, s3, bucket):
-    site = make_site(payload_bucket=bucket)  # that client's keys have no prefix
+    site = make_site(payload_store=f"s3://{bucket}")  # that client's keys have no prefix
     task(site, "length", "a", LARGE).delay()
     body = extended_client(emulator, "receive", site.url, bucket)
     assert objects(s3, bucket) == []
@@ -218,18 +218,18 @@ def test_amazons_own_client_reads_and_writes_the_same_messages(make_site, emulat
     )  # several queues' messages may point to an object of another producer
 
 
-def publish_under(site, prefix):
+def publish_under(site, bucket, prefix):
     """Have this process, and no worker, publish payloads under that prefix."""
     options = site.app.conf.broker_transport_options
-    site.app.conf.broker_transport_options = {**options, "payload_prefix": prefix}
+    site.app.conf.broker_transport_options = {**options, "payload_store": f"s3://{bucket}/{prefix}"}
 
 
 def test_payloads_of_a_producer_with_a_longer_prefix_stay_and_one_line_says_so(site, s3, bucket):
     worker = site.start("large")
-    publish_under(site, "celery/other/")
+    publish_under(site, bucket, "celery/other/")
     for key in "ab":
         task(site, "length", key, LARGE).delay()
-    told = "payload_prefix 'celery/other/', and this worker 'celery/'"
+    told = "the prefix 'celery/other/' in payload_store, and this worker 'celery/'"
     wait_until(lambda: site.counts() == (0, 0) and told in worker.log, SOON, "both runs")
     assert len(objects(s3, bucket)) == 2
     assert worker.log.count(told) == 1
@@ -237,12 +237,12 @@ def test_payloads_of_a_producer_with_a_longer_prefix_stay_and_one_line_says_so(s
 
 def test_a_pointer_outside_the_prefix_becomes_a_dead_letter_and_its_object_is_not_fetched(site, s3, bucket):
     dead = site.create_queue_with_dead_letters(10)
-    publish_under(site, "other/")
+    publish_under(site, bucket, "other/")
     task(site, "length", "a", LARGE).delay()
     (key,) = objects(s3, bucket)
     site.start("large")
     reason = letter(site, dead)["MessageAttributes"]["reason"]["StringValue"]
     assert f"s3://{bucket}/{key}" in reason
-    assert "payload_prefix is 'celery/'" in reason
+    assert f"payload_store is 's3://{bucket}/celery/'" in reason
     assert site.diary.entries("started") == []
     assert objects(s3, bucket) == [key]

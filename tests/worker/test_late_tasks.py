@@ -64,7 +64,7 @@ def test_what_runs_when_the_worker_is_told_to_end_runs_once(make_late_site, tmp_
 def test_one_that_is_exclusive_has_its_key(make_late_site, tmp_path, pool):
     (tmp_path / "redis").mkdir()
     with RedisServer(tmp_path / "redis") as redis:
-        site = make_late_site(exclusive_store=redis.url)
+        site = make_late_site(coordination_store=redis.url)
         worker = site.start(pool=pool)
         import_late(site, worker)
         for _ in range(2):

@@ -208,7 +208,7 @@ def test_a_run_is_ended_when_its_lease_is_lost_if_the_task_wants_that(
     assert done["monotonic"] - second["monotonic"] >= 8, "it is not the first run's end"
     assert result.state == "SUCCESS"
     assert worker.running
-    reliability("lease lost, `on_lost='terminate'`", "no extension allowed; the run is ended", ["a"])
+    reliability("lease lost, `when_lost='terminate'`", "no extension allowed; the run is ended", ["a"])
 
 
 def test_what_was_settled_while_its_extension_was_in_flight_ends_no_other_run(make_site):
@@ -230,7 +230,7 @@ def test_what_was_settled_while_its_extension_was_in_flight_ends_no_other_run(ma
 
 
 def test_a_run_that_cannot_be_ended_goes_on_and_that_is_told(make_site, reliability):
-    site = make_site(visibility_timeout=3, wait_time_seconds=1, on_lost="terminate")
+    site = make_site(visibility_timeout=3, wait_time_seconds=1, when_lost="terminate")
     worker, *_ = start_and_lose(site, "until_lost", 1, pool="threads")
     worker.wait_for_log("cannot be ended: its pool has no way to")
     site.diary.wait_for("done")

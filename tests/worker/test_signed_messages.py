@@ -18,7 +18,7 @@ from support.app import CONFIG_VARIABLE, encode_config
 from support.processes import SOON, wait_until
 from support.worker import IMPORT_PATHS
 
-from celery_sqs_visibility import message
+from celery_sqs_visibility import task_message
 
 PRODUCER = """
 import sys
@@ -99,7 +99,7 @@ def test_signed_tasks_run_and_are_retried_and_all_others_are_dead_letters(site, 
     changed(site, other_arguments)
     (stranger := tmp_path / "stranger").mkdir()
     publish(site, "stranger", tmp_path / "marker", **make_certificate(stranger, "stranger"))
-    site.sqs.send_message(QueueUrl=site.url, MessageBody=message("signed.once", ["plain", "marker"]))
+    site.sqs.send_message(QueueUrl=site.url, MessageBody=task_message("signed.once", ["plain", "marker"]))
     worker = site.start("signed")
     site.diary.wait_for("started", 2, key="good")
     wait_until(lambda: site.counts() == (0, 0), SOON, lambda: worker.log)

@@ -29,7 +29,7 @@ def site(make_site, queue, tmp_path_factory, monkeypatch):
         remote_control=True,
         control_prefix=prefix,
         supports_fanout=True,
-        http_port=free_port(),
+        http_address=f":{free_port()}",
         sample_queues=10,
         wait_time_seconds=1,
     )
@@ -40,7 +40,7 @@ def site(make_site, queue, tmp_path_factory, monkeypatch):
 
 
 def get(site, path):
-    port = site.config["broker_transport_options"]["http_port"]
+    port = site.config["broker_transport_options"]["http_address"].removeprefix(":")
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=SOON) as answer:
             return answer.read().decode()

@@ -39,7 +39,7 @@ MOST_REMEMBERED: Final = 10_000
 
 OTHER_PREFIX: Final = (
     "the payload s3://%s/%s of a message that is done stays in S3, as will others like it: its producer has "
-    "payload_prefix %r, and this worker %r; give both the same"
+    "the prefix %r in payload_store, and this worker %r; give both the same"
 )
 
 

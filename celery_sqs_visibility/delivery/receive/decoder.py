@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery, Holder
 from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.events import Facts, Received, emit, has_listener, log_safely
+from celery_sqs_visibility.events import DeliveryFacts, Received, emit, has_listener, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import OptionsOfQueue
@@ -182,14 +182,14 @@ def legible(text: str) -> str:
 
 def _facts(
     queue: Queue, message_id: str, attributes: Mapping[str, str], content: Content, received: float
-) -> Facts:
+) -> DeliveryFacts:
     receives = int(attributes.get("ApproximateReceiveCount", 1))
     task = task_id = attempt = None
     if isinstance(content, DecodedMessage):
         task, task_id = content.task, content.task_id
         if content.eta is None and SOURCE_ARN not in attributes:  # or receives may have been no attempts
             attempt = attempts_made(receives, 0, content.retries) + 1
-    return Facts(
+    return DeliveryFacts(
         queue.name,
         message_id,
         receives,

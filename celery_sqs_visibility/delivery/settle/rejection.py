@@ -23,11 +23,11 @@ from celery_sqs_visibility.policy.retry_delays import whole_seconds
 
 logger = logging.getLogger(__name__)
 
-#: The value of the option `on_exhausted` that is not "keep".
+#: The value of the option `when_exhausted` that is not "keep".
 DELETE: Final = "delete"
 
 DELETED: Final = (
-    "message deleted for good without a dead-letter queue; give its queue one, or set on_exhausted to "
+    "message deleted for good without a dead-letter queue; give its queue one, or set when_exhausted to "
     "'keep' (%s)"
 )
 NO_TASK_DELETED: Final = (
@@ -44,7 +44,7 @@ KEPT_SECONDS: Final = 3600
 class Rejection:
     """Decides how deliveries are settled that will not be done. Any thread; no I/O.
 
-    `options_of` a queue says its `error_visibility_timeout` and `on_exhausted`.
+    `options_of` a queue says its `error_visibility_timeout` and `when_exhausted`.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Rejection:
         delivery: Delivery,
         reason: str,
         body: Callable[[], str],
-        on_exhausted: str | None = None,
+        when_exhausted: str | None = None,
         **attributes: str,
     ) -> None:
         """Its task failed for good: to the queue's dead-letter queue if there is one, then deleted.
 
-        `body` makes the message's body, which is not kept; a task's own `on_exhausted` goes first;
+        `body` makes the message's body, which is not kept; a task's own `when_exhausted` goes first;
         `attributes` are further ones of the dead letter.
         """
         delivery = delivery.current  # whose receive count is SQS's
@@ -73,7 +73,7 @@ class Rejection:
         if self._redrive.has_dead_letter_queue(delivery.queue):
             delivery.settle(DeadLetter(reason, body(), self._not_taken(delivery), attributes))
         else:
-            self._settle_without_dead_letters(delivery, reason, on_exhausted)
+            self._settle_without_dead_letters(delivery, reason, when_exhausted)
 
     def gave_up(self, delivery: Delivery) -> bool:
         """Whether its message was given up before."""
@@ -88,8 +88,10 @@ class Rejection:
         if requeue:
             delivery.settle(Release())
         else:
-            on_exhausted = self._options_of(delivery.queue.name).on_exhausted
-            self._settle_given_up(delivery, rejected(self._redrive, delivery.queue, on_exhausted), "rejected")
+            when_exhausted = self._options_of(delivery.queue.name).when_exhausted
+            self._settle_given_up(
+                delivery, rejected(self._redrive, delivery.queue, when_exhausted), "rejected"
+            )
 
     def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
         """No task of this worker can be made of it: a dead letter, or hidden as after an error.
@@ -156,17 +158,17 @@ class Rejection:
         return settlement
 
     def _settle_without_dead_letters(
-        self, delivery: Delivery, reason: str, on_exhausted: str | None = None
+        self, delivery: Delivery, reason: str, when_exhausted: str | None = None
     ) -> None:
-        self._settle_given_up(delivery, self._without_dead_letters(delivery.queue, on_exhausted), reason)
+        self._settle_given_up(delivery, self._without_dead_letters(delivery.queue, when_exhausted), reason)
 
     def _settle_given_up(self, delivery: Delivery, settlement: Settlement, reason: str) -> None:
         if delivery.settle(settlement) and isinstance(settlement, Delete):
             _log(logging.WARNING, DELETED, delivery, reason)
 
-    def _without_dead_letters(self, queue: Queue, on_exhausted: str | None = None) -> Settlement:
-        on_exhausted = on_exhausted or self._options_of(queue.name).on_exhausted
-        return without_dead_letters(self._redrive, queue, on_exhausted)
+    def _without_dead_letters(self, queue: Queue, when_exhausted: str | None = None) -> Settlement:
+        when_exhausted = when_exhausted or self._options_of(queue.name).when_exhausted
+        return without_dead_letters(self._redrive, queue, when_exhausted)
 
     def _not_taken(self, delivery: Delivery) -> Settlement:
         """How to settle a message that its dead-letter queue does not take.
@@ -180,16 +182,16 @@ class Rejection:
         return _kept(self._redrive, delivery.queue)
 
 
-def rejected(redrive: RedriveBook, queue: Queue, on_exhausted: str) -> Delete | Hide | Lapse:
+def rejected(redrive: RedriveBook, queue: Queue, when_exhausted: str) -> Delete | Hide | Lapse:
     """How to settle a message that is rejected without requeue. `redrive` has looked at the queue."""
     if redrive.has_dead_letter_queue(queue):
         return Lapse()
-    return without_dead_letters(redrive, queue, on_exhausted)
+    return without_dead_letters(redrive, queue, when_exhausted)
 
 
-def without_dead_letters(redrive: RedriveBook, queue: Queue, on_exhausted: str) -> Delete | Hide | Lapse:
+def without_dead_letters(redrive: RedriveBook, queue: Queue, when_exhausted: str) -> Delete | Hide | Lapse:
     """How to give up a message of a queue that has no dead-letter queue, as far as is known."""
-    if on_exhausted == DELETE and redrive.knows(queue):
+    if when_exhausted == DELETE and redrive.knows(queue):
         return Delete()
     return _kept(redrive, queue)
 

@@ -128,7 +128,8 @@ class Facts:
         unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
         scheduled: the task of each entry of `beat_schedule`; `None` where an entry names none.
         task_names: all that the app has, Celery's own included.
-        store_problem: why the store of `exclusive_store` does not do what it is asked; empty if it does.
+        former_names: names of the release before, of options and settings of tasks, with the present ones.
+        store_problem: why the store of `coordination_store` does not do what it is asked; empty if it does.
     """
 
     options: Options = field(default_factory=lambda: Options.parse({}))
@@ -139,6 +140,7 @@ class Facts:
     unbound: Mapping[str, str] = field(default_factory=dict)
     scheduled: Mapping[str, str | None] = field(default_factory=dict)
     task_names: frozenset[str] = frozenset()
+    former_names: Mapping[str, str] = field(default_factory=dict)
     store_problem: str = ""
     command: str = "celery sqs"
     control_rights: Mapping[str, Right] = field(default_factory=dict)

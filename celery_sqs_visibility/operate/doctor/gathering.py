@@ -43,6 +43,7 @@ from celery_sqs_visibility.operate.permission_table import (
     RECEIVE,
     SEND,
 )
+from celery_sqs_visibility.policy.option_names import former_names
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import predefined_queue
 from celery_sqs_visibility.policy.queue_attributes import key_in
@@ -50,6 +51,7 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.policy.retry_delays import choose_delay
 from celery_sqs_visibility.stores.guarded import PROBED_KEY
 from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.task.settings import FORMER, former_settings
 from celery_sqs_visibility.transport.broker_clients import settings_of_queue
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
@@ -87,6 +89,7 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         unbound=unbound,
         scheduled=scheduled_tasks(app),
         task_names=frozenset(app.tasks),
+        former_names=_former_names(app),
         store_problem=_store_problem(broker),
         command=own_command(),
         control_rights=rights_of_control(broker.queues.sqs, options.whole_control_prefix)
@@ -95,10 +98,15 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
     )
 
 
+def _former_names(app: Celery) -> dict[str, str]:
+    settings = {former: FORMER[former] for task in app.tasks.values() for former in former_settings(task)}
+    return {**former_names(app.conf.broker_transport_options), **settings}
+
+
 def _store_problem(broker: BrokerContext) -> str:
     """Why a request that changes nothing failed; empty if it did not, or there is no store."""
     try:
-        if (store := broker.exclusive_store) is not None:
+        if (store := broker.coordination_store) is not None:
             store.release(PROBED_KEY, "doctor")
     except (OptionError, StoreError) as error:
         return str(error)

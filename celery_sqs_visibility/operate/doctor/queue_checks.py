@@ -82,7 +82,7 @@ def check_dead_letters(facts: Facts) -> Iterator[Finding]:
     for queue in facts.queues:
         if queue.attributes is None or queue.redrive or queue.options.dead_letter_queue:
             continue
-        kept = queue.options.on_exhausted == "keep"
+        kept = queue.options.when_exhausted == "keep"
         consequence = (
             "A message after its last attempt comes back every hour until its retention ends, and one that "
             "kills its worker each time is tried until then."
@@ -93,7 +93,7 @@ def check_dead_letters(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING if kept else Severity.ERROR,
             f"queue {queue.name!r}",
-            f"it has no dead-letter queue, and on_exhausted is {queue.options.on_exhausted!r}",
+            f"it has no dead-letter queue, and when_exhausted is {queue.options.when_exhausted!r}",
             consequence + (" Its FIFO group waits behind it." if kept and queue.fifo else ""),
             _new_dead_letter_queue(queue, facts),
         )

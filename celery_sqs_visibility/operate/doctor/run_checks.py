@@ -138,10 +138,10 @@ def check_store(facts: Facts) -> Iterator[Finding]:
     if facts.store_problem:
         yield Finding(
             Severity.ERROR,
-            "exclusive_store",
+            "coordination_store",
             f"it cannot be used from here: {facts.store_problem.rstrip('.')}",
             "Exclusive tasks do not run, and two beats send each task to a standard queue twice.",
-            "start the store, open the way to it from here, or correct exclusive_store",
+            "start the store, open the way to it from here, or correct coordination_store",
         )
 
 

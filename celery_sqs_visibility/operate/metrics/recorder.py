@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility import events, measurements
 from celery_sqs_visibility.delivery.threads import copy_of
-from celery_sqs_visibility.events import Event, Facts, subscribe
+from celery_sqs_visibility.events import DeliveryFacts, Event, subscribe
 from celery_sqs_visibility.operate.figures import usd_of
 from celery_sqs_visibility.operate.metrics import names
 from celery_sqs_visibility.operate.metrics.series import Labels, Series
@@ -80,7 +80,7 @@ class Recorder:
         while self._ends:
             self._ends.pop()()
 
-    def _task(self, facts: Facts) -> str:
+    def _task(self, facts: DeliveryFacts) -> str:
         return facts.task if facts.task is not None and facts.task in self._tasks else UNKNOWN_TASK
 
     def _queue(self, sqs_name: str) -> str:

@@ -112,7 +112,7 @@ def exporters_of(options: Options) -> tuple[str, ...]:
         ImproperlyConfigured: the package of one is missing.
     """
     if options.metrics is None:
-        is_asked = options.http_port is not None and _is_installed(PACKAGES[PROMETHEUS])
+        is_asked = options.http_address is not None and _is_installed(PACKAGES[PROMETHEUS])
         return (PROMETHEUS,) if is_asked else ()
     for name in options.metrics:
         if name in PACKAGES and not _is_installed(PACKAGES[name]):
@@ -232,7 +232,7 @@ class WorkerMetrics:
 
         context, ages = self._context, metrics_of(self._context)
         try:
-            store = context.exclusive_store
+            store = context.coordination_store
         except OptionError as error:
             raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
         turn = Turn(store, self._turn_key, f"{context.worker_name}:{uuid.uuid4().hex}", interval)

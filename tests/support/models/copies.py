@@ -18,7 +18,7 @@ from support.clock import FakeClock
 from support.models.copying_worker import DenyingSQS, Worker
 from support.models.steps import step
 
-from celery_sqs_visibility import message
+from celery_sqs_visibility import task_message
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.settlements import Delete, Release
@@ -105,7 +105,7 @@ class Copies:
     @step(when=lambda world: len(world.keys) < world.most)
     def publish_task(self):
         key = f"t{len(self.keys)}"
-        self.put(message("waits", [key], task_id=key), [key])
+        self.put(task_message("waits", [key], task_id=key), [key])
 
     def note_sent(self, each):
         """SQS took a message of a worker's."""

@@ -57,7 +57,7 @@ class Keys:
         self.clock, self.chance = FakeClock(), chance
         self.store = MemoryStore(self.clock)
         self.table = LeaseTable()
-        context = SimpleNamespace(options=Options.parse({}), exclusive_store=self.store)
+        context = SimpleNamespace(options=Options.parse({}), coordination_store=self.store)
         monkeypatch.setattr(exclusive, "broker_context", lambda _app: context)
         monkeypatch.setattr(exclusive, "SYSTEM_CLOCK", self.clock)
         monkeypatch.setattr(exclusive, "find_lease", lambda key: key and self.leases[key])

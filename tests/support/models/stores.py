@@ -108,7 +108,7 @@ class Stores:
 
     def context(self):
         return SimpleNamespace(
-            options=Options.parse({}), exclusive_store=self.stores[threading.current_thread()]
+            options=Options.parse({}), coordination_store=self.stores[threading.current_thread()]
         )
 
     def note_asked(self, process):

@@ -9,9 +9,17 @@ import pytest
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.delivery.event_log import log_event
-from celery_sqs_visibility.events import DeliveryEvent, Extended, Facts, Hidden, Lost, Parked, Unreadable
+from celery_sqs_visibility.events import (
+    DeliveryEvent,
+    DeliveryFacts,
+    Extended,
+    Hidden,
+    Lost,
+    Parked,
+    Unreadable,
+)
 
-FACTS = Facts("q", "message-1", 2, 1_700_000_000.0, "tasks.add", "task-1", received=1_700_000_060.5)
+FACTS = DeliveryFacts("q", "message-1", 2, 1_700_000_000.0, "tasks.add", "task-1", received=1_700_000_060.5)
 KINDS = [
     kind
     for kind in vars(events).values()
@@ -44,7 +52,7 @@ def everything(caplog):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_frequent_ones_are_quiet_and_the_bad_ones_loud(kind, caplog):
-    facts = Facts("q", f"message-{kind.__name__}", 1, 0.0)
+    facts = DeliveryFacts("q", f"message-{kind.__name__}", 1, 0.0)
     log_event(kind(facts, **{f.name: SAMPLES[f.name] for f in fields(kind) if f.name != "delivery"}))
     (record,) = caplog.records
     assert record.name == "celery_sqs_visibility"
@@ -60,7 +68,7 @@ def test_the_sentence_is_constant_and_the_facts_are_fields(caplog):
         "message extended (queue=q message_id=message-1 receive_count=2 first_received="
         "2023-11-14T22:13:20Z task=tasks.add task_id=task-1 seconds=60)"
     ), "the group, which there is none of, is left out, and the time of its receive"
-    assert list(record.sqs) == [*(f.name for f in fields(Facts)), "seconds"]
+    assert list(record.sqs) == [*(f.name for f in fields(DeliveryFacts)), "seconds"]
     assert record.sqs["seconds"] == 60
 
 
@@ -68,21 +76,21 @@ def test_the_sentence_is_constant_and_the_facts_are_fields(caplog):
     ("seconds", "text"), [(4.0, "4"), (12.3456789, "12.3"), (2_592_000.04, "2592000"), (0, "0")]
 )
 def test_durations_are_rounded_for_people_and_exact_in_the_fields(caplog, seconds, text):
-    log_event(Parked(Facts("q", "m", 1, 0.0), seconds))
+    log_event(Parked(DeliveryFacts("q", "m", 1, 0.0), seconds))
     (record,) = caplog.records
     assert record.getMessage().endswith(f"(queue=q message_id=m receive_count=1 seconds={text})")
     assert record.sqs["seconds"] == seconds
 
 
 def test_a_message_that_stays_unreadable_is_loud_once(caplog):
-    facts = Facts("q", "unreadable", 1, 0.0)
+    facts = DeliveryFacts("q", "unreadable", 1, 0.0)
     log_event(Unreadable(facts, "because"))
     log_event(Hidden(facts, 60))
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.DEBUG]
 
 
 def test_a_receipt_handle_is_nowhere_in_the_facts():
-    assert not any("handle" in f.name for kind in [Facts, *KINDS] for f in fields(kind))
+    assert not any("handle" in f.name for kind in [DeliveryFacts, *KINDS] for f in fields(kind))
 
 
 def test_a_quiet_logger_costs_nothing(caplog):

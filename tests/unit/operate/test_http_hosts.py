@@ -41,15 +41,15 @@ def test_a_public_name_is_not_unless_all_are(header):
 
 @pytest.mark.parametrize("value", [["a.example", ".b.example"], ("*",), "a.example, .b.example"])
 def test_names_are_a_list_or_text(value):
-    assert Options.parse({"http_port": 80, "http_allowed_hosts": value}).http_allowed_hosts
+    assert Options.parse({"http_address": ":80", "http_allowed_hosts": value}).http_allowed_hosts
 
 
 @pytest.mark.parametrize("value", [["http://a"], ["a:80"], [1], 1, ["*.a"], [""]])
 def test_what_is_no_name_is_refused(value):
     with pytest.raises(OptionError, match=r"expected http_allowed_hosts to be a list of names"):
-        Options.parse({"http_port": 80, "http_allowed_hosts": value})
+        Options.parse({"http_address": ":80", "http_allowed_hosts": value})
 
 
 def test_names_without_a_port_are_refused():
-    with pytest.raises(OptionError, match="expected http_port to be set where http_allowed_hosts is"):
+    with pytest.raises(OptionError, match="expected http_address to be set where http_allowed_hosts is"):
         Options.parse({"http_allowed_hosts": ["a"]})

@@ -67,8 +67,8 @@ def test_without_a_place_for_its_socket_the_worker_goes_on_and_takes_one_later(
 def test_without_its_port_the_worker_goes_on(consumer, started, caplog, host, is_to_be_free):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        options = Options.parse({"http_port": port, "http_host": host})
+        options = Options.parse({"http_address": f"{host}:{port}"})
         consumer.conninfo.transport = transport(options)
         assert consumer.connect() == ["live: starting"]
-    assert f"the worker goes on without: http_port {port} of {host}" in caplog.text
+    assert f"the worker goes on without: http_address {host}:{port}: " in caplog.text
     assert ("it takes the port when that is free" in caplog.text) is is_to_be_free

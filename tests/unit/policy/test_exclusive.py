@@ -20,7 +20,7 @@ from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 def test_a_table_may_have_a_region_of_its_own():
     plain, regional = (
-        store_address("exclusive_store", f"dynamodb://keys{query}") for query in ("", "?region=eu-west-1")
+        store_address("coordination_store", f"dynamodb://keys{query}") for query in ("", "?region=eu-west-1")
     )
     assert (plain.table, plain.region, plain.is_redis) == ("keys", None, False)
     assert (regional.table, regional.region) == ("keys", "eu-west-1")
@@ -28,7 +28,7 @@ def test_a_table_may_have_a_region_of_its_own():
 
 @pytest.mark.parametrize("url", ["redis://:secret@host:6379/1", "rediss://host"])
 def test_a_redis_is_named_by_its_url_which_is_not_shown(url):
-    address = store_address("exclusive_store", url)
+    address = store_address("coordination_store", url)
     assert address.is_redis
     assert address.url == url
     assert "secret" not in repr(address)
@@ -48,8 +48,8 @@ def test_a_redis_is_named_by_its_url_which_is_not_shown(url):
     ],
 )
 def test_any_other_address_is_refused_without_showing_secrets(value):
-    with pytest.raises(OptionError, match="expected exclusive_store to be dynamodb://TABLE") as caught:
-        store_address("exclusive_store", value)
+    with pytest.raises(OptionError, match="expected coordination_store to be dynamodb://TABLE") as caught:
+        store_address("coordination_store", value)
     assert "secret" not in str(caught.value)
 
 

@@ -26,7 +26,7 @@ def test_the_limit_of_a_queue_is_what_sqs_said_when_it_refused(error, limit):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (too_large("q", 300_000, 262_144), ["'q'", "300,000", "262,144", "payload_bucket"]),
+        (too_large("q", 300_000, 262_144), ["'q'", "300,000", "262,144", "payload_store"]),
         (too_large("q", 2_000_000), ["2,000,000", "1,048,576", "send its key"]),
         (too_large("q", 300_000, 262_144, pointer=True), ["300,000", "262,144", "attributes are too large"]),
         (payload_too_large("q", 70_000_000), ["'q'", "70,000,000", "67,108,864", "send its key"]),

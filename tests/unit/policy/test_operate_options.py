@@ -6,26 +6,63 @@ import pytest
 
 from celery_sqs_visibility.policy.options import OptionError, Options
 
+FORM = "http_address to be 'HOST:PORT', as '0.0.0.0:8080' or .* with a port from 1 to 65535"
+
 
 def test_no_port_is_open_unless_one_is_named_and_then_for_this_host_alone():
-    assert Options.parse({}).http_port is None
-    options = Options.parse({"http_port": "8080"})
-    assert (options.http_port, options.http_host) == (8080, "127.0.0.1")
+    assert Options.parse({}).http_address is None
+    assert Options.parse({"http_address": ":8080"}).http_address == ("127.0.0.1", 8080)
+
+
+@pytest.mark.parametrize(
+    ("given", "host"),
+    [
+        ("0.0.0.0:80", "0.0.0.0"),
+        ("[::]:80", "::"),
+        ("[fe80::1%eth0]:80", "fe80::1%eth0"),
+        ("localhost:80", "localhost"),
+    ],
+)
+def test_a_host_is_an_address_or_a_name(given, host):
+    address = Options.parse({"http_address": given}).http_address
+    assert address == (host, 80)
+    assert str(address) == given
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "localhost"])
-def test_a_host_is_an_address_or_a_name(host):
-    assert Options.parse({"http_port": 80, "http_host": host}).http_host == host
+def test_a_host_and_a_port_under_their_former_names_are_an_address(host):
+    assert Options.parse({"http_port": "80", "http_host": host}).http_address == (host, 80)
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"http_port": 0}, "http_port to be a whole number between 1 and 65535, got 0"),
-        ({"http_port": True}, "between 1 and 65535, got True"),
-        ({"http_port": 80, "http_host": "http://x"}, "http_host to be an address"),
-        ({"http_port": 80, "http_host": "x:80"}, "without a port, got 'x:80'"),
-        ({"http_host": "0.0.0.0"}, "http_port to be set where http_host is"),
+        *(
+            ({"http_address": wrong}, FORM)
+            for wrong in (
+                *(
+                    8080,
+                    True,
+                    "8080",
+                    "x",
+                    "x:",
+                    "x:0",
+                    "x:65536",
+                    "x:-1",
+                    "x:8o",
+                    "::1:80",
+                    "::",
+                    "[x]:80",
+                    "[::]",
+                ),
+                *("http://x:80", "x:80/metrics", "x y:80", "[::1:80"),
+            )
+        ),
+        ({"http_port": 0}, r"http_address \(given as http_port\) to be 'HOST:PORT'.* got ':0'"),
+        ({"http_port": True}, "port from 1 to 65535, got ':True'"),
+        ({"http_port": 80, "http_host": "http://x"}, "http_address .given as http_host and http_port. to be"),
+        ({"http_port": 80, "http_host": "x:80"}, r"got '\[x:80\]:80'"),
+        ({"http_host": "0.0.0.0"}, r"http_address \(given as http_host\) to be .* got '0.0.0.0:'"),
     ],
 )
 def test_a_wrong_option_is_refused_with_a_sentence(given, sentence):

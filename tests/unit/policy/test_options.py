@@ -48,7 +48,11 @@ def test_the_defaults_are_those_of_the_readme():
     assert options.wait_time_seconds == 20
     assert (options.polling_interval, options.polling_interval_max) == (0, 0)
     assert (options.shutdown_timeout, options.settle_window, options.prefetch_seconds) == (25, 0.02, 1)
-    assert (options.on_exhausted, options.on_lost, options.dead_letter_queue) == ("delete", "continue", None)
+    assert (options.when_exhausted, options.when_lost, options.dead_letter_queue) == (
+        "delete",
+        "continue",
+        None,
+    )
     assert (options.sqs_base64_encoding, options.is_secure) == (True, False)
     with pytest.raises(FrozenInstanceError):
         options.visibility_timeout = 5
@@ -93,9 +97,9 @@ BAD = {
     "prefetch_seconds": [61],
     "visibility_timeout": [0, 1.5],
     "error_visibility_timeout": [-1, [], [1, "x"], VISIBILITY_HORIZON_SECONDS + 1, *NO_PATHS],
-    "on_exhausted": ["Keep", ["keep"]],
+    "when_exhausted": ["Keep", ["keep"]],
     "message_adapter": [5, "adapt", "proj.adapters:", "proj adapters:adapt"],
-    "exclusive_store": [7, "table", "memory://"],
+    "coordination_store": [7, "table", "memory://"],
     "exclusive_ttl": [0, -1, 366 * 24 * 60 * 60],
     "dead_letter_queue": [
         7,
@@ -134,8 +138,8 @@ POLICY = {"RedrivePolicy": '{"maxReceiveCount": 5}'}
     ("name", "given", "value"),
     [
         ("visibility_timeout", "60", 60),
-        ("on_exhausted", "keep", "keep"),
-        ("on_lost", "terminate", "terminate"),
+        ("when_exhausted", "keep", "keep"),
+        ("when_lost", "terminate", "terminate"),
         ("dead_letter_queue", "my.dead.fifo", "my.dead.fifo"),
         ("message_adapter", "proj.adapters:to_task", "proj.adapters:to_task"),
         ("is_secure", "true", True),
@@ -261,8 +265,8 @@ def test_the_error_visibility_timeout_takes_every_shape(value, monkeypatch):
 
 
 DERIVED = {
-    "`['prometheus'] where `http_port` is set and prometheus_client is installed`",
-    "`60 with `exclusive_store`, else 300`",
+    "`['prometheus'] where `http_address` is set and prometheus_client is installed`",
+    "`60 with `coordination_store`, else 300`",
     "`visibility_timeout / 3`",
     "`polling_interval`",
     "`'fair', or 'weighted' if a queue has a weight`",

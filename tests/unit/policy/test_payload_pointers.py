@@ -67,10 +67,10 @@ def test_without_the_reserved_attribute_nothing_is_a_pointer(attributes):
 @pytest.mark.parametrize(
     ("bucket", "prefix", "remedy"),
     [
-        ("mine", "", "payload_bucket is 'mine'"),
-        (None, "", "set payload_bucket to 'b'"),
-        ("b", "celery/", "payload_prefix is 'celery/'"),
-        ("b", "K", "payload_prefix is 'K'"),
+        ("mine", "", "payload_store is 's3://mine/'"),
+        (None, "", "set payload_store to 's3://b'"),
+        ("b", "celery/", "payload_store is 's3://b/celery/'"),
+        ("b", "K", "payload_store is 's3://b/K'"),
     ],
 )
 def test_a_pointer_elsewhere_is_refused_with_the_object_and_the_option(bucket, prefix, remedy):

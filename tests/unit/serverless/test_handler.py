@@ -12,7 +12,7 @@ from support import factories
 from support.aws_events import s3_notification, s3_record
 from support.lambda_function import CHANGES, ENDS_OF_PROCESSES, Invocation, note
 
-from celery_sqs_visibility import OptionError, message
+from celery_sqs_visibility import OptionError, task_message
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, ThrottledError
 
 
@@ -162,12 +162,12 @@ def test_events_run_tasks(world):
     [
         ("no task", "its body is neither a JSON object nor base64 of one"),
         (
-            message("note").replace('"retries": 0', '"retries": "x"'),
+            task_message("note").replace('"retries": 0', '"retries": "x"'),
             "its task is invalid: 'retries' should be",
         ),
         (json.dumps({"properties": {}}), "its headers name no task"),
         (
-            message("note").replace("application/json", "application/x-python-serialize"),
+            task_message("note").replace("application/json", "application/x-python-serialize"),
             "its task is invalid: ",
         ),
     ],

@@ -11,7 +11,7 @@ from support.aws_events import s3_notification, s3_record
 from support.factories import EVERYTHING
 from support.lambda_function import CHANGES
 
-from celery_sqs_visibility import message
+from celery_sqs_visibility import task_message
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
@@ -22,12 +22,12 @@ DOWN = UnavailableError("no answer from S3")
 
 @pytest.fixture
 def world(make):
-    return make(options={"payload_bucket": "payloads"})
+    return make(options={"payload_store": "s3://payloads"})
 
 
 def send(world, key, body=None):
     """Put a message whose payload is the S3 object of that key."""
-    world.payloads.objects[key] = (body or message("note", [key], task_id=key)).encode()
+    world.payloads.objects[key] = (body or task_message("note", [key], task_id=key)).encode()
     world.queue.sqs.send(world.queue.url, OutgoingMessage(pointer_body("payloads", key), size_attribute(7)))
 
 
@@ -57,7 +57,7 @@ def test_a_failed_run_is_hidden_and_its_last_one_is_a_dead_letter_with_the_point
 @pytest.mark.parametrize("error", [DENIED, DOWN])
 def test_what_s3_does_not_give_is_reported_and_comes_back(make, caplog, error):
     caplog.set_level(logging.WARNING)
-    world = make(options={"payload_bucket": "payloads", "error_visibility_timeout": 20})
+    world = make(options={"payload_store": "s3://payloads", "error_visibility_timeout": 20})
     send(world, "a")
     world.payloads.fail_next("GetObject", error)
     assert world.invoke() == ["a"]
@@ -69,7 +69,7 @@ def test_what_s3_does_not_give_is_reported_and_comes_back(make, caplog, error):
 
 
 def test_at_the_last_receive_it_is_hidden_for_an_hour_and_no_dead_letter(make):
-    world = make(options={"payload_bucket": "payloads"}, most=1)
+    world = make(options={"payload_store": "s3://payloads"}, most=1)
     send(world, "a")
     world.payloads.fail_next("GetObject", DOWN)
     assert world.invoke() == ["a"]
@@ -87,7 +87,7 @@ def test_a_payload_that_is_gone_is_a_dead_letter(world):
 
 
 def test_a_large_message_with_a_far_eta_waits_with_its_pointer(world):
-    far = json.loads(message("note", ["a"], task_id="a"))
+    far = json.loads(task_message("note", ["a"], task_id="a"))
     far["headers"]["eta"] = "2033-05-18T03:33:20+00:00"
     send(world, "a", json.dumps(far))
     assert world.invoke() == ["a"]
@@ -106,4 +106,4 @@ def test_without_a_bucket_a_pointer_is_a_dead_letter_that_says_so(make):
     world = make()
     send(world, "a")
     assert world.invoke() == []
-    assert "set payload_bucket to 'payloads'" in dead_letter(world)[1]
+    assert "set payload_store to 's3://payloads'" in dead_letter(world)[1]

@@ -61,8 +61,8 @@ class TestSettings:
             ({"error_visibility_timeout": []}, "expected error_visibility_timeout to hold at least one"),
             ({"error_visibility_timeout": [1, "2"]}, r"error_visibility_timeout\[1\] to be seconds"),
             ({"error_visibility_timeout": lambda retries: 1}, "to take two arguments"),
-            ({"on_exhausted": "kept"}, "expected on_exhausted to be 'delete' or 'keep', got 'kept'"),
-            ({"on_lost": "end"}, "expected on_lost to be 'continue' or 'terminate', got 'end'"),
+            ({"when_exhausted": "kept"}, "expected when_exhausted to be 'delete' or 'keep', got 'kept'"),
+            ({"when_lost": "end"}, "expected when_lost to be 'continue' or 'terminate', got 'end'"),
         ],
     )
     def test_bad_ones_are_refused_with_the_tasks_name(self, app, options, sentence):

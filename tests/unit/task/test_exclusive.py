@@ -44,7 +44,7 @@ def clock():
 @pytest.fixture
 def store(monkeypatch, clock):
     store = MemoryStore(clock)
-    context = SimpleNamespace(options=Options.parse({"exclusive_ttl": 100}), exclusive_store=store)
+    context = SimpleNamespace(options=Options.parse({"exclusive_ttl": 100}), coordination_store=store)
     monkeypatch.setattr(exclusive, "broker_context", lambda _app: context)
     return store
 
@@ -131,7 +131,7 @@ def test_a_store_that_is_silent_for_the_worker_is_not_asked_until_it_answers_the
 ):
     started = []
     guarded = GuardedStore(store, lambda target, _name: started.append(target) or object())
-    monkeypatch.setattr(exclusive.broker_context(None), "exclusive_store", guarded)
+    monkeypatch.setattr(exclusive.broker_context(None), "coordination_store", guarded)
     table, asked = lease_table.lease_table(), []
     monkeypatch.setattr(store, "acquire", lambda *args: asked.append(args) or Acquired())
     made = make(lambda self: 42)
@@ -371,7 +371,7 @@ def test_an_error_of_the_callable_names_the_task(app):
 @pytest.mark.parametrize(
     ("broker", "options", "kind"),
     [
-        ("celery-sqs-visibility://", {"exclusive_store": "redis://host"}, GuardedStore),
+        ("celery-sqs-visibility://", {"coordination_store": "redis://host"}, GuardedStore),
         ("celery-sqs-visibility://", {}, type(None)),
         ("memory://", {}, type(None)),
     ],
@@ -379,7 +379,7 @@ def test_an_error_of_the_callable_names_the_task(app):
 def test_the_store_of_an_app_is_that_of_its_option(broker, options, kind):
     with Celery("stores", set_as_current=False, broker=broker) as app:
         app.conf.broker_transport_options = options
-        assert type(getattr(broker_context(app), "exclusive_store", None)) is kind
+        assert type(getattr(broker_context(app), "coordination_store", None)) is kind
 
 
 @pytest.mark.parametrize("options", [{"exclusive": "yes"}, {"exclusive": 1}, {"exclusive_ttl": -1}])

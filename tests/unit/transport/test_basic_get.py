@@ -61,7 +61,7 @@ def test_a_rejected_message_is_left_to_the_redrive_policy_or_deleted_without_one
 
 @pytest.mark.parametrize("redrive", ["none", "may not be read"])
 def test_a_rejected_message_is_kept_where_on_exhausted_says_so(site, redrive):
-    channel = site.connect(on_exhausted="keep").channel()
+    channel = site.connect(when_exhausted="keep").channel()
     queue = declared_queue(channel)
     publish(channel, "a")
     message = queue.get()
@@ -126,7 +126,7 @@ def store(site):
 @pytest.fixture
 def large(site, store):
     """A queue with one message whose payload is in S3."""
-    connection = site.connect(payload_bucket=store.bucket)
+    connection = site.connect(payload_store=f"s3://{store.bucket}")
     context = connection.transport.context
     context.payloads = PayloadStore(store, threshold=0)
     context.send = OutgoingMessages(context.payloads).send
@@ -145,14 +145,14 @@ def test_a_payload_in_s3_comes_with_its_message_and_goes_with_it(large, store, e
 
 
 def test_a_payload_outside_the_prefix_is_not_fetched(site, store):
-    connection = site.connect(payload_bucket=store.bucket, payload_prefix="celery/")
+    connection = site.connect(payload_store=f"s3://{store.bucket}/celery/")
     context = connection.transport.context
     context.payloads = PayloadStore(store, threshold=0, prefix="celery/")
     context.send = OutgoingMessages(PayloadStore(store, threshold=0, prefix="other/")).send
     channel = connection.channel()
     queue = declared_queue(channel)
     publish(channel, "a")
-    with pytest.raises(ValueError, match="payload_prefix is 'celery/'"):
+    with pytest.raises(ValueError, match=r"payload_store is 's3://.*/celery/'"):
         queue.get()
     assert "GetObject" not in store.calls
 

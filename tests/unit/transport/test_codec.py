@@ -18,7 +18,7 @@ from kombu.transport import virtual
 from kombu.utils.json import dumps
 from support.badmessages import envelope, old_body
 
-from celery_sqs_visibility import message
+from celery_sqs_visibility import task_message
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -345,7 +345,7 @@ def test_whatever_an_eta_says_it_does_no_harm(eta):
 
 
 def test_what_a_lambda_sends_by_message_kombu_reads_as_we_do():
-    body = message("tasks.add", [1], {"y": 2}, task_id="id-1")
+    body = task_message("tasks.add", [1], {"y": 2}, task_id="id-1")
     theirs, ours = StockChannel().read(body), read(body).payload
     assert without_sqs(theirs) == without_sqs(ours)
     channel = SimpleNamespace(decode_body=lambda text, _encoding: text)

@@ -10,8 +10,7 @@ from support.aws_events import S3_TEST, eventbridge, s3_notification, s3_record,
 from support.badmessages import encoded, envelope
 from support.factories import sqs_queue
 
-from celery_sqs_visibility import message as task_message
-from celery_sqs_visibility import task_id_for
+from celery_sqs_visibility import task_id_for, task_message
 from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.continued_events import ATTRIBUTE, ContinuedEvent, with_ours

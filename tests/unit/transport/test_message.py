@@ -27,8 +27,8 @@ class RecordingDelivery:
         self.asked = []
         self.pointer = None
 
-    def give_up(self, reason, body, on_exhausted=None, **attributes):
-        self.asked.append(("give up", reason, decoded(body())["body"], on_exhausted, attributes))
+    def give_up(self, reason, body, when_exhausted=None, **attributes):
+        self.asked.append(("give up", reason, decoded(body())["body"], when_exhausted, attributes))
 
     def refuse(self, reason, body, *, others_may=False):
         self.asked.append(("refuse", reason, decoded(body)["body"], others_may))

@@ -1,4 +1,4 @@
-"""`message()`: what others send is a task to both transports."""
+"""`task_message()`: what others send is a task to both transports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 from support.factories import sqs_queue
 
-from celery_sqs_visibility import message, task_id_for
+from celery_sqs_visibility import task_id_for, task_message
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.validation import validate
@@ -26,7 +26,7 @@ def received(body):
 
 
 def test_a_worker_reads_it():
-    opened = decode_message(sqs_queue(), received(message("proj.add", [1], {"y": 2})))
+    opened = decode_message(sqs_queue(), received(task_message("proj.add", [1], {"y": 2})))
     kombus = Message(opened.payload, CHANNEL)
     validate(kombus, {"proj.add": None})
     assert opened.task == "proj.add"
@@ -35,21 +35,21 @@ def test_a_worker_reads_it():
 
 
 def test_ids_are_fresh_unless_given():
-    first, second = (json.loads(message("proj.add"))["headers"]["id"] for _ in range(2))
+    first, second = (json.loads(task_message("proj.add"))["headers"]["id"] for _ in range(2))
     assert first != second
-    assert json.loads(message("proj.add", task_id="mine"))["headers"]["root_id"] == "mine"
+    assert json.loads(task_message("proj.add", task_id="mine"))["headers"]["root_id"] == "mine"
 
 
 def test_it_takes_a_task_for_its_name():
     app = Celery("message", set_as_current=False)
     task = app.task(task_id_for, name="proj.add")
-    assert json.loads(message(task))["headers"]["task"] == "proj.add"
+    assert json.loads(task_message(task))["headers"]["task"] == "proj.add"
     app.close()
 
 
 def test_arguments_must_be_json():
     with pytest.raises(TypeError):
-        message("proj.add", [object()])
+        task_message("proj.add", [object()])
 
 
 def test_the_task_id_of_a_message_is_always_the_same():

@@ -255,7 +255,7 @@ def end_lost(made, _pool):
 
 @pytest.mark.parametrize("kill", [cancel, lambda made, pool: made.terminate(pool), end_lost])
 def test_a_run_that_is_killed_has_its_key_released_within_a_second(make, kill):
-    made = make(on_lost="terminate")
+    made = make(when_lost="terminate")
     made.dispatch()
     made.on_accepted(1, SYSTEM_CLOCK.monotonic())
     state.active_requests.add(made)
@@ -294,7 +294,7 @@ class Context:
         self._error = error
 
     @property
-    def exclusive_store(self):
+    def coordination_store(self):
         if self._error:
             raise self._error
 

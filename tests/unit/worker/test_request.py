@@ -266,7 +266,7 @@ def test_a_run_that_ended_first_or_whose_message_came_back_here_or_that_has_not_
 @pytest.mark.parametrize("own", ["terminate", "continue", None])
 @pytest.mark.parametrize("option", ["terminate", "continue"])
 def test_the_tasks_own_on_lost_goes_before_the_transports(make, own, option):
-    one = make(on_lost=own, held_by=FakeHolder(on_lost=option))
+    one = make(when_lost=own, held_by=FakeHolder(when_lost=option))
     assert (one.delivery.on_lost is not None) is ((own or option) == "terminate")
 
 

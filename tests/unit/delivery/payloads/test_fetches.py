@@ -49,7 +49,7 @@ def store():
 
 @pytest.fixture
 def world(make, store):
-    world = make(payloads=store, payload_bucket=store.bucket)
+    world = make(payloads=store, payload_store=f"s3://{store.bucket}")
     yield world
     store.gate.set()
 
@@ -212,7 +212,7 @@ def test_another_bucket_is_neither_read_nor_emptied(world, redriven, dead_letter
     pointer = send(redriven, store, bucket="secrets")
     world.consume(redriven)
     (letter,) = events.wait(kinds.DeadLettered)
-    assert f"in s3://secrets/{KEY}, and only that of payload_bucket is read" in letter.reason
+    assert f"in s3://secrets/{KEY}, and only one in payload_store is read" in letter.reason
     flushed(world)
     assert (world.visible(dead_letters), store.calls) == ([pointer], [])
 
@@ -234,7 +234,7 @@ def failing(world, queue, store, error, **facts):
 def test_a_payload_that_cannot_be_had_for_a_while_has_its_message_come_back(
     make, store, events, caplog, error
 ):
-    world = make(payloads=store, payload_bucket=store.bucket, error_visibility_timeout=7)
+    world = make(payloads=store, payload_store=f"s3://{store.bucket}", error_visibility_timeout=7)
     queue = world.queue()
     failing(world, queue, store, error)
     (hidden,) = events.wait(kinds.Hidden)
@@ -272,7 +272,7 @@ def test_a_payload_comes_when_s3_is_back_and_meanwhile_others_have_its_messages_
 
 
 def test_after_an_outage_no_more_payloads_are_fetched_than_the_worker_has_place_for(make, store):
-    world = make(payloads=store, payload_bucket=store.bucket)
+    world = make(payloads=store, payload_store=f"s3://{store.bucket}")
     queue = world.queue()
     world.consumer.capacity.prefetch_count = 2
     world.consumer._batch_threads.remove(threads := fetches(world))

@@ -92,7 +92,7 @@ def test_without_a_bucket_size_limit_and_advice_are_an_error(sqs, queue, told):
         sqs.fail_next("SendMessage", shorter_than(told))
         size = 2000
     with pytest.raises(
-        MessageTooLargeError, match=f"{size:,} bytes .* takes {told or MESSAGE_BYTES:,}: .*payload_b"
+        MessageTooLargeError, match=f"{size:,} bytes .* takes {told or MESSAGE_BYTES:,}: .*payload_store"
     ):
         OutgoingMessages().send(queue, OutgoingMessage("x" * size))
     assert len(requests(sqs, "SendMessage")) == (told is not None)
@@ -171,7 +171,7 @@ def test_a_producer_with_another_prefix_is_told_once_and_its_payloads_stay(objec
     assert outgoing.store.owns(new_key("celery/"))
     (line,) = caplog.messages
     assert f"s3://payloads/{keys[0]} " in line
-    assert f"payload_prefix {prefix!r}, and this worker 'celery/'" in line
+    assert f"the prefix {prefix!r} in payload_store, and this worker 'celery/'" in line
 
 
 @pytest.mark.parametrize("batch", [False, True])

@@ -210,5 +210,5 @@ def test_a_message_larger_than_a_batch_of_all_is_sent_where_there_is_a_bucket(qu
         sender.put(queue, OutgoingMessage("x" * (MESSAGE_BYTES + 1)), "large")
         failures, _ = sender.close()
         assert len(failures) == 1 - sent
-        assert all("payload_bucket" in str(error) for _, error in failures)
+        assert all("payload_store" in str(error) for _, error in failures)
     assert sum(bodies(queue).values()) == 1

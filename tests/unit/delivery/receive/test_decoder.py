@@ -17,7 +17,7 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     UnreadableError,
 )
 from celery_sqs_visibility.delivery.settlements import Hide
-from celery_sqs_visibility.events import Facts, Received
+from celery_sqs_visibility.events import DeliveryFacts, Received
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 QUEUE = sqs_queue()
@@ -96,7 +96,9 @@ def test_a_message_for_which_memory_lacks_is_no_unreadable_one(world):
 
 def test_a_delivery_knows_the_facts_and_settles_itself(world):
     delivery = world.delivery(ApproximateReceiveCount="3")
-    told = Facts("q", "m1", 3, 1_700_000_000.5, "tasks.add", "id-1", received=world.clock.wall(), attempt=3)
+    told = DeliveryFacts(
+        "q", "m1", 3, 1_700_000_000.5, "tasks.add", "id-1", received=world.clock.wall(), attempt=3
+    )
     assert delivery.facts == told
     assert delivery.queue is QUEUE
     assert delivery.settle(Hide(5))

@@ -43,7 +43,7 @@ SHORTER = RequestRefusedError("Message must be shorter than 7 bytes.", code="Inv
 
 def test_a_record_beyond_the_queues_limit_has_its_payload_in_s3(make, events):
     store = FakeObjectStore()
-    world = make(payloads=store, payload_bucket=store.bucket)
+    world = make(payloads=store, payload_store=f"s3://{store.bucket}")
     queue = world.queue()
     factories.send(queue, "records:larger b:a")
     world.sqs.fail_next(SENDS[1], SHORTER, position=0)
@@ -59,7 +59,7 @@ def test_without_a_bucket_the_reason_is_the_size_and_no_right(world, redriven, d
     world.consume(redriven)
     (letter,) = events.wait(DeadLettered)
     assert "has 7 bytes with its attributes, and the queue takes 7" in letter.reason
-    assert "payload_bucket" in letter.reason
+    assert "payload_store" in letter.reason
     assert "sqs:SendMessage" not in letter.reason
 
 

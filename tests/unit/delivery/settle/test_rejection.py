@@ -27,7 +27,7 @@ class Rejecting:
     instead; "hidden": the policy may not be read.
     """
 
-    def __init__(self, name="q", redrive=None, on_error=None, on_exhausted="delete"):
+    def __init__(self, name="q", redrive=None, on_error=None, when_exhausted="delete"):
         clock = FakeClock()
         sqs = FakeSQS(clock)
         letters = factories.queue(sqs, "letters.fifo")
@@ -37,7 +37,7 @@ class Rejecting:
         if redrive == "hidden":
             sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
         book.get(self.queue, clock.monotonic())
-        options_of = factories.every_queue(error_visibility_timeout=on_error, on_exhausted=on_exhausted)
+        options_of = factories.every_queue(error_visibility_timeout=on_error, when_exhausted=when_exhausted)
         self.rejection = Rejection(book, options_of, RedeliveryIndex(120, clock))
         self.settled = []
 
@@ -58,7 +58,7 @@ class Rejecting:
 
 
 @pytest.mark.parametrize(
-    ("redrive", "on_exhausted", "becomes"),
+    ("redrive", "when_exhausted", "becomes"),
     [
         (None, "delete", Delete()),
         (None, "keep", KEPT),
@@ -68,11 +68,14 @@ class Rejecting:
     ],
 )
 @pytest.mark.parametrize("by_task", [False, True])
-def test_without_dead_letters_a_failed_message_is_deleted_or_kept(redrive, on_exhausted, becomes, by_task):
-    other = "keep" if on_exhausted == "delete" else "delete"
-    world = Rejecting(redrive=redrive, on_exhausted=other if by_task else on_exhausted)
+def test_without_dead_letters_a_failed_message_is_deleted_or_kept(redrive, when_exhausted, becomes, by_task):
+    other = "keep" if when_exhausted == "delete" else "delete"
+    world = Rejecting(redrive=redrive, when_exhausted=other if by_task else when_exhausted)
     world.rejection.give_up(
-        world.delivery(), "failed", lambda: pytest.fail("nobody needs it"), on_exhausted if by_task else None
+        world.delivery(),
+        "failed",
+        lambda: pytest.fail("nobody needs it"),
+        when_exhausted if by_task else None,
     )
     assert world.settled == [becomes]
 
@@ -87,10 +90,10 @@ def rejected(world):
 
 @pytest.mark.parametrize("end", [given_up, rejected])
 @pytest.mark.parametrize(
-    ("redrive", "on_exhausted", "lines"), [(None, "delete", 1), (None, "keep", 0), (5, "delete", 0)]
+    ("redrive", "when_exhausted", "lines"), [(None, "delete", 1), (None, "keep", 0), (5, "delete", 0)]
 )
-def test_a_message_that_is_deleted_for_good_has_one_warning(caplog, end, redrive, on_exhausted, lines):
-    end(Rejecting("q.fifo", redrive, on_exhausted=on_exhausted))
+def test_a_message_that_is_deleted_for_good_has_one_warning(caplog, end, redrive, when_exhausted, lines):
+    end(Rejecting("q.fifo", redrive, when_exhausted=when_exhausted))
     assert [record.levelname for record in caplog.records] == ["WARNING"] * lines
     for record in caplog.records:
         for fact in ("give its queue one", "queue=q.fifo", "message_id=m1", "reason="):
@@ -179,7 +182,7 @@ def test_the_head_of_a_group_is_deleted_after_some_receives_and_that_is_logged(c
     ("rejecting", "receive_count", "becomes"),
     [
         (Rejecting("q"), 1000, Lapse()),
-        (Rejecting("q.fifo", on_exhausted="keep"), RECEIVES_OF_NO_TASK, KEPT),
+        (Rejecting("q.fifo", when_exhausted="keep"), RECEIVES_OF_NO_TASK, KEPT),
         (Rejecting("q.fifo", "hidden"), 1000, Lapse()),
         (Rejecting("q.fifo", "plain"), RECEIVES_OF_NO_TASK, KEPT),
         (Rejecting("q.fifo", "plain"), 1, Lapse()),
@@ -214,7 +217,7 @@ def test_what_could_not_be_read_here_comes_back_late_where_sqs_would_move_it(rec
 
 @pytest.mark.parametrize("redrive", [None, 5])
 def test_a_message_that_comes_back_after_it_was_given_up_has_not_failed_anew(redrive):
-    world = Rejecting(redrive=redrive, on_exhausted="keep")
+    world = Rejecting(redrive=redrive, when_exhausted="keep")
     told = []
     for _ in range(2):
         delivery = world.delivery()

@@ -20,7 +20,7 @@ from celery_sqs_visibility.operate.dead_letters.moves import Moves
 from celery_sqs_visibility.operate.dead_letters.session import HeldMessages, find_place
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
-from celery_sqs_visibility.transport.task_message import message
+from celery_sqs_visibility.transport.task_message import task_message
 
 OPTIONS = ReceiveOptions(0, ("All",), ("All",))
 
@@ -56,7 +56,7 @@ class Site:
         attributes = {
             name: {"DataType": "String", "StringValue": text} for name, text in said.items() if text
         }
-        letter = OutgoingMessage(body or message(task, [1]), attributes, None, group, group and task)
+        letter = OutgoingMessage(body or task_message(task, [1]), attributes, None, group, group and task)
         return self.sqs.send(self.letters, letter)
 
     def receive(self):

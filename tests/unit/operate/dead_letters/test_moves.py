@@ -25,7 +25,7 @@ from celery_sqs_visibility.policy.payload_pointers import (
     size_attribute,
 )
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
-from celery_sqs_visibility.transport.task_message import message
+from celery_sqs_visibility.transport.task_message import task_message
 
 
 def actions(site):
@@ -108,7 +108,7 @@ def test_a_fifo_group_keeps_its_order_where_a_letter_cannot_be_sent(make_site):
 
 
 def test_attempts_begin_anew(site):
-    payload = json.loads(message("proj.add", [1]))
+    payload = json.loads(task_message("proj.add", [1]))
     payload["headers"]["retries"] = 4
     site.add(body=json.dumps(payload))
     site.moves.send_back(site.receive())
@@ -129,7 +129,7 @@ def test_a_letter_goes_to_the_queue_that_it_says(site):
 
 def test_a_letter_that_sqs_has_moved_keeps_all_its_attributes_and_finds_its_queue(site):
     attributes = {"reason": {"DataType": "String", "StringValue": "the sender's own"}}
-    site.sqs.send(site.queue, OutgoingMessage(message("proj.add"), attributes))
+    site.sqs.send(site.queue, OutgoingMessage(task_message("proj.add"), attributes))
     for _ in range(6):
         site.messages(site.queue)
     (letter,) = site.receive()

@@ -12,11 +12,11 @@ from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
 from celery_sqs_visibility.operate.dead_letters.showing import show_letters, show_whole, whole
 from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads, pointer_body, size_attribute
-from celery_sqs_visibility.transport.task_message import message
+from celery_sqs_visibility.transport.task_message import task_message
 
 
 def payload(**changes):
-    return {**json.loads(message("proj.add", [1], {"x": 2})), **changes}
+    return {**json.loads(task_message("proj.add", [1], {"x": 2})), **changes}
 
 
 def facts_of(site, body, payloads=None, readable=None, attributes=None):
@@ -30,8 +30,8 @@ def facts_of(site, body, payloads=None, readable=None, attributes=None):
 @pytest.mark.parametrize(
     "body",
     [
-        message("proj.add", [1], {"x": 2}),
-        base64.b64encode(message("proj.add", [1], {"x": 2}).encode()).decode(),
+        task_message("proj.add", [1], {"x": 2}),
+        base64.b64encode(task_message("proj.add", [1], {"x": 2}).encode()).decode(),
         json.dumps(payload(body='{"task": "proj.add", "args": [1], "kwargs": {"x": 2}}')),
     ],
     ids=["plain", "base64", "protocol 1"],
@@ -43,7 +43,7 @@ def test_arguments_are_shown(site, body):
 
 def test_a_payload_in_s3_is_fetched_or_the_reason_told(site):
     objects = FakeObjectStore()
-    objects.put("k", message("proj.add", [1]).encode())
+    objects.put("k", task_message("proj.add", [1]).encode())
     pointer, readable = pointer_body("payloads", "k"), ReadablePayloads("payloads")
     facts = facts_of(site, pointer, PayloadStore(objects), readable, size_attribute(9))
     assert (facts["args"], facts["body"]) == ([1], pointer)
@@ -53,11 +53,11 @@ def test_a_payload_in_s3_is_fetched_or_the_reason_told(site):
 
 def test_a_payload_outside_the_prefix_is_not_fetched(site):
     objects = FakeObjectStore()
-    objects.put("secrets/k", message("proj.add", ["secret"]).encode())
+    objects.put("secrets/k", task_message("proj.add", ["secret"]).encode())
     readable = ReadablePayloads("payloads", "celery/")
     pointer = pointer_body("payloads", "secrets/k")
     facts = facts_of(site, pointer, PayloadStore(objects), readable, size_attribute(9))
-    assert "payload_prefix is 'celery/'" in facts["unreadable"]
+    assert "payload_store is 's3://payloads/celery/'" in facts["unreadable"]
     assert "args" not in facts
 
 

@@ -243,12 +243,12 @@ def test_settings_are_those_that_the_user_gave(app):
 def test_a_store_that_cannot_be_used_is_found(app, sqs, monkeypatch, store, problem):
     monkeypatch.setattr(guarded, "open_store", lambda _address, _settings: store)
     monkeypatch.setattr(broker_context, "start_thread", lambda _target, _name: None)
-    options = {} if store is None else {"exclusive_store": "redis://keys"}
+    options = {} if store is None else {"coordination_store": "redis://keys"}
     assert facts_of(app, sqs, **options).store_problem == problem
 
 
 def test_a_store_whose_server_is_not_there_is_found(app, sqs, monkeypatch):
     monkeypatch.setattr(broker_context, "start_thread", lambda _target, _name: None)
-    facts = facts_of(app, sqs, exclusive_store="redis://127.0.0.1:1/0")
+    facts = facts_of(app, sqs, coordination_store="redis://127.0.0.1:1/0")
     (finding,) = run_checks.check_store(facts)
     assert "it cannot be used from here: Redis: ConnectionError: " in finding.problem

@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_sqs_visibility import events, measurements
-from celery_sqs_visibility.events import Facts, emit
+from celery_sqs_visibility.events import DeliveryFacts, emit
 from celery_sqs_visibility.operate.metrics import names, opentelemetry
 from celery_sqs_visibility.operate.metrics.prometheus import Prometheus
 
-FACTS = Facts("q", "m", 1, 0.0, "tasks.add", "t")
+FACTS = DeliveryFacts("q", "m", 1, 0.0, "tasks.add", "t")
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from celery_sqs_visibility import events, measurements
-from celery_sqs_visibility.events import Facts, emit, has_listener
+from celery_sqs_visibility.events import DeliveryFacts, emit, has_listener
 from celery_sqs_visibility.operate.metrics import names
 from celery_sqs_visibility.operate.metrics.recorder import Recorder
 
-FACTS = Facts("q", "m", 1, 0.0, "tasks.add", "t")
+FACTS = DeliveryFacts("q", "m", 1, 0.0, "tasks.add", "t")
 
 
 def counted(series, metric):
@@ -76,8 +76,8 @@ def test_a_queue_that_is_added_and_one_that_is_cancelled(series):
         (measurements.ExtensionEnded("q", 0.1), names.HEARTBEAT_LAG, {("q",): 1}),
         (events.SQSRequest("PutObject", 0.1, "ok"), names.REQUESTS, {("PutObject", "other", "ok"): 1}),
         (events.Started(FACTS), names.QUEUE_TIME, {}),
-        (events.Started(Facts("q", "m", 2, 0.0, sent=1.0)), names.QUEUE_TIME, {}),
-        (events.Started(Facts("q", "m", 1, 0.0, sent=1.0)), names.QUEUE_TIME, {("q",): 1}),
+        (events.Started(DeliveryFacts("q", "m", 2, 0.0, sent=1.0)), names.QUEUE_TIME, {}),
+        (events.Started(DeliveryFacts("q", "m", 1, 0.0, sent=1.0)), names.QUEUE_TIME, {("q",): 1}),
     ],
 )
 def test_a_duration_is_observed(series, recorder, event, metric, expected):
@@ -87,7 +87,7 @@ def test_a_duration_is_observed(series, recorder, event, metric, expected):
 
 def test_a_name_that_the_worker_does_not_have_is_no_label(series, recorder):
     for name in ("evil-1", "evil-2", None):
-        emit(events.Started(Facts("q", "m", 1, 0.0, name)))
+        emit(events.Started(DeliveryFacts("q", "m", 1, 0.0, name)))
     assert counted(series, names.ATTEMPTS) == {("unknown", "q"): 3}
 
 

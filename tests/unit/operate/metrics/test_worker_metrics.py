@@ -28,8 +28,8 @@ from celery_sqs_visibility.policy.prefetch import Slots
     ("options", "exporters"),
     [
         ({}, ()),
-        ({"http_port": 9540}, ("prometheus",)),
-        ({"http_port": 9540, "metrics": []}, ()),
+        ({"http_address": ":9540"}, ("prometheus",)),
+        ({"http_address": ":9540", "metrics": []}, ()),
         ({"metrics": "emf, prometheus"}, ("prometheus", "emf")),
         ({"metrics": ["opentelemetry"]}, ("opentelemetry",)),
     ],
@@ -42,14 +42,14 @@ def test_who_gets_metrics(options, exporters):
     ("options", "seconds"),
     [
         ({}, 300),
-        ({"exclusive_store": "dynamodb://keys"}, 60),
+        ({"coordination_store": "dynamodb://keys"}, 60),
         ({"sample_queues": 20}, 20),
-        ({"sample_queues": 0, "exclusive_store": "dynamodb://keys"}, 0),
+        ({"sample_queues": 0, "coordination_store": "dynamodb://keys"}, 0),
     ],
 )
 def test_queues_are_sampled_where_metrics_are_on(options, seconds):
-    assert Options.parse({"http_port": 9540, **options}).sample_seconds == seconds
-    assert Options.parse({"http_port": 9540, **options}).samples_queues is bool(seconds)
+    assert Options.parse({"http_address": ":9540", **options}).sample_seconds == seconds
+    assert Options.parse({"http_address": ":9540", **options}).samples_queues is bool(seconds)
     assert not Options.parse(options).samples_queues
 
 
@@ -57,7 +57,7 @@ def test_a_package_that_is_missing_is_named_where_it_is_asked_for(monkeypatch):
     monkeypatch.setitem(worker_metrics.PACKAGES, "prometheus", "not_there.at_all")
     with pytest.raises(ImproperlyConfigured, match=r"pip install 'celery_sqs_visibility\[prometheus\]'"):
         exporters_of(Options.parse({"metrics": ["prometheus"]}))
-    assert exporters_of(Options.parse({"http_port": 9540})) == ()
+    assert exporters_of(Options.parse({"http_address": ":9540"})) == ()
 
 
 @pytest.mark.parametrize("wrong", ["statsd", ["prometheus", "statsd"], 7, {"emf": True, "x": 1}])
@@ -81,7 +81,7 @@ def context(**options):
         worker_queue_consumers=[],
         slots=None,
         worker_name="w@h",
-        exclusive_store=None,
+        coordination_store=None,
         pauses=Pauses(),
         turns=Turns(parsed.queue_order, parsed.for_queue) if parsed.has_turns else None,
     )

@@ -117,9 +117,8 @@ def test_options_name_things():
         create=True,
         queue_tags={"team": "a"},
         dead_letter_queue="dead",
-        payload_bucket="payloads",
-        payload_prefix="celery/",
-        exclusive_store="dynamodb://keys?region=eu-west-1",
+        payload_store="s3://payloads/celery/",
+        coordination_store="dynamodb://keys?region=eu-west-1",
         sts_role_arn=ROLE,
     )
     assert found.arns == {
@@ -138,7 +137,7 @@ def test_options_name_things():
 
 
 @pytest.mark.parametrize(
-    "options", [{"metrics": ["emf"], "sample_queues": 60}, {"http_port": 9540, "sample_queues": 60}]
+    "options", [{"metrics": ["emf"], "sample_queues": 60}, {"http_address": ":9540", "sample_queues": 60}]
 )
 def test_metrics_count_dead_letters_and_ask_for_ages(options):
     policy = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn("dead"), "maxReceiveCount": 5})}
