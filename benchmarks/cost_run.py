@@ -215,17 +215,8 @@ def publish_in_a_block(app, counter, messages):
             for number in range(many):
                 delay(number)
                 if number % TOGETHER == TOGETHER - 1:
-                    send_batch(batch._senders[-1])
+                    batch._senders[-1].batch_threads.send_next()
     counter.stop()
-
-
-def send_batch(sender):
-    """The part of one of its threads."""
-    sent = sender._next()
-    outcome = sender._send(sent)
-    sender._log_outage(sent[0].queue, worlds.Clock.monotonic(), outcome)
-    with sender._work:
-        sender._conclude(sent, outcome)
 
 
 def ask(action, counter, requests):

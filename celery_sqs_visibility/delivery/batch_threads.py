@@ -105,6 +105,14 @@ class BatchThreads(Generic[Batch]):
         else:
             self._woken.notify()
 
+    def has_thread(self) -> bool:
+        """Start a thread if there is none; `False` where the system refuses it."""
+        with self.lock:
+            self._started = True
+            if not self._threads:
+                self._start_thread()
+            return bool(self._threads)
+
     def send_next(self) -> bool:
         """Send one batch on this thread; `False` if none is due."""
         with self.lock:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
+from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import (
     PASSING_ERRORS,
@@ -239,20 +239,28 @@ class PendingMessages(Generic[Tag]):
             self.size -= pending.size
         return [pending.tag for pending in withdrawn]
 
-    def conclude(self, batch: list[PendingMessage[Tag]], outcome: BatchResult | SQSError, now: float) -> None:
-        """A batch was sent: forget what SQS has, keep what is tried again, note what is given up."""
-        if isinstance(outcome, RequestRefusedError) and len(batch) > 1:
+    def conclude(self, batch: list[PendingMessage[Tag]], failed: Mapping[int, SQSError], now: float) -> None:
+        """A batch was sent: forget what SQS has, keep what is tried again, note what is given up.
+
+        Args:
+            batch: the messages, as `take` returned them.
+            failed: errors by position; one error is that of all where the request failed as a whole.
+            now: the time.
+        """
+        whole = failed.get(0)
+        if (
+            isinstance(whole, RequestRefusedError)
+            and len(batch) > 1
+            and all(failed.get(i) is whole for i in range(len(batch)))
+        ):
             self._divide(batch)
             return
-        if isinstance(outcome, SQSError):
-            outcome = BatchResult(dict.fromkeys(range(len(batch)), outcome))
-        errors = outcome.failed
         batches = self._batches[batch[0].queue]
-        if len(errors) < len(batch):
+        if len(failed) < len(batch):
             batches.outage_since = None
-        self._retry_or_give_up(batches, {batch[i]: error for i, error in errors.items()}, now)
+        self._retry_or_give_up(batches, {batch[i]: error for i, error in failed.items()}, now)
         for i, pending in enumerate(batch):
-            if i not in errors:
+            if i not in failed:
                 self._remove(pending)
 
     def _retry_or_give_up(

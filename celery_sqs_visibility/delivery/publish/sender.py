@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue, when_known
+from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
-from celery_sqs_visibility.delivery.publish.pending import LINGER_SECONDS, PendingMessage, PendingMessages
-from celery_sqs_visibility.delivery.threads import start_thread
+from celery_sqs_visibility.delivery.publish.pending import PendingMessage, PendingMessages
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError, UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
@@ -27,6 +27,11 @@ MOST_SENDERS: Final = 8
 #: Publishing waits while this many messages, or bytes, are pending, where SQS takes less than is published.
 MOST_PENDING: Final = 1000
 MOST_PENDING_BYTES = 32 * 1024 * 1024
+
+#: A thread that waits for the senders' looks after them this often.
+CHECK_SECONDS: Final = 5.0
+
+Messages = list[PendingMessage[str | None]]
 
 
 class Sender:
@@ -51,28 +56,26 @@ class Sender:
         self._outgoing = outgoing or OutgoingMessages()
         self._clock = clock
         self._pid = os.getpid()
-        lock = threading.Lock()  # guards everything below
-        self._work = threading.Condition(lock)  # for the senders' threads
-        self._sent = threading.Condition(lock)  # for threads that publish, or close
+        self.batch_threads = BatchThreads("sqs-publish", "sends messages", MOST_SENDERS, self, clock)
+        self._lock = self.batch_threads.lock  # guards everything below
+        self._sent = threading.Condition(self._lock)  # for threads that publish, or close
         self._pending: PendingMessages[str | None] = PendingMessages()
         self._closed = False
-        self._threads = 0
-        self._idle = 0
         self._outages: dict[Queue, Outage] = {}
 
     def put(self, queue: Queue, message: OutgoingMessage, task_id: str | None) -> bool:
-        """Have it sent, waiting while too much is pending; `False` where no thread of ours would send it."""
+        """Take a message; wait while too much is pending. `False`: no thread of ours would send it."""
         if self._pid != os.getpid():
             return False  # and its lock may be held by a thread that this process does not have
-        with self._work:
-            self._sent.wait_for(self._has_capacity)
-            if self._closed or not (self._threads or self._start_thread()):
+        if not self._has_capacity():
+            self._wait_until(self._has_capacity)
+        with self._lock:
+            if self._closed or not self.batch_threads.has_thread():
                 return False
             now = self._clock.monotonic()
-            if self._pending.add(queue, message, task_id, now, self._outgoing.offloads):
-                self._wake_sender()
-            elif self._pending.count == 1:
-                self._work.notify()  # to wait until it has lingered
+            fills = self._pending.add(queue, message, task_id, now, self._outgoing.offloads)
+            if fills or self._pending.count == 1:
+                self.batch_threads.wake()  # to send it, or to wait until it has lingered
             return True
 
     @property
@@ -87,99 +90,73 @@ class Sender:
             Task id and reason of each message that could not be sent, and how many were put in altogether.
         """
         if self._pid == os.getpid():
-            with self._work:
+            with self._lock:
                 self._closed = True
-                self._work.notify_all()
+                self.batch_threads.stop()
+                self.batch_threads.wake()
                 self._sent.notify_all()
-                self._sent.wait_for(lambda: not self._pending.count)
+            self._wait_until(lambda: not self._pending.count)
         return self.unsent()
 
     def unsent(self) -> tuple[list[tuple[str | None, Exception]], int]:
         """As `close`, of this moment: a message that waits, or whose answer has not come, is not sent yet."""
         if self._pid != os.getpid():
             return [], 0
-        with self._work:
+        with self._lock:
             unsent = [(task_id, UnavailableError("it was not sent yet")) for task_id in self._pending.waiting]
             return [*self._pending.failures, *unsent], self._pending.accepted
+
+    # The work of the threads.
+
+    def due(self, now: float) -> float | None:
+        """See `batch_threads.Work`."""
+        return now if self._pending.has_more(flushing=self._closed) else self._pending.due()
+
+    def ready(self) -> int:
+        """See `batch_threads.Work`."""
+        return self._pending.batches_ready()
+
+    def take(self, now: float) -> Messages | None:
+        """See `batch_threads.Work`."""
+        return self._pending.take(now, flushing=self._closed) or None
+
+    def send(self, batch: Messages, _since: float) -> BatchResult:
+        """See `batch_threads.Work`."""
+        queue = batch[0].queue
+        send = partial(self._outgoing.send_batch, queue, [pending.message for pending in batch])
+        return when_known(send) if queue.origin == "created" else send()
+
+    def conclude(self, batch: Messages, since: float, failed: Mapping[int, SQSError]) -> None:
+        """See `batch_threads.Work`."""
+        with suppress(Exception):  # a filter of the log's must not end a sender
+            self._log_outage(batch, since, list(failed.values()))
+        with self._lock:
+            self._pending.conclude(batch, failed, self._clock.monotonic())
+            self._sent.notify_all()
 
     def _has_capacity(self) -> bool:
         full = self._pending.count >= MOST_PENDING or self._pending.size >= MOST_PENDING_BYTES
         return self._closed or not full
 
-    def _wake_sender(self) -> None:
-        if self._idle:
-            self._work.notify()
-        elif self._threads < MOST_SENDERS:
-            self._start_thread()
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait, and meanwhile replace threads that died or hang: a producer has no supervisor."""
+        while True:
+            with self._lock:
+                if self._sent.wait_for(condition, CHECK_SECONDS):
+                    return
+            self.batch_threads.replace_stuck(self._clock.monotonic())
 
-    def _start_thread(self) -> bool:
-        started = start_thread(self._run, f"sqs-publish-{self._threads}") is not None
-        self._threads += started
-        return started
-
-    def _run(self) -> None:
-        batch = self._next()
-        while batch:
-            since = self._clock.monotonic()
-            outcome = self._send(batch)
-            with suppress(Exception):  # a filter of the log's must not end a sender
-                self._log_outage(batch[0].queue, since, outcome)
-            batch = self._next(batch, outcome)
-
-    def _next(
-        self,
-        sent: list[PendingMessage[str | None]] | None = None,
-        outcome: BatchResult | SQSError | None = None,
-    ) -> list[PendingMessage[str | None]]:
-        """The next batch; empty when there will be none. Concludes the last one under the same lock."""
-        with self._work:
-            if sent and outcome is not None:
-                self._conclude(sent, outcome)
-            while not (self._closed and not self._pending.count):
-                now = self._clock.monotonic()
-                if batch := self._pending.take(now, flushing=self._closed):
-                    if self._pending.has_more(flushing=self._closed):
-                        self._wake_sender()
-                    return batch
-                due = self._pending.due()
-                self._idle += 1
-                # No longer than that: the thread that waits for the next instant may be busy by then.
-                self._work.wait(LINGER_SECONDS if due is None else max(0.0, min(due - now, LINGER_SECONDS)))
-                self._idle -= 1
-            self._threads -= 1
-            return []
-
-    def _conclude(self, batch: list[PendingMessage[str | None]], outcome: BatchResult | SQSError) -> None:
-        self._pending.conclude(batch, outcome, self._clock.monotonic())
-        self._sent.notify_all()
-        if self._closed and not self._pending.count:
-            self._work.notify_all()
-        elif isinstance(outcome, SQSError) or outcome.failed:
-            self._work.notify()  # to wait for the retry
-
-    def _send(self, batch: list[PendingMessage[str | None]]) -> BatchResult | SQSError:
+    def _log_outage(self, batch: Messages, since: float, errors: list[SQSError]) -> None:
         queue = batch[0].queue
-        try:
-            send = partial(self._outgoing.send_batch, queue, [pending.message for pending in batch])
-            return when_known(send) if queue.origin == "created" else send()
-        except SQSError as error:
-            return error
-        except Exception as bug:
-            logger.exception("unexpected error while sending messages to %r; they are sent again", queue.name)
-            return UnavailableError(repr(bug))
-
-    def _log_outage(self, queue: Queue, since: float, outcome: BatchResult | SQSError) -> None:
-        if isinstance(outcome, QueueDoesNotExistError):
+        if any(isinstance(error, QueueDoesNotExistError) for error in errors):
             self._missing(queue.name)
-        errors = [outcome] if isinstance(outcome, SQSError) else list(outcome.failed.values())
-        passing = [error for error in errors if isinstance(error, PASSING_ERRORS)]
-        if passing:
+        if passing := [error for error in errors if isinstance(error, PASSING_ERRORS)]:
             self._outage(queue).failure(passing[0])
-        elif queue in self._outages and not isinstance(outcome, SQSError):
+        elif queue in self._outages and len(errors) < len(batch):
             self._outage(queue).success(since)
 
     def _outage(self, queue: Queue) -> Outage:
-        with self._work:
+        with self._lock:
             if queue not in self._outages:
                 self._outages[queue] = Outage(logger, "send messages", queue.name, self._clock)
             return self._outages[queue]

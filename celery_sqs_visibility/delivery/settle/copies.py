@@ -207,7 +207,7 @@ class Copies:
             if position not in failed:
                 message.tag.sending.note_sent(message.tag.place, batch.message_ids.get(position, ""))
         pending = self._pending[batch.kind]
-        pending.conclude(batch.messages, _outcome(batch, failed), self._clock.monotonic())
+        pending.conclude(batch.messages, failed, self._clock.monotonic())
         self._note_given_up(pending)
         self._log_outage(batch, failed, since)
         for sending in {message.tag.sending: None for message in batch.messages}:
@@ -280,14 +280,6 @@ class Copies:
             outage.failure(passing[0])
         elif len(failed) < len(batch):
             outage.success(since)
-
-
-def _outcome(batch: CopyBatch, failed: Mapping[int, SQSError]) -> BatchResult | SQSError:
-    """The error of a request that failed as a whole; else those of its entries."""
-    errors = {id(error): error for error in failed.values()}
-    if len(failed) == len(batch) and len(errors) == 1:
-        return next(iter(errors.values()))
-    return BatchResult(failed)
 
 
 def _never(_queue: Queue, _size: int) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
+from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.publish.pending import (
     GIVE_UP_SECONDS,
@@ -28,7 +28,7 @@ from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
 NOW = 1000.0
-SENT = BatchResult({})
+SENT: dict = {}  # no entry failed
 PLAIN = Queue("q", "https://sqs.example/1/q", FakeSQS())
 FIFO = Queue("q.fifo", "https://sqs.example/1/q.fifo", FakeSQS())
 
@@ -41,6 +41,11 @@ def pending():
 def fill(pending, *ids, queue=PLAIN, now=NOW, **fields):
     """Add messages; whether the last made a batch that waits for nothing."""
     return [pending.add(queue, OutgoingMessage(str(i), **fields), str(i), now) for i in ids][-1]
+
+
+def whole(batch, error):
+    """What failed where a request failed as a whole."""
+    return dict.fromkeys(range(len(batch)), error)
 
 
 def ids(batch):
@@ -79,7 +84,7 @@ def test_a_message_that_is_too_large_fails_alone_and_says_how_large_it_is(pendin
 def test_what_failed_comes_back_alone_after_a_pause(pending):
     fill(pending, *range(3))
     batch = pending.take(NOW, flushing=True)
-    pending.conclude(batch, BatchResult({1: ThrottledError("slow down")}), NOW)
+    pending.conclude(batch, {1: ThrottledError("slow down")}, NOW)
     assert pending.count == 1
     assert pending.take(NOW, flushing=True) == []
     assert NOW < pending.due() <= NOW + LONGEST_PAUSE_SECONDS
@@ -89,7 +94,7 @@ def test_what_failed_comes_back_alone_after_a_pause(pending):
 @pytest.mark.parametrize("error", [AccessDeniedError("no"), RequestRefusedError("nonsense")])
 def test_what_does_not_pass_is_given_up_at_once(pending, error):
     fill(pending, *range(3))
-    pending.conclude(pending.take(NOW, flushing=True), BatchResult({1: error}), NOW)
+    pending.conclude(pending.take(NOW, flushing=True), {1: error}, NOW)
     assert pending.count == 0
     assert pending.failures == [("1", error)]
 
@@ -99,7 +104,7 @@ def test_refused_credentials_are_looked_for_anew_a_few_times(pending):
     refused = CredentialsRefusedError("expired")
     now, tries = NOW, 0
     while pending.count:
-        pending.conclude(pending.take(now, flushing=True), refused, now)
+        pending.conclude(pending.take(now, flushing=True), {0: refused}, now)
         now, tries = pending.due() or now, tries + 1
     assert tries == MOST_CREDENTIAL_LOOKUPS
     assert pending.failures == [("1", refused)]
@@ -109,15 +114,15 @@ def test_an_outage_ends_it_for_all_when_nothing_has_worked_for_so_long(pending):
     now = NOW
     fill(pending, 1)
     while not pending.failures:
-        pending.conclude(pending.take(now, flushing=True), UnavailableError("down"), now)
+        pending.conclude(pending.take(now, flushing=True), {0: UnavailableError("down")}, now)
         now = pending.due() or now
     assert GIVE_UP_SECONDS - LONGEST_PAUSE_SECONDS <= now - NOW <= GIVE_UP_SECONDS
     now = NOW + GIVE_UP_SECONDS
     fill(pending, 2, now=now)
-    pending.conclude(pending.take(now, flushing=True), UnavailableError("down"), now)
+    pending.conclude(pending.take(now, flushing=True), {0: UnavailableError("down")}, now)
     assert [task_id for task_id, _ in pending.failures] == ["1", "2"]  # not another half minute
     fill(pending, 3, 4, now=now)
-    something_worked = BatchResult({0: UnavailableError("down")})
+    something_worked = {0: UnavailableError("down")}
     pending.conclude(pending.take(now, flushing=True), something_worked, now)
     assert pending.count == 1
 
@@ -127,7 +132,7 @@ def test_of_a_request_refused_as_a_whole_only_what_is_wrong_fails(pending):
     sent = []
     while batch := pending.take(NOW, flushing=True):
         if "7" in ids(batch):
-            pending.conclude(batch, RequestRefusedError("one of them is wrong"), NOW)
+            pending.conclude(batch, whole(batch, RequestRefusedError("one of them is wrong")), NOW)
         else:
             pending.conclude(batch, SENT, NOW)
             sent += ids(batch)
@@ -142,7 +147,7 @@ def test_a_group_sends_one_at_a_time_without_lingering_and_what_failed_is_not_ov
     first = pending.take(NOW)
     assert ids(first) == ["a1", "b1"]
     assert pending.take(NOW, flushing=True) == []
-    pending.conclude(first, BatchResult({0: ThrottledError("slow down")}), NOW)
+    pending.conclude(first, {0: ThrottledError("slow down")}, NOW)
     assert ids(pending.take(NOW, flushing=True)) == ["b2"]
     later = pending.due()
     again = pending.take(later, flushing=True)
@@ -180,10 +185,9 @@ def test_whatever_happens_each_is_sent_or_told_of_once_within_the_limits_and_in_
             continue
         if flying and (not batch or data.draw(st.booleans())):
             batch = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
-            outcome = outcome_of(data.draw(OUTCOMES), batch, data)
-            pending.conclude(batch, outcome, now)
-            if isinstance(outcome, BatchResult):
-                sent += [entry for i, entry in enumerate(batch) if i not in outcome.failed]
+            errors = errors_of(data.draw(OUTCOMES), batch, data)
+            pending.conclude(batch, errors, now)
+            sent += [entry for i, entry in enumerate(batch) if i not in errors]
     failed = [task_id for task_id, _ in pending.failures]
     assert Counter([*ids(sent), *failed]) == Counter(list(sizes))
     assert pending.size == 0
@@ -194,13 +198,13 @@ def test_whatever_happens_each_is_sent_or_told_of_once_within_the_limits_and_in_
     assert all(numbers == sorted(numbers) for numbers in order.values())
 
 
-def outcome_of(kind, batch, data):
+def errors_of(kind, batch, data):
     if kind == "sent":
         return SENT
     if kind == "down":
-        return UnavailableError("down")
+        return whole(batch, UnavailableError("down"))
     if kind == "too long":
-        return RequestRefusedError("the batch is too long")
+        return whole(batch, RequestRefusedError("the batch is too long"))
     doomed = data.draw(st.sets(st.integers(0, len(batch) - 1)))
-    error = ThrottledError("slow down") if kind == "throttled" else RequestRefusedError("nonsense")
-    return BatchResult(dict.fromkeys(doomed, error))
+    error = ThrottledError if kind == "throttled" else RequestRefusedError
+    return {position: error("of this entry") for position in doomed}

@@ -14,6 +14,7 @@ from celery_sqs_visibility.aws import queues
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery import batch_threads
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.publish import pending
 from celery_sqs_visibility.delivery.publish import sender as module
@@ -191,6 +192,22 @@ def test_without_a_thread_nothing_is_taken(sqs, queue, monkeypatch):
     sender = Sender()
     assert put(sender, queue, 1) == [False]
     assert sender.close() == ([], 0)
+
+
+def test_a_thread_that_hangs_is_replaced_and_its_batch_is_sent_again(monkeypatch, caplog):
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(batch_threads, "HUNG_AFTER_SECONDS", 0.05)
+    sqs = GatedSQS()
+    queue, sender = sqs_queue(sqs=sqs), Sender()
+    put(sender, queue, *range(10))
+    assert sqs.waiting.acquire(timeout=SOON)
+    closing = threading.Thread(target=sender.close)
+    closing.start()
+    assert sqs.waiting.acquire(timeout=SOON)  # by another thread, again
+    sqs.gate.set()
+    closing.join(SOON)
+    assert sender.unsent() == ([], 10)
+    assert "a thread that sends messages hangs; another takes its place" in caplog.messages
 
 
 def test_large_messages_are_uploaded_side_by_side_and_the_others_share_their_requests(queue, sqs):
