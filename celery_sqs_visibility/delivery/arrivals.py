@@ -21,7 +21,7 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     ReadContent,
     ReadLater,
 )
-from celery_sqs_visibility.delivery.receive.receivers import OnMessage
+from celery_sqs_visibility.delivery.receive.receiver import OnMessage
 from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Park, Renew, Settlement, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import log_safely

@@ -14,7 +14,6 @@ from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
 from celery_sqs_visibility.delivery.batch_threads import batch_threads_of
 from celery_sqs_visibility.delivery.event_log import listen
-from celery_sqs_visibility.delivery.forgotten import ForgottenMessages
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
@@ -23,12 +22,12 @@ from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
-from celery_sqs_visibility.delivery.receive.receiver import Receiver
-from celery_sqs_visibility.delivery.receive.receivers import OnMessage, Receivers
+from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Receiver, Receivers
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settlements import Lapse, Release, Renew
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
+from celery_sqs_visibility.delivery.watches import ForgottenMessages, RunWatch
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.health import DutyFacts, PollingFacts
 from celery_sqs_visibility.policy.options import Options
@@ -86,7 +85,7 @@ class QueueConsumer(DeliveryHolder):
             lambda: self._arrivals.handed,
         )
         some = [each for each in (leases, turns, self._awaited) if each is not None]
-        self._parts = (self.capacity, *self._batch_threads, *some, self._run_watch, self._forgotten)
+        self._parts = (self.capacity, *self._batch_threads, *some, RunWatch(self.ledger), self._forgotten)
         self._supervisor = Supervisor(self._supervised, clock)
         # Guards _running, _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()

@@ -13,21 +13,17 @@ from celery_sqs_visibility.delivery.endings import measure_end, measure_settleme
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
-from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
-from celery_sqs_visibility.delivery.receive.set_aside import SetAside
 from celery_sqs_visibility.delivery.receive.turns import Turns
-from celery_sqs_visibility.delivery.settle.copies import Copies
+from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
-from celery_sqs_visibility.delivery.settle.originals import settlement_of
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
-from celery_sqs_visibility.delivery.settle.sending import Sending
 from celery_sqs_visibility.delivery.settle.settler import Ended, Settler
 from celery_sqs_visibility.delivery.settlements import (
     DeadLetter,
@@ -74,7 +70,6 @@ class DeliveryHolder:
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots, turns)
         self._turns = turns
         self.ledger = Ledger(options.for_queue, leases)
-        self.set_aside = SetAside(self.capacity, self.ledger.holds)
         permissions = CopyPermissions(clock)
         self.parking = Parking(redrive, options.for_queue, clock, permissions)
         self.rejection = Rejection(redrive, options.for_queue, redeliveries)
@@ -91,7 +86,6 @@ class DeliveryHolder:
             self._outgoing, permissions, self._spare, options.settle_window, clock, self._copied
         )
         self._heartbeat = Heartbeat(self.ledger, clock, self._resume)
-        self._run_watch = RunWatch(self.ledger)
 
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:
         """The message becomes visible at that monotonic instant."""
@@ -150,7 +144,7 @@ class DeliveryHolder:
         """See `model.Holder`. The newer delivery may be another consumer's. A receiver's thread."""
         if not self.ledger.supersede(delivery, superseded_by):
             return False
-        self.set_aside.remove(delivery)
+        self.capacity.take_again(delivery)
         superseded_by.take_after(delivery)
         self.capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
         self._released()
@@ -185,7 +179,7 @@ class DeliveryHolder:
         try:
             if not done:
                 self.redeliveries.remove(delivery)
-            self.set_aside.remove(delivery)
+            self.capacity.take_again(delivery)
             now = self._clock.monotonic()
             measure_end(delivery, settlement, now)
             if at_once:
@@ -201,7 +195,7 @@ class DeliveryHolder:
             return self.settle(delivery, Lapse())
         if not self.ledger.claim(delivery):
             return False
-        self.set_aside.remove(delivery)
+        self.capacity.take_again(delivery)
         measure_end(delivery, copying, self._clock.monotonic())
         self._copies.submit(delivery, copying)
         self._free_capacity(delivery)

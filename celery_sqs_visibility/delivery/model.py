@@ -9,7 +9,7 @@ from weakref import ref
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.lease import Lease, LeaseKey
+from celery_sqs_visibility.delivery.lease_table import Lease, LeaseKey
 from celery_sqs_visibility.delivery.settlements import Renew, Settlement
 from celery_sqs_visibility.events import Facts
 from celery_sqs_visibility.policy.options import Options
@@ -21,7 +21,7 @@ MakeCopy = Callable[["Delivery"], tuple[str, Mapping[str, Any]] | None]
 
 
 class Bucket(dict["Delivery", None]):
-    """Deliveries of a queue that are to be extended at one instant: see `hold.extension_schedule`."""
+    """Deliveries of a queue that are to be extended at one instant: see `hold.ledger.ExtensionSchedule`."""
 
     def __init__(self, instant: float, queue: Queue) -> None:
         self.instant = instant

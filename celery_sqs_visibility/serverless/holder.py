@@ -13,13 +13,11 @@ from celery_sqs_visibility.delivery.endings import measure_end
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
-from celery_sqs_visibility.delivery.settle.copies import Copies
+from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
-from celery_sqs_visibility.delivery.settle.originals import settlement_of
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
-from celery_sqs_visibility.delivery.settle.sending import Sending
 from celery_sqs_visibility.delivery.settlements import (
     DeadLetter,
     Delete,

@@ -10,8 +10,7 @@ from typing import Final
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
-from celery_sqs_visibility.delivery.hold.extensions import ExtensionOutcome
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.hold.ledger import ExtensionOutcome, Ledger
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.settlements import Settlement

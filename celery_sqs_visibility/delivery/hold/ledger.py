@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
-from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSchedule
-from celery_sqs_visibility.delivery.hold.extensions import (
-    ExtensionOutcome,
-    extension_seconds,
-    is_extended_again,
-    lateness,
-    next_try,
-    seconds_apart,
-)
-from celery_sqs_visibility.delivery.lease import INACTIVE
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, LeaseTable
+from celery_sqs_visibility.delivery.model import Bucket, Delivery
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Settlement
-from celery_sqs_visibility.policy.options import OptionsOfQueue
+from celery_sqs_visibility.policy.options import OptionsOfQueue, QueueOptions
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SECONDS
 
 #: An instant that has passed.
 AT_ONCE: Final = 0.0
+
+#: The time from one extension to the next has this many buckets.
+BUCKETS: Final = 4
+
+#: A failed extension is tried again at multiples of this, so that retries share requests.
+RETRY_BUCKET_SECONDS: Final = 0.25
+
+#: A failed extension is tried again after this part of the time that is left,
+RETRY_FRACTION: Final = 4
+
+#: but not sooner than this.
+RETRY_FLOOR_SECONDS: Final = 0.25
+
+
+class ExtensionOutcome(NamedTuple):
+    """What the ledger says of a delivery whose extension has returned.
+
+    Attributes:
+        held: whether it is still held, neither settled nor superseded meanwhile.
+        waiting: the settlement that waited for the extension, to be carried out now.
+    """
+
+    held: bool
+    waiting: Settlement | None
 
 
 class Ledger:
@@ -66,10 +85,6 @@ class Ledger:
         delivery until the other side has looked it up.
         """
         return self._held.get(handle) or self._gone.get(handle)
-
-    def holds(self, delivery: Delivery) -> bool:
-        """Whether it is held, and neither settled nor superseded."""
-        return delivery.held
 
     def add(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
         """A poll brought them: they are of one queue, with one deadline; those that are held from now on.
@@ -254,8 +269,9 @@ class Ledger:
         return extension_seconds(delivery, self._options_of(delivery.queue.name), now)
 
     def lateness(self, delivery: Delivery, now: float) -> float:
-        """Seconds since the instant by which it should have been extended."""
-        return lateness(delivery, self._options_of(delivery.queue.name), now)
+        """Seconds since the instant by which it should have been extended; 0 before."""
+        interval = self._options_of(delivery.queue.name).heartbeat_interval
+        return max(0.0, now - (delivery.deadline - interval))
 
     def extended(self, delivery: Delivery, deadline: float) -> ExtensionOutcome:
         """SQS extended it until that instant."""
@@ -359,3 +375,113 @@ class Ledger:
             self._extensions.add(deliveries, deadline - interval, seconds_apart(options))
         else:
             self._extensions.add_not_before(deliveries, deadline if not_before is None else not_before)
+
+
+class ExtensionSchedule:
+    """Deliveries in buckets of time. Not thread-safe: the ledger locks.
+
+    A bucket falls due as a whole, at its beginning. Where its last batch has room, deliveries of later
+    buckets fill it up: their extension costs nothing, and from then on they share a bucket. A delivery stays
+    here until the batch that extends it is taken.
+    """
+
+    def __init__(self) -> None:
+        # By the instant at which they fall due, and by queue; none of them is empty.
+        self._buckets: dict[float, dict[Queue, Bucket]] = {}
+
+    def add(self, deliveries: Sequence[Delivery], at: float, interval: float) -> None:
+        """Extend them, of one queue, at that monotonic instant, or up to a bucket earlier.
+
+        `interval` is the seconds before or after which the queue's deliveries are extended again, whichever
+        is less: a bucket must be shorter, or a delivery that was just extended would be due at once.
+        """
+        seconds = interval / BUCKETS
+        self._put(deliveries, math.floor(at / seconds) * seconds)
+
+    def add_not_before(self, deliveries: Sequence[Delivery], at: float) -> None:
+        """Extend them, of one queue, at that monotonic instant, or a moment later."""
+        self._put(deliveries, math.ceil(at / RETRY_BUCKET_SECONDS) * RETRY_BUCKET_SECONDS)
+
+    def remove(self, delivery: Delivery) -> None:
+        """Do not extend it; harmless if it is not here."""
+        bucket, delivery.bucket = delivery.bucket, None
+        if bucket is None:
+            return
+        # A signal handler may remove others between any two of these lines.
+        bucket.pop(delivery, None)
+        if not bucket:
+            queues = self._buckets.get(bucket.instant, {})
+            queues.pop(bucket.queue, None)
+            if not queues:
+                self._buckets.pop(bucket.instant, None)
+
+    def next_due(self) -> float | None:
+        """The instant at which the earliest bucket falls due."""
+        return min(self._buckets, default=None)
+
+    def batches_due(self, now: float) -> int:
+        """How many requests it takes to extend everything that is due."""
+        due: Counter[Queue] = Counter()
+        for bucket, queues in self._buckets.items():
+            if bucket <= now:
+                due.update({queue: len(members) for queue, members in queues.items()})
+        return sum(math.ceil(count / BATCH_ENTRIES) for count in due.values())
+
+    def take_due(self, now: float) -> list[Delivery]:
+        """Take out one batch of one queue: everything due, filled up with what falls due next."""
+        first = self.next_due()
+        if first is None or first > now:
+            return []
+        batch = list(islice(self._of(next(iter(self._buckets[first]))), BATCH_ENTRIES))
+        for delivery in batch:
+            self.remove(delivery)
+        return batch
+
+    def _of(self, queue: Queue) -> Iterator[Delivery]:
+        """The deliveries of a queue, in the order in which they fall due."""
+        for bucket in sorted(self._buckets):
+            yield from self._buckets[bucket].get(queue, ())
+
+    def _put(self, deliveries: Sequence[Delivery], instant: float) -> None:
+        queue = deliveries[0].queue
+        queues = self._buckets.get(instant) or {}
+        bucket = queues.get(queue) or Bucket(instant, queue)
+        for delivery in deliveries:
+            if delivery.bucket is not None:
+                self.remove(delivery)
+            bucket[delivery] = None
+            delivery.bucket = bucket
+        # Last: a removal, of a signal handler too, may have dropped them as empty.
+        queues[queue] = bucket
+        self._buckets[instant] = queues
+
+
+def extension_seconds(delivery: Delivery, options: QueueOptions, now: float) -> int:
+    """Seconds to ask for, clamped to the horizon; 0 if it lapsed, or is hidden for longer already."""
+    if delivery.at_horizon or delivery.deadline <= now:
+        return 0
+    seconds = options.visibility_timeout if options.heartbeat_interval else 0
+    if delivery.requested_deadline:
+        seconds = max(seconds, math.ceil(delivery.requested_deadline - now))
+    seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN_SECONDS - now))
+    return seconds if now + seconds > delivery.deadline else 0
+
+
+def is_extended_again(delivery: Delivery, options: QueueOptions, now: float) -> bool:
+    """Whether the heartbeat extends it before its deadline, though it does not now."""
+    return bool(options.heartbeat_interval) and delivery.deadline > now and not delivery.at_horizon
+
+
+def next_try(delivery: Delivery, now: float) -> float:
+    """The monotonic instant at which an extension that failed just now is tried again."""
+    pause = max((delivery.deadline - now) / RETRY_FRACTION, RETRY_FLOOR_SECONDS)
+    return min(now + pause, delivery.deadline)
+
+
+def seconds_apart(options: QueueOptions) -> float:
+    """Seconds before or after which a queue's deliveries are extended again, whichever is less.
+
+    Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
+    """
+    interval, timeout = options.heartbeat_interval, options.visibility_timeout
+    return min(interval, timeout - interval) or timeout

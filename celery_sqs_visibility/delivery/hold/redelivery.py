@@ -3,16 +3,69 @@
 from __future__ import annotations
 
 import enum
+import math
 import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
+K = TypeVar("K", bound=Hashable)
+
 #: A finished message is remembered for this long after it can come back.
 MARGIN_SECONDS = 60
+
+#: Keys whose time is over are dropped this often, at most.
+DROP_SECONDS: Final = 1.0
+
+
+class RecentKeys(Generic[K]):
+    """The latest keys, each for some time. Safe to use from any thread.
+
+    Args:
+        most: keys that are kept; the oldest make room.
+        seconds: how long each is kept, while there are no more than `most`.
+        clock: the monotonic clock.
+    """
+
+    def __init__(self, most: int, seconds: float = math.inf, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._clock = clock
+        # Guards everything below. Reentrant, for Celery's cold shutdown settles messages in a signal handler,
+        # which may interrupt `add` on the main thread.
+        self._lock = threading.RLock()
+        self._keys: OrderedDict[K, float] = OrderedDict()  # until which instant each is kept
+        self._drop_at = 0.0
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, key: K, until: float = 0.0) -> bool:
+        """Keep a key until the monotonic instant `until`, if that is later than usual; whether it is new."""
+        now = self._clock.monotonic()
+        keys = self._keys
+        with self._lock:
+            new = key not in keys
+            keys[key] = max(now + self._seconds, until)
+            if not new:
+                keys.move_to_end(key)
+            if now >= self._drop_at or len(keys) > self._most:
+                self._drop(now)
+            return new
+
+    def _drop(self, now: float) -> None:
+        self._drop_at = now + DROP_SECONDS
+        keys = self._keys
+        while keys and (len(keys) > self._most or next(iter(keys.values())) < now):
+            keys.popitem(last=False)
 
 
 class Arrival(enum.Enum):
@@ -57,7 +110,7 @@ class RedeliveryIndex:
             Past.GIVEN_UP: VISIBILITY_HORIZON_SECONDS,
         }
         self._past: dict[Past, RecentKeys[tuple[str, str]]] = {
-            past: RecentKeys(past.value, seconds.get(past, float("inf")), clock) for past in Past
+            past: RecentKeys(past.value, seconds.get(past, math.inf), clock) for past in Past
         }
         self._finished = self._past[Past.FINISHED]
         self._given_up = self._past[Past.GIVEN_UP]

@@ -10,7 +10,7 @@ from typing import Final
 from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.recent_keys import RecentKeys
+from celery_sqs_visibility.delivery.hold.redelivery import RecentKeys
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnrecognizedResponseError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.message_attributes import (

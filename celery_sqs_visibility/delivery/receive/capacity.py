@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Final
+from weakref import WeakSet
 
-from celery_sqs_visibility.delivery.receive.reservations import AskedFor, Held, Reservation, Waiter
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.prefetch import (
@@ -24,6 +27,99 @@ from celery_sqs_visibility.policy.prefetch import (
     message_limit,
 )
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+
+#: Messages that are set aside cost a heartbeat each. Of more, the others keep their capacity, so that no more
+#: are received.
+MOST_SET_ASIDE: Final = 200
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reservation:
+    """Capacity for the messages of one poll."""
+
+    queue: str
+    fifo: bool
+    messages: int  # 1 to 10
+    wait: int  # seconds that the poll may wait for them
+    since: float  # the monotonic instant at which the capacity was reserved
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A queue that is to be polled, and its reservation once there is one."""
+
+    queue: str
+    fifo: bool
+    changed: threading.Condition  # of the capacity's lock: there is a reservation, or a reason to give up
+    reservation: Reservation | None = None
+
+
+@dataclass(slots=True)
+class Held:
+    """Messages that are held, and runs whose messages were settled when they began."""
+
+    messages: int = 0
+    runs: WeakSet[object] = field(default_factory=WeakSet)
+
+    @property
+    def occupied(self) -> int:
+        """Messages and runs together."""
+        return self.messages + len(self.runs)
+
+
+class AskedFor:
+    """Polls in flight, and the messages that they ask for. Not thread-safe: the capacity locks.
+
+    Attributes:
+        polls: how many are in flight, by queue.
+        likely: the reservations of those that should bring what they ask for.
+        expected: messages that these ask for.
+        fifo_expected: those of FIFO queues among them.
+        unlikely: messages that the other polls ask for, by queue.
+        messages: those that all polls ask for, by queue.
+    """
+
+    def __init__(self) -> None:
+        self._all: set[Reservation] = set()
+        self.polls: Counter[str] = Counter()
+        self.likely: set[Reservation] = set()
+        self.expected = 0
+        self.fifo_expected = 0
+        self.unlikely: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
+
+    def add(self, reservation: Reservation, *, likely: bool) -> None:
+        """A poll begins."""
+        self._all.add(reservation)
+        self.polls[reservation.queue] += 1
+        self.messages[reservation.queue] += reservation.messages
+        if likely:
+            self.likely.add(reservation)
+            self.expected += reservation.messages
+            self.fifo_expected += reservation.messages if reservation.fifo else 0
+        else:
+            self.unlikely[reservation.queue] += reservation.messages
+
+    def doubt(self, reservation: Reservation) -> None:
+        """The poll is not likely to bring anything; harmless if that is known."""
+        if reservation in self.likely:
+            self.likely.remove(reservation)
+            self.expected -= reservation.messages
+            self.fifo_expected -= reservation.messages if reservation.fifo else 0
+            self.unlikely[reservation.queue] += reservation.messages
+
+    def remove(self, reservation: Reservation) -> None:
+        """The poll is over; harmless if nobody knows of it any more."""
+        if reservation not in self._all:
+            return
+        self._all.remove(reservation)
+        self.doubt(reservation)
+        queue = reservation.queue
+        self.unlikely[queue] -= reservation.messages
+        self.messages[queue] -= reservation.messages
+        self.polls[queue] -= 1
+        if not self.polls[queue]:
+            del self.polls[queue], self.unlikely[queue], self.messages[queue]
 
 
 class ReceiveCapacity:
@@ -54,6 +150,8 @@ class ReceiveCapacity:
         self._recent_runs = RecentRuns()
         self._held = Held()
         self._fifo = Held()  # those of FIFO queues
+        # Held and extended, though nothing can be done with them now: their capacity is others'.
+        self._aside: set[Delivery] = set()
         self._queues = 0  # that poll or want to
         self._removed: set[str] = set()  # queues that poll no more, though a last poll may be in flight
         self._busy: set[str] = set()  # queues whose last poll brought something
@@ -171,6 +269,32 @@ class ReceiveCapacity:
                 self._recent_runs.note(now := self._clock.monotonic(), now - began)
             if self._waiters:
                 self._serve(queue)
+
+    def set_aside(self, delivery: Delivery) -> None:
+        """Give its capacity to others, as long as it is held; harmless if they have it."""
+        with self._lock:
+            if delivery in self._aside or len(self._aside) >= MOST_SET_ASIDE:
+                return
+            # First: a settlement takes it out of the ledger, and then looks here.
+            self._aside.add(delivery)
+            if delivery.held:
+                self.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
+            else:
+                self._aside.discard(delivery)
+
+    def has_place(self, delivery: Delivery) -> bool:
+        """Whether it has its capacity, or may take it again: no more is held than may be."""
+        with self._lock:
+            return delivery not in self._aside or not self.overdrawn
+
+    def take_again(self, delivery: Delivery) -> None:
+        """It takes capacity again, though there may be none left; harmless if it does already."""
+        if delivery not in self._aside:  # as nearly always
+            return
+        with self._lock:
+            if delivery in self._aside:
+                self._aside.remove(delivery)
+                self._hold(1, delivery.queue.name, delivery.queue.fifo)
 
     def start_run(self, run: object, *, queue: str = "", fifo: bool = False) -> None:
         """A held message was settled, and its run begins.

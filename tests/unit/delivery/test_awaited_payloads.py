@@ -13,7 +13,7 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility import events as kinds
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.payloads.fetches import (
+from celery_sqs_visibility.delivery.awaited_payloads import (
     LAST_RECEIVE_SECONDS,
     MOST_FETCHES,
     SILENCE_SECONDS,
