@@ -87,10 +87,9 @@ class QueueConsumer(DeliveryHolder):
         some = [each for each in (leases, turns, self._awaited) if each is not None]
         self._parts = (self.capacity, *self._batch_threads, *some, RunWatch(self.ledger), self._forgotten)
         self._supervisor = Supervisor(self._supervised, clock)
-        # Guards _running, _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
+        # Guards _running and _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
         self._running = False  # whether there are threads
-        self._closed = False  # whether they end when nothing is held any more
         self._abandoned: set[str] = set()  # queues that are being deleted
 
     def consume(self, queue: Queue, on_message: OnMessage) -> None:
@@ -275,7 +274,6 @@ class QueueConsumer(DeliveryHolder):
                 self._running = True
 
     def _released(self) -> None:
-        """End the threads, once this is closed and nothing is held."""
         if not self._closed or len(self.ledger):
             return
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement
+from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement, return_of
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
@@ -30,14 +30,13 @@ from celery_sqs_visibility.delivery.settlements import (
     Delete,
     Hide,
     Lapse,
-    Park,
-    Release,
     Renew,
     Settlement,
     Split,
 )
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import emit, emit_if_wanted, has_listener, log_safely
+from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options, default_heartbeat
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
@@ -82,6 +81,7 @@ class DeliveryHolder:
         self._dead_letters = DeadLetters(redrive, permissions, worker_name)
         self._settler = Settler(options.settle_window, clock, self._settled, self._send_letter, permissions)
         self._permissions = permissions
+        self._closed = False  # whether the threads end once nothing is held any more
         self._copies = Copies(
             self._outgoing, permissions, self._spare, options.settle_window, clock, self._copied
         )
@@ -96,7 +96,7 @@ class DeliveryHolder:
         raise NotImplementedError
 
     def _released(self) -> None:
-        """A delivery is not held any more."""
+        """A delivery is not held any more: end the threads, once this is closed and nothing is held."""
         raise NotImplementedError
 
     def notice_return(self, delivery: Delivery, arrival: Arrival) -> None:
@@ -147,7 +147,8 @@ class DeliveryHolder:
         self.capacity.take_again(delivery)
         superseded_by.take_after(delivery)
         self.capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
-        self._released()
+        if self._closed:
+            self._released()
         if wanted := superseded_by.current.requested_deadline:  # its task still waits for that
             superseded_by.extend(wanted)
         return True
@@ -179,14 +180,15 @@ class DeliveryHolder:
         try:
             if not done:
                 self.redeliveries.remove(delivery)
-            self.capacity.take_again(delivery)
             now = self._clock.monotonic()
-            measure_end(delivery, settlement, now)
+            if has_listener(DeliveryEnded):  # asked here, since most workers measure nothing
+                measure_end(delivery, settlement, now)
             if at_once:
                 self._carry_out(delivery, settlement, now)
         finally:  # not before: nothing that this wakes may keep the settlement from being sent
-            self._free_capacity(delivery)
-            self._released()
+            self.capacity.free(delivery)
+            if self._closed:
+                self._released()
         return True
 
     def _copy(self, delivery: Delivery, copying: Renew | Split) -> bool:
@@ -195,10 +197,9 @@ class DeliveryHolder:
             return self.settle(delivery, Lapse())
         if not self.ledger.claim(delivery):
             return False
-        self.capacity.take_again(delivery)
         measure_end(delivery, copying, self._clock.monotonic())
         self._copies.submit(delivery, copying)
-        self._free_capacity(delivery)
+        self.capacity.free(delivery)
         return True
 
     def _spare(self, delivery: Delivery) -> float:
@@ -217,7 +218,8 @@ class DeliveryHolder:
             while not self._settle_claimed(delivery := sending.delivery.current, then):
                 if delivery.superseded_by is None:
                     return
-            self._released()
+            if self._closed:
+                self._released()
 
     def _settle_claimed(self, delivery: Delivery, settlement: Settlement) -> bool:
         if isinstance(settlement, Delete):
@@ -236,16 +238,6 @@ class DeliveryHolder:
         visible_at = self._clock.monotonic() + delay
         self._expect(delivery.queue, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(events.Renewed(delivery.facts, delay))
-
-    def _free_capacity(self, delivery: Delivery) -> None:
-        """A message that is acknowledged early is held no more, but its run has begun."""
-        queue, began = delivery.queue, delivery.began
-        if began is not None and delivery.acknowledged_early:
-            self.capacity.start_run(delivery, queue=queue.name, fifo=queue.fifo)
-        else:
-            self.capacity.release(queue=queue.name, began=began, fifo=queue.fifo)
-            if self._turns is not None:
-                self._turns.end(delivery)
 
     def _resume(self, delivery: Delivery, settlement: Settlement) -> None:
         """Carry out a settlement that had to wait."""
@@ -269,7 +261,7 @@ class DeliveryHolder:
 
     def _settled(self, ended: Iterable[Ended], now: float) -> None:
         """See `settler.Settled`. An error with one message does not concern the others of its batch."""
-        is_wanted = has_listener(events.Deleted)
+        is_wanted, is_measured = has_listener(events.Deleted), has_listener(SettlementEnded)
         for one, error in ended:
             delivery = one.delivery
             try:
@@ -280,7 +272,8 @@ class DeliveryHolder:
                     self._remove_payload(delivery, delivery.pointer)
                 if is_wanted:
                     emit(events.Deleted(delivery.facts))
-                measure_settlement(delivery, now)
+                if is_measured:
+                    measure_settlement(delivery, now)
             except Exception:  # noqa: BLE001 - logged, if that works
                 log_safely(logger.exception, "unexpected error after a message was settled; continuing")
 
@@ -288,26 +281,14 @@ class DeliveryHolder:
         self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
     ) -> None:
         """It is not deleted: expect its message back, and emit its end. Any thread."""
-        facts, visible_at = delivery.facts, now
         if error is not None:
+            event: events.Event = events.Lost(delivery.facts, str(error))
             visible_at = max(now, delivery.deadline)
-            event: events.Event = events.Lost(facts, str(error))
+        elif isinstance(settlement, DeadLetter):
+            return  # `_send_letter` has submitted the settlement that follows
         else:
-            match settlement:
-                case Hide(seconds, kept):
-                    visible_at, event = now + seconds, events.Hidden(facts, seconds, kept)
-                case Park(seconds):
-                    visible_at, event = now + seconds, events.Parked(facts, seconds)
-                case Lapse():
-                    visible_at = delivery.deadline
-                    event = events.Hidden(facts, max(0.0, visible_at - now))
-                case Release():
-                    event = events.Released(facts)
-                case DeadLetter():
-                    return  # `_send_letter` has submitted what follows
-                case Renew() | Split() | Delete():
-                    raise AssertionError("`Copies` sends the former; the latter is above")
-        self._expect(delivery.queue, facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
+            event, visible_at = return_of(delivery, settlement, now)
+        self._expect(delivery.queue, delivery.facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(event)
         measure_settlement(delivery, now)
 

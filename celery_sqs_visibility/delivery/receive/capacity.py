@@ -130,6 +130,9 @@ class ReceiveCapacity:
         clock: the monotonic clock.
         slots: the pool's slots; without it there are as many as Celery's prefetch count.
         turns: where queues have an order, or some run only so many tasks at once.
+
+    Attributes:
+        gives_turns: whether Celery is given a message only when it is its queue's turn: see `turn_given`.
     """
 
     def __init__(
@@ -147,6 +150,7 @@ class ReceiveCapacity:
         self._prefetch_count = 0  # unlimited, as in kombu, until Celery sets it
         self._slots = slots
         self._turns = turns
+        self.gives_turns = turns is not None
         self._recent_runs = RecentRuns()
         self._held = Held()
         self._fifo = Held()  # those of FIFO queues
@@ -172,11 +176,6 @@ class ReceiveCapacity:
             self._serve()
         if self._turns is not None:
             self._turns.wake()
-
-    @property
-    def gives_turns(self) -> bool:
-        """Whether Celery is given a message only when it is its queue's turn: see `turn_given`."""
-        return self._turns is not None
 
     @property
     def held(self) -> int:
@@ -289,12 +288,22 @@ class ReceiveCapacity:
 
     def take_again(self, delivery: Delivery) -> None:
         """It takes capacity again, though there may be none left; harmless if it does already."""
-        if delivery not in self._aside:  # as nearly always
-            return
         with self._lock:
             if delivery in self._aside:
                 self._aside.remove(delivery)
                 self._hold(1, delivery.queue.name, delivery.queue.fifo)
+
+    def free(self, delivery: Delivery) -> None:
+        """Its message was settled; one that is acknowledged early is held no more, but its run goes on."""
+        queue, began = delivery.queue, delivery.began
+        if delivery in self._aside:
+            self.take_again(delivery)
+        if began is not None and delivery.acknowledged_early:
+            self.start_run(delivery, queue=queue.name, fifo=queue.fifo)
+        else:
+            self.release(queue=queue.name, began=began, fifo=queue.fifo)
+            if self._turns is not None:
+                self._turns.end(delivery)
 
     def start_run(self, run: object, *, queue: str = "", fifo: bool = False) -> None:
         """A held message was settled, and its run begins.
@@ -410,11 +419,12 @@ class ReceiveCapacity:
         waiting_for_eta = self._waiting_for_eta(slots)
         asked = self._asked
         own_unlikely = asked.unlikely[queue]
-        fifo_limit = (slots.fillable or BATCH_ENTRIES) + waiting_for_eta
+        fillable = slots.fillable
+        fifo_limit = (fillable or BATCH_ENTRIES) + waiting_for_eta
         fifo_capacity = max(0, fifo_limit - self._fifo.occupied - asked.fifo_expected - own_unlikely)
         polled = queue in asked.polls
         return Snapshot(
-            slots=slots.fillable,
+            slots=fillable,
             limit=self._limit(slots),
             prefetch_count=self._prefetch_count - waiting_for_eta,
             occupied=self._held.occupied - waiting_for_eta,

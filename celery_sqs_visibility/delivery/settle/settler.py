@@ -89,7 +89,7 @@ class PendingSettlement(NamedTuple):
     @property
     def seconds(self) -> int:
         """The visibility timeout to set."""
-        return self.settlement.seconds if isinstance(self.settlement, (Hide, Park)) else 0
+        return self.settlement.seconds if isinstance(self.settlement, (Hide, Park, Release)) else 0
 
     @property
     def ours_until(self) -> float:
