@@ -1,4 +1,4 @@
-"""What a poll brought: decoded, compared with what is held, parked, and buffered for Celery."""
+"""Received messages: decoded, compared with those that are held, parked, and buffered for Celery."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOT_HANDED: Final = "message could not be handed to Celery (%s)"
 #: Gives a buffered message to Celery: the field of `BufferedMessage`.
 Dispatch = Callable[[BufferedMessage, bool], None]
 
-#: Has the payload of a message fetched, which `Arrivals.fetched` then gets.
+#: Begins to fetch the payload of a message, which `Arrivals.fetched` then gets.
 Fetch = Callable[[Delivery, PayloadPointer, ReceivedMessage], None]
 
 
@@ -205,7 +205,7 @@ class Arrivals:
 
 
 def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> ReadContent:
-    """The content that came from S3; its delivery knows the task now. A dead letter keeps the pointer."""
+    """The content that came from S3, whose task its delivery then knows. A dead letter keeps the pointer."""
     if isinstance(content, DecodedMessage):
         for each in delivery.generations():
             each.facts = replace(each.facts, task=content.task, task_id=content.task_id)

@@ -48,7 +48,7 @@ def fetch(objects: ObjectStore, pointer: PayloadPointer, progress: Callable[[], 
 
     Raises:
         UnreadableError: there is no such object, or it is no text, or too large.
-        SQSError: try again, or grant a right.
+        SQSError: try again, or grant a permission.
     """
     try:
         return objects.get(pointer.key, PAYLOAD_BYTES, progress).decode()
@@ -85,7 +85,7 @@ class Fetch:
 
     @property
     def wanted(self) -> bool:
-        """Whether its message is still held, under its newest handle and by whatever consumer."""
+        """Whether its message is still held, under its newest handle and by any consumer."""
         return self.delivery.current.held
 
 

@@ -1,4 +1,4 @@
-"""Consumes a channel's queues: their receivers, the threads for what they bring, and the end of both."""
+"""Consumer of a channel's queues: their receivers, the threads for their messages, and the end of both."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REMOVAL_SECONDS: Final = 1.0
 
 
 class QueueConsumer(DeliveryHolder):
-    """Consumes all queues of a channel; outlives the channel as long as something it received runs.
+    """Consumes all queues of a channel; outlives the channel as long as a message that it received runs.
 
     `consume`, `cancel` and `close` belong to the main thread, the rest to any.
     The consumers of a process share `redeliveries`, and may share `buffer`, from which Celery gets messages.
@@ -118,7 +118,7 @@ class QueueConsumer(DeliveryHolder):
         receiver.start()
 
     def cancel(self, queue_name: str) -> None:
-        """Poll the queue no more; what is buffered is given back when its last poll is over.
+        """Poll the queue no more; its buffered messages are given back when its last poll is over.
 
         Celery's cold shutdown calls it in a signal handler: it takes no lock that the main thread may hold.
         """
@@ -137,7 +137,7 @@ class QueueConsumer(DeliveryHolder):
             self.capacity.wake()
 
     def abandon(self, queue_name: str) -> None:
-        """After `cancel`, before the queue is deleted: drop its messages, and finish what is settled."""
+        """After `cancel`, before the queue is deleted: drop its messages, and finish their settlements."""
         self._abandoned.add(queue_name)
         self._take_buffered(queue_name)
         for delivery in self.ledger.all():
@@ -157,17 +157,17 @@ class QueueConsumer(DeliveryHolder):
         return self._receivers.wait_for_polls(until)
 
     def polling_facts(self, now: float) -> tuple[PollingFacts, ...]:
-        """How the polling of each queue gets on that is consumed. Any thread."""
+        """State of the polling of each queue that is consumed. Any thread."""
         return tuple(each.facts(now) for each in self._receivers.all() if not each.stopping)
 
     def duty_facts(self, now: float) -> tuple[DutyFacts, ...]:
-        """How the other threads get on. Any thread."""
+        """State of the other threads' duties. Any thread."""
         batches = [DutyFacts(each.does, each.late(now)) for each in self._batch_threads]
         return DutyFacts("replaces threads that hang", self._supervisor.late(now)), *batches
 
     @property
     def forgotten(self) -> float:
-        """For how many seconds there have been none but messages that nobody will run. Any thread."""
+        """Seconds for which there have been none but messages that nobody will run. Any thread."""
         return self._forgotten.seconds if self._running else 0.0
 
     def end_by(self, until: float, polls_until: float) -> None:
@@ -175,22 +175,22 @@ class QueueConsumer(DeliveryHolder):
         self._shutdown.end_by(until, polls_until)
 
     def give_back_unstarted(self, queue_name: str | None = None) -> list[Delivery]:
-        """After `stop_polling`, or a pause of that queue: release what does not run, and return it.
+        """After `stop_polling`, or a pause of that queue: release and return deliveries that do not run.
 
         Takes seconds, for which other queues go on.
         """
         return self._shutdown.give_back_unstarted(queue_name)
 
     def hand_back(self) -> list[Delivery]:
-        """After `give_back_unstarted`: release what runs, finish what is settled, and return the orphans."""
+        """After `give_back_unstarted`: release runs, finish settlements, and return the orphans."""
         orphans = self._shutdown.hand_back()
         self._remove_payloads()
         return orphans
 
     def close(self) -> None:
-        """Stop polling, give back what does not run, finish what is under way; bounded in time.
+        """Stop polling, give back deliveries that do not run, finish settlements; bounded in time.
 
-        What still runs stays extended, and can be settled, until it ends.
+        A delivery that still runs stays extended, and can be settled, until its run ends.
         """
         self.stop_polling()
         self._shutdown.wait_for_polls()
@@ -206,14 +206,14 @@ class QueueConsumer(DeliveryHolder):
             self._removals.flush(REMOVAL_SECONDS)
 
     def _give_back_late(self, delivery: Delivery) -> None:
-        """Give back what a poll brought after the stop, or a pause. A receiver's thread."""
+        """Give back a delivery that a poll brought after the stop, or a pause. A receiver's thread."""
         if delivery.queue.name in self._abandoned:
             delivery.settle(Lapse())  # without a request: its queue is being deleted
         else:
             self._shutdown.give_back_late(delivery)
 
     def _after_last_poll(self, queue: Queue) -> None:
-        """A receiver has ended: give back what is buffered, unless the queue is consumed again."""
+        """A receiver has ended: give back its queue's buffered messages, unless that is consumed again."""
         if self._receivers.on_message(queue.name) is None:
             self._release_buffered(queue)
 
@@ -290,7 +290,7 @@ class QueueConsumer(DeliveryHolder):
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> None:
-        """A poll brought these. A receiver's thread.
+        """A poll brought these messages. A receiver's thread.
 
         The last poll of an embedded worker that has ended may be open for 20 s. Its messages go to the next
         worker of the process: given back, a message might be received by another such poll, and be hidden.
@@ -321,7 +321,7 @@ class QueueConsumer(DeliveryHolder):
         self._put(delivery.queue, self._arrivals.take_back(delivery, renew))
 
     def _put(self, queue: Queue, arrived: Sequence[BufferedMessage]) -> None:
-        """Have the buffer give them to Celery, unless they had arrived before a pause that has begun."""
+        """Let the buffer give them to Celery, unless they had arrived before a pause that has begun."""
         try:
             self._buffer.put(arrived)
         except Exception:

@@ -1,4 +1,4 @@
-"""Holds deliveries from their arrival until they are settled, and carries the settlements out."""
+"""Holder of deliveries, from their arrival until they are settled; it carries the settlements out."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class DeliveryHolder:
         raise NotImplementedError
 
     def _take_back(self, delivery: Delivery, renew: Renew) -> None:
-        """The queue refuses the copy, and would not hand out the original again: Celery is to hold it."""
+        """The queue refuses the copy, and would not hand out the original again: Celery holds it."""
         raise NotImplementedError
 
     def _released(self) -> None:
@@ -300,7 +300,7 @@ class DeliveryHolder:
             self._removals.submit(pointer.key)
 
     def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
-        """Send the dead letter, and submit what follows. A settler's thread."""
+        """Send the dead letter, and submit the settlement that follows. A settler's thread."""
         if self._dead_letters.send(delivery, letter):
             emit(events.DeadLettered(delivery.facts, letter.reason))
             self.redeliveries.finish(delivery)

@@ -1,10 +1,10 @@
-"""What a running task can see of its lease, in whatever process it runs: a few numbers in shared memory.
+"""Leases of running tasks, as their own processes see them: a few numbers in shared memory.
 
 A pool's child gets a request once; only the worker's main process knows what happens to the message later. So
-the main process keeps a table, made before the pool forks. Each running task has a row of seven numbers: the
+the main process keeps a table, made before the pool forks. Each running task has a row of eight numbers: the
 main process writes them and the child reads them, except those with which the child requests more time, shows
-life, and says whether it has the key of its exclusive task. No lock is shared, and nothing is sent but a byte
-that says "there is a request".
+life, says whether it has the key of its exclusive task, and counts earlier attempts. No lock is shared, and
+nothing is sent but a byte that says "there is a request".
 
 A forked child inherits the table. A spawned one, a fresh interpreter, opens it by its name, which the lease's
 key carries; it inherits no pipe, and the supervisor finds its requests, twice a second.
@@ -41,7 +41,7 @@ LeaseKey = tuple[int, float, str]
 #: Tasks that may run at once and have a row. Only rows that were ever used take up memory.
 ROWS: Final = 65_536
 
-#: After the rows: whether the worker is stopping, and what it knows of the store of exclusive keys.
+#: After the rows: whether the worker is stopping, and since when the store of exclusive keys answers.
 STOPPING: Final = ROWS * CELLS
 STORE_ANSWERS_SINCE: Final = STOPPING + 1
 BYTES: Final = (STORE_ANSWERS_SINCE + 1) * 8
@@ -266,7 +266,7 @@ class LeaseTable(LeaseTableView):
             _pass_on(*taken)
 
     def replace_stuck(self, now: float) -> None:  # noqa: ARG002 - see `supervisor.Supervised`
-        """Pass on what the event loop does not: a warm shutdown leaves it, and it may be blocked."""
+        """Pass on requests that the event loop does not: a warm shutdown leaves it, and it may be blocked."""
         if self._taken and os.getpid() == self.pid:
             self.pass_on_requests()
 
@@ -276,7 +276,7 @@ def _pass_on(lease: Lease, on_request: Callable[[float], None]) -> None:
         on_request(until)
 
 
-#: What a fork hands down: the pool's child finds its worker's table without being passed anything.
+#: The worker's table, which a fork hands down: the pool's child finds it without being passed anything.
 _lease_table: LeaseTable | None = None
 
 

@@ -30,9 +30,9 @@ QUIET_LOOKS: Final = 10
 
 
 class RunWatch:
-    """Checks what runs, whenever the supervisor does: see `supervisor.Supervised`. Its thread alone.
+    """Looks at running deliveries whenever the supervisor checks: see `supervisor.Supervised`. Its thread.
 
-    Who ends an inactive run is settled as for any other end: the ledger lets one settle its delivery.
+    Where an inactive run is ended just as it ends by itself, the ledger lets one of both settle its delivery.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -71,10 +71,11 @@ class RunWatch:
 
 
 class ForgottenMessages:
-    """Sees that all messages are forgotten ones, from look to look of the supervisor, in its thread.
+    """Notices that only forgotten messages are left, from look to look of the supervisor, in its thread.
 
-    A message that is just being decoded or settled is in nobody's hands either, for a moment. So it takes a
-    while in which nothing runs, nothing is handed to Celery, and each look finds one.
+    A message that is just being decoded or settled is in nobody's hands for a moment, too. So messages count
+    as forgotten only after a while in which nothing runs, nothing is handed to Celery, and each look finds
+    one.
 
     Args:
         ledger: the deliveries that are held.

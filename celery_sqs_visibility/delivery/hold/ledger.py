@@ -1,4 +1,4 @@
-"""What this process holds, and who may write to SQS about it: one writer a delivery."""
+"""Ledger of the deliveries that this process holds: one writer each, and the time of their extensions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RETRY_FLOOR_SECONDS: Final = 0.25
 
 
 class ExtensionOutcome(NamedTuple):
-    """What the ledger says of a delivery whose extension has returned.
+    """Result of an extension that has returned, for its delivery.
 
     Attributes:
         held: whether it is still held, neither settled nor superseded meanwhile.
@@ -46,7 +46,7 @@ class ExtensionOutcome(NamedTuple):
 
 
 class Ledger:
-    """The deliveries this process holds. Safe to call from any thread; it does no I/O.
+    """Deliveries that this process holds. Safe to call from any thread; it does no I/O.
 
     Settling a delivery takes it out, so that no extension of it begins any more. An extension in flight may
     reach SQS late, and overwrite a settlement that keeps the message. So such a settlement waits in the
@@ -81,8 +81,8 @@ class Ledger:
         """The delivery of that receipt handle, as long as anybody refers to it; none that ran and is settled.
 
         It may be settled before it runs, and then cannot be started; or superseded, and then the newer one is
-        settled in its place. Whoever hands a message over by its handle (kombu's delivery tag) keeps the
-        delivery until the other side has looked it up.
+        settled in its place. A caller that hands a message over by its handle (kombu's delivery tag) keeps
+        the delivery until the other side has looked it up.
         """
         return self._held.get(handle) or self._gone.get(handle)
 
@@ -126,7 +126,7 @@ class Ledger:
         Args:
             delivery: what is settled.
             settlement: how.
-            claimed: whether the caller has claimed it; who has not cannot settle what is claimed.
+            claimed: whether the caller has claimed it; no other caller can settle a claimed delivery.
 
         Returns:
             Whether it was held, and whether the settlement may be carried out now. If it was held and may
@@ -168,8 +168,8 @@ class Ledger:
     def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
         """The newer delivery takes its place, and its run and lease; `False` if it was settled.
 
-        The newer one is in its ledger already, so that whoever settles the old one finds it there. An
-        extension of the old one in flight has nothing to tell any more, neither to the task nor to others.
+        The newer one is in its ledger already, so that a settlement of the old one finds it there. The result
+        of an extension of the old one in flight concerns neither the task nor anybody else any more.
         """
         with self._lock:
             if delivery.held:
@@ -207,9 +207,9 @@ class Ledger:
             return True
 
     def unstarted(self) -> list[Delivery]:
-        """Everything held that is not run, in the order of arrival; a dispatched delivery may be, by now.
+        """Held deliveries that do not run, in the order of arrival. A dispatched one may run by now.
 
-        What is claimed is neither run nor to be given back.
+        A claimed one neither runs nor is to be given back.
         """
         with self._lock:
             return [d for d in self._held.values() if not (d.started or d.dispatched or d.claimed)]
@@ -222,12 +222,12 @@ class Ledger:
             return list(self._held.values())
 
     def wait_until_empty(self, timeout: float) -> bool:
-        """Wait until nothing is held, for that many seconds; whether that came true."""
+        """Wait until nothing is held, for `timeout` seconds at the most; whether nothing is."""
         with self._lock:
             return self._changed.wait_for(lambda: not self._held, timeout)
 
     def wait_for_extensions(self, timeout: float) -> bool:
-        """Wait until no settlement waits for an extension, for that many seconds; whether that came true."""
+        """Wait until no settlement waits for an extension, for `timeout` seconds; whether none does."""
         with self._lock:
             return self._changed.wait_for(lambda: not self._waiting, timeout)
 
@@ -293,8 +293,8 @@ class Ledger:
     def not_extensible(self, delivery: Delivery, now: float) -> ExtensionOutcome:
         """It needs no extension now, or its horizon is reached.
 
-        What its task has had hidden for long comes along in a batch with space; it is extended again before
-        its deadline, as any other. What nobody extends is left until it is lost, at the deadline.
+        A delivery that its task has hidden for long comes along in a batch with space; it is extended again
+        before its deadline, as any other. One that nothing extends is left until it is lost, at the deadline.
         """
         with self._lock:
             if self.extension(delivery, now) > 0:  # its task has asked just now
@@ -378,7 +378,7 @@ class Ledger:
 
 
 class ExtensionSchedule:
-    """Deliveries in buckets of time. Not thread-safe: the ledger locks.
+    """Deliveries in buckets of time, so that extensions share requests. Not thread-safe: the ledger locks.
 
     A bucket falls due as a whole, at its beginning. Where its last batch has room, deliveries of later
     buckets fill it up: their extension costs nothing, and from then on they share a bucket. A delivery stays

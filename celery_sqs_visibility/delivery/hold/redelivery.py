@@ -1,4 +1,4 @@
-"""The messages this process knows: those it holds, and what became of those it held before."""
+"""Index of the messages that this process holds or has held, by which it knows redeliveries."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RecentKeys(Generic[K]):
 
 
 class Arrival(enum.Enum):
-    """What a message that arrives is to this process."""
+    """State of a message that arrives, as this process knows it."""
 
     NEW = "neither held nor finished here"
     HELD = "held here under an older handle"
@@ -77,7 +77,7 @@ class Arrival(enum.Enum):
 
 
 class Past(enum.Enum):
-    """What became of a message that this process does not hold any more; the value says how many to remember.
+    """End of a message that this process does not hold any more; the value is the number to remember.
 
     Where memory decides whether a message runs twice, the figure is out of reach: 300,000 finished messages
     are those of two minutes at 2,500 a second, in less than 100 MB. Memory of rejection only saves log lines.
@@ -136,7 +136,7 @@ class RedeliveryIndex:
     def finish(self, delivery: Delivery) -> None:
         """It is done and to be deleted, and not held any more; called before its ledger lets go of it.
 
-        What comes back from here on is deleted, so nothing needs to be superseded.
+        If it comes back from here on, it is deleted, and supersedes nothing.
 
         If the deletion fails, it comes back when its visibility lapses, which may be hours away where its
         task asked for that; an extension in flight may put that off by a visibility timeout.
@@ -152,9 +152,9 @@ class RedeliveryIndex:
         return delivery.message_key in self._given_up
 
     def remember(self, past: Past, queue: Queue, message_id: str) -> bool:
-        """Note what became of a message; whether that is new."""
+        """Note the end of a message; whether it is new."""
         return self._past[past].add((queue.url, message_id))
 
     def remembers(self, past: Past, queue: Queue, message_id: str) -> bool:
-        """Whether that became of the message before."""
+        """Whether the message has had that end before."""
         return (queue.url, message_id) in self._past[past]

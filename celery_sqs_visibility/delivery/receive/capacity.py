@@ -1,6 +1,7 @@
-"""How many messages may still be asked for: one capacity that all queues share.
+"""Capacity for messages, which all queues share: reservations, waiters and held counts.
 
-`policy.prefetch` decides; here are the lock, the counters, and the waiters in their order.
+`policy.prefetch` decides how many messages a poll may ask for; here are the lock, the counters, and the
+waiters in their order.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class AskedFor:
 
     Attributes:
         polls: how many are in flight, by queue.
-        likely: the reservations of those that should bring what they ask for.
+        likely: the reservations of those that should bring all messages that they ask for.
         expected: messages that these ask for.
         fifo_expected: those of FIFO queues among them.
         unlikely: messages that the other polls ask for, by queue.
@@ -129,7 +130,7 @@ class ReceiveCapacity:
         prefetch_seconds: seconds of work to hold beyond Celery's prefetch count.
         clock: the monotonic clock.
         slots: the pool's slots; without it there are as many as Celery's prefetch count.
-        turns: where queues have an order, or some run only so many tasks at once.
+        turns: where queues have an order, or some have the option `max_running`.
 
     Attributes:
         gives_turns: whether Celery is given a message only when it is its queue's turn: see `turn_given`.
@@ -337,7 +338,7 @@ class ReceiveCapacity:
             self._serve(queue)
 
     def count_nothing(self) -> None:
-        """No message is held, asked for or run, whatever was counted: memory lacked between two lines.
+        """No message is held, asked for or run, though some are counted: memory lacked between two lines.
 
         Where there are turns, these count the messages of all the process's consumers, and are believed.
         """
@@ -355,7 +356,7 @@ class ReceiveCapacity:
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`: polls that wait in vain keep their capacity no longer.
 
-        Nor do messages that wait for others in Celery's memory, whoever collects them there.
+        Nor do messages that wait in Celery's memory to be collected.
         """
         with self._lock:
             self._note_collected(now)
@@ -366,7 +367,7 @@ class ReceiveCapacity:
                 self._serve()
 
     def wake(self) -> None:
-        """Have the waiters check whether to give up. Called in a signal handler, too."""
+        """Make the waiters check whether to give up. Called in a signal handler, too."""
         with self._lock:
             for waiter in tuple(self._waiters):
                 waiter.changed.notify()
@@ -384,11 +385,11 @@ class ReceiveCapacity:
         return 0 if self._turns is None else self._turns.rank(waiter.queue)
 
     def _serve(self, changed: str | None = None) -> None:
-        """Reserve for the waiters what there is, in their order. Under the lock.
+        """Reserve free capacity for the waiters, in their order. Under the lock.
 
         A waiter without a reservation keeps those of its kind waiting: an idle queue waits for its turn, a
         busy one for capacity. Where there are turns, a queue may have capacity of its own, too, or lack it.
-        That is looked at where it has changed: of one queue, or perhaps of any.
+        The queue's own capacity is looked at where it has changed: of one queue, or perhaps of any.
         """
         refused: set[tuple[bool, bool]] = set()
         turns, polls = self._turns, self._asked.polls

@@ -56,7 +56,7 @@ ANSWERED_AT_ONCE_SECONDS: Final = 0.5
 #: none shows that there are few groups; the next helper is not tried before this time has passed.
 HELPER_PAUSE_SECONDS: Final = 1.0
 
-#: What SQS refuses, it refuses within this time, and does not wait for messages.
+#: A poll that SQS refuses is refused within this time, and does not wait for messages.
 REFUSED_WITHIN_SECONDS: Final = 2.0
 
 #: Polls of a queue that this process has made which SQS may refuse: all of it knows a queue after a second.
@@ -427,7 +427,7 @@ class Receiver:
             self._changed.wait_for(lambda: self.halted, seconds)
 
     def poll(self, reservation: Reservation, *, wait: int, helper: bool = False) -> int:
-        """Make one request, and see to what follows from it; the number of messages. A polling thread."""
+        """Make one request, and note its result; the number of messages. A polling thread."""
         messages: list[ReceivedMessage] = []
         poll = self._begin(reservation, wait, helper=helper)
         if poll is None:
@@ -495,7 +495,7 @@ class Receiver:
             probe = self.failures > 0 and poll.wait < self._wait
             self.failures = 0
             self._answered = True
-            if poll.helper and self.queue.fifo:  # it may find nothing because groups wait for what runs here
+            if poll.helper and self.queue.fifo:  # it may find nothing because groups wait for runs here
                 self._schedule.arrived(message_ids)
             elif message_ids or not probe:  # a long poll follows the probe, and does not miss messages
                 took = now - poll.started if poll.wait or not self._wait else math.inf
@@ -544,7 +544,7 @@ class Receivers:
 
     @property
     def polling(self) -> bool:
-        """Whether a poll is in flight, or what it brought is being taken."""
+        """Whether a poll is in flight, or its messages are being taken."""
         return any(receiver.in_flight for receiver in self._all)
 
     def polled(self) -> set[str]:

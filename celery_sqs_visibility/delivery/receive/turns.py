@@ -1,7 +1,7 @@
-"""The turns of a worker's queues: Celery gets a message when there is a slot for it, in the queues' order.
+"""Turns of a worker's queues: Celery gets a message when there is a slot for it, in the queues' order.
 
-What Celery has it runs in the order in which it came. So a message that may be overtaken stays in the buffer
-until it can start.
+Celery runs messages in the order in which it gets them. So a message that may be overtaken stays in the
+buffer until it can start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from celery_sqs_visibility.policy.queue_order import Order, QueueOrder
 
 
 class Turns:
-    """What Celery was given whose run has not ended, and whose turn is next. One for a process; any thread.
+    """Messages given to Celery whose runs have not ended, and the next turn. One for a process; any thread.
 
     Args:
         order: the option `queue_order`.
@@ -132,7 +132,7 @@ class Turns:
             return self._held[queue] + len(self._runs[queue])
 
     def wake(self) -> None:
-        """There may be a slot: have buffers dispatch what may start now."""
+        """There may be a slot: make buffers dispatch the messages that may start now."""
         for each in self._buffers:
             if (buffer := each()) is not None:
                 buffer.wake_if_ready()
@@ -166,7 +166,7 @@ class Turns:
             return self._order.overtakes(queue)
 
     def own_share(self, queue: str, asked: int) -> dict[str, int]:
-        """What counts for a queue alone: how many it may still ask for, and what it has beside its runs."""
+        """Fields of `Snapshot` for one queue: `room` to ask for more, and messages `ahead` of its runs."""
         taken = self.held(queue) + asked
         most = self.max_running(queue)
         own = {} if most is None else {"room": max(0, most - taken)}

@@ -1,7 +1,8 @@
-"""What follows from a message, on its way to SQS: in batches, side by side, while the original stays held.
+"""Copies of held messages on their way to SQS: in batches, side by side, while the originals stay held.
 
-The records of an event, a copy that waits for an ETA, a key or a rate. The original is settled when SQS has
-answered for all of them: by then it is in the ledger, where the heartbeat extends it.
+A copy is one record of an event, or the message that goes on waiting for an ETA, a key or a rate. The
+original is settled when SQS has answered for all of its copies: until then it is in the ledger, where the
+heartbeat extends it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ ACTIONS: Final[Mapping[type[Renew | Split], str]] = {
 #: Batches of one event that are under way together, once the first has shown that SQS takes them.
 BATCHES_SIDE_BY_SIDE: Final = 4
 
-#: After so many records the others go on as one message: a worker that is killed repeats no more.
+#: After this many records the others go on as one message: a worker that is killed repeats no more of them.
 RECORDS_A_TURN: Final = 1000
 
 #: The index of the message that stands for the copies that are left.
@@ -79,11 +80,11 @@ class Sending:
         unsent: the indices of those that were given up.
         sent: how many were sent, the remainder not counted.
         stopping: whether no further copy is begun.
-        abandoned: whether the original is lost, so that nothing stands for what is left.
+        abandoned: whether the original is lost, so that no message stands for the copies that are left.
         given_back: whether the worker ends, so that the original is released where nothing was sent.
         error: why a copy was given up, if one was.
         message_id: SQS's, of the copy that was sent last.
-        remainder_tried: whether the message that stands for what is left was begun.
+        remainder_tried: whether the message that stands for the copies that are left was begun.
     """
 
     delivery: Delivery
@@ -117,7 +118,7 @@ class Sending:
         return begun
 
     def note_sent(self, index: int, message_id: str) -> None:
-        """SQS has that copy."""
+        """SQS has the copy."""
         self.under_way.discard(index)
         self.message_id = message_id
         if index == REMAINDER:
@@ -126,7 +127,7 @@ class Sending:
             self.sent += 1
 
     def note_unsent(self, index: int, error: SQSError | None) -> None:
-        """That copy is not sent any more: SQS refuses it, or it was withdrawn. No further ones are begun."""
+        """The copy is not sent: SQS refuses it, or it was withdrawn. No further ones are begun."""
         self.under_way.discard(index)
         self.stopping = True
         self.error = error or self.error
@@ -144,7 +145,7 @@ class Sending:
         return not self.under_way and (self.stopping or self.next >= min(len(self.copies), RECORDS_A_TURN))
 
     def remainder(self) -> OutgoingMessage | None:
-        """After its end, the message to be sent for what is left; `None` where none can be, or was tried."""
+        """After its end, the message for the copies that are left; `None` where none can be, or was tried."""
         if self.remainder_tried or self.abandoned or not self.sent or not isinstance(self.copying, Split):
             return None
         message = self.copying.remainder(self.left) if self.left else None
@@ -155,7 +156,7 @@ class Sending:
 
 
 class Copy(NamedTuple):
-    """What a pending message is: a copy of that delivery, at that place among the copies."""
+    """Tag of a pending message: the sending that it belongs to, and its place among the copies."""
 
     sending: Sending
     place: int
@@ -180,8 +181,8 @@ class CopyBatch:
 class Copies:
     """Sends copies. `submit` may be called from any thread and makes no request.
 
-    Copies of an original that is lost, or will be, are not sent; what is left of an event goes on as one
-    message, which begins where it stopped.
+    Copies of an original that is lost, or will be, are not sent; the other records of an event go on as one
+    message, which begins where the sending stopped.
 
     Args:
         outgoing: makes the requests for records, which may be of any size.
@@ -194,7 +195,7 @@ class Copies:
         ended: is called from a thread that sends, when nothing more is sent of a delivery.
 
     Attributes:
-        batch_threads: its threads, to be started; or whoever has none calls `send_next`.
+        batch_threads: its threads, to be started; a caller without threads calls their `send_next`.
     """
 
     def __init__(
@@ -240,7 +241,7 @@ class Copies:
             self.batch_threads.wake()
 
     def interrupt(self) -> None:
-        """The process ends: what is left of events goes on as a message each."""
+        """The process ends: the records that are left of each event go on as one message."""
         with self._lock:
             for sending in [each for each in self._sendings if isinstance(each.copying, Split)]:
                 sending.given_back = True
@@ -332,7 +333,7 @@ class Copies:
         pending.failures.clear()
 
     def _go_on(self, sending: Sending) -> None:
-        """Begin further copies; at the end send what stands for those that are left."""
+        """Begin further copies; at the end, send the message that stands for those that are left."""
         for index in sending.begin():
             self._add(sending, index)
         while sending.ended and sending in self._sendings:
@@ -407,7 +408,10 @@ def _never(_queue: Queue, _size: int) -> bool:
 
 
 def settlement_of(sending: Sending, permissions: CopyPermissions, rejection: Rejection) -> Settlement | None:
-    """How the original is settled; `None` where it can only be held until its ETA. A thread that sends."""
+    """Settlement of an original after its last copy; `None` where it can only be held until its ETA.
+
+    A thread that sends. In workers and Lambda functions.
+    """
     if not sending.left:
         return Delete()
     if isinstance(sending.error, REFUSALS):

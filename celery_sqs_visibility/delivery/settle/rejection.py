@@ -108,7 +108,7 @@ class Rejection:
         return first
 
     def refusal(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> Settlement:
-        """How to settle what `refuse` refuses."""
+        """Settlement of a message that `refuse` refuses."""
         facts, reason = delivery.facts, legible(reason)
         hidden = self.after_an_error(delivery)
         seconds_known = facts.received - facts.first_received if facts.first_received else 0.0

@@ -9,7 +9,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from celery_sqs_visibility.aws.port import BatchResult
@@ -100,7 +100,7 @@ class PendingSettlement(NamedTuple):
         """The same, not beyond the horizon: SQS would refuse that."""
         left = max(0, int(self.delivery.horizon - now) - HORIZON_MARGIN_SECONDS)
         if isinstance(self.settlement, (Hide, Park)) and self.settlement.seconds > left:
-            return self._replace(settlement=type(self.settlement)(left))
+            return self._replace(settlement=replace(self.settlement, seconds=left))
         return self
 
 
@@ -165,7 +165,7 @@ Ended = tuple[PendingSettlement, SQSError | None]
 #: which the delay of a visibility change counts.
 Settled = Callable[[Iterable[Ended], float], None]
 
-#: Sends a dead letter, from a settler's thread. The caller of `Settler` then submits what remains to be done.
+#: Sends a dead letter, from a settler's thread, and submits the settlement that follows.
 SendLetter = Callable[[Delivery, DeadLetter], None]
 
 
@@ -200,7 +200,7 @@ class Settler:
         self._done = threading.Condition(self._lock)
         self._batches: dict[tuple[Queue, type[Settlement]], PendingBatch] = {}
         self._waiting: dict[PendingBatch, None] = {}  # those with settlements, first come first served
-        self._retries: list[tuple[float, int, PendingSettlement]] = []  # heap: (not before, tie-break, what)
+        self._retries: list[tuple[float, int, PendingSettlement]] = []  # heap: (not before, tie-break, it)
         self._ties = itertools.count()
         self._unfinished = 0
         self._flushing = 0  # flushes under way: nothing lingers then
@@ -314,7 +314,7 @@ class Settler:
     def _retry_failed(
         self, batch: SettlementBatch, failed: Mapping[int, SQSError], since: float, now: float
     ) -> set[int]:
-        """Which of those that failed are sent again: after one pause, so that they share a batch again."""
+        """Send failed ones again, after one pause, so that they share a batch; the positions of these."""
         settlements = batch.settlements
         not_before = now + pause(1 + max((settlements[i].failures for i in failed), default=0))
         return {
@@ -338,7 +338,7 @@ class Settler:
         since: float,
         not_before: float,
     ) -> bool:
-        """Have it sent again at `not_before`; `False` if it failed for good."""
+        """Send it again at `not_before`; `False` if it failed for good."""
         again = tried._replace(failures=tried.failures + 1, since=not_before)
         if isinstance(error, AnswerLostError) and KIND_OF[type(tried.settlement)] is Hide:
             again = again._replace(done_by=min(tried.done_by, since + tried.seconds))
