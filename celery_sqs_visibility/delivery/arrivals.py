@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.hold.redelivery import Arrival
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
-from celery_sqs_visibility.delivery.model import Delivery, Rejecter
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import (
     Content,
@@ -152,7 +152,7 @@ class Arrivals:
     ) -> BufferedMessage | None:
         parking = self._holder.parking
         if isinstance(content, UnreadableError):
-            refuse(self._holder.rejection, delivery, content, message["Body"])
+            refuse(delivery, content, message["Body"])
             return None
         if isinstance(content, ReadLater):
             delivery.come_back(content.error)
@@ -214,9 +214,9 @@ def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMess
     return content
 
 
-def refuse(rejection: Rejecter, delivery: Delivery, error: UnreadableError, body: str) -> None:
+def refuse(delivery: Delivery, error: UnreadableError, body: str) -> None:
     """Refuse a message that could not be decoded; a bug behind that is logged once. Any thread."""
-    first = rejection.refuse(delivery, str(error), body)
+    first = delivery.refuse(str(error), body)
     if first and (bug := error.__cause__) is not None:
         fields = Fields(message_id=delivery.facts.message_id)
         sentence = "a message of queue %r cannot be decoded: %s (%s)"

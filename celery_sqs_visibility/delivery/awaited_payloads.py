@@ -18,6 +18,7 @@ from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.receive.decoder import ReadContent
+from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS
 from celery_sqs_visibility.delivery.settlements import Hide
 from celery_sqs_visibility.errors import ObjectDoesNotExistError, SQSError, TooLargeError, UnreadableError
 from celery_sqs_visibility.events import log_safely
@@ -36,9 +37,6 @@ TRY_SECONDS: Final = 60.0
 
 #: A fetch that has brought nothing for this time waits for S3: its message leaves its place to others.
 SILENCE_SECONDS: Final = 1.0
-
-#: How long a message stays hidden that SQS's redrive policy would move at its next receive.
-LAST_RECEIVE_SECONDS: Final = 3600
 
 NOT_FETCHED: Final = "a payload could not be fetched from S3, so its message comes back (%s)"
 
@@ -66,7 +64,7 @@ def settle_unfetched(delivery: Delivery, pointer: PayloadPointer, **why: str) ->
     """S3 does not give the payload: the message comes back, late where SQS would move it. Any thread."""
     facts = Fields({**asdict(delivery.facts), "payload": str(pointer), **why})
     log_safely(logger.warning, NOT_FETCHED, facts, extra={"sqs": facts})
-    delivery.settle(delivery.after_an_error() if delivery.may_return else Hide(LAST_RECEIVE_SECONDS))
+    delivery.settle(delivery.after_an_error() if delivery.may_return else Hide(KEPT_SECONDS))
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
@@ -220,16 +220,3 @@ class BatchThreads(Generic[Batch]):
 
 def _all_of(batch: Sized, error: SQSError) -> dict[int, SQSError]:
     return dict.fromkeys(range(len(batch)), error)
-
-
-class HasBatchThreads(Protocol):
-    """A part of a consumer that works in batches."""
-
-    @property
-    def batch_threads(self) -> BatchThreads[Any]:
-        """Its threads."""
-
-
-def batch_threads_of(*parts: HasBatchThreads | None) -> list[BatchThreads[Any]]:
-    """The threads of the parts that there are."""
-    return [part.batch_threads for part in parts if part is not None]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
-from celery_sqs_visibility.delivery.batch_threads import batch_threads_of
+from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
@@ -44,8 +44,8 @@ class QueueConsumer(DeliveryHolder):
     `consume`, `cancel` and `close` belong to the main thread, the rest to any.
     The consumers of a process share `redeliveries`, and may share `buffer`, from which Celery gets messages.
     Outside a worker `slots`, which returns those of its pool, is `None`, and `worker_name` is empty.
-    `payloads` is the bucket of the option `payload_bucket`. `consumers` returns the consumers of this
-    process, with the same options, to which this one's last polls may give their messages.
+    `outgoing` sends copies, and has the bucket of the option `payload_bucket`. `consumers` returns the
+    consumers of this process, with the same options, to which this one's last polls may give their messages.
     """
 
     def __init__(
@@ -75,9 +75,8 @@ class QueueConsumer(DeliveryHolder):
         self._receivers = Receivers()
         self._arrivals, self._awaited = self._new_arrivals(open_message)
         self._shutdown = self._new_shutdown()
-        self._batch_threads = batch_threads_of(
-            self._heartbeat, self._settler, self._copies, self._awaited, self._removals
-        )
+        parts = (self._heartbeat, self._settler, self._copies, self._awaited, self._removals)
+        self._batch_threads: list[BatchThreads[Any]] = [part.batch_threads for part in parts if part]
         self._forgotten = ForgottenMessages(
             self.ledger,
             self.capacity,

@@ -48,7 +48,7 @@ class Rejecter(Protocol):
         """See `Delivery.reject`."""
 
     def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
-        """See `Delivery.refuse`; whether this process refuses the message for the first time."""
+        """See `Delivery.refuse`."""
 
     def after_an_error(self, delivery: Delivery) -> Settlement:
         """See `Delivery.after_an_error`."""
@@ -283,9 +283,13 @@ class Delivery:
         """Give it back at once, or leave it to the queue's redrive policy; deleted where there is none."""
         self.holder.rejection.reject(self.current, requeue=requeue)
 
-    def refuse(self, reason: str, body: str, *, others_may: bool = False) -> None:
-        """No task of this worker can be made of it: a dead letter, or hidden where others may know it."""
-        self.holder.rejection.refuse(self.current, reason, body, others_may=others_may)
+    def refuse(self, reason: str, body: str, *, others_may: bool = False) -> bool:
+        """No task of this worker can be made of it: a dead letter, or hidden where others may know it.
+
+        Returns:
+            Whether this process refuses the message for the first time.
+        """
+        return self.holder.rejection.refuse(self.current, reason, body, others_may=others_may)
 
     def after_an_error(self) -> Settlement:
         """How to settle a failure about which its task says nothing."""

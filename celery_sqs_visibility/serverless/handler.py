@@ -185,7 +185,7 @@ class Function:
             if content is None:
                 return
         if isinstance(content, UnreadableError):
-            refuse(self._holder.rejection, delivery, content, message["Body"])
+            refuse(delivery, content, message["Body"])
             return
         if isinstance(content, ReadLater):
             delivery.come_back(content.error)

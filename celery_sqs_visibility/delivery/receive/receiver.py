@@ -277,6 +277,31 @@ class Receiver:
         if not unanswered:  # else the outage is logged
             logger.error("a thread that polls %r %s: another takes its place", self.queue.name, trouble)
 
+    def poll(self, reservation: Reservation, *, wait: int, helper: bool = False) -> int:
+        """Make one request, and note its result; the number of messages. A polling thread."""
+        messages: list[ReceivedMessage] = []
+        poll = self._begin(reservation, wait, helper=helper)
+        if poll is None:
+            self._capacity.received(reservation, 0)
+            return 0
+        try:
+            options = replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
+            messages = self.queue.sqs.receive(self.queue.url, reservation.messages, wait, options)
+        except SQSError as error:
+            self._fail(poll, error)
+        else:
+            self._succeed(poll, [message["MessageId"] for message in messages])
+        finally:
+            self._note_answer(poll, len(messages))
+            try:
+                if messages:
+                    self._arrived(self.queue, messages, poll.started, self._clock.monotonic())
+            finally:
+                with self._lock:
+                    self.in_flight.remove(poll)
+                    self._changed.notify_all()
+        return len(messages)
+
     def give_up_overdue(self, now: float) -> int:
         """Give back the capacity of polls whose answer is late; their number. The supervisor's thread."""
         if all(poll.overdue_at > now for poll in self.in_flight.copy()):  # as nearly always
@@ -425,31 +450,6 @@ class Receiver:
         with self._lock:
             self._moves_by = self._clock.monotonic() + seconds
             self._changed.wait_for(lambda: self.halted, seconds)
-
-    def poll(self, reservation: Reservation, *, wait: int, helper: bool = False) -> int:
-        """Make one request, and note its result; the number of messages. A polling thread."""
-        messages: list[ReceivedMessage] = []
-        poll = self._begin(reservation, wait, helper=helper)
-        if poll is None:
-            self._capacity.received(reservation, 0)
-            return 0
-        try:
-            options = replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
-            messages = self.queue.sqs.receive(self.queue.url, reservation.messages, wait, options)
-        except SQSError as error:
-            self._fail(poll, error)
-        else:
-            self._succeed(poll, [message["MessageId"] for message in messages])
-        finally:
-            self._note_answer(poll, len(messages))
-            try:
-                if messages:
-                    self._arrived(self.queue, messages, poll.started, self._clock.monotonic())
-            finally:
-                with self._lock:
-                    self.in_flight.remove(poll)
-                    self._changed.notify_all()
-        return len(messages)
 
     def _begin(self, reservation: Reservation, wait: int, *, helper: bool) -> Poll | None:
         started = self._clock.monotonic()

@@ -37,7 +37,8 @@ NO_TASK_DELETED: Final = (
 
 COMES_BACK: Final = "message cannot be read or run here for now, and comes back (%s)"
 
-#: How long a message which may not be deleted stays hidden each time: each return costs two requests.
+#: How long a message stays hidden each time that may not be deleted, or that SQS's redrive policy would move
+#: at its next receive: each return costs two requests.
 KEPT_SECONDS: Final = 3600
 
 
