@@ -95,7 +95,7 @@ class Arrivals:
     def fetched(
         self, delivery: Delivery, content: ReadContent, message: ReceivedMessage
     ) -> list[BufferedMessage]:
-        """The payload of a message that is held has come from S3. A thread of `Fetches`."""
+        """The payload of a message that is held has come from S3. A thread that fetches."""
         delivery.current.in_hand = False
         content = with_payload(delivery, content, message)
         if isinstance(content, DecodedMessage):
@@ -124,16 +124,16 @@ class Arrivals:
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
         """The message for Celery; `None` if it is settled, or its payload is still to come."""
-        holder = self._holder
-        if isinstance(content, DecodedMessage) and (content.eta is not None or delivery.moved_from):
-            delivery.parks = holder.parking.parks_so_far(delivery, content)
+        holder, task = self._holder, content if isinstance(content, DecodedMessage) else None
+        if task is not None and (task.eta is not None or delivery.moved_from):
+            delivery.parks = holder.parking.parks_so_far(delivery, task)
         arrival = holder.redeliveries.check(delivery)
         if arrival is not Arrival.NEW:
             holder.notice_return(delivery, arrival)
             return None
-        if isinstance(content, DecodedMessage) and content.eta is None and dispatch is not None:  # as most
+        if task is not None and task.eta is None and dispatch is not None:  # as most
             delivery.current.in_hand = True
-            return BufferedMessage(delivery, content.payload, dispatch)
+            return BufferedMessage(delivery, task.payload, dispatch)
         if not isinstance(content, PayloadPointer):
             return self._sort_new(delivery, content, message, dispatch)
         if dispatch is None or self._fetch is None:
