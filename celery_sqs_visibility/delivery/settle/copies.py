@@ -70,7 +70,7 @@ NOT_SENT: Final = (
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """The copies of one delivery. Guarded by the lock of `Copies`.
+    """The copies of one delivery: decisions only. Guarded by the lock of `Copies`.
 
     Attributes:
         delivery: the original, held and extended.

@@ -117,7 +117,7 @@ class SettlementBatch:
 
 
 class PendingBatch:
-    """The pending settlements of one queue and one kind of request.
+    """The pending settlements of one queue and one kind of request. Not thread-safe: the settler locks.
 
     Attributes:
         size: how many one request carries.
