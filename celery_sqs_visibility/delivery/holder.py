@@ -36,7 +36,7 @@ from celery_sqs_visibility.delivery.settlements import (
 )
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import emit, emit_if_wanted, has_listener, log_safely
-from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
+from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options, default_heartbeat
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
@@ -73,7 +73,6 @@ class DeliveryHolder:
         self.parking = Parking(redrive, options.for_queue, clock, permissions)
         self.rejection = Rejection(redrive, options.for_queue, redeliveries)
         self.redeliveries = redeliveries
-        self._leases = leases
         self._clock = clock
         self._outgoing = outgoing or OutgoingMessages()
         store = self._outgoing.store
@@ -261,7 +260,7 @@ class DeliveryHolder:
 
     def _settled(self, ended: Iterable[Ended], now: float) -> None:
         """See `settler.Settled`. An error with one message does not concern the others of its batch."""
-        is_wanted, is_measured = has_listener(events.Deleted), has_listener(SettlementEnded)
+        is_wanted = has_listener(events.Deleted)
         for one, error in ended:
             delivery = one.delivery
             try:
@@ -272,7 +271,7 @@ class DeliveryHolder:
                     self._remove_payload(delivery, delivery.pointer)
                 if is_wanted:
                     emit(events.Deleted(delivery.facts))
-                if is_measured:
+                if delivery.settled_at is not None:  # somebody measures
                     measure_settlement(delivery, now)
             except Exception:  # noqa: BLE001 - logged, if that works
                 log_safely(logger.exception, "unexpected error after a message was settled; continuing")
