@@ -78,10 +78,7 @@ class QueueConsumer(DeliveryHolder):
         parts = (self._heartbeat, self._settler, self._copies, self._awaited, self._removals)
         self._batch_threads: list[BatchThreads[Any]] = [part.batch_threads for part in parts if part]
         self._forgotten = ForgottenMessages(
-            self.ledger,
-            self.capacity,
-            lambda: self._receivers.polling,
-            lambda: self._arrivals.handed,
+            self.ledger, self.capacity, lambda: self._receivers.polling, lambda: self._arrivals.handed
         )
         some = [each for each in (leases, turns, self._awaited) if each is not None]
         self._parts = (self.capacity, *self._batch_threads, *some, RunWatch(self.ledger), self._forgotten)
