@@ -134,7 +134,7 @@ class Decoder:
                     custom,
                     attributes.get(SOURCE_ARN),
                 )
-                if isinstance(content, PayloadPointer):
+                if custom and isinstance(content, PayloadPointer):
                     delivery.pointer = content
                 taken.append((delivery, content, message))
             except Exception:  # noqa: BLE001 - it is logged
