@@ -52,8 +52,7 @@ def test_a_settlement_in_the_middle_takes_the_capacity_back_once():
     delivery = world.delivery()
 
     def settle():
-        world.capacity.take_again(delivery)
-        world.capacity.release()
+        world.capacity.free(delivery)
         settled.set()
 
     class HeldUntilAMomentAgo(Delivery):
@@ -69,6 +68,25 @@ def test_a_settlement_in_the_middle_takes_the_capacity_back_once():
     world.capacity.set_aside(delivery)
     assert settled.wait(SOON)
     assert world.counts() == (0, 0)
+
+
+@pytest.mark.parametrize("aside", [False, True])
+@pytest.mark.parametrize(
+    ("began", "early", "runs"),
+    [(None, False, 0), (None, True, 0), (1.0, False, 0), (1.0, True, 1)],
+    ids=["unrun", "early, unrun", "run", "early"],
+)
+def test_a_settled_message_frees_its_capacity_once_and_an_early_run_keeps_a_slot(aside, began, early, runs):
+    world = World("q.fifo")
+    delivery = world.delivery()
+    delivery.began, delivery.acknowledged_early = began, early
+    if aside:
+        world.capacity.set_aside(delivery)
+    world.capacity.free(delivery)
+    assert world.counts() == (0, 0)
+    assert world.capacity.runs == len(world.capacity._fifo.runs) == runs
+    world.capacity.take_again(delivery)
+    assert world.counts() == (0, 0), "it is set aside no more"
 
 
 def test_what_is_set_aside_has_place_again_unless_more_is_held_than_may_be():
