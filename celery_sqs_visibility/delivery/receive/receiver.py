@@ -62,7 +62,7 @@ REFUSED_WITHIN_SECONDS: Final = 2.0
 #: Polls of a queue that this process has made which SQS may refuse: all of it knows a queue after a second.
 NEW_QUEUE_FAILURES: Final = 2
 
-#: SQS remembers an id for this long (API_ReceiveMessage).
+#: SQS remembers a ReceiveRequestAttemptId for this long (API_ReceiveMessage).
 ATTEMPT_SECONDS: Final = 300.0
 
 #: Takes the messages of a poll, with the monotonic instants before and after the call.
