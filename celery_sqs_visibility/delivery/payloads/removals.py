@@ -69,6 +69,8 @@ class Removals:
     def flush(self, timeout: float) -> bool:
         """Remove everything without lingering; whether all was done within `timeout` seconds."""
         with self._lock:
+            if not self._unfinished:
+                return True
             self._flushing = True
             self.batch_threads.wake()
             try:

@@ -243,14 +243,18 @@ class Copies:
     def interrupt(self) -> None:
         """The process ends: the records that are left of each event go on as one message."""
         with self._lock:
-            for sending in [each for each in self._sendings if isinstance(each.copying, Split)]:
+            splits = [each for each in self._sendings if isinstance(each.copying, Split)]
+            for sending in splits:
                 sending.given_back = True
                 self._stop(sending)
-            self.batch_threads.wake()
+            if splits:
+                self.batch_threads.wake()
 
     def flush(self, timeout: float) -> bool:
         """Send everything now; whether all has ended within `timeout` seconds."""
         with self._lock:
+            if not self._unended:
+                return True
             self._flushing += 1
             self.batch_threads.wake()
             try:

@@ -214,6 +214,8 @@ class Settler:
     def flush(self, timeout: float) -> bool:
         """Send everything now; whether all was done within `timeout` seconds."""
         with self._lock:
+            if not self._unfinished:
+                return True
             self._flushing += 1
             self.batch_threads.wake()
             try:
