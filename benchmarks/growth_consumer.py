@@ -34,7 +34,7 @@ class Consumer:
     def take(self):
         """What a poll brings; how many messages."""
         now, (receiver,) = worlds.Clock.monotonic(), self.own._receivers.all()
-        messages = self.sqs.receive(self.queue.url, TOGETHER, 0, receiver._polls._options)
+        messages = self.sqs.receive(self.queue.url, TOGETHER, 0, receiver._options)
         self.own.capacity.hold(len(messages), queue=self.queue.name)
         with receiver._changed:
             receiver._schedule.polled(now, [message["MessageId"] for message in messages])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from celery_sqs_visibility.delivery.settle.pending import DELETE_LINGER_WINDOWS  # noqa: E402
+from celery_sqs_visibility.delivery.settle.settler import DELETE_LINGER_WINDOWS  # noqa: E402
 from celery_sqs_visibility.policy.prefetch import Slots, least_worth_asking, message_limit  # noqa: E402
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES  # noqa: E402
 
@@ -39,7 +39,7 @@ IN_FLIGHT = 120_000
 #: Calls a second that a FIFO queue allows for each API action, batches included, without high throughput.
 FIFO_CALLS = 300
 
-#: What the package does: see delivery/receive/decoder.py and delivery/hold/extension_schedule.py.
+#: What the package does: see delivery/receive/decoder.py and delivery/hold/ledger.py.
 LONGEST_TRANSIT_SECONDS = 1.0
 BUCKETS_OF_THE_SCHEDULE = 4
 

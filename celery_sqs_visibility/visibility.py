@@ -9,8 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from celery.exceptions import Reject
 
-from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED, Lease
-from celery_sqs_visibility.delivery.lease_table import find_lease, lease_table_of
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, Lease, find_lease, lease_table_of
 from celery_sqs_visibility.errors import InactivityError, VisibilityLostError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from celery_sqs_visibility.delivery.recent_keys import RecentKeys
+from celery_sqs_visibility.delivery.hold.redelivery import RecentKeys
 
 #: Ids of messages that a mailbox remembers. What stays in a control queue is gone after a minute.
 REMEMBERED: Final = 10_000

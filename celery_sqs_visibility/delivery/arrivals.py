@@ -1,4 +1,4 @@
-"""What a poll brought: decoded, compared with what is held, parked, and buffered for Celery."""
+"""Received messages: decoded, compared with those that are held, parked, and buffered for Celery."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.hold.redelivery import Arrival
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
-from celery_sqs_visibility.delivery.model import Delivery, Rejecter
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import (
     Content,
@@ -21,7 +21,7 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     ReadContent,
     ReadLater,
 )
-from celery_sqs_visibility.delivery.receive.receivers import OnMessage
+from celery_sqs_visibility.delivery.receive.receiver import OnMessage
 from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Park, Renew, Settlement, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import log_safely
@@ -35,7 +35,7 @@ NOT_HANDED: Final = "message could not be handed to Celery (%s)"
 #: Gives a buffered message to Celery: the field of `BufferedMessage`.
 Dispatch = Callable[[BufferedMessage, bool], None]
 
-#: Has the payload of a message fetched, which `Arrivals.fetched` then gets.
+#: Begins to fetch the payload of a message, which `Arrivals.fetched` then gets.
 Fetch = Callable[[Delivery, PayloadPointer, ReceivedMessage], None]
 
 
@@ -95,7 +95,7 @@ class Arrivals:
     def fetched(
         self, delivery: Delivery, content: ReadContent, message: ReceivedMessage
     ) -> list[BufferedMessage]:
-        """The payload of a message that is held has come from S3. A thread of `Fetches`."""
+        """The payload of a message that is held has come from S3. A thread that fetches."""
         delivery.current.in_hand = False
         content = with_payload(delivery, content, message)
         if isinstance(content, DecodedMessage):
@@ -124,16 +124,16 @@ class Arrivals:
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
         """The message for Celery; `None` if it is settled, or its payload is still to come."""
-        holder = self._holder
-        if isinstance(content, DecodedMessage) and (content.eta is not None or delivery.moved_from):
-            delivery.parks = holder.parking.parks_so_far(delivery, content)
+        holder, task = self._holder, content if isinstance(content, DecodedMessage) else None
+        if task is not None and (task.eta is not None or delivery.moved_from):
+            delivery.parks = holder.parking.parks_so_far(delivery, task)
         arrival = holder.redeliveries.check(delivery)
         if arrival is not Arrival.NEW:
             holder.notice_return(delivery, arrival)
             return None
-        if isinstance(content, DecodedMessage) and content.eta is None and dispatch is not None:  # as most
+        if task is not None and task.eta is None and dispatch is not None:  # as most
             delivery.current.in_hand = True
-            return BufferedMessage(delivery, content.payload, dispatch)
+            return BufferedMessage(delivery, task.payload, dispatch)
         if not isinstance(content, PayloadPointer):
             return self._sort_new(delivery, content, message, dispatch)
         if dispatch is None or self._fetch is None:
@@ -152,7 +152,7 @@ class Arrivals:
     ) -> BufferedMessage | None:
         parking = self._holder.parking
         if isinstance(content, UnreadableError):
-            refuse(self._holder.rejection, delivery, content, message["Body"])
+            refuse(delivery, content, message["Body"])
             return None
         if isinstance(content, ReadLater):
             delivery.come_back(content.error)
@@ -205,7 +205,7 @@ class Arrivals:
 
 
 def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> ReadContent:
-    """The content that came from S3; its delivery knows the task now. A dead letter keeps the pointer."""
+    """The content that came from S3, whose task its delivery then knows. A dead letter keeps the pointer."""
     if isinstance(content, DecodedMessage):
         for each in delivery.generations():
             each.facts = replace(each.facts, task=content.task, task_id=content.task_id)
@@ -214,9 +214,9 @@ def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMess
     return content
 
 
-def refuse(rejection: Rejecter, delivery: Delivery, error: UnreadableError, body: str) -> None:
+def refuse(delivery: Delivery, error: UnreadableError, body: str) -> None:
     """Refuse a message that could not be decoded; a bug behind that is logged once. Any thread."""
-    first = rejection.refuse(delivery, str(error), body)
+    first = delivery.refuse(str(error), body)
     if first and (bug := error.__cause__) is not None:
         fields = Fields(message_id=delivery.facts.message_id)
         sentence = "a message of queue %r cannot be decoded: %s (%s)"

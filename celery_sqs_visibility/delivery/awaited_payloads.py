@@ -1,30 +1,104 @@
-"""Messages that wait for their payload from S3: they are held and extended meanwhile."""
+"""Payloads on their way from S3, while the heartbeat extends their messages: no poll waits for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Final
 
 from celery_sqs_visibility.aws.object_store import ObjectStore
-from celery_sqs_visibility.aws.port import ReceivedMessage
+from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
+from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.payloads.fetches import Fetch, Fetches
-from celery_sqs_visibility.delivery.receive.decoder import Opened, ReadContent, ReadLater
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.receive.decoder import ReadContent
+from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS
+from celery_sqs_visibility.delivery.settlements import Hide
+from celery_sqs_visibility.errors import ObjectDoesNotExistError, SQSError, TooLargeError, UnreadableError
+from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
+
+logger = logging.getLogger(__name__)
+
+#: Payloads fetched at a time: each may have `PAYLOAD_BYTES`.
+MOST_FETCHES: Final = 4
+
+#: A fetch that fails is tried again for this long, while its message is held; then the message comes back.
+TRY_SECONDS: Final = 60.0
+
+#: A fetch that has brought nothing for this time waits for S3: its message leaves its place to others.
+SILENCE_SECONDS: Final = 1.0
+
+NOT_FETCHED: Final = "a payload could not be fetched from S3, so its message comes back (%s)"
+
+
+def fetch(objects: ObjectStore, pointer: PayloadPointer, progress: Callable[[], None]) -> str:
+    """The body that the message would have without S3. The caller's thread waits, and calls `progress`.
+
+    Raises:
+        UnreadableError: there is no such object, or it is no text, or too large.
+        SQSError: try again, or grant a permission.
+    """
+    try:
+        return objects.get(pointer.key, PAYLOAD_BYTES, progress).decode()
+    except ObjectDoesNotExistError:
+        raise UnreadableError(
+            f"its payload {pointer} is gone: deleted, or expired by a lifecycle rule"
+        ) from None
+    except TooLargeError as error:
+        raise UnreadableError(f"its payload is larger than {PAYLOAD_BYTES:,} bytes: {error}") from None
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"its payload {pointer} is no text: {error}") from None
+
+
+def settle_unfetched(delivery: Delivery, pointer: PayloadPointer, **why: str) -> None:
+    """S3 does not give the payload: the message comes back, late where SQS would move it. Any thread."""
+    facts = Fields({**asdict(delivery.facts), "payload": str(pointer), **why})
+    log_safely(logger.warning, NOT_FETCHED, facts, extra={"sqs": facts})
+    delivery.settle(delivery.after_an_error() if delivery.may_return else Hide(KEPT_SECONDS))
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """The fetch of one message's payload, tried until the monotonic instant `until`."""
+
+    delivery: Delivery
+    pointer: PayloadPointer
+    message: ReceivedMessage
+    until: float
+    failures: int = 0
+    content: ReadContent | None = field(default=None, init=False)
+
+    def __len__(self) -> int:
+        return 1
+
+    @property
+    def wanted(self) -> bool:
+        """Whether its message is still held, under its newest handle and by any consumer."""
+        return self.delivery.current.held
 
 
 class AwaitedPayloads:
-    """Has payloads fetched for a holder's messages, which take no capacity while S3 keeps them waiting.
+    """Fetches payloads of a holder's messages, which take no capacity while S3 keeps them waiting.
 
     Args:
         objects: the bucket.
         decode: makes the content of a message with its payload in its body.
-        holder: what the messages belong to.
+        holder: of the messages.
         fetched: takes the content of a message that is held, in a thread that fetches.
         clock: the monotonic clock.
+
+    Attributes:
+        batch_threads: the threads that fetch, to be started.
     """
 
     def __init__(
@@ -35,38 +109,92 @@ class AwaitedPayloads:
         fetched: Callable[[Delivery, ReadContent, ReceivedMessage], None],
         clock: Clock,
     ) -> None:
+        self._objects = objects
+        self._decode = decode
         self._holder = holder
-        self._take = fetched
-        self._fetches = Fetches[Opened | ReadLater](
-            objects, decode, _is_held, self._has_place, self._wait, self._fetched, clock
+        self._fetched = fetched
+        self._clock = clock
+        self._outage = Outage(logger, "fetch payloads", objects.bucket, clock, kind="bucket")
+        self.batch_threads: BatchThreads[Fetch] = BatchThreads(
+            "sqs-payload", "fetches payloads from S3", MOST_FETCHES, self, clock
         )
-
-    @property
-    def batch_threads(self) -> BatchThreads[Fetch[Opened | ReadLater]]:
-        """The threads that fetch, to be started."""
-        return self._fetches.batch_threads
-
-    def replace_stuck(self, now: float) -> None:
-        """See `supervisor.Supervised`: nothing is replaced here, and no message keeps its place in vain."""
-        self._fetches.notice_silence(now)
+        self._lock = self.batch_threads.lock  # guards everything below
+        self._waiting: list[tuple[float, int, Fetch]] = []  # heap: (not before, tie-break, fetch)
+        self._ties = itertools.count()
 
     def submit(self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage) -> None:
         """Fetch the payload of a message that is held. Any thread; it does not block."""
-        self._fetches.submit(delivery, pointer, message)
+        now = self._clock.monotonic()
+        self._enqueue(now, Fetch(delivery, pointer, message, now + TRY_SECONDS))
 
-    def _has_place(self, delivery: Delivery) -> bool:
-        return self._holder.set_aside.has_place(delivery.current)
+    def _enqueue(self, not_before: float, one: Fetch) -> None:
+        with self._lock:
+            heapq.heappush(self._waiting, (not_before, next(self._ties), one))
+            self.batch_threads.wake()
 
-    def _wait(self, delivery: Delivery) -> None:
+    def due(self, _now: float) -> float | None:
+        """See `batch_threads.Work`."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def ready(self) -> int:
+        """See `batch_threads.Work`."""
+        return len(self._waiting)
+
+    def take(self, now: float) -> Fetch | None:
+        """See `batch_threads.Work`."""
+        return heapq.heappop(self._waiting)[2] if self._waiting and self._waiting[0][0] <= now else None
+
+    def send(self, batch: Fetch, _since: float) -> BatchResult:
+        """See `batch_threads.Work`."""
+        if batch.wanted and self._holder.capacity.has_place(batch.delivery.current):
+            try:
+                body = fetch(self._objects, batch.pointer, self.batch_threads.progress)
+                batch.content = self._decode(batch.delivery.queue, {**batch.message, "Body": body})
+            except UnreadableError as error:
+                batch.content = error
+        return BatchResult({})
+
+    def conclude(self, batch: Fetch, since: float, failed: Mapping[int, SQSError]) -> None:
+        """See `batch_threads.Work`."""
+        if batch.content is not None:
+            self._outage.success(since)
+        if not batch.wanted:
+            return
+        if failed:
+            self._try_again(batch, failed[0])
+        elif batch.content is not None:
+            self._holder.capacity.take_again(batch.delivery.current)
+            self._fetched(batch.delivery, batch.content, batch.message)
+        else:  # S3 was not asked, since there is no place: that counts as no failure
+            now = self._clock.monotonic()
+            batch.until = now + TRY_SECONDS
+            self._enqueue(now + pause(batch.failures), batch)
+
+    def replace_stuck(self, now: float) -> None:
+        """See `supervisor.Supervised`: nothing is replaced, but messages leave their places to others.
+
+        Those do whose fetches get on no more; all, where none does.
+        """
+        with self._lock:  # so that no fetch ends meanwhile
+            running = self.batch_threads.in_progress()
+            silent = [each.batch for each in running if now - each.seen >= SILENCE_SECONDS]
+            if silent and len(silent) == len(running):
+                silent += [one for _, _, one in self._waiting]
+            for one in silent:
+                self._leave_place(one)
+
+    def _leave_place(self, one: Fetch) -> None:
         """S3 does not give a payload for now: other messages are received in its message's place."""
-        if delivery.current.holder is self._holder:
-            self._holder.set_aside.add(delivery.current)
+        if (delivery := one.delivery.current).holder is self._holder:
+            self._holder.capacity.set_aside(delivery)
 
-    def _fetched(self, delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> None:
-        self._holder.set_aside.remove(delivery.current)
-        self._take(delivery, content, message)
-
-
-def _is_held(delivery: Delivery) -> bool:
-    """Whether its message is held still, under its newest handle and by whatever consumer."""
-    return delivery.current.held
+    def _try_again(self, one: Fetch, error: SQSError) -> None:
+        """Later, or never."""
+        self._outage.failure(error)
+        one.failures += 1
+        not_before = self._clock.monotonic() + pause(one.failures)
+        if not_before < one.until:
+            self._leave_place(one)
+            self._enqueue(not_before, one)
+            return
+        settle_unfetched(one.delivery, one.pointer)

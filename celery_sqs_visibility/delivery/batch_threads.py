@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
@@ -78,7 +78,7 @@ class BatchThreads(Generic[Batch]):
         self._in_progress: dict[threading.Thread, InProgressBatch[Batch]] = {}
 
     def start(self) -> None:
-        """Have threads from now on, as there is work; harmless if it is started."""
+        """Start threads from now on, as there is work; harmless if that was done."""
         with self.lock:
             self._started, self._stopping = True, False
             self.wake()
@@ -90,7 +90,7 @@ class BatchThreads(Generic[Batch]):
             self._woken.notify_all()
 
     def wake(self) -> None:
-        """Have a thread look at the work again: there may be something to do, now or later."""
+        """Make a thread look at the work again: something may be due, now or later."""
         with self.lock:
             self._wake(self._clock.monotonic())
 
@@ -121,7 +121,7 @@ class BatchThreads(Generic[Batch]):
             if batch is None:
                 return False
             mine = self._in_progress[threading.current_thread()] = InProgressBatch(batch, now, now)
-            self._wake(now)  # another thread takes what is left
+            self._wake(now)  # another thread takes the work that is left
         failed = self._send(mine)
         with self.lock:
             if self._in_progress.pop(threading.current_thread(), None) is not mine:
@@ -152,7 +152,7 @@ class BatchThreads(Generic[Batch]):
         with self.lock:
             stuck = self._threads and {thread for thread in self._threads if self._is_stuck(thread, now)}
             if not stuck:
-                self._wake(now)  # all threads may be busy for longer than what is due can wait
+                self._wake(now)  # all threads may be busy for longer than due work can wait
                 return
             self._threads -= stuck
             abandoned = [self._in_progress.pop(thread) for thread in stuck if thread in self._in_progress]
@@ -228,16 +228,3 @@ class BatchThreads(Generic[Batch]):
 
 def _all_of(batch: Sized, error: SQSError) -> dict[int, SQSError]:
     return dict.fromkeys(range(len(batch)), error)
-
-
-class HasBatchThreads(Protocol):
-    """A part of a consumer that works in batches."""
-
-    @property
-    def batch_threads(self) -> BatchThreads[Any]:
-        """Its threads."""
-
-
-def batch_threads_of(*parts: HasBatchThreads | None) -> list[BatchThreads[Any]]:
-    """The threads of the parts that there are."""
-    return [part.batch_threads for part in parts if part is not None]

@@ -1,20 +1,19 @@
-"""Consumes a channel's queues: their receivers, the threads for what they bring, and the end of both."""
+"""Consumer of a channel's queues: their receivers, the threads for their messages, and the end of both."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
-from celery_sqs_visibility.delivery.batch_threads import batch_threads_of
+from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import listen
-from celery_sqs_visibility.delivery.forgotten import ForgottenMessages
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
@@ -23,12 +22,12 @@ from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
-from celery_sqs_visibility.delivery.receive.receiver import Receiver
-from celery_sqs_visibility.delivery.receive.receivers import OnMessage, Receivers
+from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Receiver, Receivers
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settlements import Lapse, Release, Renew
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
+from celery_sqs_visibility.delivery.watches import ForgottenMessages, RunWatch
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.health import DutyFacts, PollingFacts
 from celery_sqs_visibility.policy.options import Options
@@ -40,13 +39,13 @@ REMOVAL_SECONDS: Final = 1.0
 
 
 class QueueConsumer(DeliveryHolder):
-    """Consumes all queues of a channel; outlives the channel as long as something it received runs.
+    """Consumes all queues of a channel; outlives the channel as long as a message that it received runs.
 
     `consume`, `cancel` and `close` belong to the main thread, the rest to any.
     The consumers of a process share `redeliveries`, and may share `buffer`, from which Celery gets messages.
     Outside a worker `slots`, which returns those of its pool, is `None`, and `worker_name` is empty.
-    `payloads` are those of the option `payload_store`. `consumers` returns the consumers of this
-    process, with the same options, to which this one's last polls may give their messages.
+    `outgoing` sends copies, and has the bucket of the option `payload_store`. `consumers` returns the
+    consumers of this process, with the same options, to which this one's last polls may give their messages.
     """
 
     def __init__(
@@ -76,22 +75,17 @@ class QueueConsumer(DeliveryHolder):
         self._receivers = Receivers()
         self._arrivals, self._awaited = self._new_arrivals(open_message)
         self._shutdown = self._new_shutdown()
-        self._batch_threads = batch_threads_of(
-            self._heartbeat, self._settler, self._copies, self._awaited, self._removals
-        )
+        parts = (self._heartbeat, self._settler, self._copies, self._awaited, self._removals)
+        self._batch_threads: list[BatchThreads[Any]] = [part.batch_threads for part in parts if part]
         self._forgotten = ForgottenMessages(
-            self.ledger,
-            self.capacity,
-            lambda: self._receivers.polling,
-            lambda: self._arrivals.handed,
+            self.ledger, self.capacity, lambda: self._receivers.polling, lambda: self._arrivals.handed
         )
         some = [each for each in (leases, turns, self._awaited) if each is not None]
-        self._parts = (self.capacity, *self._batch_threads, *some, self._run_watch, self._forgotten)
+        self._parts = (self.capacity, *self._batch_threads, *some, RunWatch(self.ledger), self._forgotten)
         self._supervisor = Supervisor(self._supervised, clock)
-        # Guards _running, _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
+        # Guards _running and _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
         self._running = False  # whether there are threads
-        self._closed = False  # whether they end when nothing is held any more
         self._abandoned: set[str] = set()  # queues that are being deleted
 
     def consume(self, queue: Queue, on_message: OnMessage) -> None:
@@ -120,7 +114,7 @@ class QueueConsumer(DeliveryHolder):
         receiver.start()
 
     def cancel(self, queue_name: str) -> None:
-        """Poll the queue no more; what is buffered is given back when its last poll is over.
+        """Poll the queue no more; its buffered messages are given back when its last poll is over.
 
         Celery's cold shutdown calls it in a signal handler: it takes no lock that the main thread may hold.
         """
@@ -139,7 +133,7 @@ class QueueConsumer(DeliveryHolder):
             self.capacity.wake()
 
     def abandon(self, queue_name: str) -> None:
-        """After `cancel`, before the queue is deleted: drop its messages, and finish what is settled."""
+        """After `cancel`, before the queue is deleted: drop its messages, and finish their settlements."""
         self._abandoned.add(queue_name)
         self._take_buffered(queue_name)
         for delivery in self.ledger.all():
@@ -159,17 +153,17 @@ class QueueConsumer(DeliveryHolder):
         return self._receivers.wait_for_polls(until)
 
     def polling_facts(self, now: float) -> tuple[PollingFacts, ...]:
-        """How the polling of each queue gets on that is consumed. Any thread."""
+        """State of the polling of each queue that is consumed. Any thread."""
         return tuple(each.facts(now) for each in self._receivers.all() if not each.stopping)
 
     def duty_facts(self, now: float) -> tuple[DutyFacts, ...]:
-        """How the other threads get on. Any thread."""
+        """State of the other threads' duties. Any thread."""
         batches = [DutyFacts(each.does, each.late(now)) for each in self._batch_threads]
         return DutyFacts("replaces threads that hang", self._supervisor.late(now)), *batches
 
     @property
     def forgotten(self) -> float:
-        """For how many seconds there have been none but messages that nobody will run. Any thread."""
+        """Seconds for which there have been none but messages that nobody will run. Any thread."""
         return self._forgotten.seconds if self._running else 0.0
 
     def end_by(self, until: float, polls_until: float) -> None:
@@ -177,22 +171,22 @@ class QueueConsumer(DeliveryHolder):
         self._shutdown.end_by(until, polls_until)
 
     def give_back_unstarted(self, queue_name: str | None = None) -> list[Delivery]:
-        """After `stop_polling`, or a pause of that queue: release what does not run, and return it.
+        """After `stop_polling`, or a pause of that queue: release and return deliveries that do not run.
 
         Takes seconds, for which other queues go on.
         """
         return self._shutdown.give_back_unstarted(queue_name)
 
     def hand_back(self) -> list[Delivery]:
-        """After `give_back_unstarted`: release what runs, finish what is settled, and return the orphans."""
+        """After `give_back_unstarted`: release runs, finish settlements, and return the orphans."""
         orphans = self._shutdown.hand_back()
         self._remove_payloads()
         return orphans
 
     def close(self) -> None:
-        """Stop polling, give back what does not run, finish what is under way; bounded in time.
+        """Stop polling, give back deliveries that do not run, finish settlements; bounded in time.
 
-        What still runs stays extended, and can be settled, until it ends.
+        A delivery that still runs stays extended, and can be settled, until its run ends.
         """
         self.stop_polling()
         self._shutdown.wait_for_polls()
@@ -208,14 +202,14 @@ class QueueConsumer(DeliveryHolder):
             self._removals.flush(REMOVAL_SECONDS)
 
     def _give_back_late(self, delivery: Delivery) -> None:
-        """Give back what a poll brought after the stop, or a pause. A receiver's thread."""
+        """Give back a delivery that a poll brought after the stop, or a pause. A receiver's thread."""
         if delivery.queue.name in self._abandoned:
             delivery.settle(Lapse())  # without a request: its queue is being deleted
         else:
             self._shutdown.give_back_late(delivery)
 
     def _after_last_poll(self, queue: Queue) -> None:
-        """A receiver has ended: give back what is buffered, unless the queue is consumed again."""
+        """A receiver has ended: give back its queue's buffered messages, unless that is consumed again."""
         if self._receivers.on_message(queue.name) is None:
             self._release_buffered(queue)
 
@@ -276,7 +270,6 @@ class QueueConsumer(DeliveryHolder):
                 self._running = True
 
     def _released(self) -> None:
-        """End the threads, once this is closed and nothing is held."""
         if not self._closed or len(self.ledger):
             return
         with self._lock:
@@ -293,7 +286,7 @@ class QueueConsumer(DeliveryHolder):
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> None:
-        """A poll brought these. A receiver's thread.
+        """A poll brought these messages. A receiver's thread.
 
         The last poll of an embedded worker that has ended may be open for 20 s. Its messages go to the next
         worker of the process: given back, a message might be received by another such poll, and be hidden.
@@ -324,7 +317,7 @@ class QueueConsumer(DeliveryHolder):
         self._put(delivery.queue, self._arrivals.take_back(delivery, renew))
 
     def _put(self, queue: Queue, arrived: Sequence[BufferedMessage]) -> None:
-        """Have the buffer give them to Celery, unless they had arrived before a pause that has begun."""
+        """Let the buffer give them to Celery, unless they had arrived before a pause that has begun."""
         try:
             self._buffer.put(arrived)
         except Exception:

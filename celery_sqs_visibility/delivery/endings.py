@@ -1,4 +1,4 @@
-"""How deliveries end, as metrics count them. Measured only if somebody subscribes."""
+"""Ends of deliveries: the events of messages that come back, and the outcomes that metrics count."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from celery_sqs_visibility.delivery.settlements import (
     Settlement,
     Split,
 )
-from celery_sqs_visibility.events import emit, has_listener
+from celery_sqs_visibility.events import DeliveryEvent, Hidden, Parked, Released, emit, has_listener
 from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
-#: What becomes of a message, by its settlement; of a deleted one the request knows more.
+#: The outcome of a message by its settlement; of a deleted one the request knows more.
 OUTCOMES: Final[Mapping[type[Settlement], str]] = {
     Hide: "retried",
     Lapse: "retried",
@@ -31,6 +31,25 @@ OUTCOMES: Final[Mapping[type[Settlement], str]] = {
     Renew: "delayed",
     Split: "discarded",  # its records are messages of their own
 }
+
+
+def return_of(delivery: Delivery, settlement: Settlement, now: float) -> tuple[DeliveryEvent, float]:
+    """The event of a message that is settled so at `now` and comes back, and when it is visible again.
+
+    Both instants are monotonic.
+    """
+    facts = delivery.facts
+    match settlement:
+        case Hide(seconds, kept):
+            return Hidden(facts, seconds, kept), now + seconds
+        case Park(seconds):
+            return Parked(facts, seconds), now + seconds
+        case Lapse():
+            return Hidden(facts, max(0.0, delivery.deadline - now)), delivery.deadline
+        case Release():
+            return Released(facts), now
+        case Delete() | DeadLetter() | Renew() | Split():
+            raise AssertionError("its message does not come back")
 
 
 def outcome_of(delivery: Delivery, settlement: Settlement, now: float) -> str:

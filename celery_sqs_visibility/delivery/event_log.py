@@ -2,7 +2,7 @@
 
 Read for one message id, at DEBUG, it answers: did the process die during the run (Started without Finished or
 Failed)? Did the run not begin (Unreadable, Parked)? How often did it fail, and when does it come back
-(Failed, Hidden)? Of a failed attempt people read another line, which has the traceback: see
+(Failed, Hidden)? Of a failed attempt users read another line, which has the traceback: see
 celery_sqs_visibility/task/failure_log.py.
 """
 
@@ -57,7 +57,7 @@ last_request: Final[deque[ref[Any]]] = deque(maxlen=1)
 
 
 class Fields(dict[str, object]):
-    """Facts that print as `key=value` for a plain log, for people, and are a mapping for a structured one."""
+    """Facts of a log line: printed as `key=value` in a plain log, a mapping for a structured one."""
 
     def __str__(self) -> str:
         texts = {key: _text(key, value) for key, value in self.items() if key not in UNTOLD_FIELDS}

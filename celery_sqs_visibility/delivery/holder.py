@@ -1,4 +1,4 @@
-"""Holds deliveries from their arrival until they are settled, and carries the settlements out."""
+"""Holder of deliveries, from their arrival until they are settled; it carries the settlements out."""
 
 from __future__ import annotations
 
@@ -9,39 +9,34 @@ from typing import Any, Final
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement
+from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement, return_of
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
-from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
-from celery_sqs_visibility.delivery.receive.set_aside import SetAside
 from celery_sqs_visibility.delivery.receive.turns import Turns
-from celery_sqs_visibility.delivery.settle.copies import Copies
+from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
-from celery_sqs_visibility.delivery.settle.originals import settlement_of
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
-from celery_sqs_visibility.delivery.settle.sending import Sending
 from celery_sqs_visibility.delivery.settle.settler import Ended, Settler
 from celery_sqs_visibility.delivery.settlements import (
     DeadLetter,
     Delete,
     Hide,
     Lapse,
-    Park,
-    Release,
     Renew,
     Settlement,
     Split,
 )
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import emit, emit_if_wanted, has_listener, log_safely
+from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options, default_heartbeat
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
@@ -74,12 +69,10 @@ class DeliveryHolder:
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots, turns)
         self._turns = turns
         self.ledger = Ledger(options.for_queue, leases)
-        self.set_aside = SetAside(self.capacity, self.ledger.holds)
         permissions = CopyPermissions(clock)
         self.parking = Parking(redrive, options.for_queue, clock, permissions)
         self.rejection = Rejection(redrive, options.for_queue, redeliveries)
         self.redeliveries = redeliveries
-        self._leases = leases
         self._clock = clock
         self._outgoing = outgoing or OutgoingMessages()
         store = self._outgoing.store
@@ -87,22 +80,22 @@ class DeliveryHolder:
         self._dead_letters = DeadLetters(redrive, permissions, worker_name)
         self._settler = Settler(options.settle_window, clock, self._settled, self._send_letter, permissions)
         self._permissions = permissions
+        self._closed = False  # whether the threads end once nothing is held any more
         self._copies = Copies(
             self._outgoing, permissions, self._spare, options.settle_window, clock, self._copied
         )
         self._heartbeat = Heartbeat(self.ledger, clock, self._resume)
-        self._run_watch = RunWatch(self.ledger)
 
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:
         """The message becomes visible at that monotonic instant."""
         raise NotImplementedError
 
     def _take_back(self, delivery: Delivery, renew: Renew) -> None:
-        """The queue refuses the copy, and would not hand out the original again: Celery is to hold it."""
+        """The queue refuses the copy, and would not hand out the original again: Celery holds it."""
         raise NotImplementedError
 
     def _released(self) -> None:
-        """A delivery is not held any more."""
+        """A delivery is not held any more: end the threads, once this is closed and nothing is held."""
         raise NotImplementedError
 
     def notice_return(self, delivery: Delivery, arrival: Arrival) -> None:
@@ -150,10 +143,11 @@ class DeliveryHolder:
         """See `model.Holder`. The newer delivery may be another consumer's. A receiver's thread."""
         if not self.ledger.supersede(delivery, superseded_by):
             return False
-        self.set_aside.remove(delivery)
+        self.capacity.take_again(delivery)
         superseded_by.take_after(delivery)
         self.capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
-        self._released()
+        if self._closed:
+            self._released()
         if wanted := superseded_by.current.requested_deadline:  # its task still waits for that
             superseded_by.extend(wanted)
         return True
@@ -185,14 +179,15 @@ class DeliveryHolder:
         try:
             if not done:
                 self.redeliveries.remove(delivery)
-            self.set_aside.remove(delivery)
             now = self._clock.monotonic()
-            measure_end(delivery, settlement, now)
+            if has_listener(DeliveryEnded):  # asked here, since most workers measure nothing
+                measure_end(delivery, settlement, now)
             if at_once:
                 self._carry_out(delivery, settlement, now)
         finally:  # not before: nothing that this wakes may keep the settlement from being sent
-            self._free_capacity(delivery)
-            self._released()
+            self.capacity.free(delivery)
+            if self._closed:
+                self._released()
         return True
 
     def _copy(self, delivery: Delivery, copying: Renew | Split) -> bool:
@@ -201,10 +196,9 @@ class DeliveryHolder:
             return self.settle(delivery, Lapse())
         if not self.ledger.claim(delivery):
             return False
-        self.set_aside.remove(delivery)
         measure_end(delivery, copying, self._clock.monotonic())
         self._copies.submit(delivery, copying)
-        self._free_capacity(delivery)
+        self.capacity.free(delivery)
         return True
 
     def _spare(self, delivery: Delivery) -> float:
@@ -223,7 +217,8 @@ class DeliveryHolder:
             while not self._settle_claimed(delivery := sending.delivery.current, then):
                 if delivery.superseded_by is None:
                     return
-            self._released()
+            if self._closed:
+                self._released()
 
     def _settle_claimed(self, delivery: Delivery, settlement: Settlement) -> bool:
         if isinstance(settlement, Delete):
@@ -242,16 +237,6 @@ class DeliveryHolder:
         visible_at = self._clock.monotonic() + delay
         self._expect(delivery.queue, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(events.Renewed(delivery.facts, delay))
-
-    def _free_capacity(self, delivery: Delivery) -> None:
-        """A message that is acknowledged early is held no more, but its run has begun."""
-        queue, began = delivery.queue, delivery.began
-        if began is not None and delivery.acknowledged_early:
-            self.capacity.start_run(delivery, queue=queue.name, fifo=queue.fifo)
-        else:
-            self.capacity.release(queue=queue.name, began=began, fifo=queue.fifo)
-            if self._turns is not None:
-                self._turns.end(delivery)
 
     def _resume(self, delivery: Delivery, settlement: Settlement) -> None:
         """Carry out a settlement that had to wait."""
@@ -286,7 +271,8 @@ class DeliveryHolder:
                     self._remove_payload(delivery, delivery.pointer)
                 if is_wanted:
                     emit(events.Deleted(delivery.facts))
-                measure_settlement(delivery, now)
+                if delivery.settled_at is not None:  # somebody measures
+                    measure_settlement(delivery, now)
             except Exception:  # noqa: BLE001 - logged, if that works
                 log_safely(logger.exception, "unexpected error after a message was settled; continuing")
 
@@ -294,26 +280,14 @@ class DeliveryHolder:
         self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
     ) -> None:
         """It is not deleted: expect its message back, and emit its end. Any thread."""
-        facts, visible_at = delivery.facts, now
         if error is not None:
+            event: events.Event = events.Lost(delivery.facts, str(error))
             visible_at = max(now, delivery.deadline)
-            event: events.Event = events.Lost(facts, str(error))
+        elif isinstance(settlement, DeadLetter):
+            return  # `_send_letter` has submitted the settlement that follows
         else:
-            match settlement:
-                case Hide(seconds, kept):
-                    visible_at, event = now + seconds, events.Hidden(facts, seconds, kept)
-                case Park(seconds):
-                    visible_at, event = now + seconds, events.Parked(facts, seconds)
-                case Lapse():
-                    visible_at = delivery.deadline
-                    event = events.Hidden(facts, max(0.0, visible_at - now))
-                case Release():
-                    event = events.Released(facts)
-                case DeadLetter():
-                    return  # `_send_letter` has submitted what follows
-                case Renew() | Split() | Delete():
-                    raise AssertionError("`Copies` sends the former; the latter is above")
-        self._expect(delivery.queue, facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
+            event, visible_at = return_of(delivery, settlement, now)
+        self._expect(delivery.queue, delivery.facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(event)
         measure_settlement(delivery, now)
 
@@ -325,7 +299,7 @@ class DeliveryHolder:
             self._removals.submit(pointer.key)
 
     def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
-        """Send the dead letter, and submit what follows. A settler's thread."""
+        """Send the dead letter, and submit the settlement that follows. A settler's thread."""
         if self._dead_letters.send(delivery, letter):
             emit(events.DeadLettered(delivery.facts, letter.reason))
             self.redeliveries.finish(delivery)

@@ -1,4 +1,4 @@
-"""A delivery, and what it asks of its holder."""
+"""Deliveries, and the questions and requests that they pass to their holder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weakref import ref
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.lease import Lease, LeaseKey
+from celery_sqs_visibility.delivery.lease_table import Lease, LeaseKey
 from celery_sqs_visibility.delivery.settlements import Renew, Settlement
 from celery_sqs_visibility.events import DeliveryFacts
 from celery_sqs_visibility.policy.options import Options
@@ -21,7 +21,7 @@ MakeCopy = Callable[["Delivery"], tuple[str, Mapping[str, Any]] | None]
 
 
 class Bucket(dict["Delivery", None]):
-    """Deliveries of a queue that are to be extended at one instant: see `hold.extension_schedule`."""
+    """Deliveries of a queue that are to be extended at one instant: see `hold.ledger.ExtensionSchedule`."""
 
     def __init__(self, instant: float, queue: Queue) -> None:
         self.instant = instant
@@ -48,7 +48,7 @@ class Rejecter(Protocol):
         """See `Delivery.reject`."""
 
     def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
-        """See `Delivery.refuse`; whether this process refuses the message for the first time."""
+        """See `Delivery.refuse`."""
 
     def after_an_error(self, delivery: Delivery) -> Settlement:
         """See `Delivery.after_an_error`."""
@@ -61,7 +61,7 @@ class Rejecter(Protocol):
 
 
 class Holder(Protocol):
-    """What holds deliveries. Any thread may call it; it does no I/O in that thread."""
+    """Holder of deliveries. Any thread may call it; it does no I/O in that thread."""
 
     @property
     def options(self) -> Options:
@@ -121,7 +121,8 @@ class Delivery:
     Its mutable fields are guarded by the lock of the ledger that holds it. Instants are monotonic.
 
     SQS may hand out a message again to the process that holds it. The new delivery then supersedes the old
-    one, and whoever settles the old one settles the new: a holder does nothing with what is not held.
+    one, and a settlement of the old one settles the new one. A holder does nothing with a delivery that it
+    does not hold.
     """
 
     queue: Queue
@@ -139,14 +140,14 @@ class Delivery:
     moved_from: str | None = None
     #: Where its payload is, if that is in S3. One of ours goes with the message, unless a copy needs it.
     pointer: PayloadPointer | None = None
-    #: The message, in whatever delivery: its queue's URL and its id.
+    #: The message's queue URL and id, which all of its deliveries share.
     message_key: tuple[str, str] = field(init=False)
     #: Whether it is in its ledger, neither settled nor superseded.
     held: bool = field(default=False, init=False)
-    #: Whether the buffer, Celery or whoever fetches its payload has it.
+    #: Whether the buffer, Celery or a thread that fetches its payload has it.
     in_hand: bool = field(default=False, init=False)
-    #: What alone settles it from then on: Celery's request for it, then its run in a pool without processes.
-    #: Where that is gone, nobody will.
+    #: The object that alone settles it from then on: Celery's request for it, then its run in a pool without
+    #: processes. Once that is gone, the delivery would never be settled.
     carrier: ref[Any] | None = field(default=None, init=False)
     #: When a pool began to run it.
     began: float | None = field(default=None, init=False)
@@ -156,7 +157,7 @@ class Delivery:
     claimed: bool = field(default=False, init=False)
     #: Whether it is settled when its run begins, and not when that ends.
     acknowledged_early: bool = field(default=False, init=False)
-    #: What its request knows of a run whose message is deleted: "failed", "retried" or "skipped".
+    #: The outcome, as its request knows it, of a run whose message is deleted: "failed", "retried" ...
     outcome: str | None = field(default=None, init=False)
     #: Of a message that is given up: "failed", and "released" where that was known before it came back.
     end_of_given_up: str | None = field(default=None, init=False)
@@ -173,7 +174,7 @@ class Delivery:
     requested_deadline: float = field(default=0.0, init=False)
     #: How many of its message's receives so far were no attempts: it waited for its ETA, or was elsewhere.
     parks: int = field(default=0, init=False)
-    #: What its task can see of all this, in whatever process it runs.
+    #: Its state as its task sees it, in any process.
     lease: Lease | None = field(default=None, init=False)
     #: The newer delivery of the same message.
     superseded_by: Delivery | None = field(default=None, init=False)
@@ -216,7 +217,7 @@ class Delivery:
         return self.carrier is not None and self.carrier() is None and not self.claimed
 
     def take_after(self, older: Delivery) -> None:
-        """Know what the older delivery does by its message's payload, which is not fetched again."""
+        """Take the older delivery's facts from its message's payload, which is not fetched again."""
         self.parks = max(self.parks, older.parks)
         if self.facts.task is None:
             self.facts = replace(self.facts, task=older.facts.task, task_id=older.facts.task_id)
@@ -227,7 +228,7 @@ class Delivery:
 
     @property
     def lease_key(self) -> LeaseKey | None:
-        """What the task finds its lease with."""
+        """The key by which the task finds its lease."""
         lease = self.lease or self.current.lease
         return lease.key if lease else None
 
@@ -282,9 +283,13 @@ class Delivery:
         """Give it back at once, or leave it to the queue's redrive policy; deleted where there is none."""
         self.holder.rejection.reject(self.current, requeue=requeue)
 
-    def refuse(self, reason: str, body: str, *, others_may: bool = False) -> None:
-        """No task of this worker can be made of it: a dead letter, or hidden where others may know it."""
-        self.holder.rejection.refuse(self.current, reason, body, others_may=others_may)
+    def refuse(self, reason: str, body: str, *, others_may: bool = False) -> bool:
+        """No task of this worker can be made of it: a dead letter, or hidden where others may know it.
+
+        Returns:
+            Whether this process refuses the message for the first time.
+        """
+        return self.holder.rejection.refuse(self.current, reason, body, others_may=others_may)
 
     def after_an_error(self) -> Settlement:
         """How to settle a failure about which its task says nothing."""
@@ -305,7 +310,7 @@ class Delivery:
 
 
 def _lay_out() -> None:
-    """Have Python keep all deliveries' fields as it keeps those of a first one, which has them all.
+    """Make a first delivery with all fields, so that Python keeps those of all deliveries in one layout.
 
     A field that the first deliveries of a class lack would move the fields of each later one into a dict of
     its own, which takes 500 bytes more (PEP 412; at most 30 fields are kept that way).

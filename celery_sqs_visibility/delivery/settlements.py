@@ -1,10 +1,10 @@
-"""The ways to settle a delivery."""
+"""Ways to settle a delivery."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 
@@ -63,6 +63,8 @@ class Split:
 @dataclass(frozen=True, slots=True)
 class Release:
     """Not run: visible again now."""
+
+    seconds: ClassVar[int] = 0
 
 
 @dataclass(frozen=True, slots=True)

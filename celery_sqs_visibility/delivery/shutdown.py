@@ -1,4 +1,4 @@
-"""The end of a consumer, bounded in time: it gives back what does not run, and finishes settling."""
+"""End of a consumer, bounded in time: deliveries that do not run are given back, settlements finished."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
-from celery_sqs_visibility.delivery.receive.receivers import Receivers
+from celery_sqs_visibility.delivery.receive.receiver import Receivers
 from celery_sqs_visibility.delivery.settle.copies import Copies
 from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.delivery.settlements import Hide, Release
@@ -33,12 +33,12 @@ HAND_BACK_SECONDS: Final = 1.5
 
 
 class Shutdown:
-    """Gives back what one consumer holds. Any thread, but for `end_by`: the thread that drains.
+    """Gives back one consumer's deliveries. Any thread, but for `end_by`: the thread that drains.
 
     Args:
-        ledger: what the consumer holds.
+        ledger: the consumer's.
         settler: sends the settlements.
-        copies: sends copies; what is left of events goes on as a message each.
+        copies: sends copies; the records that are left of each event go on as one message.
         receivers: the consumer's, which are stopped before anything is given back.
         take_buffered: takes the consumer's deliveries out of the buffer, those of one queue or all.
         options_of: of a queue, whose long polls last `wait_time_seconds`.
@@ -87,7 +87,7 @@ class Shutdown:
         )
 
     def give_back_unstarted(self, queue_name: str | None = None) -> list[Delivery]:
-        """Release what does not run, of a paused queue or of all, and return it.
+        """Release and return deliveries that do not run, of a paused queue or of all.
 
         A message released under one's own long poll comes straight back, at the price of an attempt. So one
         message of each queue that is polled goes first: it ends the long poll, and is released again, with
@@ -121,13 +121,13 @@ class Shutdown:
         return queue_name is None or self._pauses.get(queue_name) is not None
 
     def hand_back(self) -> list[Delivery]:
-        """Release what runs, finish what is settled, and return the orphans."""
+        """Release running deliveries, finish settlements, and return the orphans."""
         orphans = self._give_back(self._ledger.all())
         self.flush()
         return orphans
 
     def give_back_late(self, delivery: Delivery) -> None:
-        """Give back what a poll brought after the stop, or in a pause. A receiver's thread.
+        """Give back a delivery that a poll brought after the stop, or in a pause. A receiver's thread.
 
         Workers that are told so together have polls in flight together. Released at once, a message would
         go from one to the next, and use up its attempts. So a message is hidden until those polls are over,
@@ -143,7 +143,7 @@ class Shutdown:
         delivery.settle(Hide(seconds) if seconds and not own else Release())
 
     def flush(self) -> None:
-        """Finish what is being settled, in bounded time.
+        """Finish settlements under way, in bounded time.
 
         A message released under one's own long poll is received by it at once, and is released again.
         """

@@ -1,4 +1,4 @@
-"""Replaces threads that died or hang, in whatever part of a consumer they work."""
+"""Supervisor of a consumer's threads: it replaces those that died or hang, in each part of the consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every background thread of the package is started, and reads a set that others change."""
+"""Background threads of the package: their start, and sets that several of them change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start_thread(target: Callable[..., None], name: str, *args: object) -> threa
     MemoryError before its first line (CPython's issue 140746). A thread that begins too late, on a machine
     that stood still, ends at once: it was given up.
     """
-    claim = threading.Lock()  # whoever takes it decides: the thread runs, or was given up
+    claim = threading.Lock()  # the first to take it decides: the thread runs, or is given up
 
     def run() -> None:
         if claim.acquire(blocking=False):
@@ -42,7 +42,7 @@ def start_thread(target: Callable[..., None], name: str, *args: object) -> threa
 
 
 def is_main_thread() -> bool:
-    """Whether the caller is the main thread, or a greenlet of it, whatever a green pool has patched."""
+    """Whether the caller is the main thread, or a greenlet of it, also where a pool has patched Python."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is None:  # one that was not installed from Python, and cannot be from there
         return threading.current_thread() is threading.main_thread()

@@ -18,10 +18,10 @@ from celery.exceptions import ImproperlyConfigured
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.arrivals import refuse, with_payload
+from celery_sqs_visibility.delivery.awaited_payloads import fetch, settle_unfetched
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.payloads.fetches import fetch, settle_unfetched
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder, ReadContent, ReadLater
 from celery_sqs_visibility.delivery.settlements import Park
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnreadableError
@@ -185,7 +185,7 @@ class Function:
             if content is None:
                 return
         if isinstance(content, UnreadableError):
-            refuse(self._holder.rejection, delivery, content, message["Body"])
+            refuse(delivery, content, message["Body"])
             return
         if isinstance(content, ReadLater):
             delivery.come_back(content.error)

@@ -9,17 +9,15 @@ from typing import Any, Final
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.endings import measure_end
+from celery_sqs_visibility.delivery.endings import measure_end, return_of
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
-from celery_sqs_visibility.delivery.settle.copies import Copies
+from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
-from celery_sqs_visibility.delivery.settle.originals import settlement_of
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
-from celery_sqs_visibility.delivery.settle.sending import Sending
 from celery_sqs_visibility.delivery.settlements import (
     DeadLetter,
     Delete,
@@ -180,16 +178,12 @@ class InvocationHolder:
                     emit(events.Released(delivery.facts))
 
     def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
-        facts = delivery.facts
         match settlement:
             case Delete():
-                self.done.add(facts.message_id)
-            case Hide(seconds, kept):
-                self._hide(delivery, seconds, events.Hidden(facts, seconds, kept))
-            case Park(seconds):
-                self._hide(delivery, seconds, events.Parked(facts, seconds))
-            case Release():
-                self._hide(delivery, 0, events.Released(facts))
+                self.done.add(delivery.facts.message_id)
+            case Hide() | Park() | Release():
+                if self._change_visibility(delivery.queue, [delivery], settlement.seconds) is None:
+                    emit(return_of(delivery, settlement, self._clock.monotonic())[0])
             case Lapse():
                 pass
             case DeadLetter():
@@ -224,10 +218,6 @@ class InvocationHolder:
         if isinstance(then, Delete) and isinstance(copying, Renew):
             emit(events.Renewed(delivery.facts, copying.copy.delay_at(self._clock.wall()) or 0))
         self._carry_out(delivery, then or Park(0))
-
-    def _hide(self, delivery: Delivery, seconds: int, event: events.DeliveryEvent) -> None:
-        if self._change_visibility(delivery.queue, [delivery], seconds) is None:
-            emit(event)
 
     def _change_visibility(
         self, queue: Queue, deliveries: Sequence[Delivery], seconds: int

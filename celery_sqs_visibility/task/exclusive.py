@@ -23,8 +23,7 @@ from celery import states
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Reject
 
-from celery_sqs_visibility.delivery.lease import Lease
-from celery_sqs_visibility.delivery.lease_table import find_lease, lease_table_of
+from celery_sqs_visibility.delivery.lease_table import Lease, find_lease, lease_table_of
 from celery_sqs_visibility.errors import (
     ExclusiveKeyError,
     StoreError,

@@ -22,8 +22,7 @@ from celery.app import trace as celery_trace
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_sqs_visibility.delivery.lease import UNWATCHED
-from celery_sqs_visibility.delivery.lease_table import find_lease
+from celery_sqs_visibility.delivery.lease_table import UNWATCHED, find_lease
 from celery_sqs_visibility.delivery.publish import retries
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.retry_delays import whole_seconds

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.payloads.fetches import fetch
+from celery_sqs_visibility.delivery.awaited_payloads import fetch
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.settle.rejection import rejected
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse

@@ -35,7 +35,7 @@ class ThreadedRun:
     to the callback for successes, which cannot take it (celery/concurrency/base.py: `apply_target`); nor does
     it heed what a callback raises, for lack of memory for one. Its message would never be settled, and be
     extended for 12 hours. A run that is lost all the same, with the pool's thread or before it, is gone: its
-    message is given back then (see `delivery.forgotten`).
+    message is given back then (see `delivery.watches`).
 
     Nothing runs if the message was given back while it waited in the pool; green pools would print what the
     request raises then.

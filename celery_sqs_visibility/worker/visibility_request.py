@@ -30,7 +30,7 @@ from celery.worker import state
 from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_sqs_visibility.contacts.app import chord_claim_of
-from celery_sqs_visibility.delivery.lease import UNWATCHED
+from celery_sqs_visibility.delivery.lease_table import UNWATCHED
 from celery_sqs_visibility.delivery.model import Delivery, Inactivity
 from celery_sqs_visibility.delivery.settlements import Hide, Lapse
 from celery_sqs_visibility.errors import InactivityError

@@ -12,8 +12,8 @@ from support.models.stores import Stores
 
 from celery_sqs_visibility.aws.breaker import Breaker
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.settle.copies import Sending
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settle.sending import Sending
 from celery_sqs_visibility.policy.attempts import are_spent
 from celery_sqs_visibility.worker.drain import LastRuns
 from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest
@@ -46,7 +46,7 @@ def add_twice(ledger, deliveries):
 
 
 def claim_and_let_lapse(ledger, delivery):
-    if not ledger.holds(delivery) or delivery.claimed:
+    if not delivery.held or delivery.claimed:
         return False
     delivery.claimed = True
     ledger._extensions.remove(delivery)

@@ -13,9 +13,8 @@ from support.factories import CHANGES, TIMEOUT, entries, every_queue, received, 
 from support.scaling import ROOT, scaling
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.hold.extension_schedule import BUCKETS
 from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.hold.ledger import BUCKETS, Ledger
 from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TRANSIT_SECONDS
 from celery_sqs_visibility.policy.options import Options
 

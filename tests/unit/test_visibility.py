@@ -14,8 +14,7 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility import InactivityError, VisibilityLostError, VisibilityTask, visibility
 from celery_sqs_visibility.delivery import lease_table
-from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, LeaseTable
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.policy.run_limits import NEAR_HORIZON_SECONDS
 from celery_sqs_visibility.visibility import EXTEND_TIMEOUT_SECONDS, Visibility

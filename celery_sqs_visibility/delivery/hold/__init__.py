@@ -1,1 +1,1 @@
-"""Messages held: the ledger, its leases, the heartbeat that extends them."""
+"""Messages held: the ledger, the heartbeat that extends them, the index of their redeliveries."""

@@ -1,4 +1,4 @@
-"""Keeps what this process holds hidden, be it buffered, reserved or running."""
+"""Heartbeat: it keeps held messages hidden, be they buffered, reserved or running."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Final
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
-from celery_sqs_visibility.delivery.hold.extensions import ExtensionOutcome
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.hold.ledger import ExtensionOutcome, Ledger
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.settlements import Settlement
@@ -47,7 +46,7 @@ class ExtensionBatch:
         return len(self.extensions)
 
 
-#: A delivery whose extension ended, what the ledger says of it, and what happened, if that is worth telling.
+#: A delivery whose extension ended, the ledger's outcome, and an event, if it is worth telling.
 Concluded = tuple[Delivery, ExtensionOutcome, Event | None]
 
 
@@ -55,7 +54,7 @@ class Heartbeat:
     """The heartbeat's work: see `batch_threads.Work`.
 
     Args:
-        ledger: what is held.
+        ledger: the deliveries that are held.
         clock: the monotonic clock of its deadlines.
         resume: carries out a settlement that had to wait for an extension in flight.
 

@@ -1,33 +1,52 @@
-"""What this process holds, and who may write to SQS about it: one writer a delivery."""
+"""Ledger of the deliveries that this process holds: one writer each, and the time of their extensions."""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
-from celery_sqs_visibility.delivery.hold.extension_schedule import ExtensionSchedule
-from celery_sqs_visibility.delivery.hold.extensions import (
-    ExtensionOutcome,
-    extension_seconds,
-    is_extended_again,
-    lateness,
-    next_try,
-    seconds_apart,
-)
-from celery_sqs_visibility.delivery.lease import INACTIVE
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, LeaseTable
+from celery_sqs_visibility.delivery.model import Bucket, Delivery
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Settlement
-from celery_sqs_visibility.policy.options import OptionsOfQueue
+from celery_sqs_visibility.policy.options import OptionsOfQueue, QueueOptions
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SECONDS
 
 #: An instant that has passed.
 AT_ONCE: Final = 0.0
 
+#: The time from one extension to the next has this many buckets.
+BUCKETS: Final = 4
+
+#: A failed extension is tried again at multiples of this, so that retries share requests.
+RETRY_BUCKET_SECONDS: Final = 0.25
+
+#: A failed extension is tried again after this part of the time that is left,
+RETRY_FRACTION: Final = 4
+
+#: but not sooner than this.
+RETRY_FLOOR_SECONDS: Final = 0.25
+
+
+class ExtensionOutcome(NamedTuple):
+    """Result of an extension that has returned, for its delivery.
+
+    Attributes:
+        held: whether it is still held, neither settled nor superseded meanwhile.
+        waiting: the settlement that waited for the extension, to be carried out now.
+    """
+
+    held: bool
+    waiting: Settlement | None
+
 
 class Ledger:
-    """The deliveries this process holds. Safe to call from any thread; it does no I/O.
+    """Deliveries that this process holds. Safe to call from any thread; it does no I/O.
 
     Settling a delivery takes it out, so that no extension of it begins any more. An extension in flight may
     reach SQS late, and overwrite a settlement that keeps the message. So such a settlement waits in the
@@ -62,14 +81,10 @@ class Ledger:
         """The delivery of that receipt handle, as long as anybody refers to it; none that ran and is settled.
 
         It may be settled before it runs, and then cannot be started; or superseded, and then the newer one is
-        settled in its place. Whoever hands a message over by its handle (kombu's delivery tag) keeps the
-        delivery until the other side has looked it up.
+        settled in its place. A caller that hands a message over by its handle (kombu's delivery tag) keeps
+        the delivery until the other side has looked it up.
         """
         return self._held.get(handle) or self._gone.get(handle)
-
-    def holds(self, delivery: Delivery) -> bool:
-        """Whether it is held, and neither settled nor superseded."""
-        return delivery.held
 
     def add(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
         """A poll brought them: they are of one queue, with one deadline; those that are held from now on.
@@ -111,7 +126,7 @@ class Ledger:
         Args:
             delivery: what is settled.
             settlement: how.
-            claimed: whether the caller has claimed it; who has not cannot settle what is claimed.
+            claimed: whether the caller has claimed it; no other caller can settle a claimed delivery.
 
         Returns:
             Whether it was held, and whether the settlement may be carried out now. If it was held and may
@@ -153,8 +168,8 @@ class Ledger:
     def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
         """The newer delivery takes its place, and its run and lease; `False` if it was settled.
 
-        The newer one is in its ledger already, so that whoever settles the old one finds it there. An
-        extension of the old one in flight has nothing to tell any more, neither to the task nor to others.
+        The newer one is in its ledger already, so that a settlement of the old one finds it there. The result
+        of an extension of the old one in flight concerns neither the task nor anybody else any more.
         """
         with self._lock:
             if delivery.held:
@@ -192,9 +207,9 @@ class Ledger:
             return True
 
     def unstarted(self) -> list[Delivery]:
-        """Everything held that is not run, in the order of arrival; a dispatched delivery may be, by now.
+        """Held deliveries that do not run, in the order of arrival. A dispatched one may run by now.
 
-        What is claimed is neither run nor to be given back.
+        A claimed one neither runs nor is to be given back.
         """
         with self._lock:
             return [d for d in self._held.values() if not (d.started or d.dispatched or d.claimed)]
@@ -207,12 +222,12 @@ class Ledger:
             return list(self._held.values())
 
     def wait_until_empty(self, timeout: float) -> bool:
-        """Wait until nothing is held, for that many seconds; whether that came true."""
+        """Wait until nothing is held, for `timeout` seconds at the most; whether nothing is."""
         with self._lock:
             return self._changed.wait_for(lambda: not self._held, timeout)
 
     def wait_for_extensions(self, timeout: float) -> bool:
-        """Wait until no settlement waits for an extension, for that many seconds; whether that came true."""
+        """Wait until no settlement waits for an extension, for `timeout` seconds; whether none does."""
         with self._lock:
             return self._changed.wait_for(lambda: not self._waiting, timeout)
 
@@ -254,8 +269,9 @@ class Ledger:
         return extension_seconds(delivery, self._options_of(delivery.queue.name), now)
 
     def lateness(self, delivery: Delivery, now: float) -> float:
-        """Seconds since the instant by which it should have been extended."""
-        return lateness(delivery, self._options_of(delivery.queue.name), now)
+        """Seconds since the instant by which it should have been extended; 0 before."""
+        interval = self._options_of(delivery.queue.name).heartbeat_interval
+        return max(0.0, now - (delivery.deadline - interval))
 
     def extended(self, delivery: Delivery, deadline: float) -> ExtensionOutcome:
         """SQS extended it until that instant."""
@@ -277,8 +293,8 @@ class Ledger:
     def not_extensible(self, delivery: Delivery, now: float) -> ExtensionOutcome:
         """It needs no extension now, or its horizon is reached.
 
-        What its task has had hidden for long comes along in a batch with space; it is extended again before
-        its deadline, as any other. What nobody extends is left until it is lost, at the deadline.
+        A delivery that its task has hidden for long comes along in a batch with space; it is extended again
+        before its deadline, as any other. One that nothing extends is left until it is lost, at the deadline.
         """
         with self._lock:
             if self.extension(delivery, now) > 0:  # its task has asked just now
@@ -359,3 +375,113 @@ class Ledger:
             self._extensions.add(deliveries, deadline - interval, seconds_apart(options))
         else:
             self._extensions.add_not_before(deliveries, deadline if not_before is None else not_before)
+
+
+class ExtensionSchedule:
+    """Deliveries in buckets of time, so that extensions share requests. Not thread-safe: the ledger locks.
+
+    A bucket falls due as a whole, at its beginning. Where its last batch has room, deliveries of later
+    buckets fill it up: their extension costs nothing, and from then on they share a bucket. A delivery stays
+    here until the batch that extends it is taken.
+    """
+
+    def __init__(self) -> None:
+        # By the instant at which they fall due, and by queue; none of them is empty.
+        self._buckets: dict[float, dict[Queue, Bucket]] = {}
+
+    def add(self, deliveries: Sequence[Delivery], at: float, interval: float) -> None:
+        """Extend them, of one queue, at that monotonic instant, or up to a bucket earlier.
+
+        `interval` is the seconds before or after which the queue's deliveries are extended again, whichever
+        is less: a bucket must be shorter, or a delivery that was just extended would be due at once.
+        """
+        seconds = interval / BUCKETS
+        self._put(deliveries, math.floor(at / seconds) * seconds)
+
+    def add_not_before(self, deliveries: Sequence[Delivery], at: float) -> None:
+        """Extend them, of one queue, at that monotonic instant, or a moment later."""
+        self._put(deliveries, math.ceil(at / RETRY_BUCKET_SECONDS) * RETRY_BUCKET_SECONDS)
+
+    def remove(self, delivery: Delivery) -> None:
+        """Do not extend it; harmless if it is not here."""
+        bucket, delivery.bucket = delivery.bucket, None
+        if bucket is None:
+            return
+        # A signal handler may remove others between any two of these lines.
+        bucket.pop(delivery, None)
+        if not bucket:
+            queues = self._buckets.get(bucket.instant, {})
+            queues.pop(bucket.queue, None)
+            if not queues:
+                self._buckets.pop(bucket.instant, None)
+
+    def next_due(self) -> float | None:
+        """The instant at which the earliest bucket falls due."""
+        return min(self._buckets, default=None)
+
+    def batches_due(self, now: float) -> int:
+        """How many requests it takes to extend everything that is due."""
+        due: Counter[Queue] = Counter()
+        for bucket, queues in self._buckets.items():
+            if bucket <= now:
+                due.update({queue: len(members) for queue, members in queues.items()})
+        return sum(math.ceil(count / BATCH_ENTRIES) for count in due.values())
+
+    def take_due(self, now: float) -> list[Delivery]:
+        """Take out one batch of one queue: everything due, filled up with what falls due next."""
+        first = self.next_due()
+        if first is None or first > now:
+            return []
+        batch = list(islice(self._of(next(iter(self._buckets[first]))), BATCH_ENTRIES))
+        for delivery in batch:
+            self.remove(delivery)
+        return batch
+
+    def _of(self, queue: Queue) -> Iterator[Delivery]:
+        """The deliveries of a queue, in the order in which they fall due."""
+        for bucket in sorted(self._buckets):
+            yield from self._buckets[bucket].get(queue, ())
+
+    def _put(self, deliveries: Sequence[Delivery], instant: float) -> None:
+        queue = deliveries[0].queue
+        queues = self._buckets.get(instant) or {}
+        bucket = queues.get(queue) or Bucket(instant, queue)
+        for delivery in deliveries:
+            if delivery.bucket is not None:
+                self.remove(delivery)
+            bucket[delivery] = None
+            delivery.bucket = bucket
+        # Last: a removal, of a signal handler too, may have dropped them as empty.
+        queues[queue] = bucket
+        self._buckets[instant] = queues
+
+
+def extension_seconds(delivery: Delivery, options: QueueOptions, now: float) -> int:
+    """Seconds to ask for, clamped to the horizon; 0 if it lapsed, or is hidden for longer already."""
+    if delivery.at_horizon or delivery.deadline <= now:
+        return 0
+    seconds = options.visibility_timeout if options.heartbeat_interval else 0
+    if delivery.requested_deadline:
+        seconds = max(seconds, math.ceil(delivery.requested_deadline - now))
+    seconds = min(seconds, int(delivery.horizon - HORIZON_MARGIN_SECONDS - now))
+    return seconds if now + seconds > delivery.deadline else 0
+
+
+def is_extended_again(delivery: Delivery, options: QueueOptions, now: float) -> bool:
+    """Whether the heartbeat extends it before its deadline, though it does not now."""
+    return bool(options.heartbeat_interval) and delivery.deadline > now and not delivery.at_horizon
+
+
+def next_try(delivery: Delivery, now: float) -> float:
+    """The monotonic instant at which an extension that failed just now is tried again."""
+    pause = max((delivery.deadline - now) / RETRY_FRACTION, RETRY_FLOOR_SECONDS)
+    return min(now + pause, delivery.deadline)
+
+
+def seconds_apart(options: QueueOptions) -> float:
+    """Seconds before or after which a queue's deliveries are extended again, whichever is less.
+
+    Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
+    """
+    interval, timeout = options.heartbeat_interval, options.visibility_timeout
+    return min(interval, timeout - interval) or timeout

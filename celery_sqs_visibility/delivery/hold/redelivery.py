@@ -1,22 +1,75 @@
-"""The messages this process knows: those it holds, and what became of those it held before."""
+"""Index of the messages that this process holds or has held, by which it knows redeliveries."""
 
 from __future__ import annotations
 
 import enum
+import math
 import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.recent_keys import RecentKeys
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+
+K = TypeVar("K", bound=Hashable)
 
 #: A finished message is remembered for this long after it can come back.
 MARGIN_SECONDS = 60
 
+#: Keys whose time is over are dropped this often, at most.
+DROP_SECONDS: Final = 1.0
+
+
+class RecentKeys(Generic[K]):
+    """The latest keys, each for some time. Safe to use from any thread.
+
+    Args:
+        most: keys that are kept; the oldest make room.
+        seconds: how long each is kept, while there are no more than `most`.
+        clock: the monotonic clock.
+    """
+
+    def __init__(self, most: int, seconds: float = math.inf, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._clock = clock
+        # Guards everything below. Reentrant, for Celery's cold shutdown settles messages in a signal handler,
+        # which may interrupt `add` on the main thread.
+        self._lock = threading.RLock()
+        self._keys: OrderedDict[K, float] = OrderedDict()  # until which instant each is kept
+        self._drop_at = 0.0
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, key: K, until: float = 0.0) -> bool:
+        """Keep a key until the monotonic instant `until`, if that is later than usual; whether it is new."""
+        now = self._clock.monotonic()
+        keys = self._keys
+        with self._lock:
+            new = key not in keys
+            keys[key] = max(now + self._seconds, until)
+            if not new:
+                keys.move_to_end(key)
+            if now >= self._drop_at or len(keys) > self._most:
+                self._drop(now)
+            return new
+
+    def _drop(self, now: float) -> None:
+        self._drop_at = now + DROP_SECONDS
+        keys = self._keys
+        while keys and (len(keys) > self._most or next(iter(keys.values())) < now):
+            keys.popitem(last=False)
+
 
 class Arrival(enum.Enum):
-    """What a message that arrives is to this process."""
+    """State of a message that arrives, as this process knows it."""
 
     NEW = "neither held nor finished here"
     HELD = "held here under an older handle"
@@ -24,7 +77,7 @@ class Arrival(enum.Enum):
 
 
 class Past(enum.Enum):
-    """What became of a message that this process does not hold any more; the value says how many to remember.
+    """End of a message that this process does not hold any more; the value is the number to remember.
 
     Where memory decides whether a message runs twice, the figure is out of reach: 300,000 finished messages
     are those of two minutes at 2,500 a second, in less than 100 MB. Memory of rejection only saves log lines.
@@ -57,7 +110,7 @@ class RedeliveryIndex:
             Past.GIVEN_UP: VISIBILITY_HORIZON_SECONDS,
         }
         self._past: dict[Past, RecentKeys[tuple[str, str]]] = {
-            past: RecentKeys(past.value, seconds.get(past, float("inf")), clock) for past in Past
+            past: RecentKeys(past.value, seconds.get(past, math.inf), clock) for past in Past
         }
         self._finished = self._past[Past.FINISHED]
         self._given_up = self._past[Past.GIVEN_UP]
@@ -83,7 +136,7 @@ class RedeliveryIndex:
     def finish(self, delivery: Delivery) -> None:
         """It is done and to be deleted, and not held any more; called before its ledger lets go of it.
 
-        What comes back from here on is deleted, so nothing needs to be superseded.
+        If it comes back from here on, it is deleted, and supersedes nothing.
 
         If the deletion fails, it comes back when its visibility lapses, which may be hours away where its
         task asked for that; an extension in flight may put that off by a visibility timeout.
@@ -99,9 +152,9 @@ class RedeliveryIndex:
         return delivery.message_key in self._given_up
 
     def remember(self, past: Past, queue: Queue, message_id: str) -> bool:
-        """Note what became of a message; whether that is new."""
+        """Note the end of a message; whether it is new."""
         return self._past[past].add((queue.url, message_id))
 
     def remembers(self, past: Past, queue: Queue, message_id: str) -> bool:
-        """Whether that became of the message before."""
+        """Whether the message has had that end before."""
         return (queue.url, message_id) in self._past[past]

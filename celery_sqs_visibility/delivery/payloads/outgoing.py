@@ -10,7 +10,7 @@ from typing import Final
 from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.recent_keys import RecentKeys
+from celery_sqs_visibility.delivery.hold.redelivery import RecentKeys
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnrecognizedResponseError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.message_attributes import (
@@ -137,7 +137,7 @@ class OutgoingMessages:
     def _too_large(
         self, queue: Queue, messages: Sequence[OutgoingMessage], failed: dict[int, SQSError]
     ) -> list[int]:
-        """Take out those that S3 may have; the others get the error that says what to do."""
+        """Take out those that S3 may have; the others get an error with a remedy."""
         limits = {position: self._learned(queue, error) for position, error in failed.items()}
         told = {position: limit for position, limit in limits.items() if limit is not None}
         if self.store is None:
@@ -151,7 +151,7 @@ class OutgoingMessages:
         return list(told)
 
     def _learned(self, queue: Queue, error: SQSError) -> int | None:
-        """The queue's limit, if it is what SQS has refused a message for."""
+        """The queue's limit, if SQS has refused a message for its size."""
         if (limit := limit_told(error)) is not None:
             self._limits[queue.url] = limit
         return limit

@@ -52,7 +52,7 @@ class Removals:
         )
         self._lock = self.batch_threads.lock  # guards everything below
         self._done = threading.Condition(self._lock)
-        # A heap: (not before, tie-break, what)
+        # A heap: (not before, tie-break, removal)
         self._waiting: list[tuple[float, int, Removal]] = []
         self._ties = itertools.count()
         self._unfinished = 0
@@ -69,6 +69,8 @@ class Removals:
     def flush(self, timeout: float) -> bool:
         """Remove everything without lingering; whether all was done within `timeout` seconds."""
         with self._lock:
+            if not self._unfinished:
+                return True
             self._flushing = True
             self.batch_threads.wake()
             try:

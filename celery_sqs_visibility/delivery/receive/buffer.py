@@ -1,4 +1,4 @@
-"""From the polling threads to the one that dispatches messages to Celery, in order, with one wake-up."""
+"""Buffer between the polling threads and the thread that dispatches messages to Celery, in order."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Buffer:
         return len(self._line)
 
     def line_up(self, line: Line) -> None:
-        """Have messages wait in that line, in place of one in the order of arrival. Before any arrives."""
+        """Let messages wait in that line, in place of one in the order of arrival. Before any arrives."""
         self._line = line
 
     def put(self, messages: Sequence[BufferedMessage]) -> None:
@@ -101,7 +101,7 @@ class Buffer:
                 self.wake()
 
     def put_errand(self, errand: Callable[[], bool]) -> None:
-        """Have the reader call it, whatever else waits, and wake the reader. Any thread.
+        """Let the reader call it, before messages that wait, and wake the reader. Any thread.
 
         It returns whether it delivered a message.
         """

@@ -1,16 +1,20 @@
-"""How many messages may still be asked for: one capacity that all queues share.
+"""Capacity for messages, which all queues share: reservations, waiters and held counts.
 
-`policy.prefetch` decides; here are the lock, the counters, and the waiters in their order.
+`policy.prefetch` decides how many messages a poll may ask for; here are the lock, the counters, and the
+waiters in their order.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Final
+from weakref import WeakSet
 
-from celery_sqs_visibility.delivery.receive.reservations import AskedFor, Held, Reservation, Waiter
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.prefetch import (
@@ -25,6 +29,99 @@ from celery_sqs_visibility.policy.prefetch import (
 )
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
+#: Messages that are set aside cost a heartbeat each. Of more, the others keep their capacity, so that no more
+#: are received.
+MOST_SET_ASIDE: Final = 200
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reservation:
+    """Capacity for the messages of one poll."""
+
+    queue: str
+    fifo: bool
+    messages: int  # 1 to 10
+    wait: int  # seconds that the poll may wait for them
+    since: float  # the monotonic instant at which the capacity was reserved
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A queue that is to be polled, and its reservation once there is one."""
+
+    queue: str
+    fifo: bool
+    changed: threading.Condition  # of the capacity's lock: there is a reservation, or a reason to give up
+    reservation: Reservation | None = None
+
+
+@dataclass(slots=True)
+class Held:
+    """Messages that are held, and runs whose messages were settled when they began."""
+
+    messages: int = 0
+    runs: WeakSet[object] = field(default_factory=WeakSet)
+
+    @property
+    def occupied(self) -> int:
+        """Messages and runs together."""
+        return self.messages + len(self.runs)
+
+
+class AskedFor:
+    """Polls in flight, and the messages that they ask for. Not thread-safe: the capacity locks.
+
+    Attributes:
+        polls: how many are in flight, by queue.
+        likely: the reservations of those that should bring all messages that they ask for.
+        expected: messages that these ask for.
+        fifo_expected: those of FIFO queues among them.
+        unlikely: messages that the other polls ask for, by queue.
+        messages: those that all polls ask for, by queue.
+    """
+
+    def __init__(self) -> None:
+        self._all: set[Reservation] = set()
+        self.polls: Counter[str] = Counter()
+        self.likely: set[Reservation] = set()
+        self.expected = 0
+        self.fifo_expected = 0
+        self.unlikely: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
+
+    def add(self, reservation: Reservation, *, likely: bool) -> None:
+        """A poll begins."""
+        self._all.add(reservation)
+        self.polls[reservation.queue] += 1
+        self.messages[reservation.queue] += reservation.messages
+        if likely:
+            self.likely.add(reservation)
+            self.expected += reservation.messages
+            self.fifo_expected += reservation.messages if reservation.fifo else 0
+        else:
+            self.unlikely[reservation.queue] += reservation.messages
+
+    def doubt(self, reservation: Reservation) -> None:
+        """The poll is not likely to bring anything; harmless if that is known."""
+        if reservation in self.likely:
+            self.likely.remove(reservation)
+            self.expected -= reservation.messages
+            self.fifo_expected -= reservation.messages if reservation.fifo else 0
+            self.unlikely[reservation.queue] += reservation.messages
+
+    def remove(self, reservation: Reservation) -> None:
+        """The poll is over; harmless if nobody knows of it any more."""
+        if reservation not in self._all:
+            return
+        self._all.remove(reservation)
+        self.doubt(reservation)
+        queue = reservation.queue
+        self.unlikely[queue] -= reservation.messages
+        self.messages[queue] -= reservation.messages
+        self.polls[queue] -= 1
+        if not self.polls[queue]:
+            del self.polls[queue], self.unlikely[queue], self.messages[queue]
+
 
 class ReceiveCapacity:
     """Counts the messages held and asked for against those that may be held. Safe to use from any thread.
@@ -33,7 +130,10 @@ class ReceiveCapacity:
         prefetch_seconds: seconds of work to hold beyond Celery's prefetch count.
         clock: the monotonic clock.
         slots: the pool's slots; without it there are as many as Celery's prefetch count.
-        turns: where queues have an order, or some run only so many tasks at once.
+        turns: where queues have an order, or some have the option `max_running`.
+
+    Attributes:
+        gives_turns: whether Celery is given a message only when it is its queue's turn: see `turn_given`.
     """
 
     def __init__(
@@ -51,9 +151,12 @@ class ReceiveCapacity:
         self._prefetch_count = 0  # unlimited, as in kombu, until Celery sets it
         self._slots = slots
         self._turns = turns
+        self.gives_turns = turns is not None
         self._recent_runs = RecentRuns()
         self._held = Held()
         self._fifo = Held()  # those of FIFO queues
+        # Held and extended, though nothing can be done with them now: their capacity is others'.
+        self._aside: set[Delivery] = set()
         self._queues = 0  # that poll or want to
         self._removed: set[str] = set()  # queues that poll no more, though a last poll may be in flight
         self._busy: set[str] = set()  # queues whose last poll brought something
@@ -74,11 +177,6 @@ class ReceiveCapacity:
             self._serve()
         if self._turns is not None:
             self._turns.wake()
-
-    @property
-    def gives_turns(self) -> bool:
-        """Whether Celery is given a message only when it is its queue's turn: see `turn_given`."""
-        return self._turns is not None
 
     @property
     def held(self) -> int:
@@ -172,6 +270,42 @@ class ReceiveCapacity:
             if self._waiters:
                 self._serve(queue)
 
+    def set_aside(self, delivery: Delivery) -> None:
+        """Give its capacity to others, as long as it is held; harmless if they have it."""
+        with self._lock:
+            if delivery in self._aside or len(self._aside) >= MOST_SET_ASIDE:
+                return
+            # First: a settlement takes it out of the ledger, and then looks here.
+            self._aside.add(delivery)
+            if delivery.held:
+                self.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
+            else:
+                self._aside.discard(delivery)
+
+    def has_place(self, delivery: Delivery) -> bool:
+        """Whether it has its capacity, or may take it again: no more is held than may be."""
+        with self._lock:
+            return delivery not in self._aside or not self.overdrawn
+
+    def take_again(self, delivery: Delivery) -> None:
+        """It takes capacity again, though there may be none left; harmless if it does already."""
+        with self._lock:
+            if delivery in self._aside:
+                self._aside.remove(delivery)
+                self._hold(1, delivery.queue.name, delivery.queue.fifo)
+
+    def free(self, delivery: Delivery) -> None:
+        """Its message was settled; one that is acknowledged early is held no more, but its run goes on."""
+        queue, began = delivery.queue, delivery.began
+        if delivery in self._aside:
+            self.take_again(delivery)
+        if began is not None and delivery.acknowledged_early:
+            self.start_run(delivery, queue=queue.name, fifo=queue.fifo)
+        else:
+            self.release(queue=queue.name, began=began, fifo=queue.fifo)
+            if self._turns is not None:
+                self._turns.end(delivery)
+
     def start_run(self, run: object, *, queue: str = "", fifo: bool = False) -> None:
         """A held message was settled, and its run begins.
 
@@ -204,7 +338,7 @@ class ReceiveCapacity:
             self._serve(queue)
 
     def count_nothing(self) -> None:
-        """No message is held, asked for or run, whatever was counted: memory lacked between two lines.
+        """No message is held, asked for or run, though some are counted: memory lacked between two lines.
 
         Where there are turns, these count the messages of all the process's consumers, and are believed.
         """
@@ -222,7 +356,7 @@ class ReceiveCapacity:
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`: polls that wait in vain keep their capacity no longer.
 
-        Nor do messages that wait for others in Celery's memory, whoever collects them there.
+        Nor do messages that wait in Celery's memory to be collected.
         """
         with self._lock:
             self._note_collected(now)
@@ -233,7 +367,7 @@ class ReceiveCapacity:
                 self._serve()
 
     def wake(self) -> None:
-        """Have the waiters check whether to give up. Called in a signal handler, too."""
+        """Make the waiters check whether to give up. Called in a signal handler, too."""
         with self._lock:
             for waiter in tuple(self._waiters):
                 waiter.changed.notify()
@@ -251,11 +385,11 @@ class ReceiveCapacity:
         return 0 if self._turns is None else self._turns.rank(waiter.queue)
 
     def _serve(self, changed: str | None = None) -> None:
-        """Reserve for the waiters what there is, in their order. Under the lock.
+        """Reserve free capacity for the waiters, in their order. Under the lock.
 
         A waiter without a reservation keeps those of its kind waiting: an idle queue waits for its turn, a
         busy one for capacity. Where there are turns, a queue may have capacity of its own, too, or lack it.
-        That is looked at where it has changed: of one queue, or perhaps of any.
+        The queue's own capacity is looked at where it has changed: of one queue, or perhaps of any.
         """
         refused: set[tuple[bool, bool]] = set()
         turns, polls = self._turns, self._asked.polls
@@ -286,11 +420,12 @@ class ReceiveCapacity:
         waiting_for_eta = self._waiting_for_eta(slots)
         asked = self._asked
         own_unlikely = asked.unlikely[queue]
-        fifo_limit = (slots.fillable or BATCH_ENTRIES) + waiting_for_eta
+        fillable = slots.fillable
+        fifo_limit = (fillable or BATCH_ENTRIES) + waiting_for_eta
         fifo_capacity = max(0, fifo_limit - self._fifo.occupied - asked.fifo_expected - own_unlikely)
         polled = queue in asked.polls
         return Snapshot(
-            slots=slots.fillable,
+            slots=fillable,
             limit=self._limit(slots),
             prefetch_count=self._prefetch_count - waiting_for_eta,
             occupied=self._held.occupied - waiting_for_eta,

@@ -1,4 +1,4 @@
-"""Makes deliveries of received messages, with their content or the reason why there is none."""
+"""Decoder: deliveries of received messages, with their content or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ class DecodedMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadLater:
-    """Of a message that cannot be read for now, through no fault of its own; `error` says why."""
+    """Content of a message that cannot be read for now, through no fault of its own; `error` says why."""
 
     error: Exception
 
 
-#: What a message is: a task, nothing to be run, or several tasks.
+#: Content of a message: a task, nothing to be run, or several tasks.
 Opened = DecodedMessage | Delete | Split
 
-#: What a message is, or why it cannot be read.
+#: Content of a message, or the reason why it cannot be read.
 ReadContent = Opened | UnreadableError | ReadLater
 
-#: What is known of a received message: its content, or where that is.
+#: Content of a received message, or the place in S3 where it is.
 Content = ReadContent | PayloadPointer
 
 #: Decodes a message of a queue; raises `UnreadableError`.
@@ -134,7 +134,7 @@ class Decoder:
                     custom,
                     attributes.get(SOURCE_ARN),
                 )
-                if isinstance(content, PayloadPointer):
+                if custom and isinstance(content, PayloadPointer):
                     delivery.pointer = content
                 taken.append((delivery, content, message))
             except Exception:  # noqa: BLE001 - it is logged

@@ -1,4 +1,4 @@
-"""Queues that a worker's people have paused: not polled, though they are consumed."""
+"""Queues that operators have paused: not polled, though they are consumed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Pause:
 
 
 class Pauses:
-    """Which queues are paused, by Celery's names. One for a process: a pause outlasts a connection.
+    """Paused queues, by Celery's names. One for a process: a pause outlasts a connection.
 
     Any thread, without a lock: each method reads or writes the table once. A pause whose time is over counts
     as none.

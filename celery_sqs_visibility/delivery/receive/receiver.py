@@ -1,4 +1,4 @@
-"""Polls one queue: one thread, the poller, while the queue is quiet; helpers while batches come back full.
+"""Polling of queues: one thread each, the poller; helpers while a queue's batches come back full.
 
 A poll may hang: its connection died silently, or the network swallows everything for a while. To cut it off
 early would be wrong, since at SQS it may still take messages, and nobody gets them. So another thread becomes
@@ -7,21 +7,33 @@ the poller, until that one hangs as well, and so on, until there is an answer.
 
 from __future__ import annotations
 
+import enum
 import logging
 import math
 import threading
-from collections.abc import Callable
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from celery_sqs_visibility.aws.port import ReceiveOptions
+from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
-from celery_sqs_visibility.delivery.receive.polls import Arrived, Polls
-from celery_sqs_visibility.delivery.receive.reservations import Reservation
+from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.threads import start_thread
-from celery_sqs_visibility.policy.backoff import pause
+from celery_sqs_visibility.errors import (
+    QueueDoesNotExistError,
+    SQSError,
+    UnavailableError,
+    UnrecognizedResponseError,
+)
+from celery_sqs_visibility.events import emit, has_listener
+from celery_sqs_visibility.measurements import ReceiveEnded
+from celery_sqs_visibility.policy.backoff import pause, reply_grace
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.health import PollingFacts
 from celery_sqs_visibility.policy.polling import PollSchedule
@@ -44,6 +56,94 @@ ANSWERED_AT_ONCE_SECONDS: Final = 0.5
 #: none shows that there are few groups; the next helper is not tried before this time has passed.
 HELPER_PAUSE_SECONDS: Final = 1.0
 
+#: A poll that SQS refuses is refused within this time, and does not wait for messages.
+REFUSED_WITHIN_SECONDS: Final = 2.0
+
+#: Polls of a queue that this process has made which SQS may refuse: all of it knows a queue after a second.
+NEW_QUEUE_FAILURES: Final = 2
+
+#: SQS remembers a ReceiveRequestAttemptId for this long (API_ReceiveMessage).
+ATTEMPT_SECONDS: Final = 300.0
+
+#: Takes the messages of a poll, with the monotonic instants before and after the call.
+Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
+
+#: Takes a kombu payload, on the main thread.
+OnMessage = Callable[[dict[str, Any]], object]
+
+#: An instant that has passed: do not wait.
+NO_WAIT: Final = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A ReceiveRequestAttemptId, and the monotonic instant before the first request that had it."""
+
+    id: str
+    since: float
+
+
+class Attempts:
+    """The attempts to receive from one FIFO queue. Not thread-safe: its owner locks.
+
+    SQS may have handed out messages before its answer was lost. Their groups are closed until their
+    visibility timeout ends, unless ReceiveMessage is called again with the same ReceiveRequestAttemptId: it
+    answers with the same messages and receipt handles, and their visibility timeout begins anew. That holds
+    for five minutes, as long as nobody has deleted the messages or changed their visibility; without the
+    answer nobody could.
+
+    Args:
+        visibility_timeout: seconds after which another worker may have the messages anyway; `None`: unknown.
+    """
+
+    def __init__(self, visibility_timeout: int | None) -> None:
+        self._lasts = min(ATTEMPT_SECONDS, visibility_timeout or ATTEMPT_SECONDS)
+        self._unanswered: deque[Attempt] = deque()
+
+    def begin(self, now: float) -> Attempt:
+        """The attempt for the next request: one without an answer is repeated."""
+        while self._unanswered:
+            attempt = self._unanswered.popleft()
+            if now - attempt.since < self._lasts:
+                return attempt
+        return Attempt(uuid.uuid4().hex, now)
+
+    def unanswered(self, attempt: Attempt) -> None:
+        """A request of this attempt got no answer, so SQS may have handed out messages."""
+        self._unanswered.append(attempt)
+
+
+class PollState(enum.Enum):
+    """How far a poll is. A poll goes from `ASKED` to `ANSWERED`, both of which may be overdue meanwhile."""
+
+    ASKED = "the request is under way"
+    UNANSWERED = "the answer is late, and the reservation given back"
+    ANSWERED = "the call has returned, and its messages are being taken"
+    STUCK = "its messages are being taken for too long"
+
+
+#: The state of a poll that is overdue.
+OVERDUE = {PollState.ASKED: PollState.UNANSWERED, PollState.ANSWERED: PollState.STUCK}
+
+
+@dataclass(slots=True, eq=False)
+class Poll:
+    """A poll of one thread, from before the request until its messages are taken. Instants are monotonic."""
+
+    reservation: Reservation
+    wait: int  # seconds that SQS may wait for a message
+    started: float
+    overdue_at: float  # from this instant on its thread may be replaced
+    helper: bool = False  # whether a helper makes it, while batches come back full
+    attempt: Attempt | None = None  # in a FIFO queue
+    state: PollState = PollState.ASKED
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether its thread may be replaced."""
+        return self.state in OVERDUE.values()
+
 
 class Receiver:
     """The polling of one queue, once, from `start` to `stop`. No error ends it. Safe to use from any thread.
@@ -58,6 +158,11 @@ class Receiver:
         arrived: takes the messages, on a polling thread, also after `stop`.
         stopped: called on the poller's thread when it ends, its last poll being over.
         pauses: the queues that are not polled for now; call `wake` after a change.
+
+    Attributes:
+        stopping: whether `stop` was called.
+        in_flight: polls under way; those whose messages are being taken, too.
+        failures: polls that failed in a row.
     """
 
     def __init__(
@@ -76,26 +181,36 @@ class Receiver:
         self._capacity = capacity
         self._schedule = schedule
         self._wait = wait
+        self._options = options
         self._clock = clock
+        self._arrived = arrived
         self._stopped = stopped
         self._pauses = pauses or Pauses(clock)
-        self._polls = Polls(queue, capacity, schedule, wait, options, clock, arrived, self._pauses)
-        self._lock, self._changed = self._polls.lock, self._polls.changed  # guards everything below, too
+        self._outage = Outage(logger, "receive from SQS", queue.name, clock)
+        # Guards everything below, and the schedule. Reentrant: Celery's cold shutdown stops polling in a
+        # signal handler, on the main thread, which may hold it just now.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._attempts = Attempts(options.visibility_timeout)
+        self.in_flight: list[Poll] = []
+        self.failures = 0
+        self._answered = False  # whether a poll has ever succeeded
         self._started = False
+        self.stopping = False
         self._threads: set[threading.Thread] = set()
         self._poller: threading.Thread | None = None  # the other threads help, or hang
         self._no_helper_before = -math.inf
         self._moves_by = math.inf  # the instant by which the poller goes on; not known while capacity lacks
 
     @property
-    def polling(self) -> bool:
-        """Whether a poll is in flight, or what it brought is being taken."""
-        return bool(self._polls.in_flight)
+    def paused(self) -> bool:
+        """Whether no poll is to begin for now."""
+        return self._pauses.get(self.queue.name) is not None
 
     @property
-    def stopping(self) -> bool:
-        """Whether `stop` was called."""
-        return self._polls.stopping
+    def halted(self) -> bool:
+        """Whether no poll is to begin, for now or ever."""
+        return self.stopping or self.paused
 
     def start(self) -> None:
         """Start polling; harmless if it polls."""
@@ -114,7 +229,7 @@ class Receiver:
         with self._lock:
             if self.stopping:
                 return
-            self._polls.stopping = True
+            self.stopping = True
             self._changed.notify_all()
             started = self._started
         if started:
@@ -127,7 +242,10 @@ class Receiver:
 
     def wait_for_polls(self, until: float) -> bool:
         """After `stop` or a pause: wait for polls in flight until that instant; whether all are over."""
-        return self._polls.wait_until_over(until)
+        with self._lock:
+            return self._changed.wait_for(
+                lambda: not self.in_flight, max(0.0, until - self._clock.monotonic())
+            )
 
     def expect(self, message_id: str, at: float) -> None:
         """A message of this queue becomes visible at that monotonic instant."""
@@ -138,33 +256,76 @@ class Receiver:
                 self._changed.notify_all()
 
     def facts(self, now: float) -> PollingFacts:
-        """How the polling gets on. Any thread."""
-        late, error = max(0.0, now - self._moves_by), self._polls.error
-        accepted, paused = self._polls.accepted(now), self._polls.paused
-        return PollingFacts(self.queue.name, late, accepted, str(error or ""), paused)
+        """The polling's state at that monotonic instant. Any thread."""
+        late, error = max(0.0, now - self._moves_by), str(self._outage.error or "")
+        # SQS has accepted a poll that it lets wait for messages.
+        waiting = (poll for poll in list(self.in_flight) if not poll.overdue)
+        accepted = self._answered or any(now - poll.started >= REFUSED_WITHIN_SECONDS for poll in waiting)
+        return PollingFacts(self.queue.name, late, accepted, error, self.paused)
 
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`. A replaced thread's messages are taken all the same."""
         self._expect_what_is_due(now)
-        if not self._started or self._polls.stopping:
+        if not self._started or self.stopping:
             return
-        unanswered = self._polls.give_up_overdue(now)
+        unanswered = self.give_up_overdue(now)
         with self._lock:
-            what = None if self._polls.stopping else self._trouble_of_poller()
-            if what is None:
+            trouble = None if self.stopping else self._trouble_of_poller()
+            if trouble is None:
                 return
             self._start_poller()
         if not unanswered:  # else the outage is logged
-            logger.error("a thread that polls %r %s: another takes its place", self.queue.name, what)
+            logger.error("a thread that polls %r %s: another takes its place", self.queue.name, trouble)
+
+    def poll(self, reservation: Reservation, *, wait: int, helper: bool = False) -> int:
+        """Make one request, and note its result; the number of messages. A polling thread."""
+        messages: list[ReceivedMessage] = []
+        poll = self._begin(reservation, wait, helper=helper)
+        if poll is None:
+            self._capacity.received(reservation, 0)
+            return 0
+        try:
+            options = replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
+            messages = self.queue.sqs.receive(self.queue.url, reservation.messages, wait, options)
+        except SQSError as error:
+            self._fail(poll, error)
+        else:
+            self._succeed(poll, [message["MessageId"] for message in messages])
+        finally:
+            self._note_answer(poll, len(messages))
+            try:
+                if messages:
+                    self._arrived(self.queue, messages, poll.started, self._clock.monotonic())
+            finally:
+                with self._lock:
+                    self.in_flight.remove(poll)
+                    self._changed.notify_all()
+        return len(messages)
+
+    def give_up_overdue(self, now: float) -> int:
+        """Give back the capacity of polls whose answer is late; their number. The supervisor's thread."""
+        if all(poll.overdue_at > now for poll in self.in_flight.copy()):  # as nearly always
+            return 0
+        with self._lock:
+            overdue = [poll for poll in self.in_flight if poll.overdue_at <= now and not poll.overdue]
+            for poll in overdue:
+                poll.state = OVERDUE[poll.state]
+        unanswered = [poll for poll in overdue if poll.state is PollState.UNANSWERED]
+        for poll in unanswered:
+            self._capacity.received(poll.reservation, 0)
+        if unanswered:
+            self._count_failure(UnavailableError("ReceiveMessage gets no answer", action="ReceiveMessage"))
+            self.queue.sqs.discard_idle_connections()
+        return len(unanswered)
 
     def _trouble_of_poller(self) -> str | None:
-        """Why another thread is to take its place. Under the lock."""
+        """The reason why another thread is to take its place, if there is one. Under the lock."""
         if self._poller is None or not self._poller.is_alive():
             return "died"
         if len(self._threads) >= MAX_THREADS:
             return None
         # Overdue since whenever: there may have been too many threads at first.
-        hangs = any(poll.overdue and poll.thread is self._poller for poll in self._polls.in_flight)
+        hangs = any(poll.overdue and poll.thread is self._poller for poll in self.in_flight)
         return "hangs" if hangs else None
 
     def _start_poller(self) -> None:
@@ -217,22 +378,22 @@ class Receiver:
             return
         asked = self._clock.monotonic()
         # After a failure: is there an answer again?
-        wait = 0 if self._polls.failures else min(self._wait, reservation.wait)
+        wait = 0 if self.failures else min(self._wait, reservation.wait)
         self._moves_by = asked + wait
-        messages = self._polls.poll(reservation, wait=wait)
-        if self._polls.failures:
-            self._rest(pause(self._polls.failures))
+        messages = self.poll(reservation, wait=wait)
+        if self.failures:
+            self._rest(pause(self.failures))
         elif self._is_there_more(messages, self._clock.monotonic() - asked):
             self._add_helper()
 
     def _help(self) -> None:
         """Poll while there is capacity and batches come back full."""
         more = True
-        while more and not self._polls.halted:
+        while more and not self.halted:
             reservation = self._reserve(0)
             if reservation is None:
                 return
-            more = self._is_there_more(self._polls.poll(reservation, wait=0, helper=True), 0)
+            more = self._is_there_more(self.poll(reservation, wait=0, helper=True), 0)
         with self._lock:
             self._no_helper_before = self._clock.monotonic() + HELPER_PAUSE_SECONDS
 
@@ -243,17 +404,15 @@ class Receiver:
         return messages >= (BATCH_ENTRIES if seconds >= ANSWERED_AT_ONCE_SECONDS else NEARLY_FULL_BATCH)
 
     def _reserve(self, timeout: float | None) -> Reservation | None:
-        return self._capacity.reserve(
-            self.queue.name, timeout, lambda: self._polls.halted, fifo=self.queue.fifo
-        )
+        return self._capacity.reserve(self.queue.name, timeout, lambda: self.halted, fifo=self.queue.fifo)
 
     def _expect_what_is_due(self, now: float) -> None:
         """Where a message is back and no poll is in flight, the queue waits for no idle queue's turn."""
-        if self._polls.in_flight:
+        if self.in_flight:
             return
         with self._lock:
             due = self._schedule.next_expected()
-            if due is None or due > now or self._polls.in_flight or self._polls.halted:
+            if due is None or due > now or self.in_flight or self.halted:
                 return
         self._capacity.expect(self.queue.name)
 
@@ -262,12 +421,12 @@ class Receiver:
 
         A queue that is paused has no share of the capacity. A stop takes the share, too: hence no condition.
         """
-        if not self._polls.paused:
+        if not self.paused:
             return False
         self._capacity.remove_queue(self.queue.name)
         try:
             with self._lock:
-                while self._polls.paused and not self.stopping:
+                while self.paused and not self.stopping:
                     seconds = self._pauses.seconds_left(self.queue.name)
                     self._changed.wait(min(seconds, threading.TIMEOUT_MAX))
                 self._schedule.poll_now()
@@ -283,11 +442,119 @@ class Receiver:
             if seconds <= 0:
                 return False
             self._moves_by = until
-            self._changed.wait_for(lambda: self._polls.halted or self._schedule.next_poll() < until, seconds)
+            self._changed.wait_for(lambda: self.halted or self._schedule.next_poll() < until, seconds)
             return True
 
     def _rest(self, seconds: float) -> None:
         """Send SQS nothing for a while; a stop ends it."""
         with self._lock:
             self._moves_by = self._clock.monotonic() + seconds
-            self._changed.wait_for(lambda: self._polls.halted, seconds)
+            self._changed.wait_for(lambda: self.halted, seconds)
+
+    def _begin(self, reservation: Reservation, wait: int, *, helper: bool) -> Poll | None:
+        started = self._clock.monotonic()
+        poll = Poll(reservation, wait, started, started + wait + reply_grace(), helper)
+        with self._lock:
+            if self.halted:  # checked here, or a thread that waits for the polls in flight misses this one
+                return None
+            self.in_flight.append(poll)
+            if self.queue.fifo:
+                poll.attempt = self._attempts.begin(started)
+            return poll
+
+    def _note_answer(self, poll: Poll, messages: int) -> None:
+        with self._lock:
+            late = poll.state is PollState.UNANSWERED
+            poll.state = PollState.ANSWERED
+            poll.overdue_at = self._clock.monotonic() + HUNG_AFTER_SECONDS
+        if late:
+            self._capacity.hold(messages, queue=self.queue.name, fifo=self.queue.fifo)
+        else:
+            self._capacity.received(poll.reservation, messages)
+
+    def _fail(self, poll: Poll, error: SQSError) -> None:
+        if poll.attempt and isinstance(error, (UnavailableError, UnrecognizedResponseError)):
+            with self._lock:
+                self._attempts.unanswered(poll.attempt)
+        deleted = self.stopping and isinstance(error, QueueDoesNotExistError)  # by its last consumer
+        if not (poll.overdue or deleted):  # an overdue poll has counted as a failure, and that may be over
+            self._count_failure(error)
+
+    def _count_failure(self, error: SQSError) -> None:
+        with self._lock:
+            self.failures += 1
+            is_new = (
+                self.queue.origin == "created" and not self._answered and self.failures <= NEW_QUEUE_FAILURES
+            )
+        if not (is_new and isinstance(error, QueueDoesNotExistError)):
+            self._outage.failure(error)
+
+    def _succeed(self, poll: Poll, message_ids: Sequence[str]) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            probe = self.failures > 0 and poll.wait < self._wait
+            self.failures = 0
+            self._answered = True
+            if poll.helper and self.queue.fifo:  # it may find nothing because groups wait for runs here
+                self._schedule.arrived(message_ids)
+            elif message_ids or not probe:  # a long poll follows the probe, and does not miss messages
+                took = now - poll.started if poll.wait or not self._wait else math.inf
+                self._schedule.polled(now, message_ids, took=took)
+        self._outage.success(poll.started)
+        if has_listener(ReceiveEnded):
+            emit(ReceiveEnded(self.queue.name, poll.reservation.messages, len(message_ids)))
+
+
+class Receivers:
+    """Receivers by queue name, with the callbacks for their messages.
+
+    The main thread adds them, each in one step; any thread reads, signal handlers too.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[str, tuple[Receiver, OnMessage]] = {}
+        self._replaced: list[Receiver] = []  # stopped ones
+        self._all: tuple[Receiver, ...] = ()
+
+    def add(self, receiver: Receiver, on_message: OnMessage) -> None:
+        """Put this receiver in the place of its queue's latest one, which was stopped."""
+        name = receiver.queue.name
+        replaced = [*self._replaced, self.get(name)]
+        self._replaced = [each for each in replaced if each and not each.wait_for_polls(NO_WAIT)]
+        self._latest[name] = receiver, on_message
+        self._all = *self._replaced, *(latest for latest, _ in self._latest.values())
+
+    def get(self, queue_name: str) -> Receiver | None:
+        """The queue's latest receiver, which may be stopped."""
+        receiver, _ = self._latest.get(queue_name, (None, None))
+        return receiver
+
+    def on_message(self, queue_name: str) -> OnMessage | None:
+        """The queue's callback; `None` if the queue is not consumed any more."""
+        receiver, on_message = self._latest.get(queue_name, (None, None))
+        return None if receiver is None or receiver.stopping else on_message
+
+    def all(self) -> tuple[Receiver, ...]:
+        """The latest receivers and the replaced ones."""
+        return self._all
+
+    def consumed(self) -> list[str]:
+        """The names of the queues that are polled, but for pauses."""
+        return [name for name, (receiver, _) in list(self._latest.items()) if not receiver.stopping]
+
+    @property
+    def polling(self) -> bool:
+        """Whether a poll is in flight, or its messages are being taken."""
+        return any(receiver.in_flight for receiver in self._all)
+
+    def polled(self) -> set[str]:
+        """The names of stopped or paused queues whose polls are in flight."""
+        return {each.queue.name for each in self.all() if not each.wait_for_polls(NO_WAIT)}
+
+    def wait_for_polls(self, until: float, queue_name: str | None = None) -> bool:
+        """After all, or that queue, were stopped or paused: wait for polls in flight; whether all ended.
+
+        `until` is a monotonic instant.
+        """
+        wanted = [each for each in self.all() if queue_name in {None, each.queue.name}]
+        return all(receiver.wait_for_polls(until) for receiver in wanted)

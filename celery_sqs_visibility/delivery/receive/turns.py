@@ -1,27 +1,26 @@
-"""The turns of a worker's queues: Celery gets a message when there is a slot for it, in the queues' order.
+"""Turns of a worker's queues: Celery gets a message when there is a slot for it, in the queues' order.
 
-What Celery has it runs in the order in which it came. So a message that may be overtaken stays in the buffer
-until it can start.
+Celery runs messages in the order in which it gets them. So a message that may be overtaken stays in the
+buffer until it can start.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
-from weakref import WeakValueDictionary, ref
+from weakref import WeakSet, WeakValueDictionary, ref
 
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
-from celery_sqs_visibility.delivery.receive.reservations import Held
 from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.policy.queue_order import Order, QueueOrder
 
 
 class Turns:
-    """What Celery was given whose run has not ended, and whose turn is next. One for a process; any thread.
+    """Messages given to Celery whose runs have not ended, and the next turn. One for a process; any thread.
 
     Args:
         order: the option `queue_order`.
@@ -39,9 +38,11 @@ class Turns:
         self._begun: dict[str, WeakValueDictionary[tuple[str, str], Delivery]] = {}
         # Those of them that wait for their rate limit, and do not run.
         self._resting: WeakValueDictionary[tuple[str, str], Delivery] = WeakValueDictionary()
-        # Of each queue, by all consumers of the process: an earlier connection's runs count.
-        self._held: defaultdict[str, Held] = defaultdict(Held)
-        # Of those among them that have the option `max_running`.
+        # Messages held of each queue, and runs whose messages were settled when they began, by all consumers
+        # of the process: an earlier connection's runs count.
+        self._held: Counter[str] = Counter()
+        self._runs: defaultdict[str, WeakSet[object]] = defaultdict(WeakSet)
+        # The option `max_running` of each queue that has it.
         self._most: dict[str, int] = {}
         self._buffers: tuple[ref[Buffer], ...] = ()
         self._slots: Callable[[], Slots] | None = None
@@ -113,25 +114,25 @@ class Turns:
     def hold(self, queue: str, messages: int) -> None:
         """This number of messages more is held of the queue."""
         with self._lock:
-            self._held[queue].messages += messages
+            self._held[queue] += messages
 
     def start_run(self, queue: str, run: object) -> None:
         """A run goes on whose message was settled."""
         with self._lock:
-            self._held[queue].runs.add(run)
+            self._runs[queue].add(run)
 
     def end_run(self, queue: str, run: object) -> None:
         """It has ended."""
         with self._lock:
-            self._held[queue].runs.discard(run)
+            self._runs[queue].discard(run)
 
     def held(self, queue: str) -> int:
         """How many of the queue's messages are held, or run."""
         with self._lock:
-            return self._held[queue].occupied
+            return self._held[queue] + len(self._runs[queue])
 
     def wake(self) -> None:
-        """There may be a slot: have buffers dispatch what may start now."""
+        """There may be a slot: make buffers dispatch the messages that may start now."""
         for each in self._buffers:
             if (buffer := each()) is not None:
                 buffer.wake_if_ready()
@@ -165,7 +166,7 @@ class Turns:
             return self._order.overtakes(queue)
 
     def own_share(self, queue: str, asked: int) -> dict[str, int]:
-        """What counts for a queue alone: how many it may still ask for, and what it has beside its runs."""
+        """Fields of `Snapshot` for one queue: `room` to ask for more, and messages `ahead` of its runs."""
         taken = self.held(queue) + asked
         most = self.max_running(queue)
         own = {} if most is None else {"room": max(0, most - taken)}

@@ -1,7 +1,8 @@
-"""What follows from a message, on its way to SQS: in batches, side by side, while the original stays held.
+"""Copies of held messages on their way to SQS: in batches, side by side, while the originals stay held.
 
-The records of an event, a copy that waits for an ETA, a key or a rate. The original is settled when SQS has
-answered for all of them: by then it is in the ledger, where the heartbeat extends it.
+A copy is one record of an event, or the message that goes on waiting for an ETA, a key or a rate. The
+original is settled when SQS has answered for all of its copies: until then it is in the ledger, where the
+heartbeat extends it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -20,12 +21,20 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.pending import PendingMessage, PendingMessages
-from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settle.sending import REMAINDER, Sending
-from celery_sqs_visibility.delivery.settlements import Renew, Split
-from celery_sqs_visibility.errors import PASSING_ERRORS, RequestRefusedError, SQSError, UnreadableError
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions, DeletesRefusedError
+from celery_sqs_visibility.delivery.settle.rejection import Rejection
+from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Park, Release, Renew, Settlement, Split
+from celery_sqs_visibility.errors import (
+    PASSING_ERRORS,
+    AccessDeniedError,
+    QueueDoesNotExistError,
+    RequestRefusedError,
+    SQSError,
+    UnreadableError,
+)
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +50,113 @@ ACTIONS: Final[Mapping[type[Renew | Split], str]] = {
     Split: "send the records of events as a message each",
 }
 
+#: Batches of one event that are under way together, once the first has shown that SQS takes them.
+BATCHES_SIDE_BY_SIDE: Final = 4
+
+#: After this many records the others go on as one message: a worker that is killed repeats no more of them.
+RECORDS_A_TURN: Final = 1000
+
+#: The index of the message that stands for the copies that are left.
+REMAINDER: Final = -1
+
+#: Errors of a copy that no later try mends.
+REFUSALS: Final = (AccessDeniedError, QueueDoesNotExistError, RequestRefusedError)
+
+NOT_SENT: Final = (
+    "cannot send to queue %r, so a message whose ETA is far away waits there only as long as the queue's "
+    "redrive policy and retention let it; allow sqs:SendMessage: %s"
+)
+
+
+@dataclass(slots=True, eq=False)
+class Sending:
+    """The copies of one delivery: decisions only. Guarded by the lock of `Copies`.
+
+    Attributes:
+        delivery: the original, held and extended.
+        copying: what is sent.
+        next: the index of the first copy that was not begun.
+        under_way: the indices of those that were begun, and neither sent nor given up.
+        unsent: the indices of those that were given up.
+        sent: how many were sent, the remainder not counted.
+        stopping: whether no further copy is begun.
+        abandoned: whether the original is lost, so that no message stands for the copies that are left.
+        given_back: whether the worker ends, so that the original is released where nothing was sent.
+        error: why a copy was given up, if one was.
+        message_id: SQS's, of the copy that was sent last.
+        remainder_tried: whether the message that stands for the copies that are left was begun.
+    """
+
+    delivery: Delivery
+    copying: Renew | Split
+    next: int = 0
+    under_way: set[int] = field(default_factory=set)
+    unsent: list[int] = field(default_factory=list)
+    sent: int = 0
+    stopping: bool = False
+    abandoned: bool = False
+    given_back: bool = False
+    error: SQSError | None = None
+    message_id: str = ""
+    _remainder_sent: bool = False
+    remainder_tried: bool = False
+
+    @property
+    def copies(self) -> Sequence[OutgoingMessage]:
+        """The copies, each of which is made when it is asked for."""
+        return self.copying.copies if isinstance(self.copying, Split) else (self.copying.copy,)
+
+    def begin(self) -> list[int]:
+        """The indices of the copies that may be under way now, too."""
+        if self.stopping:
+            return []
+        most = BATCH_ENTRIES * (BATCHES_SIDE_BY_SIDE if self.sent else 1)
+        end = min(len(self.copies), RECORDS_A_TURN, self.next + most - len(self.under_way))
+        begun = list(range(self.next, end))
+        self.next = max(self.next, end)
+        self.under_way.update(begun)
+        return begun
+
+    def note_sent(self, index: int, message_id: str) -> None:
+        """SQS has the copy."""
+        self.under_way.discard(index)
+        self.message_id = message_id
+        if index == REMAINDER:
+            self._remainder_sent = True
+        else:
+            self.sent += 1
+
+    def note_unsent(self, index: int, error: SQSError | None) -> None:
+        """The copy is not sent: SQS refuses it, or it was withdrawn. No further ones are begun."""
+        self.under_way.discard(index)
+        self.stopping = True
+        self.error = error or self.error
+        if index != REMAINDER:
+            self.unsent.append(index)
+
+    @property
+    def left(self) -> list[int]:
+        """The indices of the copies that were not sent, in order."""
+        return [] if self._remainder_sent else [*sorted(self.unsent), *range(self.next, len(self.copies))]
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is under way, nor begins."""
+        return not self.under_way and (self.stopping or self.next >= min(len(self.copies), RECORDS_A_TURN))
+
+    def remainder(self) -> OutgoingMessage | None:
+        """After its end, the message for the copies that are left; `None` where none can be, or was tried."""
+        if self.remainder_tried or self.abandoned or not self.sent or not isinstance(self.copying, Split):
+            return None
+        message = self.copying.remainder(self.left) if self.left else None
+        if message is not None:
+            self.remainder_tried = True
+            self.under_way.add(REMAINDER)
+        return message
+
 
 class Copy(NamedTuple):
-    """What a pending message is: a copy of that delivery, at that place among the copies."""
+    """Tag of a pending message: the sending that it belongs to, and its place among the copies."""
 
     sending: Sending
     place: int
@@ -68,8 +181,8 @@ class CopyBatch:
 class Copies:
     """Sends copies. `submit` may be called from any thread and makes no request.
 
-    Copies of an original that is lost, or will be, are not sent; what is left of an event goes on as one
-    message, which begins where it stopped.
+    Copies of an original that is lost, or will be, are not sent; the other records of an event go on as one
+    message, which begins where the sending stopped.
 
     Args:
         outgoing: makes the requests for records, which may be of any size.
@@ -82,7 +195,7 @@ class Copies:
         ended: is called from a thread that sends, when nothing more is sent of a delivery.
 
     Attributes:
-        batch_threads: its threads, to be started; or whoever has none calls `send_next`.
+        batch_threads: its threads, to be started; a caller without threads calls their `send_next`.
     """
 
     def __init__(
@@ -128,16 +241,20 @@ class Copies:
             self.batch_threads.wake()
 
     def interrupt(self) -> None:
-        """The process ends: what is left of events goes on as a message each."""
+        """The process ends: the records that are left of each event go on as one message."""
         with self._lock:
-            for sending in [each for each in self._sendings if isinstance(each.copying, Split)]:
+            splits = [each for each in self._sendings if isinstance(each.copying, Split)]
+            for sending in splits:
                 sending.given_back = True
                 self._stop(sending)
-            self.batch_threads.wake()
+            if splits:
+                self.batch_threads.wake()
 
     def flush(self, timeout: float) -> bool:
         """Send everything now; whether all has ended within `timeout` seconds."""
         with self._lock:
+            if not self._unended:
+                return True
             self._flushing += 1
             self.batch_threads.wake()
             try:
@@ -220,7 +337,7 @@ class Copies:
         pending.failures.clear()
 
     def _go_on(self, sending: Sending) -> None:
-        """Begin further copies; at the end send what stands for those that are left."""
+        """Begin further copies; at the end, send the message that stands for those that are left."""
         for index in sending.begin():
             self._add(sending, index)
         while sending.ended and sending in self._sendings:
@@ -284,3 +401,39 @@ class Copies:
 
 def _never(_queue: Queue, _size: int) -> bool:
     return False
+
+
+def settlement_of(sending: Sending, permissions: CopyPermissions, rejection: Rejection) -> Settlement | None:
+    """Settlement of an original after its last copy; `None` where it can only be held until its ETA.
+
+    A thread that sends. In workers and Lambda functions.
+    """
+    if not sending.left:
+        return Delete()
+    if isinstance(sending.error, REFUSALS):
+        if isinstance(sending.copying, Renew):
+            return _not_renewed(sending, sending.copying, sending.error, permissions)
+        return _not_split(sending, sending.copying, sending.error, rejection)
+    return Release() if sending.given_back and not sending.sent else Lapse()
+
+
+def _not_renewed(
+    sending: Sending, renew: Renew, error: SQSError, permissions: CopyPermissions
+) -> Settlement | None:
+    queue = sending.delivery.queue
+    if not isinstance(error, DeletesRefusedError) and permissions.refuse_sends(queue):
+        log_safely(logger.warning, NOT_SENT, queue.name, error)
+    return None if renew.park is None else Park(renew.park)
+
+
+def _not_split(sending: Sending, split: Split, error: SQSError, rejection: Rejection) -> Settlement:
+    delivery = sending.delivery.current
+    if isinstance(error, DeletesRefusedError):
+        return rejection.after_an_error(delivery)
+    if sending.remainder_tried:
+        return Lapse()
+    reason = (
+        f"its {len(split.copies)} records cannot be sent to queue {delivery.queue.name!r} "
+        f"as a message each: {error}"
+    )
+    return rejection.refusal(delivery, reason, split.body)

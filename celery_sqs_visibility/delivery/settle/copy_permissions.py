@@ -22,7 +22,8 @@ from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-#: A receipt handle that SQS never gave. Who may delete is told that it is invalid, who may not, that.
+#: A receipt handle that SQS never gave. With permission to delete the answer is that it is invalid; without,
+#: that access is denied.
 NO_HANDLE: Final = "celery-sqs-visibility-may-delete"
 
 NOT_DELETED: Final = (
@@ -37,9 +38,9 @@ class DeletesRefusedError(AccessDeniedError):
 
 
 class CopyPermissions:
-    """What is known, by queue, of the permissions that copies need. Any thread; each access is atomic.
+    """Known permissions of queues to send copies and delete originals. Any thread; each access is atomic.
 
-    What SQS has answered counts for `REDRIVE_SECONDS`.
+    An answer of SQS counts for `REDRIVE_SECONDS`.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -37,7 +37,8 @@ NO_TASK_DELETED: Final = (
 
 COMES_BACK: Final = "message cannot be read or run here for now, and comes back (%s)"
 
-#: How long a message which may not be deleted stays hidden each time: each return costs two requests.
+#: How long a message stays hidden each time that may not be deleted, or that SQS's redrive policy would move
+#: at its next receive: each return costs two requests.
 KEPT_SECONDS: Final = 3600
 
 
@@ -110,7 +111,7 @@ class Rejection:
         return first
 
     def refusal(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> Settlement:
-        """How to settle what `refuse` refuses."""
+        """Settlement of a message that `refuse` refuses."""
         facts, reason = delivery.facts, legible(reason)
         hidden = self.after_an_error(delivery)
         seconds_known = facts.received - facts.first_received if facts.first_received else 0.0

@@ -69,7 +69,7 @@ class HeldRequests(RuleBasedStateMachine):
         changing = [job for other in self.flights if other.changes_visibility for job in other.jobs()]
         others = [delivery.handle for delivery, _ in changing]
         for delivery, _ in flight.jobs():
-            held = self.queue_consumer.ledger.holds(delivery)
+            held = delivery.held
             assert held is flight.extends, "what is settled is not extended"
             if flight.changes_visibility:
                 assert delivery.handle not in others, "one writer a delivery"

@@ -28,7 +28,7 @@ class AnyCapacity:
     def release(self, **_):
         self.held -= 1
 
-    def start_run(self, _run, **_):
+    def free(self, _delivery):
         self.held -= 1
 
     def __getattr__(self, name):

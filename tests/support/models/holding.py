@@ -113,7 +113,7 @@ class Holding(HeldRequests):
         self.runs.append(Run(delivery, early=self.handed_over % 5 == 0))
 
     def on_lost(self, delivery):
-        if not self.queue_consumer.ledger.holds(delivery):
+        if not delivery.held:
             self.wrong.append("the run of what is settled is ended")
 
     @step(count=range(1, 11))
@@ -247,7 +247,7 @@ class Holding(HeldRequests):
         for delivery in self.known:
             assert delivery.extending == (id(delivery) in asked), "what is being extended is in a request"
             assert delivery.extending or delivery.waiting is None
-            if self.queue_consumer.ledger.holds(delivery):
+            if delivery.held:
                 assert self.is_hidden(delivery), "what this worker believes to hold, it holds"
                 assert (delivery.bucket is not None) + delivery.extending + delivery.lost >= 1
             else:
@@ -256,7 +256,7 @@ class Holding(HeldRequests):
         for run in self.runs:
             current = run.delivery.current
             assert current.acknowledged_early is run.delivery.acknowledged_early
-            assert current.started is run.begun or not self.queue_consumer.ledger.holds(current)
+            assert current.started is run.begun or not current.held
 
     def is_hidden(self, delivery):
         """Whether SQS hides a delivery's message for as long as the delivery says, from everybody else."""

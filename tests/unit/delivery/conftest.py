@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
@@ -207,3 +209,12 @@ def events():
     end = subscribe(events)
     yield events
     end()
+
+
+@pytest.fixture
+def leases():
+    """The table that running tasks see."""
+    leases = LeaseTable()
+    yield leases
+    for end in leases._pipe:
+        os.close(end)

@@ -57,15 +57,16 @@ def test_what_a_freed_slot_wakes_keeps_no_settlement_from_being_sent(world, queu
     events.wait(Deleted)
 
 
-def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, queue, events):
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, queue, events, kept):
     (one,) = world.deliveries(queue, "a")
     one.deadline = world.clock.monotonic() + 11 * 3600 + TIMEOUT  # after eleven hours of heartbeats
     world.clock.advance(11 * 3600)
-    one.settle(Hide(VISIBILITY_HORIZON_SECONDS))
+    one.settle(Hide(VISIBILITY_HORIZON_SECONDS, kept))
     (hidden,) = events.wait(Hidden)
     ((_, asked),) = world.entries(CHANGES)
     assert asked <= 3600
-    assert hidden.seconds == asked
+    assert (hidden.seconds, hidden.kept) == (asked, kept)
 
 
 def test_what_lapsed_is_not_hidden_any_more_but_may_still_be_deleted(make, events):

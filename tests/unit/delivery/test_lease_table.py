@@ -14,9 +14,9 @@ from support.bytecodes import bytecodes
 from support.processes import SOON
 
 from celery_sqs_visibility.delivery import lease_table as module
-from celery_sqs_visibility.delivery.lease import UNWATCHED
 from celery_sqs_visibility.delivery.lease_table import (
     ROWS,
+    UNWATCHED,
     LeaseTable,
     LeaseTableView,
     find_lease,

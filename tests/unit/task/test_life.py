@@ -10,8 +10,7 @@ from support.factories import trace
 
 from celery_sqs_visibility import InactivityError
 from celery_sqs_visibility.delivery import lease_table
-from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, LeaseTable
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 

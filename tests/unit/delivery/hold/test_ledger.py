@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from support import factories
 from support.factories import TIMEOUT, every_queue
 
-from celery_sqs_visibility.delivery.hold.extensions import RETRY_FLOOR_SECONDS
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.lease import REQUESTED
+from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR_SECONDS, Ledger
+from celery_sqs_visibility.delivery.lease_table import REQUESTED
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Release
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
@@ -80,9 +79,9 @@ def test_what_was_settled_is_known_by_its_handle_and_neither_starts_nor_is_exten
     ledger, leases, held, settlement
 ):
     assert ledger.get("another") is None
-    assert (ledger.get(held.handle), ledger.holds(held), len(ledger)) == (held, True, 1)
+    assert (ledger.get(held.handle), held.held, len(ledger)) == (held, True, 1)
     assert ledger.settle(held, settlement) == (True, True)
-    assert (ledger.get(held.handle), ledger.holds(held), len(ledger)) == (held, False, 0)
+    assert (ledger.get(held.handle), held.held, len(ledger)) == (held, False, 0)
     assert ledger.settle(held, Release()) == (False, False)
     assert not ledger.start(held, NOW)
     assert (held.lease_key, leases._taken) == (None, {})

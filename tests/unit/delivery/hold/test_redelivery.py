@@ -47,7 +47,7 @@ class Holder:
         return arrival, delivery
 
     def settle(self, delivery, settlement):
-        if isinstance(settlement, Delete) and self.ledger.holds(delivery):
+        if isinstance(settlement, Delete) and delivery.held:
             self._redeliveries.finish(delivery)
         held, now = self.ledger.settle(delivery, settlement)
         if held:

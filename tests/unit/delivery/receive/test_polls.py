@@ -10,7 +10,12 @@ from support.clock import FakeClock
 from support.factories import RECEIVE_OPTIONS, capacity, send, sqs_queue
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.receive.polls import Polls, PollState
+from celery_sqs_visibility.delivery.receive.receiver import (
+    ATTEMPT_SECONDS,
+    Attempts,
+    PollState,
+    Receiver,
+)
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -22,6 +27,8 @@ from celery_sqs_visibility.errors import (
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.measurements import ReceiveEnded
 from celery_sqs_visibility.policy.polling import PollSchedule
+
+NOW = 1000.0
 
 
 def polling(name="q", prefetch_count=10):
@@ -37,9 +44,9 @@ def polling(name="q", prefetch_count=10):
         world.arrived.append((queue, [message["Body"] for message in messages], called, returned))
         world.on_arrival()
 
-    world.polls = Polls(queue, world.capacity, world.schedule, 20, RECEIVE_OPTIONS, clock, take)
+    world.receiver = Receiver(queue, world.capacity, world.schedule, 20, RECEIVE_OPTIONS, clock, take)
     world.reserve = lambda: world.capacity.reserve(name, 0, fifo=queue.fifo)
-    world.poll = lambda wait=0, **role: world.polls.poll(world.reserve(), wait=wait, **role)
+    world.poll = lambda wait=0, **role: world.receiver.poll(world.reserve(), wait=wait, **role)
     world.receives = lambda: [
         arguments for action, arguments in world.sqs.calls if action == "ReceiveMessage"
     ]
@@ -83,7 +90,7 @@ def test_an_empty_or_failed_poll_passes_nothing_on_and_gives_its_capacity_back(w
     assert world.poll() == 0
     assert not world.arrived
     assert (world.capacity.held, world.reserve().messages) == (0, 10)
-    assert world.polls.failures == bool(error)
+    assert world.receiver.failures == bool(error)
 
 
 @pytest.mark.parametrize(("where", "room"), [("in the request", 10), ("as messages are taken", 9)])
@@ -98,7 +105,7 @@ def test_a_bug_ends_the_poll_too_and_takes_no_capacity(world, where, room):
     with pytest.raises(RuntimeError):
         world.poll()
     assert world.reserve().messages == room
-    assert world.polls.wait_until_over(0)
+    assert world.receiver.wait_for_polls(0)
 
 
 def test_an_outage_is_logged_once_for_each_kind_and_so_is_its_end(world, caplog):
@@ -118,7 +125,7 @@ def test_an_outage_is_logged_once_for_each_kind_and_so_is_its_end(world, caplog)
     ("origin", "failures", "lines"), [("created", 2, 0), ("created", 3, 2), ("found", 1, 2)]
 )
 def test_a_queue_made_just_now_may_be_unknown_to_a_part_of_sqs(world, caplog, origin, failures, lines):
-    polls = Polls(
+    receiver = Receiver(
         replace(world.queue, origin=origin),
         world.capacity,
         world.schedule,
@@ -130,23 +137,23 @@ def test_a_queue_made_just_now_may_be_unknown_to_a_part_of_sqs(world, caplog, or
     for _ in range(failures):
         world.sqs.fail_next("ReceiveMessage", QueueDoesNotExistError("not yet"))
     for _ in range(failures + 1):
-        polls.poll(world.reserve(), wait=0)
+        receiver.poll(world.reserve(), wait=0)
     assert len(caplog.records) == lines
 
 
 def test_one_waits_for_polls_in_flight_until_their_messages_are_taken_and_no_longer(world):
-    assert world.polls.wait_until_over(world.clock.monotonic() + 100)
+    assert world.receiver.wait_for_polls(world.clock.monotonic() + 100)
     during = []
-    world.on_arrival = lambda: during.append(world.polls.wait_until_over(0))
+    world.on_arrival = lambda: during.append(world.receiver.wait_for_polls(0))
     send(world.queue, "a")
     world.poll()
     assert during == [False]
-    assert world.polls.wait_until_over(0)
+    assert world.receiver.wait_for_polls(0)
 
 
 def test_a_poll_in_flight_at_the_stop_still_brings_its_messages_and_none_begins_after_it(world):
     send(world.queue, "a")
-    during_the_call(world, lambda: setattr(world.polls, "stopping", True))
+    during_the_call(world, lambda: setattr(world.receiver, "stopping", True))
     assert world.poll() == 1
     assert world.arrived
     send(world.queue, "b")
@@ -158,7 +165,7 @@ def test_a_poll_in_flight_at_the_stop_still_brings_its_messages_and_none_begins_
 @pytest.mark.parametrize(
     ("meanwhile", "error", "failures"),
     [
-        (lambda world: setattr(world.polls, "stopping", True), QueueDoesNotExistError("gone"), 0),
+        (lambda world: setattr(world.receiver, "stopping", True), QueueDoesNotExistError("gone"), 0),
         (lambda world: None, QueueDoesNotExistError("gone"), 1),
         (lambda world: hang(world, 30), UnavailableError("timed out"), 1),
     ],
@@ -171,7 +178,7 @@ def test_an_error_counts_once_unless_the_queue_was_deleted_after_the_stop(world,
 
     during_the_call(world, fail)
     world.poll()
-    assert world.polls.failures == failures
+    assert world.receiver.failures == failures
 
 
 @pytest.mark.parametrize(
@@ -195,11 +202,11 @@ def test_a_poll_that_finds_nothing_begins_the_sleep(name, wait, helper, fails_fi
 
 def hang(world, seconds):
     """During a request, or while its messages are taken: let time pass, and have the supervisor look."""
-    (poll,) = world.polls.in_flight
+    (poll,) = world.receiver.in_flight
     world.sqs.discard_idle_connections = lambda: setattr(world, "discarded", world.discarded + 1)
     world.clock.advance(seconds)
-    unanswered = world.polls.give_up_overdue(world.clock.monotonic())
-    assert world.polls.give_up_overdue(world.clock.monotonic()) == 0, "once"
+    unanswered = world.receiver.give_up_overdue(world.clock.monotonic())
+    assert world.receiver.give_up_overdue(world.clock.monotonic()) == 0, "once"
     return poll.state, unanswered
 
 
@@ -212,7 +219,7 @@ def test_a_late_answer_gives_the_capacity_back_and_its_messages_still_count(worl
 
     send(world.queue, "a", "b")
     during_the_call(world, be_late)
-    world.on_arrival = lambda: states.append(world.polls.in_flight[0].state)
+    world.on_arrival = lambda: states.append(world.receiver.in_flight[0].state)
     assert world.poll(wait=20) == 2
     assert states == [(PollState.UNANSWERED, 1), 10, PollState.ANSWERED]
     assert world.capacity.held == 2
@@ -230,7 +237,7 @@ def test_an_answer_in_time_is_waited_for_and_taking_messages_for_too_long_is_no_
     world.poll(wait=20)
     assert states == [(PollState.ASKED, 0), (PollState.STUCK, 0)]
     assert world.capacity.held == 1
-    assert world.polls.failures == world.discarded == 0
+    assert world.receiver.failures == world.discarded == 0
 
 
 @pytest.mark.parametrize(
@@ -293,3 +300,30 @@ def test_how_full_a_receive_was_is_told_to_who_listens_and_nothing_of_one_that_f
     world.poll()
     end()
     assert heard == [ReceiveEnded("q", 10, 2)]
+
+
+def test_each_receive_has_an_id_of_its_own():
+    attempts = Attempts(120)
+    assert len({attempts.begin(NOW).id for _ in range(3)}) == 3
+
+
+def test_those_without_an_answer_are_tried_again_each_once_the_oldest_first():
+    attempts = Attempts(120)
+    first, second = attempts.begin(NOW), attempts.begin(NOW)
+    attempts.unanswered(first)
+    attempts.unanswered(second)
+    again = [attempts.begin(NOW + 1) for _ in range(3)]
+    assert again[:2] == [first, second]
+    assert again[2] not in {first, second}
+
+
+@pytest.mark.parametrize(
+    ("visibility_timeout", "lasts"), [(30, 30), (1200, ATTEMPT_SECONDS), (None, ATTEMPT_SECONDS)]
+)
+def test_an_id_counts_from_its_first_request(visibility_timeout, lasts):
+    attempts = Attempts(visibility_timeout)
+    attempt = attempts.begin(NOW)
+    attempts.unanswered(attempt)
+    assert attempts.begin(NOW + lasts - 1) == attempt
+    attempts.unanswered(attempt)
+    assert attempts.begin(NOW + lasts) != attempt

@@ -15,13 +15,13 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.receive import receiver as receiver_module
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
-from celery_sqs_visibility.delivery.receive.polls import REFUSED_WITHIN_SECONDS
 from celery_sqs_visibility.delivery.receive.receiver import (
     ANSWERED_AT_ONCE_SECONDS,
     HELPER_PAUSE_SECONDS,
     MAX_PARALLEL_POLLS,
     MAX_THREADS,
     NEARLY_FULL_BATCH,
+    REFUSED_WITHIN_SECONDS,
     Receiver,
 )
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS

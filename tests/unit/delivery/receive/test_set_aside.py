@@ -8,20 +8,18 @@ import pytest
 from support import factories
 from support.processes import SOON
 
-from celery_sqs_visibility.delivery.receive import set_aside as module
-from celery_sqs_visibility.delivery.receive.set_aside import SetAside
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.receive import capacity as module
 
 
 class World:
     def __init__(self, name):
         self.capacity = factories.capacity()
-        self.held = set()
-        self.set_aside = SetAside(self.capacity, self.held.__contains__)
         self.queue = factories.sqs_queue(name)
 
     def delivery(self, handle="h"):
         delivery = factories.delivery(self.queue, handle=handle)
-        self.held.add(delivery)
+        delivery.held = True
         self.capacity.hold(1, fifo=self.queue.fifo)
         return delivery
 
@@ -34,18 +32,18 @@ def test_a_message_gives_its_capacity_once_and_takes_it_once(name, fifo):
     world = World(name)
     delivery = world.delivery()
     for _ in range(2):
-        world.set_aside.add(delivery)
+        world.capacity.set_aside(delivery)
         assert world.counts() == (0, 0)
     for _ in range(2):
-        world.set_aside.remove(delivery)
+        world.capacity.take_again(delivery)
         assert world.counts() == (1, fifo)
 
 
 def test_what_was_settled_meanwhile_has_given_its_capacity_already():
     world = World("q")
     delivery = world.delivery()
-    world.held.clear()
-    world.set_aside.add(delivery)
+    delivery.held = False
+    world.capacity.set_aside(delivery)
     assert world.counts() == (1, 0)
 
 
@@ -54,38 +52,58 @@ def test_a_settlement_in_the_middle_takes_the_capacity_back_once():
     delivery = world.delivery()
 
     def settle():
-        world.held.clear()
-        world.set_aside.remove(delivery)
-        world.capacity.release()
+        world.capacity.free(delivery)
         settled.set()
 
-    def held_until_a_moment_ago(_delivery):
-        threading.Thread(target=settle, daemon=True).start()
-        settled.wait(0.1)  # in vain: the settlement waits for the lock
-        return True
+    class HeldUntilAMomentAgo(Delivery):
+        @property
+        def held(self):
+            threading.Thread(target=settle, daemon=True).start()
+            settled.wait(0.1)  # in vain: the settlement waits for the lock
+            return True
 
     settled = threading.Event()
-    world.set_aside._holds = held_until_a_moment_ago
-    world.set_aside.add(delivery)
+    del delivery.held
+    delivery.__class__ = HeldUntilAMomentAgo
+    world.capacity.set_aside(delivery)
     assert settled.wait(SOON)
     assert world.counts() == (0, 0)
+
+
+@pytest.mark.parametrize("aside", [False, True])
+@pytest.mark.parametrize(
+    ("began", "early", "runs"),
+    [(None, False, 0), (None, True, 0), (1.0, False, 0), (1.0, True, 1)],
+    ids=["unrun", "early, unrun", "run", "early"],
+)
+def test_a_settled_message_frees_its_capacity_once_and_an_early_run_keeps_a_slot(aside, began, early, runs):
+    world = World("q.fifo")
+    delivery = world.delivery()
+    delivery.began, delivery.acknowledged_early = began, early
+    if aside:
+        world.capacity.set_aside(delivery)
+    world.capacity.free(delivery)
+    assert world.counts() == (0, 0)
+    assert world.capacity.runs == len(world.capacity._fifo.runs) == runs
+    world.capacity.take_again(delivery)
+    assert world.counts() == (0, 0), "it is set aside no more"
 
 
 def test_what_is_set_aside_has_place_again_unless_more_is_held_than_may_be():
     world = World("q")
     world.capacity.prefetch_count = 2
     aside, other = world.delivery("a"), world.delivery("b")
-    world.set_aside.add(aside)
+    world.capacity.set_aside(aside)
     world.capacity.hold(1)
-    assert world.set_aside.has_place(aside)
+    assert world.capacity.has_place(aside)
     world.capacity.hold(1)
-    assert not world.set_aside.has_place(aside)
-    assert world.set_aside.has_place(other)
+    assert not world.capacity.has_place(aside)
+    assert world.capacity.has_place(other)
 
 
 def test_only_so_many_are_set_aside(monkeypatch):
     monkeypatch.setattr(module, "MOST_SET_ASIDE", 2)
     world = World("q")
     for handle in "abc":
-        world.set_aside.add(world.delivery(handle))
+        world.capacity.set_aside(world.delivery(handle))
     assert world.counts() == (1, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support import factories
 from support.factories import DELETES
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError
@@ -19,6 +20,19 @@ def actions(world):
     return lambda: [name for name, _ in world.sqs.calls if name in (*SENDS, DELETES)][1:]
 
 
+@pytest.fixture
+def no_poll_after_the_first(world, queue):
+    """Records are sent once the receiver sleeps, which would receive them."""
+    send_batch = world.sqs.send_batch
+
+    def sent_later(*message, **how):
+        wait_until(lambda: world.next_poll(queue) > world.clock.monotonic(), SOON, "the receiver to sleep")
+        return send_batch(*message, **how)
+
+    world.sqs.send_batch = sent_later
+
+
+@pytest.mark.usefixtures("no_poll_after_the_first")
 def test_records_are_sent_before_their_message_is_deleted(world, queue, events, actions):
     world.consume(queue, "records:a:b")
     events.wait(Deleted)

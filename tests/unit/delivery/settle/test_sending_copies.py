@@ -11,9 +11,8 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.batch_threads import InProgressBatch
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
-from celery_sqs_visibility.delivery.settle.copies import Copies
+from celery_sqs_visibility.delivery.settle.copies import BATCHES_SIDE_BY_SIDE, RECORDS_A_TURN, Copies
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settle.sending import BATCHES_SIDE_BY_SIDE, RECORDS_A_TURN
 from celery_sqs_visibility.delivery.settlements import Renew, Split
 from celery_sqs_visibility.errors import (
     AccessDeniedError,

@@ -16,8 +16,7 @@ from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settle.pending import DELETE_LINGER_WINDOWS
-from celery_sqs_visibility.delivery.settle.settler import TOO_LATE, Settler
+from celery_sqs_visibility.delivery.settle.settler import DELETE_LINGER_WINDOWS, TOO_LATE, Settler
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Park, Release
 from celery_sqs_visibility.errors import (
     AnswerLostError,

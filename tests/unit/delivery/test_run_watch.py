@@ -7,10 +7,10 @@ from support import factories
 from support.factories import TIMEOUT, every_queue
 
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.hold.run_watch import RunWatch
-from celery_sqs_visibility.delivery.lease import INACTIVE, UNWATCHED
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
 from celery_sqs_visibility.delivery.model import Inactivity
 from celery_sqs_visibility.delivery.settlements import Delete
+from celery_sqs_visibility.delivery.watches import RunWatch
 from celery_sqs_visibility.events import HorizonNear, subscribe
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.policy.run_limits import NEAR_HORIZON_SECONDS

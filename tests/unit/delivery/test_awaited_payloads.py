@@ -13,13 +13,13 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility import events as kinds
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.payloads.fetches import (
-    LAST_RECEIVE_SECONDS,
+from celery_sqs_visibility.delivery.awaited_payloads import (
     MOST_FETCHES,
     SILENCE_SECONDS,
     TRY_SECONDS,
 )
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
@@ -250,7 +250,7 @@ def test_before_sqs_would_move_it_an_operator_has_an_hour(world, dead_letters, s
     queue = world.queue("last", letters=dead_letters, most=1)
     failing(world, queue, store, AccessDeniedError("denied"))
     (hidden,) = events.wait(kinds.Hidden)
-    assert hidden.seconds == LAST_RECEIVE_SECONDS
+    assert hidden.seconds == KEPT_SECONDS
 
 
 def test_a_payload_comes_when_s3_is_back_and_meanwhile_others_have_its_messages_place(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.clock import FakeClock
 
-from celery_sqs_visibility.delivery.recent_keys import RecentKeys
+from celery_sqs_visibility.delivery.hold.redelivery import RecentKeys
 
 
 def test_a_key_is_new_once_and_the_oldest_is_forgotten():

@@ -1,0 +1,136 @@
+"""Watches over held messages, from look to look of the supervisor: runs without life, forgotten messages.
+
+No message should be held that nothing in this process will ever run or give back. Where memory lacks, any
+line may be its function's last, in Celery and in Python's pool of threads, too: a message then keeps its
+place or is extended for ever. One whose request is gone, or whose run in a pool of threads is, is given back.
+Places that are taken while nothing is held and no poll is in flight are free again. Other such messages
+cannot be named: a worker that has no others is not live.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+from weakref import WeakSet
+
+from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
+from celery_sqs_visibility.events import HorizonNear, emit, log_safely
+from celery_sqs_visibility.policy.run_limits import is_inactive, is_near_horizon, latest_wake, until_horizon
+
+logger = logging.getLogger(__name__)
+
+#: Looks in a row that found nothing held and nothing under way: longer than any thread is between two lines.
+QUIET_LOOKS: Final = 10
+
+
+class RunWatch:
+    """Looks at running deliveries whenever the supervisor checks: see `supervisor.Supervised`. Its thread.
+
+    Where an inactive run is ended just as it ends by itself, the ledger lets one of both settle its delivery.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._checked = math.inf
+        self._awake_since = 0.0
+        self._warned: WeakSet[Delivery] = WeakSet()  # those that are near their horizon
+
+    def replace_stuck(self, now: float) -> None:
+        """Check everything that runs at that monotonic instant."""
+        self._awake_since = latest_wake(self._awake_since, self._checked, now)
+        self._checked = now
+        for delivery in self._ledger.all():
+            if delivery.began is None:
+                continue
+            if is_near_horizon(delivery.horizon, now):
+                self._warn(delivery, now)
+            if delivery.inactivity is not None:
+                self._end_if_inactive(delivery, now)
+
+    def _warn(self, delivery: Delivery, now: float) -> None:
+        if delivery not in self._warned:
+            self._warned.add(delivery)
+            emit(HorizonNear(delivery.facts, until_horizon(delivery.horizon, now)))
+
+    def _end_if_inactive(self, delivery: Delivery, now: float) -> None:
+        lease, inactivity = delivery.lease, delivery.inactivity
+        if lease is None or inactivity is None or (last_sign := lease.last_sign) in {UNWATCHED, INACTIVE}:
+            return
+        silent = is_inactive(last_sign, inactivity.timeout, self._awake_since, now)
+        if silent and self._ledger.tell_inactive(delivery):
+            try:
+                inactivity.end_run()
+            except Exception:  # noqa: BLE001 - it is logged; the others are to be checked, too
+                log_safely(logger.exception, "an inactive run could not be ended, and goes on")
+
+
+class ForgottenMessages:
+    """Notices that only forgotten messages are left, from look to look of the supervisor, in its thread.
+
+    A message that is just being decoded or settled is in nobody's hands for a moment, too. So messages count
+    as forgotten only after a while in which nothing runs, nothing is handed to Celery, and each look finds
+    one.
+
+    Args:
+        ledger: the deliveries that are held.
+        capacity: how many messages take places, and runs whose messages were settled when they began.
+        polling: whether a poll is in flight.
+        handed: how many messages Celery was given so far.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        capacity: ReceiveCapacity,
+        polling: Callable[[], bool],
+        handed: Callable[[], int],
+    ) -> None:
+        self._ledger = ledger
+        self._capacity = capacity
+        self._polling = polling
+        self._handed = handed
+        self._handed_before = 0
+        self._dropped_before: set[Delivery] = set()
+        self._looks = 0  # in a row that found one; a machine that sleeps does not look
+        self._quiet_looks = 0  # in a row that found nothing held, and nothing under way
+
+    @property
+    def seconds(self) -> float:
+        """For how long there have been none but forgotten messages; 0 where there are none. Any thread."""
+        return self._looks * CHECK_INTERVAL_SECONDS
+
+    def replace_stuck(self, _now: float) -> None:
+        """See `supervisor.Supervised`: gives back messages whose request, or run, two looks found gone."""
+        held = self._ledger.all()
+        if held or self._dropped_before:
+            self._give_back_dropped(held)
+        before, self._handed_before = self._handed_before, self._handed()
+        still = self._handed_before == before
+        self._looks = self._looks + 1 if still and self._are_there(held) else 0
+        self._quiet_looks = self._quiet_looks + 1 if still and self._is_quiet(held) else 0
+        if self._quiet_looks > QUIET_LOOKS:
+            self._capacity.count_nothing()
+            self._quiet_looks = 0
+
+    def _give_back_dropped(self, held: Sequence[Delivery]) -> None:
+        dropped = {delivery for delivery in held if delivery.is_dropped}
+        for delivery in dropped & self._dropped_before:
+            delivery.come_back(RuntimeError("its run was dropped, unreported"))
+        self._dropped_before = dropped
+
+    def _is_quiet(self, held: Sequence[Delivery]) -> bool:
+        return not (held or self._polling() or self._capacity.runs)
+
+    def _are_there(self, held: Sequence[Delivery]) -> bool:
+        places = self._capacity.held
+        if not places and not held:
+            return False
+        if self._capacity.runs or any(delivery.started or delivery.dispatched for delivery in held):
+            return False
+        return places > len(held) or any(not (each.in_hand or each.claimed) for each in held)
