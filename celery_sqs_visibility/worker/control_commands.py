@@ -17,6 +17,7 @@ from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
 from kombu.utils.json import dumps
 
+from celery_sqs_visibility.contacts.worker import answer_by
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.threads import copy_of, start_thread
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -155,13 +156,9 @@ def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
     }
 
 
-def have_answers_checked(node: Any) -> None:
-    """Answer with an error in place of an answer that is not JSON. Harmless if done before.
-
-    kombu encodes an answer where it catches nothing: the caller would wait in vain (kombu/pidbox.py:
-    `Node.dispatch`).
-    """
-    node.handle_call = partial(_checked, node.handle)
+def check_answers(node: Any) -> None:
+    """Let a node answer with an error in place of an answer that is not JSON; harmless if repeated."""
+    answer_by(node, partial(_checked, node.handle))
 
 
 def _checked(handle: Callable[[str, Any], Any], method: str, arguments: Any) -> Any:

@@ -20,8 +20,8 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import Ignore, NotRegistered, Reject, TaskRevokedError, Terminated
 from celery.utils.log import get_logger
 from celery.worker import state
-from celery.worker.request import Request
 
+from celery_sqs_visibility.contacts.worker import CeleryRequest
 from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
 from celery_sqs_visibility.delivery.model import Delivery
@@ -49,7 +49,7 @@ class GivenBackError(TaskRevokedError):
     """A message was given back, in a shutdown, before its run began."""
 
 
-class DeliveryRequest(Request):
+class DeliveryRequest(CeleryRequest):
     """A request of a task with Celery's own behaviour. It settles its delivery, if it has one.
 
     It does so directly and not through the event loop, which may be blocked (solo), or stopped while the pool
@@ -63,14 +63,8 @@ class DeliveryRequest(Request):
     #: Whether its run is ended when its message is lost.
     ends_when_lost: ClassVar[bool] = False
 
-    # Celery's, which its stubs leave out.
-    acknowledged: bool
     message: Message
-    _already_cancelled: bool
-    _already_revoked: bool
-    _context: DeliveryContext
-    _delivery_info: dict[str, Any]
-    _request_dict: dict[str, Any]
+    context: DeliveryContext
 
     delivery: Delivery | None = None
     _rejected_by_task = False
@@ -110,7 +104,7 @@ class DeliveryRequest(Request):
 
     def revoked(self) -> bool:
         """Whether it was revoked, or has expired. Never raises: that would cost the pool a slot."""
-        if not (state.revoked or state.revoked_stamps or self.expires or self._already_revoked):
+        if not (state.revoked or state.revoked_stamps or self.expires):
             return False  # there is nothing for Celery to look at
         try:
             return bool(super().revoked())
@@ -194,7 +188,7 @@ class DeliveryRequest(Request):
             return
         if not self.worker.has_processes:
             self.come_back_later()
-        self._already_cancelled = True  # Celery sets it too late, after the kill
+        self.say_cancelled()
         super().cancel(pool, signal, *args, **options)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
@@ -308,7 +302,7 @@ class DeliveryRequest(Request):
     @property
     def _published_retries(self) -> int:
         """The attempts that messages before this one have used up."""
-        return self._request_dict.get("retries") or 0
+        return self.request_dict.get("retries") or 0
 
     @contextmanager
     def _settled_if_it_raises(self) -> Iterator[None]:
@@ -334,9 +328,9 @@ class DeliveryRequest(Request):
         """
         if self.delivery is None:
             return False
-        if self._already_cancelled:
+        if self.already_cancelled:
             return isinstance(exc, PROCESS_GONE)
-        return isinstance(exc, Terminated) and not (self._already_revoked or self._terminated_on_purpose)
+        return isinstance(exc, Terminated) and not (self.already_revoked or self._terminated_on_purpose)
 
     def _come_back_killed(self) -> None:
         state.task_ready(self)
@@ -385,7 +379,7 @@ class DeliveryRequest(Request):
 
     def _kill(self, signal_name: str) -> None:
         """Kill the run's process or greenlet, without Celery's taking that for the end of the run."""
-        self._already_cancelled = True
+        self.say_cancelled()
         self.worker.kill(self.worker_pid, signal_name)
 
     @contextmanager
@@ -406,11 +400,11 @@ class DeliveryRequest(Request):
     def _pass_on_lease(self) -> None:
         """Give the task the key to its lease, before a pool with processes pickles the request."""
         if self.delivery is not None:
-            self._request_dict["visibility_lease"] = self.delivery.lease_key
+            self.request_dict["visibility_lease"] = self.delivery.lease_key
 
     def _describe(self, delivery: Delivery) -> None:
         """Tell the task its delivery, in whatever process it will run."""
-        facts, request = delivery.facts, self._request_dict
+        facts, request = delivery.facts, self.request_dict
         redrive = delivery.holder.redrive.peek(delivery.queue)
         sqs: SQSDelivery = {
             "queue": facts.queue,
@@ -422,7 +416,7 @@ class DeliveryRequest(Request):
         }
         request["sqs"] = sqs
         retries = request.get("retries") or 0
-        self._delivery_info["redelivered"] = redelivered = facts.receive_count - delivery.parks > 1
+        request["delivery_info"]["redelivered"] = redelivered = facts.receive_count - delivery.parks > 1
         if redelivered:
             retries = self._retries_with_receives(delivery, retries)
         request["retries"] = retries

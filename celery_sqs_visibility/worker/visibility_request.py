@@ -141,30 +141,29 @@ class VisibilityRequest(DeliveryRequest):
         """Ends that keep Celery's meaning, and runs that Celery itself ended."""
         if isinstance(exc, (Retry, Ignore, Reject, Terminated)):
             return True
-        if self._was_killed_for_nothing(exc) or self._already_revoked:
+        if self._was_killed_for_nothing(exc) or self.already_revoked:
             return True
         return isinstance(exc, WorkerLostError) and self._has_succeeded and not self._may_owe_chord
 
     @cached_property
     def _has_succeeded(self) -> bool:
         """Whether the child was lost after it had stored its success (Celery 5.7)."""
-        stored = getattr(self, "_success_was_stored", None)
-        return bool(stored and stored())
+        return self.success_was_stored()
 
     @property
     def _may_owe_chord(self) -> bool:
         """Whether a run whose success is stored may not have told its chord, or not published its body."""
-        return bool(self._context.chord) and self._attempts_beyond_last <= RELEASES_FORGIVEN
+        return bool(self.context.chord) and self._attempts_beyond_last <= RELEASES_FORGIVEN
 
     @cached_property
     def _chord_claim_seconds(self) -> float:
-        return chord_claim_seconds(self.task, self._context.chord)
+        return chord_claim_seconds(self.task, self.context.chord)
 
     def _lost_run_comes_back(self, exc: Any, exc_info: ExceptionInfo) -> bool:
         """Hide the message of a run whose child is gone, and report the retry as the child would have."""
         if self.acknowledged or self._fate_of_lost_run(exc) is not Fate.COME_BACK:
             return False
-        task, context = self.task, self._context
+        task, context = self.task, self.context
         delay = task.delay_after(context, exc)
         if delay is not None and isinstance(exc, KILLED_AFTERWARDS):
             # Its message is hidden for so long, so that two runs cannot overlap.
@@ -261,16 +260,16 @@ class VisibilityRequest(DeliveryRequest):
 
     @property
     def _attempt(self) -> int:
-        attempt: int = self._request_dict["retries"] + 1
+        attempt: int = self.request_dict["retries"] + 1
         return attempt
 
     @property
     def _limit(self) -> int | None:
-        return self.task.limit_of(self._context)
+        return self.task.limit_of(self.context)
 
     @property
     def _is_last_attempt(self) -> bool:
-        return self.task.is_last_attempt(self._context, self._limit)
+        return self.task.is_last_attempt(self.context, self._limit)
 
     @property
     def _attempts_beyond_last(self) -> int:
@@ -281,7 +280,11 @@ class VisibilityRequest(DeliveryRequest):
     def _may_be_stored(self) -> bool:
         """Whether the result backend may know more than we do."""
         task = self.task
-        if not (self._delivery_info["redelivered"] and self.store_errors and task.backend.persistent):
+        if not (
+            self.request_dict["delivery_info"]["redelivered"]
+            and self.store_errors
+            and task.backend.persistent
+        ):
             return False
         if self.message.is_broadcast:
             return False  # other workers run it, too, and store under the same task id
