@@ -32,8 +32,8 @@ from celery_sqs_visibility.stores.port import Processed, Processing
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.exclusive import NotRun, Ownership, Spent, Unanswered, exclusive_key
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.worker.exceptions import exception_of
 from celery_sqs_visibility.worker.key_leases import KeyLease, KeyLeases
+from celery_sqs_visibility.worker.request import exception_of
 from celery_sqs_visibility.worker.visibility_request import (
     KILLED_AFTERWARDS,
     KILLED_WITHIN_SECONDS,

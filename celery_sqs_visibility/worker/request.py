@@ -16,8 +16,9 @@ from typing import Any, ClassVar, Final
 from weakref import ref
 
 from billiard.common import TERM_SIGNAME
-from billiard.einfo import ExceptionInfo
-from celery.exceptions import Ignore, NotRegistered, Reject, TaskRevokedError, Terminated
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback  # type: ignore[attr-defined]  # in no stub
+from celery import Task
+from celery.exceptions import Ignore, NotRegistered, Reject, TaskRevokedError, Terminated, WorkerLostError
 from celery.utils.log import get_logger
 from celery.worker import state
 
@@ -33,8 +34,8 @@ from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task.chord_end import is_at_end
 from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery
 from celery_sqs_visibility.task.retries import RetryDecisions
+from celery_sqs_visibility.task.tracing import is_raised_in
 from celery_sqs_visibility.transport.message import Message
-from celery_sqs_visibility.worker.exceptions import PROCESS_GONE, could_not_publish_retry, exception_of
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
@@ -43,6 +44,12 @@ DELETE: Final = Delete()
 
 #: Ends a run at once.
 KILL_SIGNAME: Final = "SIGKILL"
+
+#: How a pool tells that the process of a run is gone.
+PROCESS_GONE: Final = (Terminated, WorkerLostError, SystemExit, KeyboardInterrupt)
+
+#: Where Celery publishes retries.
+RETRY_FILE: Final = Task.retry.__code__.co_filename
 
 
 class GivenBackError(TaskRevokedError):
@@ -441,3 +448,24 @@ def after_rejection(delivery: Delivery, task: Any) -> Settlement | None:
         return None
     delay = policy.delay(delivery.facts.receive_count - delivery.parks - 1, Reject())
     return Lapse() if delay is None else Hide(whole_seconds(delay))
+
+
+def exception_of(exc_info: ExceptionInfo) -> BaseException:
+    """The exception that the run raised; processes wrap it to send it."""
+    exc: Any = exc_info.exception
+    raised: BaseException = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+    return raised
+
+
+def could_not_publish_retry(exc_info: ExceptionInfo) -> bool:
+    """Whether Celery rejects a message because it could not publish the retry (celery/app/task.py: `retry`).
+
+    A task that raises such a `Reject` itself means it: that is Celery's documented way to dead-letter.
+    """
+    exc = exception_of(exc_info)
+    if not isinstance(exc, Reject):
+        return False
+    reject: Any = exc
+    if reject.requeue or not isinstance(reject.reason, BaseException):
+        return False
+    return is_raised_in(RETRY_FILE, exc_info.tb)

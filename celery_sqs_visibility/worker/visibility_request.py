@@ -26,6 +26,7 @@ from celery.exceptions import (
     WorkerLostError,
 )
 from celery.utils.log import get_logger
+from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker import state
 from kombu.utils.encoding import safe_repr, safe_str
 
@@ -49,8 +50,7 @@ from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
-from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
-from celery_sqs_visibility.worker.request import KILL_SIGNAME, DeliveryRequest
+from celery_sqs_visibility.worker.request import KILL_SIGNAME, DeliveryRequest, exception_of
 
 logger = get_logger(__name__)
 
@@ -385,6 +385,27 @@ class StoredResult:
         if isinstance(self.error, NotRegistered):
             return False
         return self.done_at > first
+
+
+def exc_info_of(exc: BaseException) -> ExceptionInfo:
+    """As if a run had raised it: an ExceptionInfo is made of a raised exception."""
+    try:
+        raise exc
+    except type(exc):
+        return ExceptionInfo()
+
+
+def described(exc: BaseException) -> str:
+    """An exception's type and message, as at the end of a traceback."""
+    if isinstance(exc, UnpickleableExceptionWrapper):
+        module, name, message = exc.exc_module, exc.exc_cls_name, ", ".join(map(str, exc.exc_args or ()))
+    else:
+        module, name = type(exc).__module__, type(exc).__qualname__
+        try:
+            message = str(exc)
+        except Exception:  # noqa: BLE001 - a user's __str__
+            message = safe_repr(exc)
+    return f"{name if module == 'builtins' else f'{module}.{name}'}: {message}"
 
 
 def chord_claim_seconds(task: Task[Any, Any], chord: Any) -> float:
