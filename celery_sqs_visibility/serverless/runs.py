@@ -31,7 +31,7 @@ class Runs:
     """Makes requests and runs them, as Celery's consumer does in a worker.
 
     Args:
-                app: the app of the tasks.
+        app: the app of the tasks.
         context: its `worker_name` is that of the function.
     """
 

@@ -1,6 +1,6 @@
-"""The bootsteps of workers that consume from SQS: one for their messages, one for their end.
+"""Bootsteps of workers that consume from SQS: one for their messages, one for their end.
 
-Celery imports them, by name, in workers of our transport only: see `install`.
+`celery_sqs_visibility.worker` names them to Celery, which imports them when it makes a consumer.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Deliveries(SQSStep):
         if parent.conninfo.supports_exchange_type("fanout"):  # as Celery asks for remote control
             rate_limits = RateLimits(parent, context.turns, GivenBack(parent, self._worker))
             context.forget_given_back = rate_limits.forget
-            self._be_controlled(parent, context)
+            self._join_remote_control(parent, context)
         else:
             RateLimits(parent, context.turns)
 
@@ -98,8 +98,8 @@ class Deliveries(SQSStep):
         return slots_of(parent, collecting=self._worker.collects, idle=not state.active_requests)
 
     @staticmethod
-    def _be_controlled(parent: Any, context: BrokerContext) -> None:
-        """Be one node of remote control: commands pause its queues, and its answers show no secrets."""
+    def _join_remote_control(parent: Any, context: BrokerContext) -> None:
+        """Take commands, and answer and send events as one node, though these may go to another broker."""
         import celery_sqs_visibility.worker.control_commands  # noqa: F401, PLC0415 - workers without need none
 
         # Celery publishes replies and events by `broker_write_url`, as callers do their commands.
@@ -110,7 +110,7 @@ class Deliveries(SQSStep):
             context.control = writing.control
 
     def _check_answers(self, control: Any) -> None:
-        """Let commands answer in JSON, the user's own included."""
+        """Report answers that are not JSON as errors, those of the user's own commands too."""
         from celery_sqs_visibility.worker.control_commands import check_answers  # noqa: PLC0415
 
         check_answers(control.box.node)
@@ -179,7 +179,10 @@ class Endings(SQSStep):
         self._replace_handlers()
 
     def shutdown(self, parent: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """The worker has stopped, but for its polls in flight. Main thread, before the channel is closed."""
+        """End the drain: the worker has stopped, but for its polls in flight. Main thread.
+
+        Before the channel is closed.
+        """
         if (drain := self._drain) is not None:
             drain.finish()  # another signal shortens it
             self._drain = None
@@ -238,7 +241,7 @@ class Endings(SQSStep):
                 signal.signal(number, partial(self._on_interrupt, handler))
 
     def _on_interrupt(self, handler: Callable[[int, Any], object], number: int, frame: Any) -> None:
-        """The first SIGINT is a SIGTERM, and no failure, as which Celery counts it."""
+        """Take the first SIGINT for a SIGTERM: Celery would count it as a failure."""
         handler(number, frame)
         if os.getpid() == self._pid and not self._cold:
             cast("Any", state).should_stop = EX_OK
@@ -260,7 +263,7 @@ class Endings(SQSStep):
 
 
 def _wake_loop() -> None:
-    """Wake Celery's event loop, which is to end: a signal does not end its wait of up to 5 s."""
+    """Wake Celery's event loop, which is to end: a signal does not end its wait, which may take seconds."""
     if (leases := lease_table()) is not None:
         leases.wake()
 

@@ -104,7 +104,7 @@ class ExclusiveRequest(VisibilityRequest):
         super()._describe(delivery)
 
     def _learn_attempts(self) -> None:
-        """Its run may have learnt from the key how many attempts came before: not all receives were some."""
+        """Learn from its run how many attempts came before, as the key says: some receives were none."""
         lease = None if self.delivery is None else self.delivery.current.lease
         if lease is not None and (retries := lease.retries) is not None:
             self.request_dict["retries"] = self.context.retries = retries

@@ -106,7 +106,7 @@ class ThreadedRun:
         self._request.message.come_back(exc)
 
 
-#: What every run's frames have in common, in pools without processes.
+#: Code that is in the frames of every run, in pools without processes.
 RUN_CODE: Final = ThreadedRun.__call__.__code__
 
 

@@ -148,17 +148,16 @@ class RateLimits:
                     qos.decrement_eventually()
 
     def _wait_without_slot(self, request: Any, wait: float) -> None:
-        """It goes to the bucket, where it needs no slot before its turn.
+        """Let it wait in the bucket, without a slot before its turn.
 
-        A raised prefetch count says so to whoever counts slots. Where it is not raised, messages that wait
-        here may have the slot.
+        Either Celery's prefetch count is raised by one, or the messages that wait here may have its slot.
         """
         raised = self._raise_prefetch(request, wait)
         if not raised and self._turns is not None and getattr(request, "delivery", None) is not None:
             self._turns.rest(request.delivery)
 
     def _raise_prefetch(self, request: Any, wait: float) -> bool:
-        """Celery's prefetch count is raised, as for an ETA: the task needs no slot before its turn.
+        """Raise Celery's prefetch count, as Celery does for an ETA; whether it was raised.
 
         Not for a task whose turn is far away and that cannot wait in SQS (in a FIFO queue, or without the
         permission to send): one worker would take a whole queue of them.

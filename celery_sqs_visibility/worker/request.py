@@ -110,7 +110,7 @@ class DeliveryRequest(CeleryRequest):
         super().on_accepted(pid, time_accepted)
 
     def revoked(self) -> bool:
-        """Whether it was revoked, or has expired. Never raises: that would cost the pool a slot."""
+        """Whether it was revoked, or has expired. Never raises: after an error its message comes back."""
         if not (state.revoked or state.revoked_stamps or self.expires):
             return False  # there is nothing for Celery to look at
         try:
@@ -127,7 +127,7 @@ class DeliveryRequest(CeleryRequest):
             return True
 
     def ended(self) -> None:
-        """The run is over, says the pool, however it ended."""
+        """Hear from the pool that the run is over, however it ended."""
         if self.delivery is not None and self.delivery.acknowledged_early:
             self.delivery.ran()
 
@@ -137,7 +137,7 @@ class DeliveryRequest(CeleryRequest):
             measure_run(self.delivery.current, SYSTEM_CLOCK.monotonic())
 
     def dispatch(self) -> bool:
-        """Called just before a process takes and runs it; `False`: it was given back, or lost."""
+        """Let a process run it, from now on; `False` if it was given back, or lost."""
         if self.delivery is not None and not self.delivery.dispatch():
             state.task_ready(self)
             return False
@@ -150,7 +150,7 @@ class DeliveryRequest(CeleryRequest):
         send_failed_event: bool = True,  # noqa: FBT001, FBT002
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """It ended with an exception."""
+        """Settle a run that ended with an exception."""
         exc = exception_of(exc_info)
         if self._was_killed_for_nothing(exc):
             self._come_back_killed()
@@ -175,7 +175,7 @@ class DeliveryRequest(CeleryRequest):
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
-        """It ended with a `Retry`; one of Celery's own is another message."""
+        """Settle a run that ended with a `Retry`. A retry of Celery's own is another message."""
         self.note_outcome("retried")
         with self._settled_if_it_raises():
             super().on_retry(exc_info)
@@ -250,7 +250,10 @@ class DeliveryRequest(CeleryRequest):
             delivery.settle(DELETE)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Release it or give it up, as the task's `Reject` says. A rejection of Celery's comes back later."""
+        """Release the message or give it up, as the task's `Reject` says.
+
+        After a rejection of Celery's own it comes back later.
+        """
         if self.delivery is None:
             super().reject(requeue)
         elif not self.acknowledged:
@@ -265,7 +268,7 @@ class DeliveryRequest(CeleryRequest):
             self.send_event("task-rejected", requeue=requeue)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's
-        """As Celery's, where anybody hears of tasks: a worker may send nothing but its own heartbeats."""
+        """Send an event, unless the worker sends none but its own heartbeats."""
         groups = getattr(self.eventer, "groups", None)
         if not groups or "task" in groups:
             super().send_event(type, **fields)
@@ -385,7 +388,7 @@ class DeliveryRequest(CeleryRequest):
             self.send_event("task-cancelled")
 
     def _kill(self, signal_name: str) -> None:
-        """Kill the run's process or greenlet, without Celery's taking that for the end of the run."""
+        """Kill the run's process or greenlet, which Celery is not to take for the end of the run."""
         self.say_cancelled()
         self.worker.kill(self.worker_pid, signal_name)
 
@@ -436,7 +439,7 @@ class DeliveryRequest(CeleryRequest):
 
 
 def after_rejection(delivery: Delivery, task: Any) -> Settlement | None:
-    """The settlement by kombu's `backoff_policy` of a rejected message; `None` where none names its task.
+    """Settlement of a rejected message by kombu's `backoff_policy`; `None` if that does not name its task.
 
     kombu leaves such a message in its queue, also where the policy has no delay for the attempt
     (kombu/transport/SQS/__init__.py: `QoS.reject`, `Channel.basic_reject`). Celery rejects the message of a

@@ -76,7 +76,7 @@ READ_POLICY: Final = "sqs:GetQueueAttributes"
 
 
 def passes(error: SQSError) -> bool:
-    """Whether to wait may help."""
+    """Whether waiting may help."""
     return isinstance(error, PASSING) and not isinstance(error, TLSError)
 
 

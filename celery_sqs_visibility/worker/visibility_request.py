@@ -304,7 +304,7 @@ class VisibilityRequest(DeliveryRequest):
 
 
 class WatchedRequest(VisibilityRequest):
-    """Mixed into the requests of tasks whose run has to show life."""
+    """Mixed into the requests of tasks with an `inactivity_timeout`."""
 
     def _describe(self, delivery: Delivery) -> None:
         super()._describe(delivery)
