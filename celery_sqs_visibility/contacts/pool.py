@@ -49,9 +49,10 @@ def flush_by(pool: Any, flush: Callable[[], None]) -> None:
 
 
 class Jobs:
-    """The runs that a prefork pool waits for: billiard's jobs, by number (billiard/pool.py: `Pool._cache`).
+    """The runs that a prefork pool waits for: billiard's jobs, by number.
 
-    Without them a run that Celery forgets, or could not pickle, would not be found: see `flush_by`.
+    billiard/pool.py: `Pool._cache`, `ApplyResult`; billiard/process.py: `_is_alive`. Without them a run that
+    Celery forgets, or could not pickle, would not be found: see `flush_by`.
 
     Args:
         pool: has an event loop (celery/concurrency/asynpool.py: `AsynPool`), and has started.

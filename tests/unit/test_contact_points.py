@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import sysconfig
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
@@ -34,7 +35,7 @@ from celery.worker.consumer.consumer import Consumer
 from celery.worker.request import Request
 from kombu.transport import SQS
 from support.ends import CELERY
-from support.private_names import modules, names_of_others, replaced_methods
+from support.private_names import PACKAGE, modules, names_of_others, replaced_methods
 
 from celery_sqs_visibility.aws import topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
@@ -537,6 +538,11 @@ def test_a_receiver_of_events_takes_lists_of_them_and_wakes_workers_by_a_command
         assert commands == ["heartbeat"]
 
 
+CONTACTS_PAGE = PACKAGE.parent / "docs" / "contributing" / "contacts.md"
+
+#: Before the names of Python's own files.
+STDLIB = f"{sysconfig.get_path('stdlib')}/"
+
 #: Contacts without a source to read.
 WRITTEN_IN_C = ["atexit:_run_exitfuncs"]
 
@@ -576,3 +582,12 @@ def test_each_contact_has_a_row():
     }
     rows = [part for row in [*MENTIONED, *SINCE_5_7] for part in row] + WRITTEN_IN_C
     assert [name for name in sorted(names) if not any(name in part for part in rows)] == []
+
+
+def test_each_row_leads_to_what_relies_on_it():
+    """A file that no docstring and no line of contacts.md names would leave nothing to adapt."""
+    named = "".join(path.read_text() for path in [*PACKAGE.rglob("*.py"), CONTACTS_PAGE])
+    files = {inspect.getsourcefile(pkgutil.resolve_name(row[0])) for row in PRESENT}
+    told = {file.rpartition("/site-packages/")[2].removeprefix(STDLIB) for file in files}
+    # kombu's transport is a package since 5.7.
+    assert {file for file in told if file.removesuffix(".py").removesuffix("/__init__") not in named} == set()
