@@ -1,7 +1,7 @@
 """Contacts with Celery's workers: their requests, consumers and signal handlers. Main thread, if not said.
 
-A function that replaces a method returns Celery's own, for ours to call. Only what a worker's consumer has
-been made with is replaced, never a class: other workers and apps of the process stay Celery's.
+A function that replaces a method returns Celery's own if ours is to call it. Methods are replaced on one
+object, never on a class: other workers and apps of the process stay Celery's.
 """
 
 from __future__ import annotations
@@ -107,20 +107,10 @@ def call_at_close(consumer: Any, act: Callable[[], None]) -> None:
     consumer.close = act
 
 
-class BadMessageMethods(NamedTuple):
-    """What a consumer calls with a bad message: with body, message and, but for the first, an error."""
+def refuse_by(consumer: Any, ours: Any) -> None:
+    """Refuse bad messages by the methods of `ours`, which have the names of Celery's.
 
-    on_unknown_message: Callable[[Any, Any], None]
-    on_unknown_task: Callable[[Any, Any, Exception], None]
-    on_invalid_task: Callable[[Any, Any, Exception], None]
-    #: Without the body.
-    on_decode_error: Callable[[Any, Exception], None]
-
-
-def refuse_by(consumer: Any, ours: BadMessageMethods) -> None:
-    """Refuse bad messages by our methods (celery/worker/consumer/consumer.py: `on_unknown_message`, ...).
-
-    Without it Celery would delete them.
+    celery/worker/consumer/consumer.py. Without it Celery would delete these messages.
     """
     consumer.on_unknown_message = ours.on_unknown_message
     consumer.on_unknown_task = ours.on_unknown_task
@@ -155,7 +145,7 @@ def update_strategies_by(consumer: Any, update: Callable[[], None]) -> Callable[
 
 
 class RateMethods(NamedTuple):
-    """The methods of a consumer by which tasks wait for their rate.
+    """Celery's methods by which tasks wait for their rate.
 
     The first two take a request, its bucket and its tokens: it has arrived, or its ETA has come. The third
     takes a request whose turn has come.
@@ -166,8 +156,8 @@ class RateMethods(NamedTuple):
     move_to_pool: Callable[[Any], None]
 
 
-def limit_by(consumer: Any, ours: RateMethods) -> RateMethods:
-    """Let tasks wait for their rate by our methods.
+def limit_by(consumer: Any, ours: Any) -> RateMethods:
+    """Let tasks wait for their rate by the methods of `ours`, which have the names of `RateMethods`.
 
     celery/worker/consumer/consumer.py: `_limit_task`, `_limit_post_eta`, `_limit_move_to_pool`. Celery's own
     hold each task in the worker's memory until its turn. Without ours a few tasks whose turns are far away
@@ -208,7 +198,7 @@ def hand_over_by(consumer: Any, hand_over: Callable[[Any], None]) -> Callable[[]
 
 
 def _nothing() -> None:
-    """What frees a slot where there are none."""
+    """Free no slot: there are none."""
 
 
 def answer_by(node: Any, handle: Callable[[str, Any], Any]) -> None:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from celery.worker import state
 
-from celery_sqs_visibility.contacts.worker import RateMethods, apply_etas_by, limit_by
+from celery_sqs_visibility.contacts.worker import apply_etas_by, limit_by
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import park_for
 from celery_sqs_visibility.worker.request import DeliveryRequest
@@ -104,8 +104,7 @@ class RateLimits:
         self._waiting: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         #: By bucket, the monotonic instant of the last turn that a message in SQS was given.
         self._last_turn: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-        ours = RateMethods(self.limit_task, self.limit_post_eta, self.move_to_pool)
-        self._celerys = limit_by(consumer, ours)
+        self._celerys = limit_by(consumer, self)
 
     def limit_task(self, request: Any, bucket: Any, tokens: int) -> Any:
         """A task has arrived. Its turn comes after the tasks that wait in SQS."""

@@ -23,7 +23,7 @@ from celery.exceptions import InvalidTaskError
 from celery.utils.time import maybe_iso8601
 from kombu.exceptions import ContentDisallowed, SerializerNotInstalled
 
-from celery_sqs_visibility.contacts.worker import BadMessageMethods, refuse_by, wrap_message_handler
+from celery_sqs_visibility.contacts.worker import refuse_by, wrap_message_handler
 from celery_sqs_visibility.errors import TooLargeError
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
@@ -101,8 +101,7 @@ class BadMessages:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        methods = (self.on_unknown_message, self.on_unknown_task, self.on_invalid_task, self.on_decode_error)
-        refuse_by(consumer, BadMessageMethods(*methods))
+        refuse_by(consumer, self)
         wrap_message_handler(consumer, self.validating)
 
     def on_unknown_message(self, body: Any, message: Message) -> None:  # noqa: ARG002 - Celery's signature
