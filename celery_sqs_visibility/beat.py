@@ -74,7 +74,7 @@ class SendsOnce:
         return store is None or store.claim(f"beat:{key}", ttl_seconds, self._owner)
 
     def unclaim(self, key: str) -> None:
-        """The task was claimed, and could not be sent: a beat that asks later may send it.
+        """Give up the claim of a task that could not be sent: a beat that asks later may send it.
 
         Override it with `claim`, or no beat may.
         """

@@ -1,4 +1,4 @@
-"""Runs of tasks in a function's process, with a worker's requests: so the decisions are a worker's."""
+"""Runs of tasks in a Lambda function's process, with a worker's requests, which decide as in a worker."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ NO_EVENTS: Final = (
 
 
 class BoundTasks:
-    """Stands before a consumer's `update_strategies`. Celery's main thread.
+    """Binds a consumer's tasks to requests of ours, later ones when Celery learns of them. Main thread.
 
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`.

@@ -103,7 +103,7 @@ def _pause_of(context: BrokerContext, queue: str) -> dict[str, Any]:
 
 
 def _consumers(context: BrokerContext) -> list[QueueConsumer]:
-    """Those of earlier connections, too, as long as a run of theirs goes on."""
+    """The worker's consumers, those of earlier connections too while a run of theirs goes on."""
     return copy_of(context.worker_queue_consumers)
 
 
@@ -113,7 +113,7 @@ def _check(context: BrokerContext, queue: str) -> None:
 
 
 def _give_back(context: BrokerContext, consumers: list[QueueConsumer], queue: str) -> None:
-    """A thread's own."""
+    """Give back the messages of a paused queue that have not begun. In a thread of its own."""
     released = [delivery for each in consumers for delivery in each.give_back_unstarted(queue)]
     context.forget_given_back(released)
     if released:

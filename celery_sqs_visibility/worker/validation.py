@@ -105,12 +105,15 @@ class BadMessages:
         wrap_message_handler(consumer, self.validating)
 
     def on_unknown_message(self, body: Any, message: Message) -> None:  # noqa: ARG002 - Celery's signature
-        """It names no task."""
+        """Refuse a message that names no task."""
         message.refuse("its headers name no task")
         signals.task_rejected.send(sender=self._consumer, message=message, exc=None)
 
     def on_unknown_task(self, body: Any, message: Message, exc: Exception) -> None:  # noqa: ARG002
-        """Its task is not registered here. No FAILURE is stored: in a rolling deploy others may know it."""
+        """Refuse a message whose task is not registered here.
+
+        No FAILURE is stored: in a rolling deploy other workers may know the task.
+        """
         headers = message.headers
         if "task" not in headers and isinstance(message.payload, dict):
             headers = message.payload  # protocol 1
@@ -121,12 +124,12 @@ class BadMessages:
         )
 
     def on_invalid_task(self, body: Any, message: Message, exc: Exception) -> None:  # noqa: ARG002
-        """A part of it is not as Celery or its pools need it."""
+        """Refuse a message of which a part is not as Celery or its pools need it."""
         message.refuse(f"its task is invalid: {exc}")
         signals.task_rejected.send(sender=self._consumer, message=message, exc=exc)
 
     def on_decode_error(self, message: Message, exc: Exception) -> None:
-        """Its body cannot be decoded, or not here: another worker may have the codec."""
+        """Refuse a message whose body cannot be decoded, or not here: another worker may have the codec."""
         if passes(exc):
             message.come_back(exc)
             return

@@ -71,7 +71,7 @@ class VisibilityRequest(DeliveryRequest):
     _failed_for_good = False
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
-        """The child decided that it comes back: hide it, where Celery deletes it."""
+        """Hide the message, as the child decided; Celery would delete it."""
         exc = exception_of(exc_info)
         if self.delivery is not None and isinstance(exc, VisibilityRetry):
             self._come_back(exc.delay, cast("Any", exc).excs)
@@ -83,7 +83,7 @@ class VisibilityRequest(DeliveryRequest):
         send_failed_event: bool = True,  # noqa: FBT001, FBT002
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """It failed for good, as its child decided, or the run was lost, which its child does not know."""
+        """Settle a run that failed for good, as its child decided, or was lost, which no child decides."""
         exc = exception_of(exc_info)
         if self.delivery is None or self._is_celerys_own(exc):
             return super().on_failure(exc_info, send_failed_event, return_ok)
