@@ -80,13 +80,11 @@ def names_of_others(path: Path) -> set[str]:
     return {name for name in found if is_private(name)} - DOCUMENTED - NO_NAMES
 
 
-def replaced_methods(path: Path) -> set[str]:
-    """Methods of theirs that a module replaces on an object that is not its own."""
+def replaced_methods(path: Path) -> list[str]:
+    """Methods of theirs that a module replaces on an object that is not its own, once for each place."""
     attributes = [node for node in ast.walk(_tree(path)) if isinstance(node, ast.Attribute)]
-    set_here = {
-        node.attr for node in attributes if isinstance(node.ctx, ast.Store) and not _is_self(node.value)
-    }
-    return set_here & replaceable()
+    stored = [node for node in attributes if isinstance(node.ctx, ast.Store) and not _is_self(node.value)]
+    return [node.attr for node in stored if node.attr in replaceable()]
 
 
 @functools.cache
