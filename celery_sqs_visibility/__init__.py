@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.task.context import SQSDelivery
     from celery_sqs_visibility.transport.aws_events import S3Object, s3_object
     from celery_sqs_visibility.transport.task_message import task_id_for, task_message
-    from celery_sqs_visibility.worker.install import Transport
+    from celery_sqs_visibility.worker import Transport
 
 __all__ = [
     "AccessDeniedError",
@@ -105,7 +105,7 @@ _HOMES = {
     "PublishFailure": "errors",
     "S3Object": "transport.aws_events",
     "SQSDelivery": "task.context",
-    "Transport": "worker.install",
+    "Transport": "worker",
     "VisibilityTask": "task.base",
     "apublish": "publish",
     "horizon_near": "signals",

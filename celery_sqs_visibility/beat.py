@@ -51,8 +51,8 @@ _SHORTEST_RELATIVE: Final = timedelta(minutes=1)
 class SendsOnce:
     """Makes a scheduler of Celery one of several that send each periodic task once. beat's thread.
 
-    Intervals run at their multiples since the epoch, every 30 s at :00 and :30, in all beats alike. So it
-    touches when Celery's scheduler counts an entry as run (celery/beat.py: `Scheduler.tick`, `populate_heap`,
+    Intervals run at their multiples since the epoch, every 30 s at :00 and :30, in all beats alike. So this
+    changes when Celery's scheduler counts an entry as run (celery/beat.py: `Scheduler.tick`, `populate_heap`,
     `reserve`, `is_due`, `apply_async`).
     """
 
@@ -74,7 +74,7 @@ class SendsOnce:
         return store is None or store.claim(f"beat:{key}", ttl_seconds, self._owner)
 
     def unclaim(self, key: str) -> None:
-        """The task was claimed, and could not be sent: a beat that asks later may send it.
+        """Give up the claim of a task that could not be sent: a beat that asks later may send it.
 
         Override it with `claim`, or no beat may.
         """

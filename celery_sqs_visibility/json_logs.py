@@ -1,7 +1,7 @@
 """Log records as JSON lines, with the ids of their message and task.
 
-Works in any process and with any broker: of a message that is not from SQS, or of none, the fields are left
-out. Any thread; no request.
+Works in any process and with any broker: without a message, or with one that is not from SQS, its fields are
+left out. Any thread; no request.
 """
 
 from __future__ import annotations

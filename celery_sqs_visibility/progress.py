@@ -18,7 +18,7 @@ PERCENT: Final = 100
 
 
 class ProgressThrottle:
-    """At once, then once a second at the most and, of a known total, once a percent: 101 times at the most.
+    """Decides when to store: at once, then once a second at the most, and of a known total once a percent.
 
     Args:
         total: how many items there are, if that is known.

@@ -163,7 +163,7 @@ class Visibility:
         it counts as an attempt.
 
         Raises:
-                        Reject: always; do not catch it. It is Celery's own, with `requeue=True`.
+            Reject: always; do not catch it. It is Celery's own, with `requeue=True`.
         """
         raise Reject("released", requeue=True)
 
@@ -181,7 +181,7 @@ class Visibility:
         directly, it only raises.
 
         Raises:
-                        Retry: the message is sent. Do not catch this exception of Celery's.
+            Retry: the message is sent. Do not catch this exception of Celery's.
             Reject: the message is lost. Do not catch it either.
         """
         if self.lost:

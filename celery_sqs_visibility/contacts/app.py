@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -26,6 +26,18 @@ def show_settings_by(without_secrets: Callable[[Mapping[Any, Any]], dict[Any, An
     from celery.app import utils  # noqa: PLC0415
 
     utils.filter_hidden_settings = without_secrets  # type: ignore[assignment]
+
+
+def know_in_contexts(names: Iterable[str]) -> None:
+    """Give Celery's own requests of tasks these attributes too (celery/app/task.py: `Context`).
+
+    Celery sends along what a request does not know, as headers of retries and chains (`_get_custom_headers`).
+    Without this the next message would have the delivery of the one before.
+    """
+    from celery.app.task import Context  # noqa: PLC0415
+
+    for name in names:
+        setattr(Context, name, None)
 
 
 def set_within_autoretry(task: Any, run: Callable[..., Any]) -> None:

@@ -1,7 +1,8 @@
-"""Contacts with Celery's pools, and with billiard's processes below them."""
+"""Contacts with Celery's pools, and with billiard's processes below them. Main thread, if not said."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 from billiard import common
@@ -19,3 +20,87 @@ def processes_of(pool: Any) -> list[Any] | None:
     """
     children = getattr(getattr(pool, "_pool", None), "_pool", None)
     return list(children) if isinstance(children, list) else None
+
+
+def apply_by(pool: Any, apply: Callable[..., Any]) -> None:
+    """Replace what gives runs to a pool (celery/concurrency/base.py: `BasePool.apply_async`).
+
+    Celery binds it in the classes of its requests (celery/worker/request.py: `create_request_cls`). Without
+    ours a run that raises out of Celery's tracer, or cannot be pickled, would never be settled.
+    """
+    pool.apply_async = apply
+
+
+def stop_by(pool: Any, stop: Callable[[], None]) -> None:
+    """Replace what waits for a pool of threads (celery/concurrency/thread.py: `TaskPool.on_stop`).
+
+    Celery waits for all runs. Without it one that cannot be ended would keep the worker.
+    """
+    pool.on_stop = stop
+
+
+def flush_by(pool: Any, flush: Callable[[], None]) -> None:
+    """Replace what a pool forgets at a consumer's end (celery/concurrency/asynpool.py: `AsynPool.flush`).
+
+    Celery forgets runs for the broker to hand them out again, though a process runs what it was sent. Without
+    it the ends of such runs would not be heard, and their messages be held for 12 hours.
+    """
+    pool.flush = flush
+
+
+class Jobs:
+    """The runs that a prefork pool waits for: billiard's jobs, by number.
+
+    billiard/pool.py: `Pool._cache`, `ApplyResult`; billiard/process.py: `_is_alive`. Without them a run that
+    Celery forgets, or could not pickle, would not be found: see `flush_by`.
+
+    Args:
+        pool: has an event loop (celery/concurrency/asynpool.py: `AsynPool`), and has started.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._processes = pool._pool
+
+    def copy(self) -> dict[int, Any]:
+        """All jobs."""
+        return dict(self._processes._cache)
+
+    def has(self, number: int) -> bool:
+        """Whether the job is waited for."""
+        return number in self._processes._cache
+
+    def keep(self, number: int, job: Any) -> None:
+        """Wait for it, again."""
+        self._processes._cache[number] = job
+
+    def finish_sending(self, job: Any) -> None:
+        """Send a job to its process that is half sent (`_writer`, `_active_writers`, `_flush_writer`)."""
+        writer = getattr(job, "_writer", lambda: None)()
+        if writer is not None and writer in self._processes._active_writers:
+            self._processes._flush_writer(job._write_to, writer)
+
+    def is_with_process(self, job: Any) -> bool:
+        """Whether a living process has accepted or was sent it (`_worker_pid`, `_write_to`, `_is_alive`)."""
+        if was_accepted(job):
+            return any(process.pid == job._worker_pid for process in self._processes._pool)
+        return job._write_to is not None and bool(job._write_to._is_alive())
+
+    def lose(self, job: Any) -> None:
+        """Report it as lost with the process that had accepted it (`AsynPool.on_job_process_lost`)."""
+        self._processes.on_job_process_lost(job, job._worker_pid, 0)
+
+
+def was_accepted(job: Any) -> bool:
+    """Whether a process has said that it runs the job (billiard/pool.py: `ApplyResult._accepted`).
+
+    Without it a run that was lost would be taken for one that never began.
+    """
+    return bool(job._accepted)
+
+
+def request_of(job: Any) -> Any:
+    """The request whose run the job is, by its callback (billiard/pool.py: `ApplyResult._accept_callback`).
+
+    `None` of any other run. Without it a message whose run was forgotten could not be given back.
+    """
+    return getattr(getattr(job, "_accept_callback", None), "__self__", None)

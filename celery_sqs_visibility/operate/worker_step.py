@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
 from celery.utils.log import get_logger
 
+from celery_sqs_visibility.contacts.worker import connecting
 from celery_sqs_visibility.operate.health.probe import ProbedSocket
 from celery_sqs_visibility.operate.health.worker_health import WorkerHealth
 from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, PortListener, Response, Routes
@@ -24,9 +26,6 @@ logger = get_logger(__name__)
 class Operations(SQSStep):
     """Answers over HTTP from before the worker connects, which may wait for its queues, to its end."""
 
-    # Deliveries replaces `parent.connect`, which waits for queues; it is wrapped here.
-    requires = ("celery_sqs_visibility.worker.bootsteps:Deliveries",)
-
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._server: HTTPServer | None = None
@@ -41,13 +40,7 @@ class Operations(SQSStep):
         self._metrics = metrics_of(parent)
         if self._metrics is not None:
             self.routes |= self._metrics.routes
-        connect = parent.connect
-
-        def start_and_connect() -> Any:
-            self._start(parent)
-            return connect()
-
-        parent.connect = start_and_connect
+        connecting(parent).before.insert(0, partial(self._start, parent))  # before the wait for queues
         # The consumer's own shutdown comes before the wait for polls in flight. The uid is for Celery 5.5,
         # which takes the methods of two workers for one.
         signals.worker_shutdown.connect(self._stop, sender=parent.controller, dispatch_uid=str(id(self)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import math
 import os
 import threading
-from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -25,13 +27,13 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder, ReadContent, ReadLater
 from celery_sqs_visibility.delivery.settlements import Park
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnreadableError
+from celery_sqs_visibility.events import DeadLettered, DeliveryEvent, Received, log_safely, subscribe
+from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.option_parsers import EMF
-from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.serverless.holder import ANSWER_SECONDS, InvocationHolder
 from celery_sqs_visibility.serverless.runs import Runs
-from celery_sqs_visibility.serverless.sqs_event import message_of, records_of
 from celery_sqs_visibility.task.settings import refuse_on_other_tasks
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
@@ -54,6 +56,18 @@ SHUT_DOWN: Final = (
     "a task of queue %r ended with %r, which would end a worker: its message %r comes back, and the rest of "
     "the batch is given back"
 )
+
+#: Source of the records of an SQS event source mapping.
+SOURCE: Final = "aws:sqs"
+
+#: A member of a record, and the parameter of ReceiveMessage's answer that it is.
+MEMBERS: Final = {
+    "messageId": "MessageId",
+    "receiptHandle": "ReceiptHandle",
+    "body": "Body",
+    "md5OfBody": "MD5OfBody",
+    "attributes": "Attributes",
+}
 
 #: What the function answers: the messages that Lambda must not delete.
 Answer = dict[str, list[dict[str, str]]]
@@ -92,14 +106,6 @@ def lambda_handler(
     return Function(app, context, clock, sleep)
 
 
-def _counter_of_invocations(options: Options, clock: Clock) -> Callable[[], AbstractContextManager[None]]:
-    if EMF not in (options.metrics or ()):
-        return nullcontext
-    from celery_sqs_visibility.serverless.metrics import count_invocation  # noqa: PLC0415 - if it is asked for
-
-    return partial(count_invocation, clock)
-
-
 class Function:
     """A Lambda function, called once an invocation. Its process does one after the other."""
 
@@ -113,7 +119,7 @@ class Function:
         self._holder = InvocationHolder(context, clock, open_lease_table(), sleep)
         self._runs = Runs(app, context)
         options = context.options
-        self._counted = _counter_of_invocations(options, clock)
+        self._writes_metrics = EMF in (options.metrics or ())
         self._decoder = Decoder(
             context.decode_for_worker, options.for_queue, clock, self._holder, options.readable_payloads
         )
@@ -122,14 +128,14 @@ class Function:
         """Run the messages of an invocation, one after the other.
 
         Raises:
-                    ValueError: the event is not of an SQS event source mapping.
+            ValueError: the event is not of an SQS event source mapping.
         """
         records = records_of(event)
         if not records:
             return {"batchItemFailures": []}
         until = self._clock.monotonic() + invocation.get_remaining_time_in_millis() / 1000
         self._holder.begin()
-        with self._counted():
+        with count_invocation(self._clock) if self._writes_metrics else nullcontext():
             self._run_all(self._decoded(records, until), until)
         failed = [record["messageId"] for record in records if record["messageId"] not in self._holder.done]
         return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}
@@ -224,3 +230,70 @@ class Function:
             raise UnavailableError(
                 "GetObject did not end before the invocation", code="TooSlow", action="GetObject"
             )
+
+
+def records_of(event: Any) -> list[dict[str, Any]]:
+    """The records of an invocation.
+
+    Raises:
+        ValueError: the event is not of an SQS event source mapping.
+    """
+    records = event.get("Records") if isinstance(event, dict) else None
+    if not isinstance(records, list) or not all(_is_from_sqs(record) for record in records):
+        got = (
+            f"the keys {sorted(map(str, event))}" if isinstance(event, dict) else f"a {type(event).__name__}"
+        )
+        raise ValueError(
+            f"expected the event of an SQS event source mapping, with 'Records' from {SOURCE!r}, got {got}"
+        )
+    return records
+
+
+def message_of(record: Mapping[str, Any]) -> ReceivedMessage:
+    """The record in the form of ReceiveMessage's answer."""
+    message: dict[str, Any] = {theirs: record[name] for name, theirs in MEMBERS.items() if name in record}
+    attributes = record.get("messageAttributes") or {}
+    message["MessageAttributes"] = {name: _attribute(value) for name, value in attributes.items()}
+    return message  # type: ignore[return-value] # its keys are those of `MEMBERS`
+
+
+def _is_from_sqs(record: Any) -> bool:
+    return isinstance(record, dict) and record.get("eventSource") == SOURCE
+
+
+def _attribute(value: Mapping[str, Any]) -> dict[str, Any]:
+    attribute = {"DataType": value.get("dataType", "String")}
+    if value.get("stringValue") is not None:
+        attribute["StringValue"] = value["stringValue"]
+    if value.get("binaryValue") is not None:
+        attribute["BinaryValue"] = base64.b64decode(value["binaryValue"])
+    return attribute
+
+
+@contextmanager
+def count_invocation(clock: Clock) -> Iterator[None]:
+    """Count the outcomes of an invocation's messages, and log a line for each queue at its end. One thread.
+
+    CloudWatch makes metrics of these lines.
+    """
+    from celery_sqs_visibility.operate.metrics import emf  # noqa: PLC0415 - if it is asked for
+
+    emf.prepare_logger()
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def count(name: str, event: DeliveryEvent | DeliveryEnded) -> None:
+        counts[event.delivery.queue][name] += 1
+
+    ends = [
+        subscribe(partial(count, "MessagesReceived"), Received),
+        subscribe(partial(count, "DeadLettered"), DeadLettered),
+        subscribe(lambda event: count(f"Tasks{event.outcome.capitalize()}", event), DeliveryEnded),
+    ]
+    try:
+        yield
+    finally:
+        for end in ends:
+            end()
+        for queue, values in counts.items():
+            line = json.dumps(emf.document(queue, values, clock.wall()), separators=(",", ":"))
+            log_safely(emf.LOGGER.info, line)

@@ -64,7 +64,7 @@ class InvocationHolder:
     A message that is done is left to Lambda, which deletes what the function does not report as failed.
 
     Attributes:
-                done: the ids of the messages that Lambda is to delete, since the last `begin`.
+        done: the ids of the messages that Lambda is to delete, since the last `begin`.
     """
 
     def __init__(

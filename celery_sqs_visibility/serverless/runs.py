@@ -1,4 +1,4 @@
-"""Runs of tasks in a function's process, with a worker's requests: so the decisions are a worker's."""
+"""Runs of tasks in a Lambda function's process, with a worker's requests, which decide as in a worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.bound_tasks import bind_request_class
 from celery_sqs_visibility.worker.exclusive_request import open_key_leases
-from celery_sqs_visibility.worker.pool_patches import watched
+from celery_sqs_visibility.worker.pool_patches import watch_runs
 from celery_sqs_visibility.worker.validation import BadMessages
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
@@ -31,19 +31,19 @@ class Runs:
     """Makes requests and runs them, as Celery's consumer does in a worker.
 
     Args:
-                app: the app of the tasks.
+        app: the app of the tasks.
         context: its `worker_name` is that of the function.
     """
 
     def __init__(self, app: Celery[Any], context: BrokerContext) -> None:
         self._app = app
         self._context = context
-        pool = SimpleNamespace(apply_async=_run_here)
-        self._pool = SimpleNamespace(apply_async=watched(pool, processes=False))
+        self._pool = SimpleNamespace(apply_async=_run_here)
         self._trace = partial(cast("Any", trace).trace_task_ret, app=app)
         self._accept = prepare_accept_content(app.conf.accept_content)
         self._worker = worker = WorkerContext(None, has_processes=False)
         worker.when_lost = context.options.when_lost
+        watch_runs(self._pool, worker)
         # Never started: the lease of a key lasts as long as the invocation, and the run itself releases it.
         worker.key_leases = open_key_leases(context, app.tasks.values())
         # The parts of a consumer that stand before what Celery would do with bad messages.

@@ -8,6 +8,7 @@ from celery import Task
 from celery.app.task import Context
 from kombu import Exchange, Queue
 
+from celery_sqs_visibility.contacts.app import know_in_contexts
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 
 #: The header with which a published retry carries the limit that `self.retry()` was given.
@@ -37,8 +38,7 @@ class SQSDelivery(TypedDict):
 class DeliveryContext(Context):
     """`self.request` of a `VisibilityTask`; attributes that do not apply are `None`.
 
-    Celery's own class has them, too: it takes a key that it does not know for a header of the message, and
-    sends it along with retries and chains (celery/app/task.py: `Context._get_custom_headers`).
+    Celery's own class has them, too, or it would send them along with retries and chains.
     """
 
     #: The delivery; `None` on any other broker.
@@ -57,8 +57,7 @@ class DeliveryContext(Context):
     visibility_in_run: bool | None
 
 
-for _name in DeliveryContext.__annotations__:
-    setattr(Context, _name, None)
+know_in_contexts(DeliveryContext.__annotations__)
 
 
 def is_delivery(task: Task[..., Any]) -> bool:

@@ -3,7 +3,7 @@
 The worker's main process has named the key and its owner, the run, since it is the one that renews the lease
 for as long as it extends the message. Here the key is acquired before Celery's tracer hears of the run, so
 that a run that does not take place leaves no trace: no state, no result, no signal. And it is finished once
-the tracer has done all that follows from a success. A crash before that has the task run again.
+the tracer has done all that follows from a success. After a crash before that the task runs again.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ are found by what the run is given of each: a `SimpleRequest`, which has the req
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -39,7 +38,7 @@ class BatchedRequest(_Base):
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         if self.delivery is not None:
-            _collected[_key(self._request_dict["sqs"])] = self
+            _collected[_key(self.request_dict["sqs"])] = self
 
     def start(self) -> bool:
         """Its batch begins; whether it may: it may have been given back meanwhile, or lost."""
@@ -89,22 +88,13 @@ class Batch:
             if request is not None:
                 request.end()
 
-
-def with_batches(apply_async: Callable[..., Any], *, processes: bool) -> Callable[..., Any]:
-    """Wrap a pool's `apply_async`, so that requests hear of the batch that they are run in."""
-
-    @wraps(apply_async)
-    def apply(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
-        if (batch := batch_of(args)) is not None:
-            # A process gets a copy of the members now; a thread gets these when it begins.
-            if processes and not batch.keep(DeliveryRequest.dispatch):
-                return None
-            options["accept_callback"] = _both(batch.start, options.get("accept_callback"))
-            options["callback"] = _both(options.get("callback"), batch.end)
-            options["error_callback"] = _both(options.get("error_callback"), batch.end)
-        return apply_async(target, args, kwargs or {}, **options)
-
-    return apply
+    def told(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The callbacks of its run in a pool, which tell the batch, too, of its beginning and of each end."""
+        return {
+            "accept_callback": _both(self.start, options.get("accept_callback")),
+            "callback": _both(options.get("callback"), self.end),
+            "error_callback": _both(options.get("error_callback"), self.end),
+        }
 
 
 def batch_of(args: Any) -> Batch | None:

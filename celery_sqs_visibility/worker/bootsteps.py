@@ -1,6 +1,6 @@
-"""The bootsteps of workers that consume from SQS: one for their messages, one for their end.
+"""Bootsteps of workers that consume from SQS: one for their messages, one for their end.
 
-Celery imports them, by name, in workers of our transport only: see `install`.
+`celery_sqs_visibility.worker` names them to Celery, which imports them when it makes a consumer.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ from celery.worker import state
 from celery.worker.consumer.connection import Connection
 from celery.worker.consumer.control import Control
 
+from celery_sqs_visibility.contacts.worker import (
+    COLD_HANDLER,
+    RESTART_HANDLER,
+    WARM_HANDLER,
+    call_at_close,
+)
 from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
 from celery_sqs_visibility.delivery.threads import is_main_thread
 from celery_sqs_visibility.option_secrets import without_secrets
@@ -33,29 +39,21 @@ from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bound_tasks import BoundTasks
 from celery_sqs_visibility.worker.drain import Drain, may_interrupt
 from celery_sqs_visibility.worker.pool_patches import (
-    give_back_unsent,
+    hand_over_requests,
     keep_what_was_sent,
     leave_runs,
-    release_in_turn,
     slots_of,
-    watched,
+    watch_runs,
 )
 from celery_sqs_visibility.worker.rate_limits import GivenBack, RateLimits
 from celery_sqs_visibility.worker.startup import QueuesFirst, warn_of_clamped, warn_of_former_names
 from celery_sqs_visibility.worker.validation import BadMessages
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
-#: Celery's names of its signal handlers (celery/apps/worker.py: `_shutdown_handler`).
-COLD_HANDLER: Final = "worker_Cold"
-WARM_HANDLER: Final = "worker_Warm"
-
 STDIN: Final = 0
 
 #: The loggers of boto3 and of its libraries.
 LOGGERS: Final = ("boto3", "botocore", "s3transfer", "urllib3")
-
-#: Celery's name of its handler of SIGHUP (celery/apps/worker.py: `install_worker_restart_handler`).
-RESTART_HANDLER: Final = "restart_worker_sig_handler"
 
 
 class SQSStep(bootsteps.StartStopStep):
@@ -78,11 +76,9 @@ class Deliveries(SQSStep):
         send_signals()
         pool = parent.pool
         self._worker = WorkerContext(pool, has_processes=bool(pool.uses_semaphore))
-        pool.apply_async = watched(pool, processes=self._worker.has_processes)
+        watch_runs(pool, self._worker)
         leave_runs(pool, self._worker, parent.controller)
-        if parent.controller.semaphore is not None:
-            release_in_turn(parent.controller)
-        give_back_unsent(parent)
+        hand_over_requests(parent)
         with parent.app.connection_for_read() as connection:
             given = connection.transport.client.transport_options
             warn_of_clamped(given)
@@ -91,20 +87,23 @@ class Deliveries(SQSStep):
             context.slots = partial(self._slots, parent)
             context.worker_name = parent.hostname
         BoundTasks(parent, self._worker, context).bind()
-        parent.connect = QueuesFirst(parent, parent.connect)
-        rate_limits = RateLimits(parent, context.turns)
-        if parent.conninfo.supports_exchange_type("fanout"):  # as Celery asks for remote control
-            self._be_controlled(parent, context, rate_limits)
+        QueuesFirst(parent)
         BadMessages(parent)
+        if parent.conninfo.supports_exchange_type("fanout"):  # as Celery asks for remote control
+            rate_limits = RateLimits(parent, context.turns, GivenBack(parent, self._worker))
+            context.forget_given_back = rate_limits.forget
+            self._join_remote_control(parent, context)
+        else:
+            RateLimits(parent, context.turns)
 
     def _slots(self, parent: Any) -> Slots:
         return slots_of(parent, collecting=self._worker.collects, idle=not state.active_requests)
 
-    def _be_controlled(self, parent: Any, context: BrokerContext, rate_limits: RateLimits) -> None:
-        """Be one node of remote control: commands pause its queues, and its answers show no secrets."""
+    @staticmethod
+    def _join_remote_control(parent: Any, context: BrokerContext) -> None:
+        """Take commands, and answer and send events as one node, though these may go to another broker."""
         import celery_sqs_visibility.worker.control_commands  # noqa: F401, PLC0415 - workers without need none
 
-        context.forget_given_back = GivenBack(parent, self._worker, rate_limits).forget
         # Celery publishes replies and events by `broker_write_url`, as callers do their commands.
         with parent.app.connection_for_write() as connection:
             writing = connection.transport.context if isinstance(connection.transport, Transport) else context
@@ -113,10 +112,10 @@ class Deliveries(SQSStep):
             context.control = writing.control
 
     def _check_answers(self, control: Any) -> None:
-        """Let commands answer in JSON, the user's own included."""
-        from celery_sqs_visibility.worker.control_commands import have_answers_checked  # noqa: PLC0415
+        """Report answers that are not JSON as errors, those of the user's own commands too."""
+        from celery_sqs_visibility.worker.control_commands import check_answers  # noqa: PLC0415
 
-        have_answers_checked(control.box.node)
+        check_answers(control.box.node)
 
     def info(self, parent: Any) -> Any:
         """Describe the broker as Celery does in answer to `inspect stats`, without secrets of the options.
@@ -162,8 +161,8 @@ class Endings(SQSStep):
         self._signalled = self._cold = self._embedded = False
 
     def create(self, parent: Any) -> None:
-        """Hear of every end (celery/worker/worker.py: `signal_consumer_close`)."""
-        parent.close = self._on_close
+        """Hear of every end."""
+        call_at_close(parent, self._on_close)
         # Before Celery installs its signal handlers: connecting takes the lock that sending takes. The uid
         # is for Celery 5.5, which takes the methods of two workers for one.
         signals.worker_shutting_down.connect(
@@ -182,7 +181,10 @@ class Endings(SQSStep):
         self._replace_handlers()
 
     def shutdown(self, parent: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """The worker has stopped, but for its polls in flight. Main thread, before the channel is closed."""
+        """End the drain: the worker has stopped, but for its polls in flight. Main thread.
+
+        Before the channel is closed.
+        """
         if (drain := self._drain) is not None:
             drain.finish()  # another signal shortens it
             self._drain = None
@@ -241,7 +243,7 @@ class Endings(SQSStep):
                 signal.signal(number, partial(self._on_interrupt, handler))
 
     def _on_interrupt(self, handler: Callable[[int, Any], object], number: int, frame: Any) -> None:
-        """The first SIGINT is a SIGTERM, and no failure, as which Celery counts it."""
+        """Take the first SIGINT for a SIGTERM: Celery would count it as a failure."""
         handler(number, frame)
         if os.getpid() == self._pid and not self._cold:
             cast("Any", state).should_stop = EX_OK
@@ -263,7 +265,7 @@ class Endings(SQSStep):
 
 
 def _wake_loop() -> None:
-    """Wake Celery's event loop, which is to end: a signal does not end its wait of up to 5 s."""
+    """Wake Celery's event loop, which is to end: a signal does not end its wait, which may take seconds."""
     if (leases := lease_table()) is not None:
         leases.wake()
 

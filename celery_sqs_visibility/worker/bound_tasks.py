@@ -19,13 +19,14 @@ from celery.utils.log import get_logger
 from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.contacts.worker import update_strategies_by
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.event_routes import MESSAGE, EventRoute, EventRoutes, parse_sqs_event
 from celery_sqs_visibility.policy.option_parsers import CALLABLE, imported
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.settings import refuse_on_other_tasks
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.worker.batches import BatchedRequest, has_own_strategy, with_batches
+from celery_sqs_visibility.worker.batches import BatchedRequest, has_own_strategy
 from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest, open_key_leases
 from celery_sqs_visibility.worker.request import DeliveryRequest
 from celery_sqs_visibility.worker.visibility_request import VisibilityRequest, WatchedRequest
@@ -41,7 +42,7 @@ NO_EVENTS: Final = (
 
 
 class BoundTasks:
-    """Stands before a consumer's `update_strategies`. Celery's main thread.
+    """Binds a consumer's tasks to requests of ours, later ones when Celery learns of them. Main thread.
 
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`.
@@ -55,7 +56,6 @@ class BoundTasks:
         self._context = context
         self._bound: set[Any] = set()
         self._refused: set[str] = set()
-        self._update_strategies = consumer.update_strategies
         worker.when_lost = context.options.when_lost
 
     def bind(self) -> None:
@@ -69,7 +69,7 @@ class BoundTasks:
         take_events(self._consumer.app, self._context)
         self._open_keys(tasks)
         self._bind(tasks)
-        self._consumer.update_strategies = self.update_strategies
+        self._update_strategies = update_strategies_by(self._consumer, self.update_strategies)
 
     def update_strategies(self) -> None:
         """Bind the tasks that are new. A task that cannot be run stays unknown."""
@@ -97,10 +97,7 @@ class BoundTasks:
     def _bind(self, tasks: Any) -> None:
         for task in tasks:
             bind_request_class(task, self._worker)
-            if has_own_strategy(task) and not self._worker.collects:
-                self._worker.collects = True
-                pool = self._consumer.pool
-                pool.apply_async = with_batches(pool.apply_async, processes=self._worker.has_processes)
+            self._worker.collects = self._worker.collects or has_own_strategy(task)
             self._bound.add(task)
 
     def _open_keys(self, tasks: Any) -> None:

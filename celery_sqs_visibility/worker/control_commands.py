@@ -17,6 +17,7 @@ from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
 from kombu.utils.json import dumps
 
+from celery_sqs_visibility.contacts.worker import answer_by
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.threads import copy_of, start_thread
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -102,7 +103,7 @@ def _pause_of(context: BrokerContext, queue: str) -> dict[str, Any]:
 
 
 def _consumers(context: BrokerContext) -> list[QueueConsumer]:
-    """Those of earlier connections, too, as long as a run of theirs goes on."""
+    """The worker's consumers, those of earlier connections too while a run of theirs goes on."""
     return copy_of(context.worker_queue_consumers)
 
 
@@ -112,7 +113,7 @@ def _check(context: BrokerContext, queue: str) -> None:
 
 
 def _give_back(context: BrokerContext, consumers: list[QueueConsumer], queue: str) -> None:
-    """A thread's own."""
+    """Give back the messages of a paused queue that have not begun. In a thread of its own."""
     released = [delivery for each in consumers for delivery in each.give_back_unstarted(queue)]
     context.forget_given_back(released)
     if released:
@@ -155,13 +156,9 @@ def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
     }
 
 
-def have_answers_checked(node: Any) -> None:
-    """Answer with an error in place of an answer that is not JSON. Harmless if done before.
-
-    kombu encodes an answer where it catches nothing: the caller would wait in vain (kombu/pidbox.py:
-    `Node.dispatch`).
-    """
-    node.handle_call = partial(_checked, node.handle)
+def check_answers(node: Any) -> None:
+    """Let a node answer with an error in place of an answer that is not JSON; harmless if repeated."""
+    answer_by(node, partial(_checked, node.handle))
 
 
 def _checked(handle: Callable[[str, Any], Any], method: str, arguments: Any) -> Any:

@@ -32,8 +32,8 @@ from celery_sqs_visibility.stores.port import Processed, Processing
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.exclusive import NotRun, Ownership, Spent, Unanswered, exclusive_key
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.worker.exceptions import exception_of
 from celery_sqs_visibility.worker.key_leases import KeyLease, KeyLeases
+from celery_sqs_visibility.worker.request import exception_of
 from celery_sqs_visibility.worker.visibility_request import (
     KILLED_AFTERWARDS,
     KILLED_WITHIN_SECONDS,
@@ -86,7 +86,7 @@ class ExclusiveRequest(VisibilityRequest):
     def cancel(self, pool: Any, signal: Any = None, *args: Any, **options: Any) -> None:
         """End the run, as Celery does without a connection."""
         super().cancel(pool, signal, *args, **options)
-        if self._already_cancelled:  # else its pool cannot end it
+        if self.already_cancelled:  # else its pool cannot end it
             self.release_key(KILLED_WITHIN_SECONDS)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
@@ -104,10 +104,10 @@ class ExclusiveRequest(VisibilityRequest):
         super()._describe(delivery)
 
     def _learn_attempts(self) -> None:
-        """Its run may have learnt from the key how many attempts came before: not all receives were some."""
+        """Learn from its run how many attempts came before, as the key says: some receives were none."""
         lease = None if self.delivery is None else self.delivery.current.lease
         if lease is not None and (retries := lease.retries) is not None:
-            self._request_dict["retries"] = self._context.retries = retries
+            self.request_dict["retries"] = self.context.retries = retries
 
     def _may_run_still(self) -> bool:
         """Whether there are keys: a run that gets its key knows that the run before is over."""
@@ -117,7 +117,7 @@ class ExclusiveRequest(VisibilityRequest):
     def _pass_on_lease(self) -> None:
         super()._pass_on_lease()
         if self.worker.key_leases is not None and self.delivery is not None:
-            self._request_dict["visibility_exclusive"] = self._ownership
+            self.request_dict["visibility_exclusive"] = self._ownership
 
     @property
     def _store_error(self) -> str:
@@ -191,7 +191,7 @@ class ExclusiveRequest(VisibilityRequest):
 
     def _warn_of_canvas(self) -> None:
         """A duplicate with a task id of its own leaves a hole where it stands: its result stays as it is."""
-        parts = [name for name in ("chord", "group", "chain") if self._context.get(name)]
+        parts = [name for name in ("chord", "group", "chain") if self.context.get(name)]
         if parts and self.task.exclusive is not True:  # with its id for a key the task itself has run
             stops = "Task %s[%s] was skipped, and the %s that it is part of does not go on from it"
             logger.warning(stops, self.name, self.id, parts[0], extra=self.log_extra())

@@ -55,7 +55,7 @@ class KeyLease:
 
     Attributes:
         until: the monotonic instant at which the lease ends, as far as it was renewed here.
-        over: whether this process renews it no more: it was lost, or is to be released.
+        over: whether this process renews it no longer: it was lost, or is to be released.
     """
 
     key: str
@@ -90,7 +90,7 @@ class KeyLease:
 
 @dataclass(eq=False)
 class KeyBatch:
-    """Leases to be renewed or released in one go; `lost` are those that were not their owner's any more."""
+    """Leases to be renewed or released in one go; `lost` are those that other owners have by now."""
 
     leases: list[KeyLease]
     lost: list[KeyLease] = field(default_factory=list)

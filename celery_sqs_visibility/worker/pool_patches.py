@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache, partial, wraps
-from typing import Any, Final, cast
+from typing import Any, Final
 from weakref import ref
 
 from billiard.einfo import ExceptionInfo
@@ -17,10 +16,18 @@ from celery.exceptions import TaskRevokedError
 from celery.platforms import EX_OK
 from celery.worker import state
 
+from celery_sqs_visibility.contacts.pool import Jobs, apply_by, flush_by, request_of, stop_by, was_accepted
+from celery_sqs_visibility.contacts.python import (
+    call_before_threads_are_joined,
+    call_exit_hooks,
+    threads_of,
+)
+from celery_sqs_visibility.contacts.worker import hand_over_by
 from celery_sqs_visibility.delivery.settlements import Release
 from celery_sqs_visibility.delivery.threads import is_main_thread
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.worker.batches import batch_of
 from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
@@ -99,11 +106,9 @@ class ThreadedRun:
         self._request.message.come_back(exc)
 
 
-#: What every run's frames have in common, in pools without processes.
+#: Code that is in the frames of every run, in pools without processes.
 RUN_CODE: Final = ThreadedRun.__call__.__code__
 
-
-# ruff: noqa: SLF001 - Celery, billiard and Python have no public names for these
 
 #: Asked for with each message where queues have an order, and nearly always the same.
 known_slots: Final = lru_cache(maxsize=128)(Slots)
@@ -126,15 +131,17 @@ def slots_of(consumer: Any, *, collecting: bool = False, idle: bool = False) -> 
     return known_slots(number, prefetch_count, raised, collecting, idle)
 
 
-def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
-    """Wrap a pool's `apply_async`, so that no run begins too late, or ends unreported."""
-    apply_async = pool.apply_async
+def watch_runs(pool: Any, worker: WorkerContext) -> None:
+    """Watch a pool's runs, so that none begins too late, or ends unreported. Main thread."""
+    apply_async, processes = pool.apply_async, worker.has_processes
 
     @wraps(apply_async)
     def apply(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         request = getattr(options.get("accept_callback"), "__self__", None)
         if not isinstance(request, DeliveryRequest):
             request = None
+            if worker.collects and not _tell_batch(args, options, processes=processes):
+                return None
         elif request.is_early:
             for callback in ("callback", "error_callback"):
                 options[callback] = partial(_report_end, request, options.get(callback))
@@ -152,7 +159,18 @@ def watched(pool: Any, *, processes: bool) -> Callable[..., Any]:
             _refuse_unsent(pool, request, exc)
             raise TaskRevokedError(request.id) from exc  # or the slot would be lost
 
-    return apply
+    apply_by(pool, apply)
+
+
+def _tell_batch(args: Any, options: dict[str, Any], *, processes: bool) -> bool:
+    """Let a batch hear of its run, if these are the arguments of one; whether there is anything to run."""
+    batch = batch_of(args)
+    if batch is not None:
+        # A process gets a copy of the members now; a thread gets these when it begins.
+        if processes and not batch.keep(DeliveryRequest.dispatch):
+            return False
+        options |= batch.told(options)
+    return True
 
 
 def _report_end(
@@ -169,8 +187,8 @@ def _report_end(
 
 def _refuse_unsent(pool: Any, request: Any, exc: Exception) -> None:
     """Refuse a run that cannot be pickled for a process: its arguments are too deep, or memory is short."""
-    for job in list(pool._pool._cache.values()):  # billiard would wait for it at the end
-        if getattr(job, "_accept_callback", None) == request.on_accepted and not job._accepted:
+    for job in Jobs(pool).copy().values():  # billiard would wait for it at the end
+        if request_of(job) is request and not was_accepted(job):
             job.discard()
     if passes(exc):
         request.message.come_back(exc)
@@ -181,19 +199,18 @@ def _refuse_unsent(pool: Any, request: Any, exc: Exception) -> None:
     request.message.refuse(f"it cannot be sent to a pool process: {exc!r}", others_may=True)
 
 
-def give_back_unsent(consumer: Any) -> None:
-    """Free the slot of a run that cannot be handed to the pool, and let its message come back. Main thread.
+def hand_over_requests(consumer: Any) -> None:
+    """Give a consumer's requests to its pool. Those that cannot be handed over free their slots. Main thread.
 
-    Celery frees the slots of revoked runs only (celery/worker/worker.py: `WorkController._process_task`).
-    Other slots would be lost; a worker that has lost all of them would hold its messages, and run nothing.
+    The message of a request that was not revoked comes back then.
     """
-    worker = consumer.controller
-    process = worker._process_task
+    pool = consumer.pool
 
-    @wraps(process)
-    def process_or_give_back(request: Any) -> None:
+    def hand_over(request: Any) -> None:
         try:
-            process(request)
+            request.execute_using_pool(pool)
+        except TaskRevokedError:
+            free_slot()
         except Exception as exc:
             if not isinstance(request, DeliveryRequest):
                 raise
@@ -201,23 +218,18 @@ def give_back_unsent(consumer: Any) -> None:
                 request.message.come_back(exc)
                 state.task_ready(request)
             finally:
-                if worker.semaphore is not None:
-                    worker._quick_release()
+                free_slot()
 
-    worker._process_task = process_or_give_back
-    if worker.semaphore is None:  # Celery has bound the other one
-        consumer.on_task_request = process_or_give_back
+    free_slot = one_by_one(hand_over_by(consumer, hand_over))
 
 
-def release_in_turn(worker: Any) -> None:
-    """Free the slots of runs that may not begin one after the other. Main thread.
+def one_by_one(release: Callable[[], object]) -> Callable[[], None]:
+    """Free slots one after the other, also where a slot is freed while another one is. Main thread.
 
     A freed slot goes to the next run that waits for one, within the call that frees it. A run that was
-    revoked or given back meanwhile frees it again, within that call (celery/worker/worker.py:
-    `WorkController._process_task`). Some hundred in a row would exceed the recursion limit, which ends the
-    worker.
+    revoked or given back meanwhile frees it again, within that call. Some hundred in a row would exceed the
+    recursion limit, which ends the worker.
     """
-    release = worker._quick_release
     owed = 0
     releasing = False
 
@@ -235,36 +247,32 @@ def release_in_turn(worker: Any) -> None:
         finally:
             releasing = False
 
-    worker._quick_release = release_one
+    return release_one
 
 
 def leave_runs(pool: Any, worker: WorkerContext, controller: Any) -> None:
-    """Let a pool of threads and the interpreter end without waiting for runs that were left.
-
-    Celery waits for all (celery/concurrency/thread.py: `TaskPool.on_stop`), and so does Python, before it
-    calls `atexit` hooks. Main thread.
-    """
+    """Let a pool of threads and the interpreter end without waiting for runs that were left. Main thread."""
     executor = getattr(pool, "executor", None)
     if executor is None:
         return
 
-    def on_stop() -> None:
+    def stop() -> None:
         executor.shutdown(wait=False, cancel_futures=True)
-        for thread in list(executor._threads):
+        for thread in threads_of(executor):
             while thread.is_alive() and thread.ident not in worker.left:
                 thread.join(RECHECK_SECONDS)
 
-    pool.on_stop = on_stop
+    stop_by(pool, stop)
     if is_main_thread():
         # Called first, since it is registered last: before those of concurrent.futures, which join.
-        cast("Any", threading)._register_atexit(lambda: _exit_without_runs(worker, controller))
+        call_before_threads_are_joined(lambda: _exit_without_runs(worker, controller))
 
 
 def _exit_without_runs(worker: WorkerContext, controller: Any) -> None:
     """End the interpreter where a run is left: its thread cannot be ended, and would be waited for."""
     if not any(thread.ident in worker.left for thread in threading.enumerate()):
         return
-    cast("Any", atexit)._run_exitfuncs()
+    call_exit_hooks()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -272,48 +280,36 @@ def _exit_without_runs(worker: WorkerContext, controller: Any) -> None:
 
 
 def keep_what_was_sent(pool: Any) -> None:
-    """Keep a pool from forgetting runs that one of its processes has. Main thread.
+    """Keep a pool from forgetting runs that one of its processes has. Main thread; harmless if repeated.
 
-    When a consumer ends, also to connect anew, Celery forgets runs, for the broker to hand them out again:
-    those that no process has accepted yet and, in 5.5, all of them (celery/concurrency/asynpool.py:
-    `AsynPool.flush`). At a shutdown it also leaves a half-sent run half-sent, because it closes its pool
+    When a consumer ends, also to connect anew, Celery forgets the runs that no process has accepted yet and,
+    in 5.5, all of them. At a shutdown it also leaves a half-sent run half-sent, because it closes its pool
     first. But a process runs what it was sent, and its message is held.
     """
     flush = pool.flush
     if flush is None or hasattr(flush, "__wrapped__"):  # there is none without an event loop
         return
-    processes = pool._pool  # billiard's pool
-    cache = processes._cache  # the runs that billiard waits for
+    jobs = Jobs(pool)
 
     @wraps(flush)
     def flush_the_rest() -> None:
-        runs = dict(cache)
+        runs = jobs.copy()
         for job in runs.values():
-            _finish_sending(processes, job)
+            jobs.finish_sending(job)
         flush()
         for number, job in runs.items():
-            if number not in cache and not job.ready():
-                _keep_or_settle(processes, number, job)
+            if not jobs.has(number) and not job.ready():
+                _keep_or_settle(jobs, number, job)
 
-    pool.flush = flush_the_rest
-
-
-def _finish_sending(processes: Any, job: Any) -> None:
-    writer = getattr(job, "_writer", lambda: None)()
-    if writer is not None and writer in processes._active_writers:
-        processes._flush_writer(job._write_to, writer)
+    flush_by(pool, flush_the_rest)
 
 
-def _keep_or_settle(processes: Any, number: int, job: Any) -> None:
-    """Keep a run that a process has, for billiard to hear of its end; settle any other."""
-    if job._accepted:
-        if any(process.pid == job._worker_pid for process in processes._pool):
-            processes._cache[number] = job
-        else:  # billiard looked for jobs of this process while this one was forgotten
-            processes.on_job_process_lost(job, job._worker_pid, 0)
-    elif job._write_to is not None and job._write_to._is_alive():
-        processes._cache[number] = job
-    else:
-        request = getattr(job._accept_callback, "__self__", None)
-        if isinstance(request, DeliveryRequest):
-            request.settle(Release())
+def _keep_or_settle(jobs: Jobs, number: int, job: Any) -> None:
+    """Keep a run that a process has, to hear of its end; settle any other."""
+    request = request_of(job)
+    if jobs.is_with_process(job):
+        jobs.keep(number, job)
+    elif was_accepted(job):  # billiard looked for jobs of this process while this one was forgotten
+        jobs.lose(job)
+    elif isinstance(request, DeliveryRequest):
+        request.settle(Release())

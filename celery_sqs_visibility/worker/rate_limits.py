@@ -13,12 +13,13 @@ worker would ask for as many messages too many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from celery.worker import state
 
+from celery_sqs_visibility.contacts.worker import apply_etas_by, limit_by
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import park_for
 from celery_sqs_visibility.worker.request import DeliveryRequest
@@ -35,8 +36,54 @@ MOST_HELD: Final = 1000
 MOST_AWAY: Final = 10_000
 
 
+class GivenBack:
+    """Tasks with an ETA, of which those are forgotten whose messages were given back before.
+
+    Args:
+        consumer: the worker's `celery.worker.consumer.Consumer`, whose tasks have no strategies yet.
+        worker: tells of requests with an ETA.
+    """
+
+    def __init__(self, consumer: Any, worker: WorkerContext) -> None:
+        self._consumer = consumer
+        self._waiting: WeakKeyDictionary[Any, None] = WeakKeyDictionary()  # requests with an ETA to come
+        self._forgotten: WeakSet[Any] = WeakSet()  # of which the prefetch count knows no more
+        worker.on_eta = self.wait
+        self._apply_eta_task = apply_etas_by(consumer, self.apply_eta_task)
+
+    def wait(self, request: Any) -> None:
+        """A request was made that Celery holds until its ETA. Main thread."""
+        self._waiting[request] = None
+
+    def forget(self, deliveries: Collection[Delivery]) -> None:
+        """These were given back: their tasks are as good as gone. Any thread."""
+        for request in [ref() for ref in self._waiting.keyrefs()]:
+            if request is not None and _has_one_of(request, deliveries) and self._is_first(request):
+                self._consumer.qos.decrement_eventually()
+
+    def apply_eta_task(self, request: Any) -> None:
+        """The ETA of a task has come. The event loop's timer."""
+        if not self.drops(request):
+            self._apply_eta_task(request)
+
+    def drops(self, request: Any) -> bool:
+        """Whether a task whose ETA has come is forgotten; then it ends here. The event loop's timer."""
+        if self._waiting.pop(request, self) is not self or request not in self._forgotten:
+            return False
+        self._forgotten.discard(request)
+        state.task_ready(request)
+        return True
+
+    def _is_first(self, request: Any) -> bool:
+        """Whether it waits still; from now on it does not. Its time may come in another thread just now."""
+        if self._waiting.pop(request, self) is self:
+            return False
+        self._forgotten.add(request)
+        return True
+
+
 class RateLimits:
-    """Stands before Celery's token buckets, by replacing the methods of a consumer that fill them.
+    """Stands before Celery's token buckets.
 
     Runs on Celery's main thread; without an event loop on its timer's thread, too. Each field is read and
     then written by one of them only, or a moment's error in it does no harm.
@@ -44,21 +91,20 @@ class RateLimits:
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`.
         turns: where its queues have turns.
+        given_back: where messages may be given back before the ETAs of their tasks.
     """
 
-    def __init__(self, consumer: Any, turns: Turns | None = None) -> None:
+    def __init__(
+        self, consumer: Any, turns: Turns | None = None, given_back: GivenBack | None = None
+    ) -> None:
         self._consumer = consumer
         self._turns = turns
-        self._limit_task = consumer._limit_task  # noqa: SLF001
-        self._limit_post_eta = consumer._limit_post_eta  # noqa: SLF001
-        self._move_to_pool = consumer._limit_move_to_pool  # noqa: SLF001
+        self._given_back = given_back
         #: Requests that wait in memory, and the QoS whose prefetch count was raised for each.
         self._waiting: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         #: By bucket, the monotonic instant of the last turn that a message in SQS was given.
         self._last_turn: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-        consumer._limit_task = self.limit_task  # noqa: SLF001
-        consumer._limit_post_eta = self.limit_post_eta  # noqa: SLF001
-        consumer._limit_move_to_pool = self.move_to_pool  # noqa: SLF001
+        self._celerys = limit_by(consumer, self)
 
     def limit_task(self, request: Any, bucket: Any, tokens: int) -> Any:
         """A task has arrived. Its turn comes after the tasks that wait in SQS."""
@@ -67,17 +113,19 @@ class RateLimits:
         if self._put_off(request, bucket, turn, now):
             return None
         self._wait_without_slot(request, _turn(bucket, now) - now)
-        return self._limit_task(request, bucket, tokens)
+        return self._celerys.limit_task(request, bucket, tokens)
 
     def limit_post_eta(self, request: Any, bucket: Any, tokens: int) -> Any:
-        """A task's ETA has come, which may be the turn that it was given."""
+        """A task's ETA has come, which may be the turn that it was given. The event loop's timer."""
+        if self._given_back is not None and self._given_back.drops(request):
+            return None
         now = SYSTEM_CLOCK.monotonic()
         if self._put_off(request, bucket, _turn(bucket, now), now):
             self._consumer.qos.decrement_eventually()
             state.task_ready(request)  # Celery has it among its scheduled requests
             return None
         self._wait_without_slot(request, _turn(bucket, now) - now)
-        return self._limit_post_eta(request, bucket, tokens)
+        return self._celerys.limit_post_eta(request, bucket, tokens)
 
     def move_to_pool(self, request: Any) -> None:
         """A task's turn has come."""
@@ -86,28 +134,29 @@ class RateLimits:
             qos.decrement_eventually()
         elif self._turns is not None and getattr(request, "delivery", None) is not None:
             self._turns.resume(request.delivery)
-        self._move_to_pool(request)
+        self._celerys.move_to_pool(request)
 
-    def forget(self, is_gone: Callable[[Any], bool]) -> None:
-        """Lower Celery's prefetch count by the tasks in memory whose messages were given back."""
+    def forget(self, deliveries: Collection[Delivery]) -> None:
+        """These were given back: lower Celery's prefetch count by their tasks that wait here. Any thread."""
+        if self._given_back is not None:
+            self._given_back.forget(deliveries)
         for request in [ref() for ref in self._waiting.keyrefs()]:
-            if request is not None and is_gone(request):
+            if request is not None and _has_one_of(request, deliveries):
                 qos = self._waiting.pop(request, None)
                 if qos is not None:
                     qos.decrement_eventually()
 
     def _wait_without_slot(self, request: Any, wait: float) -> None:
-        """It goes to the bucket, where it needs no slot before its turn.
+        """Let it wait in the bucket, without a slot before its turn.
 
-        A raised prefetch count says so to whoever counts slots. Where it is not raised, messages that wait
-        here may have the slot.
+        Either Celery's prefetch count is raised by one, or the messages that wait here may have its slot.
         """
         raised = self._raise_prefetch(request, wait)
         if not raised and self._turns is not None and getattr(request, "delivery", None) is not None:
             self._turns.rest(request.delivery)
 
     def _raise_prefetch(self, request: Any, wait: float) -> bool:
-        """Celery's prefetch count is raised, as for an ETA: the task needs no slot before its turn.
+        """Raise Celery's prefetch count, as Celery does for an ETA; whether it was raised.
 
         Not for a task whose turn is far away and that cannot wait in SQS (in a FIFO queue, or without the
         permission to send): one worker would take a whole queue of them.
@@ -139,62 +188,6 @@ def _turn(bucket: Any, now: float) -> float:
     """The monotonic instant at which a task may run that is added to the bucket now."""
     wait: float = bucket.expected_time(1) + len(bucket.contents) / bucket.fill_rate
     return now + wait
-
-
-class GivenBack:
-    """Forgets tasks whose messages were given back before their ETA, by replacing two methods of a consumer.
-
-    Args:
-        consumer: the worker's `celery.worker.consumer.Consumer`, whose tasks have no strategies yet.
-        worker: tells of requests with an ETA.
-        rate_limits: knows the requests that wait for their rate.
-    """
-
-    def __init__(self, consumer: Any, worker: WorkerContext, rate_limits: RateLimits) -> None:
-        self._consumer = consumer
-        self._rate_limits = rate_limits
-        self._waiting: WeakKeyDictionary[Any, None] = WeakKeyDictionary()  # requests with an ETA to come
-        self._forgotten: WeakSet[Any] = WeakSet()  # of which the prefetch count knows no more
-        self._apply_eta_task = consumer.apply_eta_task
-        self._limit_post_eta = consumer._limit_post_eta  # noqa: SLF001
-        worker.on_eta = self.wait
-        consumer.apply_eta_task = self.apply_eta_task
-        consumer._limit_post_eta = self.limit_post_eta  # noqa: SLF001
-
-    def wait(self, request: Any) -> None:
-        """A request was made that Celery holds until its ETA. Main thread."""
-        self._waiting[request] = None
-
-    def forget(self, deliveries: Collection[Delivery]) -> None:
-        """These were given back: their tasks are as good as gone. Any thread."""
-        for request in [ref() for ref in self._waiting.keyrefs()]:
-            if request is not None and _has_one_of(request, deliveries) and self._is_first(request):
-                self._consumer.qos.decrement_eventually()
-        self._rate_limits.forget(lambda request: _has_one_of(request, deliveries))
-
-    def apply_eta_task(self, request: Any) -> None:
-        """The ETA of a task has come. The event loop's timer."""
-        if not self._is_forgotten(request):
-            self._apply_eta_task(request)
-
-    def limit_post_eta(self, request: Any, bucket: Any, tokens: int) -> None:
-        """The ETA of a task has come that has a rate limit. The event loop's timer."""
-        if not self._is_forgotten(request):
-            self._limit_post_eta(request, bucket, tokens)
-
-    def _is_first(self, request: Any) -> bool:
-        """Whether it waits still; from now on it does not. Its time may come in another thread just now."""
-        if self._waiting.pop(request, self) is self:
-            return False
-        self._forgotten.add(request)
-        return True
-
-    def _is_forgotten(self, request: Any) -> bool:
-        if self._waiting.pop(request, self) is not self or request not in self._forgotten:
-            return False
-        self._forgotten.discard(request)
-        state.task_ready(request)
-        return True
 
 
 def _has_one_of(request: Any, deliveries: Collection[Delivery]) -> bool:

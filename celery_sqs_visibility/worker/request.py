@@ -16,12 +16,13 @@ from typing import Any, ClassVar, Final
 from weakref import ref
 
 from billiard.common import TERM_SIGNAME
-from billiard.einfo import ExceptionInfo
-from celery.exceptions import Ignore, NotRegistered, Reject, TaskRevokedError, Terminated
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback  # type: ignore[attr-defined]  # in no stub
+from celery import Task
+from celery.exceptions import Ignore, NotRegistered, Reject, TaskRevokedError, Terminated, WorkerLostError
 from celery.utils.log import get_logger
 from celery.worker import state
-from celery.worker.request import Request
 
+from celery_sqs_visibility.contacts.worker import CeleryRequest
 from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
 from celery_sqs_visibility.delivery.model import Delivery
@@ -33,8 +34,8 @@ from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task.chord_end import is_at_end
 from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery
 from celery_sqs_visibility.task.retries import RetryDecisions
+from celery_sqs_visibility.task.tracing import is_raised_in
 from celery_sqs_visibility.transport.message import Message
-from celery_sqs_visibility.worker.exceptions import PROCESS_GONE, could_not_publish_retry, exception_of
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
@@ -44,12 +45,18 @@ DELETE: Final = Delete()
 #: Ends a run at once.
 KILL_SIGNAME: Final = "SIGKILL"
 
+#: How a pool tells that the process of a run is gone.
+PROCESS_GONE: Final = (Terminated, WorkerLostError, SystemExit, KeyboardInterrupt)
+
+#: Where Celery publishes retries.
+RETRY_FILE: Final = Task.retry.__code__.co_filename
+
 
 class GivenBackError(TaskRevokedError):
     """A message was given back, in a shutdown, before its run began."""
 
 
-class DeliveryRequest(Request):
+class DeliveryRequest(CeleryRequest):
     """A request of a task with Celery's own behaviour. It settles its delivery, if it has one.
 
     It does so directly and not through the event loop, which may be blocked (solo), or stopped while the pool
@@ -63,14 +70,8 @@ class DeliveryRequest(Request):
     #: Whether its run is ended when its message is lost.
     ends_when_lost: ClassVar[bool] = False
 
-    # Celery's, which its stubs leave out.
-    acknowledged: bool
     message: Message
-    _already_cancelled: bool
-    _already_revoked: bool
-    _context: DeliveryContext
-    _delivery_info: dict[str, Any]
-    _request_dict: dict[str, Any]
+    context: DeliveryContext
 
     delivery: Delivery | None = None
     _rejected_by_task = False
@@ -109,8 +110,8 @@ class DeliveryRequest(Request):
         super().on_accepted(pid, time_accepted)
 
     def revoked(self) -> bool:
-        """Whether it was revoked, or has expired. Never raises: that would cost the pool a slot."""
-        if not (state.revoked or state.revoked_stamps or self.expires or self._already_revoked):
+        """Whether it was revoked, or has expired. Never raises: after an error its message comes back."""
+        if not (state.revoked or state.revoked_stamps or self.expires):
             return False  # there is nothing for Celery to look at
         try:
             return bool(super().revoked())
@@ -126,7 +127,7 @@ class DeliveryRequest(Request):
             return True
 
     def ended(self) -> None:
-        """The run is over, says the pool, however it ended."""
+        """Hear from the pool that the run is over, however it ended."""
         if self.delivery is not None and self.delivery.acknowledged_early:
             self.delivery.ran()
 
@@ -136,7 +137,7 @@ class DeliveryRequest(Request):
             measure_run(self.delivery.current, SYSTEM_CLOCK.monotonic())
 
     def dispatch(self) -> bool:
-        """Called just before a process takes and runs it; `False`: it was given back, or lost."""
+        """Let a process run it, from now on; `False` if it was given back, or lost."""
         if self.delivery is not None and not self.delivery.dispatch():
             state.task_ready(self)
             return False
@@ -149,7 +150,7 @@ class DeliveryRequest(Request):
         send_failed_event: bool = True,  # noqa: FBT001, FBT002
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """It ended with an exception."""
+        """Settle a run that ended with an exception."""
         exc = exception_of(exc_info)
         if self._was_killed_for_nothing(exc):
             self._come_back_killed()
@@ -174,7 +175,7 @@ class DeliveryRequest(Request):
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
-        """It ended with a `Retry`; one of Celery's own is another message."""
+        """Settle a run that ended with a `Retry`. A retry of Celery's own is another message."""
         self.note_outcome("retried")
         with self._settled_if_it_raises():
             super().on_retry(exc_info)
@@ -194,7 +195,7 @@ class DeliveryRequest(Request):
             return
         if not self.worker.has_processes:
             self.come_back_later()
-        self._already_cancelled = True  # Celery sets it too late, after the kill
+        self.say_cancelled()
         super().cancel(pool, signal, *args, **options)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
@@ -249,7 +250,10 @@ class DeliveryRequest(Request):
             delivery.settle(DELETE)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Release it or give it up, as the task's `Reject` says. A rejection of Celery's comes back later."""
+        """Release the message or give it up, as the task's `Reject` says.
+
+        After a rejection of Celery's own it comes back later.
+        """
         if self.delivery is None:
             super().reject(requeue)
         elif not self.acknowledged:
@@ -264,7 +268,7 @@ class DeliveryRequest(Request):
             self.send_event("task-rejected", requeue=requeue)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's
-        """As Celery's, where anybody hears of tasks: a worker may send nothing but its own heartbeats."""
+        """Send an event, unless the worker sends none but its own heartbeats."""
         groups = getattr(self.eventer, "groups", None)
         if not groups or "task" in groups:
             super().send_event(type, **fields)
@@ -308,7 +312,7 @@ class DeliveryRequest(Request):
     @property
     def _published_retries(self) -> int:
         """The attempts that messages before this one have used up."""
-        return self._request_dict.get("retries") or 0
+        return self.request_dict.get("retries") or 0
 
     @contextmanager
     def _settled_if_it_raises(self) -> Iterator[None]:
@@ -334,9 +338,9 @@ class DeliveryRequest(Request):
         """
         if self.delivery is None:
             return False
-        if self._already_cancelled:
+        if self.already_cancelled:
             return isinstance(exc, PROCESS_GONE)
-        return isinstance(exc, Terminated) and not (self._already_revoked or self._terminated_on_purpose)
+        return isinstance(exc, Terminated) and not (self.already_revoked or self._terminated_on_purpose)
 
     def _come_back_killed(self) -> None:
         state.task_ready(self)
@@ -384,8 +388,8 @@ class DeliveryRequest(Request):
             self.send_event("task-cancelled")
 
     def _kill(self, signal_name: str) -> None:
-        """Kill the run's process or greenlet, without Celery's taking that for the end of the run."""
-        self._already_cancelled = True
+        """Kill the run's process or greenlet, which Celery is not to take for the end of the run."""
+        self.say_cancelled()
         self.worker.kill(self.worker_pid, signal_name)
 
     @contextmanager
@@ -406,11 +410,11 @@ class DeliveryRequest(Request):
     def _pass_on_lease(self) -> None:
         """Give the task the key to its lease, before a pool with processes pickles the request."""
         if self.delivery is not None:
-            self._request_dict["visibility_lease"] = self.delivery.lease_key
+            self.request_dict["visibility_lease"] = self.delivery.lease_key
 
     def _describe(self, delivery: Delivery) -> None:
         """Tell the task its delivery, in whatever process it will run."""
-        facts, request = delivery.facts, self._request_dict
+        facts, request = delivery.facts, self.request_dict
         redrive = delivery.holder.redrive.peek(delivery.queue)
         sqs: SQSDelivery = {
             "queue": facts.queue,
@@ -422,7 +426,7 @@ class DeliveryRequest(Request):
         }
         request["sqs"] = sqs
         retries = request.get("retries") or 0
-        self._delivery_info["redelivered"] = redelivered = facts.receive_count - delivery.parks > 1
+        request["delivery_info"]["redelivered"] = redelivered = facts.receive_count - delivery.parks > 1
         if redelivered:
             retries = self._retries_with_receives(delivery, retries)
         request["retries"] = retries
@@ -435,7 +439,7 @@ class DeliveryRequest(Request):
 
 
 def after_rejection(delivery: Delivery, task: Any) -> Settlement | None:
-    """The settlement by kombu's `backoff_policy` of a rejected message; `None` where none names its task.
+    """Settlement of a rejected message by kombu's `backoff_policy`; `None` if that does not name its task.
 
     kombu leaves such a message in its queue, also where the policy has no delay for the attempt
     (kombu/transport/SQS/__init__.py: `QoS.reject`, `Channel.basic_reject`). Celery rejects the message of a
@@ -447,3 +451,24 @@ def after_rejection(delivery: Delivery, task: Any) -> Settlement | None:
         return None
     delay = policy.delay(delivery.facts.receive_count - delivery.parks - 1, Reject())
     return Lapse() if delay is None else Hide(whole_seconds(delay))
+
+
+def exception_of(exc_info: ExceptionInfo) -> BaseException:
+    """The exception that the run raised; processes wrap it to send it."""
+    exc: Any = exc_info.exception
+    raised: BaseException = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+    return raised
+
+
+def could_not_publish_retry(exc_info: ExceptionInfo) -> bool:
+    """Whether Celery rejects a message because it could not publish the retry (celery/app/task.py: `retry`).
+
+    A task that raises such a `Reject` itself means it: that is Celery's documented way to dead-letter.
+    """
+    exc = exception_of(exc_info)
+    if not isinstance(exc, Reject):
+        return False
+    reject: Any = exc
+    if reject.requeue or not isinstance(reject.reason, BaseException):
+        return False
+    return is_raised_in(RETRY_FILE, exc_info.tb)

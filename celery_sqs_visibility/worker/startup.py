@@ -25,6 +25,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[att
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.contacts.worker import connecting
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -79,7 +80,7 @@ READ_POLICY: Final = "sqs:GetQueueAttributes"
 
 
 def passes(error: SQSError) -> bool:
-    """Whether to wait may help."""
+    """Whether waiting may help."""
     return isinstance(error, PASSING) and not isinstance(error, TLSError)
 
 
@@ -92,20 +93,21 @@ def reason_and_remedy(error: SQSError) -> str:
 
 
 class QueuesFirst:
-    """Takes the place of `Consumer.connect`: connects once the queues are there. Main thread.
+    """Lets a consumer connect once its queues are there. Main thread.
 
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`.
-        connect: its own method.
     """
 
-    def __init__(self, consumer: Any, connect: Callable[[], Any]) -> None:
+    def __init__(self, consumer: Any) -> None:
         self._app = consumer.app
-        self._connect = connect
         self._started = False
+        connect = connecting(consumer)
+        connect.before.append(self.wait)
+        connect.after.append(_mark)
 
-    def __call__(self) -> Any:
-        """Wait for the queues and connect.
+    def wait(self) -> None:
+        """Wait for the queues.
 
         Raises:
             WorkerShutdown: the worker was told to stop; or a queue is bound to an exchange that SQS cannot
@@ -122,9 +124,6 @@ class QueuesFirst:
                 context.end_broadcasts()
                 raise
         self._started = True
-        connection = self._connect()
-        connection.transport.for_worker = True
-        return connection
 
     def _await_queue(self, context: BrokerContext, queue: Any) -> None:
         name = queue.name
@@ -166,6 +165,11 @@ class QueuesFirst:
             return True
         retry = self._app.conf.broker_connection_retry_on_startup is not False
         return retry and passes(error)
+
+
+def _mark(connection: Any) -> None:
+    """Tell the transport that this is the connection of a worker's consumer."""
+    connection.transport.for_worker = True
 
 
 def _end_worker(kind: str, name: str, error: SQSError) -> NoReturn:

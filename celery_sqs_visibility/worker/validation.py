@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import MAXYEAR, MINYEAR, datetime
-from functools import wraps
 from itertools import repeat
 from math import isfinite
 from operator import itemgetter
@@ -24,6 +23,7 @@ from celery.exceptions import InvalidTaskError
 from celery.utils.time import maybe_iso8601
 from kombu.exceptions import ContentDisallowed, SerializerNotInstalled
 
+from celery_sqs_visibility.contacts.worker import refuse_by, wrap_message_handler
 from celery_sqs_visibility.errors import TooLargeError
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
@@ -46,9 +46,11 @@ EMBEDDED: Final = ("callbacks", "errbacks", "chain", "chord")
 
 NOTHING_EMBEDDED: Final = dict.fromkeys(EMBEDDED)
 
-#: Headers become attributes of a task's request: these would hide its methods.
+#: Headers become attributes of a task's request: these would hide its methods, and what it keeps to itself.
 HIDING: Final = frozenset(
-    {name for name in dir(Context) if callable(getattr(Context, name))} | {"_children", "_protected"}
+    name
+    for name in dir(Context)
+    if callable(getattr(Context, name)) or (name.startswith("_") and not name.startswith("__"))
 )
 
 #: Characters of a wrong value that a reason quotes.
@@ -91,11 +93,7 @@ _SMALL: Final = frozenset({None, *range(1000)})
 
 
 class BadMessages:
-    """Refuses bad messages in place of Celery's consumer. Main thread.
-
-    It replaces the consumer's `on_unknown_message`, `on_unknown_task`, `on_invalid_task` and
-    `on_decode_error` (celery/worker/consumer/consumer.py), and has messages validated before
-    `create_task_handler`'s handler gets them.
+    """Validates messages before Celery gets them, and refuses bad ones in its place. Main thread.
 
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`.
@@ -103,19 +101,19 @@ class BadMessages:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        consumer.on_unknown_message = self.on_unknown_message
-        consumer.on_unknown_task = self.on_unknown_task
-        consumer.on_invalid_task = self.on_invalid_task
-        consumer.on_decode_error = self.on_decode_error
-        consumer.create_task_handler = self._validating(consumer.create_task_handler)
+        refuse_by(consumer, self)
+        wrap_message_handler(consumer, self.validating)
 
     def on_unknown_message(self, body: Any, message: Message) -> None:  # noqa: ARG002 - Celery's signature
-        """It names no task."""
+        """Refuse a message that names no task."""
         message.refuse("its headers name no task")
         signals.task_rejected.send(sender=self._consumer, message=message, exc=None)
 
     def on_unknown_task(self, body: Any, message: Message, exc: Exception) -> None:  # noqa: ARG002
-        """Its task is not registered here. No FAILURE is stored: in a rolling deploy others may know it."""
+        """Refuse a message whose task is not registered here.
+
+        No FAILURE is stored: in a rolling deploy other workers may know the task.
+        """
         headers = message.headers
         if "task" not in headers and isinstance(message.payload, dict):
             headers = message.payload  # protocol 1
@@ -126,12 +124,12 @@ class BadMessages:
         )
 
     def on_invalid_task(self, body: Any, message: Message, exc: Exception) -> None:  # noqa: ARG002
-        """A part of it is not as Celery or its pools need it."""
+        """Refuse a message of which a part is not as Celery or its pools need it."""
         message.refuse(f"its task is invalid: {exc}")
         signals.task_rejected.send(sender=self._consumer, message=message, exc=exc)
 
     def on_decode_error(self, message: Message, exc: Exception) -> None:
-        """Its body cannot be decoded, or not here: another worker may have the codec."""
+        """Refuse a message whose body cannot be decoded, or not here: another worker may have the codec."""
         if passes(exc):
             message.come_back(exc)
             return
@@ -139,26 +137,21 @@ class BadMessages:
         said = str(exc) if isinstance(exc, TooLargeError) else f"its content cannot be decoded: {exc!r}"
         message.refuse(said, others_may=missing)
 
-    def _validating(self, create_task_handler: Callable[..., Any]) -> Callable[..., Any]:
+    def validating(self, handle: Callable[[Message], object]) -> Callable[[Message], None]:
+        """Wrap a handler of messages: valid ones reach it."""
         consumer = self._consumer
 
-        @wraps(create_task_handler)
-        def create_validating(*args: Any, **kwargs: Any) -> Callable[[Message], object]:
-            handle = create_task_handler(*args, **kwargs)
+        def handle_if_valid(message: Message) -> None:
+            try:
+                validate(message, consumer.strategies)
+            except (InvalidTaskError, ContentDisallowed) as exc:
+                self.on_invalid_task(None, message, exc)
+            except Exception as exc:  # noqa: BLE001 - decoders may raise anything
+                self.on_decode_error(message, exc)
+            else:
+                handle(message)
 
-            def handle_if_valid(message: Message) -> None:
-                try:
-                    validate(message, consumer.strategies)
-                except (InvalidTaskError, ContentDisallowed) as exc:
-                    self.on_invalid_task(None, message, exc)
-                except Exception as exc:  # noqa: BLE001 - decoders may raise anything
-                    self.on_decode_error(message, exc)
-                else:
-                    handle(message)
-
-            return handle_if_valid
-
-        return create_validating
+        return handle_if_valid
 
 
 def validate(message: Any, tasks: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from celery.exceptions import (
     WorkerLostError,
 )
 from celery.utils.log import get_logger
+from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker import state
 from kombu.utils.encoding import safe_repr, safe_str
 
@@ -49,8 +50,7 @@ from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
-from celery_sqs_visibility.worker.exceptions import described, exc_info_of, exception_of
-from celery_sqs_visibility.worker.request import KILL_SIGNAME, DeliveryRequest
+from celery_sqs_visibility.worker.request import KILL_SIGNAME, DeliveryRequest, exception_of
 
 logger = get_logger(__name__)
 
@@ -71,7 +71,7 @@ class VisibilityRequest(DeliveryRequest):
     _failed_for_good = False
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
-        """The child decided that it comes back: hide it, where Celery deletes it."""
+        """Hide the message, as the child decided; Celery would delete it."""
         exc = exception_of(exc_info)
         if self.delivery is not None and isinstance(exc, VisibilityRetry):
             self._come_back(exc.delay, cast("Any", exc).excs)
@@ -83,7 +83,7 @@ class VisibilityRequest(DeliveryRequest):
         send_failed_event: bool = True,  # noqa: FBT001, FBT002
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """It failed for good, as its child decided, or the run was lost, which its child does not know."""
+        """Settle a run that failed for good, as its child decided, or was lost, which no child decides."""
         exc = exception_of(exc_info)
         if self.delivery is None or self._is_celerys_own(exc):
             return super().on_failure(exc_info, send_failed_event, return_ok)
@@ -141,30 +141,29 @@ class VisibilityRequest(DeliveryRequest):
         """Ends that keep Celery's meaning, and runs that Celery itself ended."""
         if isinstance(exc, (Retry, Ignore, Reject, Terminated)):
             return True
-        if self._was_killed_for_nothing(exc) or self._already_revoked:
+        if self._was_killed_for_nothing(exc) or self.already_revoked:
             return True
         return isinstance(exc, WorkerLostError) and self._has_succeeded and not self._may_owe_chord
 
     @cached_property
     def _has_succeeded(self) -> bool:
         """Whether the child was lost after it had stored its success (Celery 5.7)."""
-        stored = getattr(self, "_success_was_stored", None)
-        return bool(stored and stored())
+        return self.success_was_stored()
 
     @property
     def _may_owe_chord(self) -> bool:
         """Whether a run whose success is stored may not have told its chord, or not published its body."""
-        return bool(self._context.chord) and self._attempts_beyond_last <= RELEASES_FORGIVEN
+        return bool(self.context.chord) and self._attempts_beyond_last <= RELEASES_FORGIVEN
 
     @cached_property
     def _chord_claim_seconds(self) -> float:
-        return chord_claim_seconds(self.task, self._context.chord)
+        return chord_claim_seconds(self.task, self.context.chord)
 
     def _lost_run_comes_back(self, exc: Any, exc_info: ExceptionInfo) -> bool:
         """Hide the message of a run whose child is gone, and report the retry as the child would have."""
         if self.acknowledged or self._fate_of_lost_run(exc) is not Fate.COME_BACK:
             return False
-        task, context = self.task, self._context
+        task, context = self.task, self.context
         delay = task.delay_after(context, exc)
         if delay is not None and isinstance(exc, KILLED_AFTERWARDS):
             # Its message is hidden for so long, so that two runs cannot overlap.
@@ -261,16 +260,16 @@ class VisibilityRequest(DeliveryRequest):
 
     @property
     def _attempt(self) -> int:
-        attempt: int = self._request_dict["retries"] + 1
+        attempt: int = self.request_dict["retries"] + 1
         return attempt
 
     @property
     def _limit(self) -> int | None:
-        return self.task.limit_of(self._context)
+        return self.task.limit_of(self.context)
 
     @property
     def _is_last_attempt(self) -> bool:
-        return self.task.is_last_attempt(self._context, self._limit)
+        return self.task.is_last_attempt(self.context, self._limit)
 
     @property
     def _attempts_beyond_last(self) -> int:
@@ -281,7 +280,11 @@ class VisibilityRequest(DeliveryRequest):
     def _may_be_stored(self) -> bool:
         """Whether the result backend may know more than we do."""
         task = self.task
-        if not (self._delivery_info["redelivered"] and self.store_errors and task.backend.persistent):
+        if not (
+            self.request_dict["delivery_info"]["redelivered"]
+            and self.store_errors
+            and task.backend.persistent
+        ):
             return False
         if self.message.is_broadcast:
             return False  # other workers run it, too, and store under the same task id
@@ -301,7 +304,7 @@ class VisibilityRequest(DeliveryRequest):
 
 
 class WatchedRequest(VisibilityRequest):
-    """Mixed into the requests of tasks whose run has to show life."""
+    """Mixed into the requests of tasks with an `inactivity_timeout`."""
 
     def _describe(self, delivery: Delivery) -> None:
         super()._describe(delivery)
@@ -382,6 +385,27 @@ class StoredResult:
         if isinstance(self.error, NotRegistered):
             return False
         return self.done_at > first
+
+
+def exc_info_of(exc: BaseException) -> ExceptionInfo:
+    """As if a run had raised it: an ExceptionInfo is made of a raised exception."""
+    try:
+        raise exc
+    except type(exc):
+        return ExceptionInfo()
+
+
+def described(exc: BaseException) -> str:
+    """An exception's type and message, as at the end of a traceback."""
+    if isinstance(exc, UnpickleableExceptionWrapper):
+        module, name, message = exc.exc_module, exc.exc_cls_name, ", ".join(map(str, exc.exc_args or ()))
+    else:
+        module, name = type(exc).__module__, type(exc).__qualname__
+        try:
+            message = str(exc)
+        except Exception:  # noqa: BLE001 - a user's __str__
+            message = safe_repr(exc)
+    return f"{name if module == 'builtins' else f'{module}.{name}'}: {message}"
 
 
 def chord_claim_seconds(task: Task[Any, Any], chord: Any) -> float:

@@ -19,7 +19,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.delivery import lease_table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.serverless.sqs_event import MEMBERS
+from celery_sqs_visibility.serverless.handler import MEMBERS
 from celery_sqs_visibility.stores import guarded
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.transport import broker_clients, broker_context

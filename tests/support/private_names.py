@@ -41,7 +41,7 @@ REPLACEABLE = (Consumer, WorkController, TaskPool, AsynPool, Request, Task, Cont
 REPLACEABLE += (Connection, Mailbox, Node, virtual.Channel, virtual.Transport, celery.app.utils)
 
 #: Attributes of objects of ours that are called like methods of theirs.
-OURS_TOO = {"control", "on_lost"}
+OURS_TOO = {"control", "handle", "on_lost"}
 
 
 #: Text that looks like a private name: members of JSON, ends of the names of metrics, and attributes of ours.
@@ -80,16 +80,11 @@ def names_of_others(path: Path) -> set[str]:
     return {name for name in found if is_private(name)} - DOCUMENTED - NO_NAMES
 
 
-def replaced_methods(path: Path) -> set[str]:
-    """Methods of theirs that a module replaces on an object that is not its own."""
-    targets = [
-        target
-        for node in ast.walk(_tree(path))
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Attribute) and not _is_self(target.value)
-    ]
-    return {target.attr for target in targets} & replaceable()
+def replaced_methods(path: Path) -> list[str]:
+    """Methods of theirs that a module replaces on an object that is not its own, once for each place."""
+    attributes = [node for node in ast.walk(_tree(path)) if isinstance(node, ast.Attribute)]
+    stored = [node for node in attributes if isinstance(node.ctx, ast.Store) and not _is_self(node.value)]
+    return [node.attr for node in stored if node.attr in replaceable()]
 
 
 @functools.cache

@@ -20,7 +20,7 @@ app.conf.broker_transport = "celery_sqs_visibility"
 app.conf.broker_transport_options = {"region": "us-east-1"}
 app.conf.task_default_queue = sys.argv[1]
 app.send_task("work.quick", ["from a script"])
-assert "celery_sqs_visibility.worker.install" in sys.modules
+assert "celery_sqs_visibility.worker" in sys.modules
 assert "celery_sqs_visibility.worker.request" not in sys.modules
 assert "pycurl" not in sys.modules
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sqs_visibility.serverless.sqs_event import message_of, records_of
+from celery_sqs_visibility.serverless.handler import message_of, records_of
 
 #: AWS Lambda Developer Guide, "Using Lambda with Amazon SQS": a FIFO queue's.
 RECORD = {

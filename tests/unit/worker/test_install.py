@@ -33,7 +33,7 @@ IMPORTS = [
     "import celery.worker.consumer.consumer",
     "import celery.backends.rpc",
     "import celery_sqs_visibility.alias",
-    "import celery_sqs_visibility.worker.install",
+    "import celery_sqs_visibility.worker",
     "from celery_sqs_visibility import VisibilityTask",
     "from celery_sqs_visibility import Transport",
     "from celery_sqs_visibility import publish_batch, subscribe, message_lost",
@@ -97,6 +97,6 @@ for number in range(2):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("first", ["", "import celery_sqs_visibility.worker.install"])
+@pytest.mark.parametrize("first", ["", "import celery_sqs_visibility.worker"])
 def test_not_in_the_worker_of_another_broker(first):
     assert not steps(first, "app.conf.broker_url = 'memory://'") & OURS

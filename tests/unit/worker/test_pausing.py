@@ -146,20 +146,18 @@ class CelerysConsumer:
 @pytest.fixture
 def waiting():
     consumer, worker = CelerysConsumer(), WorkerContext()
-    rate_limits = RateLimits(consumer)
-    given_back = GivenBack(consumer, worker, rate_limits)
-    return consumer, worker, given_back
+    return consumer, worker, RateLimits(consumer, given_back=GivenBack(consumer, worker))
 
 
 @pytest.mark.parametrize("due", ["apply_eta_task", "_limit_post_eta"])
 def test_a_task_with_an_eta_counts_no_more_once_it_is_given_back(waiting, due):
-    consumer, worker, given_back = waiting
+    consumer, worker, rate_limits = waiting
     gone, stays = Request(), Request()
     for request in (gone, stays):
         worker.on_eta(request)
         consumer.qos.increment_eventually()
-    given_back.forget([gone.delivery])
-    given_back.forget([gone.delivery])
+    rate_limits.forget([gone.delivery])
+    rate_limits.forget([gone.delivery])
     assert consumer.qos.value == SLOTS + 1
     bucket = () if due == "apply_eta_task" else (TokenBucket(100), 1)
     for request in (gone, stays):
@@ -169,11 +167,11 @@ def test_a_task_with_an_eta_counts_no_more_once_it_is_given_back(waiting, due):
 
 
 def test_so_does_a_task_that_waits_for_its_rate(waiting):
-    consumer, _, given_back = waiting
+    consumer, _, rate_limits = waiting
     request, bucket = Request(), TokenBucket(0.1)
     consumer._limit_task(request, bucket, 1)
     assert consumer.qos.value == SLOTS + 1
-    given_back.forget([request.delivery])
+    rate_limits.forget([request.delivery])
     assert consumer.qos.value == SLOTS
     consumer._limit_move_to_pool(request)
     assert consumer.qos.value == SLOTS

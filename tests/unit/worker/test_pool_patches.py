@@ -13,13 +13,14 @@ from support.factories import exc_info
 from celery_sqs_visibility.delivery.settlements import Release
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.worker.pool_patches import (
-    give_back_unsent,
+    hand_over_requests,
     keep_what_was_sent,
-    release_in_turn,
+    one_by_one,
     slots_of,
-    watched,
+    watch_runs,
 )
 from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError
+from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 ALIVE = SimpleNamespace(_is_alive=lambda: True)
 DEAD = SimpleNamespace(_is_alive=lambda: False)
@@ -112,10 +113,9 @@ def test_a_pool_that_has_nothing_to_forget_with_is_left_alone():
 
 @pytest.fixture
 def semaphore():
-    """One slot, which is taken, and whose release is that of `semaphore.worker`."""
+    """One slot, which is taken, and is freed by `semaphore.release_one`."""
     semaphore = LaxBoundedSemaphore(1)
-    semaphore.worker = SimpleNamespace(_quick_release=semaphore.release)
-    release_in_turn(semaphore.worker)
+    semaphore.release_one = one_by_one(semaphore.release)
     assert semaphore.acquire(lambda: None)
     return semaphore
 
@@ -125,7 +125,7 @@ def test_thousands_that_may_not_begin_free_their_slot_one_after_the_other(semaph
 
     def may_not_begin(number):
         asked.append(number)
-        semaphore.worker._quick_release()
+        semaphore.release_one()
 
     for number in range(5000):
         semaphore.acquire(may_not_begin, number)
@@ -139,26 +139,28 @@ def test_what_one_of_them_raises_keeps_no_other_from_its_slot(semaphore):
     semaphore.acquire(lambda: 1 / 0)
     semaphore.acquire(asked.append, "the next")
     with pytest.raises(ZeroDivisionError):
-        semaphore.worker._quick_release()
-    semaphore.worker._quick_release()
+        semaphore.release_one()
+    semaphore.release_one()
     assert asked == ["the next"]
 
 
 def test_a_run_that_the_pool_cannot_be_given_comes_back_and_frees_its_slot():
     semaphore, came_back, ran = LaxBoundedSemaphore(1), [], []
 
-    def process(request):
-        if request.message is not None:
-            raise MemoryError
-        ran.append(request)
+    class Request(DeliveryRequest):
+        def execute_using_pool(self, pool):
+            if self.message is not None:
+                raise MemoryError
+            ran.append(self)
 
-    worker = SimpleNamespace(semaphore=semaphore, _quick_release=semaphore.release, _process_task=process)
-    give_back_unsent(SimpleNamespace(controller=worker))
-    unsent, sent = (DeliveryRequest.__new__(DeliveryRequest) for _ in range(2))
+    worker = SimpleNamespace(semaphore=semaphore, pool_putlocks=True)
+    consumer = SimpleNamespace(controller=worker, pool=SimpleNamespace(uses_semaphore=True))
+    hand_over_requests(consumer)
+    unsent, sent = (Request.__new__(Request) for _ in range(2))
     unsent._message, sent._message = SimpleNamespace(come_back=came_back.append), None
     unsent.id = "1"
-    semaphore.acquire(worker._process_task, unsent)
-    semaphore.acquire(worker._process_task, sent)
+    consumer.on_task_request(unsent)
+    consumer.on_task_request(sent)
     assert [type(error) for error in came_back] == [MemoryError]
     assert ran == [sent]
 
@@ -188,6 +190,13 @@ def test_a_pool_that_has_stopped_has_as_many_slots_as_before():
     assert slots_of(consumer) == Slots(3, 8)
 
 
+def watched(apply_async, *, processes):
+    """The `apply_async` of a watched pool that applies so."""
+    pool = SimpleNamespace(apply_async=apply_async)
+    watch_runs(pool, WorkerContext(has_processes=processes))
+    return pool.apply_async
+
+
 class Asked(DeliveryRequest):
     """A request of a task that was acknowledged when it began, or is when it ends."""
 
@@ -215,7 +224,7 @@ class Asked(DeliveryRequest):
 
     def apply(self, apply_async, *, processes):
         """Run it in a watched pool that applies so; what it was told."""
-        watched(SimpleNamespace(apply_async=apply_async), processes=processes)(
+        watched(apply_async, processes=processes)(
             lambda: self.told.append("run"),
             accept_callback=self.on_accepted,
             callback=lambda _: self.told.append("success"),
@@ -253,7 +262,7 @@ def test_where_the_pool_cannot_tell_of_a_run_its_message_comes_back(where):
     request = Asked(acks_late=True)
     request._message = SimpleNamespace(come_back=came_back.append)
     request.on_accepted = MethodType(lambda *_: raise_at("accepted"), request)
-    watched(SimpleNamespace(apply_async=apply_async), processes=False)(
+    watched(apply_async, processes=False)(
         lambda: request.told.append("run"),
         accept_callback=request.on_accepted,
         callback=lambda _: raise_at("success"),

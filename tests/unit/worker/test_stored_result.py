@@ -10,8 +10,7 @@ from celery import states
 from celery.exceptions import NotRegistered
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
-from celery_sqs_visibility.worker.exceptions import described
-from celery_sqs_visibility.worker.visibility_request import StoredResult
+from celery_sqs_visibility.worker.visibility_request import StoredResult, described
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 

@@ -1,0 +1,47 @@
+"""Contacts with a worker: what stands before its connection, and what gives its requests to the pool."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+
+from celery_sqs_visibility.contacts.worker import connecting, hand_over_by
+
+
+def test_all_that_stands_before_a_connection_is_called_in_order_and_all_after_it_see_it():
+    calls = []
+    consumer = SimpleNamespace(connect=lambda: calls.append("connect") or "the connection")
+    connecting(consumer).before.append(lambda: calls.append("wait"))
+    connecting(consumer).before.insert(0, lambda: calls.append("first"))
+    connecting(consumer).after.append(calls.append)
+    for _ in range(2):  # a consumer may connect anew
+        assert consumer.connect() == "the connection"
+    assert calls == ["first", "wait", "connect", "the connection"] * 2
+
+
+@pytest.mark.parametrize(("putlocks", "uses_semaphore", "waits"), [(1, 1, 1), (0, 1, 0), (1, 0, 0)])
+def test_a_request_waits_for_a_slot_where_celery_lets_it_wait(putlocks, uses_semaphore, waits):
+    handed_over = []
+    consumer = SimpleNamespace(
+        controller=SimpleNamespace(semaphore=LaxBoundedSemaphore(1), pool_putlocks=bool(putlocks)),
+        pool=SimpleNamespace(uses_semaphore=bool(uses_semaphore)),
+    )
+    free_slot = hand_over_by(consumer, handed_over.append)
+    for request in ("first", "second"):
+        consumer.on_task_request(request)
+    assert handed_over == ["first", "second"][: 2 - waits]
+    free_slot()
+    assert handed_over == ["first", "second"]
+
+
+def test_there_is_no_slot_to_wait_for_without_an_event_loop():
+    handed_over = []
+    consumer = SimpleNamespace(
+        controller=SimpleNamespace(semaphore=None, pool_putlocks=True),
+        pool=SimpleNamespace(uses_semaphore=True),
+    )
+    hand_over_by(consumer, handed_over.append)()
+    consumer.on_task_request("a request")
+    assert handed_over == ["a request"]
