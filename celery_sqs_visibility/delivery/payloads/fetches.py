@@ -48,7 +48,7 @@ def fetch(objects: ObjectStore, pointer: PayloadPointer, progress: Callable[[], 
 
     Raises:
         UnreadableError: there is no such object, or it is no text, or too large.
-        SQSError: try again, or grant a right.
+        SQSError: try again, or grant a permission.
     """
     try:
         return objects.get(pointer.key, PAYLOAD_BYTES, progress).decode()
