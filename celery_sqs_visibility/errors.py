@@ -71,7 +71,7 @@ class RemoteControlError(SQSVisibilityError):
 
 
 class CommandNotSentError(RemoteControlError):
-    """SQS took a command to workers from nobody for some seconds; the message says why. Try again."""
+    """A command to workers was not sent: SQS took none for some seconds. The message says why. Try again."""
 
 
 class UnreadableError(SQSVisibilityError):
@@ -116,7 +116,7 @@ class ExclusiveKeyError(SQSVisibilityError, ValueError):
 
 
 class SQSError(SQSVisibilityError):
-    """A request to SQS, or S3, failed. There are as many subclasses as different things to do about it.
+    """A request to SQS, or S3, failed. Each subclass calls for another remedy.
 
     Args:
         message: a sentence for a person.
@@ -169,7 +169,7 @@ class ClockSkewError(CredentialsRefusedError):
 class RefusedError(SQSError, OperationalError):
     """SQS has refused, and will again: retrying at once does not help.
 
-    kombu raises OperationalError for what it has retried in vain, so Celery's users expect it of `delay()`.
+    kombu raises OperationalError after its last retry, so Celery's users expect that class of `delay()`.
     """
 
 
@@ -197,5 +197,5 @@ class ObjectDoesNotExistError(RefusedError):
     """S3 has no object of that key."""
 
 
-#: What passes without anybody's help.
+#: Errors that pass without anybody's help.
 PASSING_ERRORS = (ThrottledError, UnavailableError, UnrecognizedResponseError, OverLimitError)

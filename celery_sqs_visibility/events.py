@@ -245,7 +245,7 @@ class _Subscription:
 
 @dataclass(frozen=True, slots=True)
 class _Listeners:
-    """Of one class of events, in the order of their subscriptions; and whether any wants one now."""
+    """The listeners of one class of events, in the order of subscription; whether any wants one now."""
 
     all: tuple[Listener, ...]
     is_any_wanted: Condition
@@ -294,8 +294,8 @@ def subscribe(
     Args:
         listener: its exceptions are logged, and do no harm.
         kind: a class of events; its subclasses belong to it. Deliveries, unless told otherwise.
-        when: whether the listener wants such an event now. Frequent events that nobody wants are not made;
-            others it may hear of all the same.
+        when: whether the listener wants an event of this kind now. Frequent events that nobody wants are not
+            made; the listener may hear of other events all the same.
 
     Returns:
         A function that ends the subscription; calling it twice is harmless.

@@ -33,7 +33,7 @@ def may_generate_data_key(settings: ClientSettings, key: str, region: str) -> bo
     """
     try:
         _client(settings, region).generate_data_key(KeyId=key, KeySpec="AES_256", DryRun=True)
-    except Exception as exc:  # noqa: BLE001 - botocore's many; whatever it is, the right is not known
+    except Exception as exc:  # noqa: BLE001 - botocore's many; in any case the permission is not known
         response: Any = getattr(exc, "response", None) or {}
         code = response.get("Error", {}).get("Code")
         return True if code == WOULD_WORK else False if code in REFUSALS else None

@@ -34,7 +34,7 @@ from celery_sqs_visibility.policy.message_attributes import beginning
 FIRST_REDIRECT_STATUS: Final = 300
 FIRST_ERROR_STATUS: Final = 400
 
-#: Of an answer without a code, which may be a proxy's page, so much is shown.
+#: Characters that are shown of an answer without a code, which may be a proxy's page.
 BODY_CHARACTERS: Final = 200
 
 E = TypeVar("E", bound=SQSError)
@@ -60,7 +60,7 @@ _CODES: Final[dict[type[SQSError], str]] = {
     QueueDoesNotExistError: "QueueDoesNotExist NonExistentQueue",
     ObjectDoesNotExistError: "NoSuchKey",
     ReceiptHandleInvalidError: "ReceiptHandleIsInvalid MessageNotInflight InvalidIdFormat",
-    # SNS's, which come with the status of a missing right.
+    # SNS's, which come with the status of a missing permission.
     RequestRefusedError: "FilterPolicyLimitExceeded SubscriptionLimitExceeded TopicLimitExceeded",
 }
 
@@ -78,7 +78,7 @@ _EXCEPTIONS: Final[dict[type[SQSError], str]] = {
     "InvalidEndpointConfigurationError InvalidProxiesConfigError",
 }
 
-#: botocore's exceptions, by name, where a dependency let time pass, or is not there.
+#: botocore's exceptions, by name, for a dependency that gave no answer in time, or is not there.
 _SILENCES: Final = frozenset(
     {"ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError", "ProxyConnectionError"}
 )
@@ -129,7 +129,7 @@ _CLASS_BY_STATUS: Final[dict[int, type[SQSError]]] = {
 def translate(exc: Exception, action: str, service: str = "sqs") -> SQSError:
     """Return the `SQSError` to raise for an exception of botocore's, of a request to that service.
 
-    That is its `__cause__`, but for settings that are wrong: boto3's frames say nothing about them.
+    The exception is its `__cause__`, except where settings are wrong: boto3's frames say nothing about these.
     An `SQSError` is returned as it is. Where botocore made another request for the action, such as
     AssumeRole, the message names that one.
     """

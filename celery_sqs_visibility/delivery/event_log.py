@@ -24,7 +24,7 @@ logger = logging.getLogger("celery_sqs_visibility")
 
 NEAR_HORIZON: Final = (
     "message nears the end of SQS's 12 hours, after which it is run a second time, beside this run: "
-    "have the task end, or call self.visibility.continue_later() (%s)"
+    "end the task, or call self.visibility.continue_later() (%s)"
 )
 
 _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {

@@ -25,7 +25,7 @@ MOST_THREADS: Final = 16
 def for_each(things: Iterable[T], ask: Callable[[T], R]) -> list[R]:
     """The answers, in the order of the things. Any thread but an event loop's; it waits for all.
 
-    What `ask` raises is raised when all have ended.
+    An exception of `ask` is raised when all have ended.
     """
     things = list(things)
     if not things:

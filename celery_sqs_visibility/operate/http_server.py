@@ -30,13 +30,14 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 logger = logging.getLogger(__name__)
 
-#: A client has so long to send its request, and so long to take the answer.
+#: Seconds for a client to send its request, and again to take the answer.
 CLIENT_SECONDS: Final = 5.0
 
 #: Connections of one listener at a time, each of which has a thread.
 MOST_CONNECTIONS: Final = 16
 
-#: The thread of the oldest has so long to end. It does not where a worker hangs: then nobody new is answered.
+#: Seconds for the thread of the oldest connection to end. In a worker that hangs it does not end, and nobody
+#: new is answered.
 END_SECONDS: Final = 0.5
 
 #: Bytes of a request, headers included.
@@ -327,8 +328,8 @@ os.register_at_fork(after_in_child=_close_inherited)
 def is_allowed_host(header: str, allowed: Collection[str]) -> bool:
     """Whether a request whose header `Host` is `header` is answered.
 
-    A page that a browser has open may have its own name lead to an address of the browser's network (DNS
-    rebinding), and read what answers there; the header still has the page's name. Names that only the
+    A page that a browser has open may point its own host name at an address of the browser's network (DNS
+    rebinding), and read the answers; the header still has the page's name. Names that only the
     network's own DNS knows, and addresses, are no page's. Probes of Kubernetes ask for the pod's address,
     Prometheus for that or for the name that its configuration has.
 

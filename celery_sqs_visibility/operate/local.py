@@ -16,7 +16,7 @@ from celery_sqs_visibility.operate.invocation import CommandError, json_option, 
 
 HOST: Final = "127.0.0.1"
 
-#: ElasticMQ's, so that who used that finds SQS where it was.
+#: ElasticMQ's port, which its users have in their settings.
 DEFAULT_PORT: Final = 9324
 
 #: Seconds until the server has to answer: moto imports a service when it is first asked for.

@@ -15,7 +15,8 @@ from typing import Final
 #: task that says nothing itself (Celery's default for `max_retries` is 3).
 RECEIVES_OF_NO_TASK: Final = 4
 
-#: Seconds since its first receive, likewise, where another worker may know the task, as in a rolling deploy.
+#: Seconds from its first receive until it is given up where another worker may know its task, as in a
+#: rolling deploy.
 SECONDS_OF_AN_UNKNOWN_TASK: Final = 3600.0
 
 #: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and a
@@ -112,7 +113,7 @@ _FIXED = {
 
 
 def fate_of(end: End, *, retried: bool = True, last: bool = False) -> Fate:
-    """Decide what becomes of a message.
+    """Decide the fate of a message.
 
     Args:
         end: how the run ended.

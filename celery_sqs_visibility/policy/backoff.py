@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-#: Pauses after an error of any kind. The longest is how late we notice that a network heals, or that somebody
-#: restores a permission, a queue or credentials.
+#: Pauses after an error of any kind. The longest one bounds how late we notice that the network works again,
+#: or that somebody has restored a permission, a queue or credentials.
 SHORTEST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
 

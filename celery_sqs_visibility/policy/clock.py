@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The two times there are."""
+    """A monotonic clock and a wall clock."""
 
     def monotonic(self) -> float:
         """Seconds from an arbitrary origin, the same in all processes of a machine; never goes back."""

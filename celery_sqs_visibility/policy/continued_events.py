@@ -26,8 +26,8 @@ class ContinuedEvent:
 
     Attributes:
         message_id: of the first of them, from which the task ids are made.
-        next: the place of the first record of which nothing was sent, nor of those behind it.
-        also: places before that, of which nothing was sent either.
+        next: the place from which on no record was sent.
+        also: earlier places whose records were not sent either.
         eta: until when its task waits, in seconds since the epoch.
         retries: the attempts that the messages before this one have used up.
     """
@@ -85,8 +85,8 @@ def with_ours(attributes: Mapping[str, Any], event: ContinuedEvent) -> dict[str,
     return {**senders, ATTRIBUTE: {"DataType": "String", "StringValue": text}}
 
 
-def what_is_left(event: ContinuedEvent, places: Sequence[int], records: int) -> ContinuedEvent:
-    """The event, of whose records, so many in all, nothing was sent at these places, in order."""
+def unsent_part(event: ContinuedEvent, places: Sequence[int], records: int) -> ContinuedEvent:
+    """The event with these places left to send, in order, of so many `records` in all."""
     before, end = list(places), records
     while before and before[-1] == end - 1:
         end = before.pop()

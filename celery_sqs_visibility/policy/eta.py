@@ -13,8 +13,8 @@ from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS
 #: How early a parked message comes back, to be held until its ETA and start on time.
 LEAD_SECONDS = 5
 
-#: The shortest wait for an ETA that is worth a copy: less than is left when a park ends, for that may have
-#: been another worker's, with another visibility timeout.
+#: The shortest wait for an ETA that is worth a copy. It is shorter than the rest of a wait after a park: the
+#: park may have been another worker's, with another visibility timeout.
 SHORTEST_COPY_SECONDS = 1
 
 #: The 12 hours count from the receive, which was a moment ago.
@@ -86,8 +86,8 @@ def hop_for(wait: float, limits: Limits) -> Hop | None:
     The first receive parks the message, unless the redrive policy allows no second receive. A later one
     renews it if the next park would outlast the retention, or be the last but one of the redrive policy: a
     copy that cannot be sent then has another chance. The last park before the ETA is always a copy's first:
-    so waiting costs one of the receives that the policy allows, and the others are attempts. A copy is also
-    what gets rid of wasted receives, which would count as attempts.
+    so waiting costs one of the receives that the policy allows, and the others are attempts. A copy also
+    gets rid of wasted receives, which would count as attempts.
     """
     if limits.wasted_receives and wait >= SHORTEST_COPY_SECONDS:
         return Hop(min(math.floor(wait) - limits.lead, LONGEST_PARK_SECONDS), renewed=True)
@@ -206,7 +206,7 @@ def is_never(wait: float) -> bool:
 
 
 def kept_delay(given: Any) -> tuple[int | None, str]:
-    """The delay that SQS gets of a publisher's `delay_seconds`, and why it is not all; "": it is all."""
+    """The part of a publisher's `delay_seconds` that SQS gets, and why it is not all; else ""."""
     try:
         seconds = int(given)
     except (TypeError, ValueError, OverflowError):

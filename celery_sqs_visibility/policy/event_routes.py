@@ -75,6 +75,6 @@ def parse_sqs_event(name: str, value: Any) -> tuple[str, ...]:
         if not (isinstance(pattern, str) and PATTERN.fullmatch(pattern)):
             raise OptionError(
                 f"expected {name} to be an event as 's3:ObjectCreated:*', 'aws.s3/Object Created' "
-                f"(EventBridge's source and detail type) or 'sns:topic', or a list of such, got {pattern!r}"
+                f"(EventBridge's source and detail type) or 'sns:topic', or a list of these, got {pattern!r}"
             )
     return tuple(patterns)

@@ -16,11 +16,11 @@ KEY_BYTES: Final = 1024
 #: The largest checkpoint, as JSON: it tells where a run was, and is no place for its data.
 CHECKPOINT_BYTES: Final = 64 * 1024
 
-#: How long a key is processed if nobody says: SQS keeps no message for longer, and so delivers none later.
+#: How long a key counts as processed by default: SQS keeps no message for longer, and delivers none later.
 TTL_SECONDS: Final = float(RETENTION_SECONDS)
 LONGEST_TTL_SECONDS: Final = 365 * 24 * 60 * 60
 
-#: After this time a message is tried again whose store did not answer.
+#: A message whose store did not answer is tried again after this time.
 STORE_RETRY_SECONDS: Final = 30
 
 REDIS_SCHEMES: Final = ("redis", "rediss")
@@ -71,7 +71,7 @@ def store_address(name: str, value: Any) -> StoreAddress:
 
 
 def key_of(task: str, given: Any) -> str:
-    """The name of a key in its store, of what `exclusive` returned: a text or a whole number.
+    """The name in the store of the key that `exclusive` returned, a text or a whole number.
 
     Raises:
         ExclusiveKeyError: it is anything else, is empty or too long.

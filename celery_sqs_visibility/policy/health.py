@@ -70,7 +70,7 @@ class WaitingFacts:
     tasks: frozenset[str]
 
     def still(self, earlier: WaitingFacts) -> bool:
-        """Whether a task that waited earlier waits yet, and none has begun to run meanwhile."""
+        """Whether a task that waited earlier still waits, and no task has begun since."""
         return self.begun == earlier.begun and bool(self.tasks & earlier.tasks)
 
 
@@ -86,7 +86,7 @@ class WorkerFacts:
         wanted_processes: how many it is to have, which autoscaling sets; `None` if it does not say.
         polls: of each queue that it consumes.
         duties: of its other threads.
-        forgotten: seconds for which it has had none but messages that nothing in it will run or give back.
+        forgotten: seconds for which it has held messages alone that no part of it will run or give back.
     """
 
     phase: Phase
@@ -101,7 +101,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether all is well, and in a line why, or what is not."""
+    """Whether all is well, and the reason in one line."""
 
     ok: bool
     reason: str

@@ -14,7 +14,7 @@ _AS_LISTS: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = {ord("["): 1, ord("]"): -1}
 _NO_MARKS: Final = bytes(set(range(256)) - set(b'[]{}"'))
 
-#: JSON with no more brackets is within whatever bounds the options may set, and need not be measured.
+#: JSON with no more brackets is within any bounds that the options may set, and is not measured.
 FEW_BRACKETS: Final = min(LEAST_CONTAINERS, LEAST_NESTING)
 
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)

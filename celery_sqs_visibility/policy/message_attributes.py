@@ -21,7 +21,8 @@ _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 #: The largest payload in S3. A worker has several in memory, each more than once while it is decoded.
 PAYLOAD_BYTES: Final = 64 * MESSAGE_BYTES
 
-#: SQS's own sentence about a message beyond the queue's MaximumMessageSize, which a sender may not ask for.
+#: SQS's sentence about a message larger than the queue's MaximumMessageSize: a sender may lack the permission
+#: to read that attribute.
 _LIMIT: Final = re.compile(r"must be shorter than (\d+) bytes")
 
 

@@ -142,14 +142,14 @@ def carried_over(given: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def former_names(given: Mapping[str, Any]) -> dict[str, str]:
-    """The former names in transport options, those of queues included, with the present ones. Pure."""
-    queues = given.get("queues") or {}
-    return {
-        name: PRESENT_NAMES[name]
-        for options in (given, *queues.values())
-        for name in options
-        if name in PRESENT_NAMES
-    }
+    """The former names in transport options, those of queues included, with the present ones.
+
+    The options may be those of an app on kombu's transport, which nobody has checked.
+    """
+    queues = given.get("queues")
+    places = [given, *(queues.values() if isinstance(queues, Mapping) else ())]
+    names = {name for place in places if isinstance(place, Mapping) for name in place}
+    return {former: name for former, name in PRESENT_NAMES.items() if former in names}
 
 
 def renamed(noun: str, former: str) -> str:

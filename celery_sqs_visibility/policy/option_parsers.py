@@ -53,7 +53,7 @@ def option(
         default: its value where the user gives none.
         parse: makes the value of what the user wrote.
         doc: its meaning, and when somebody changes it, in sentences.
-        shown_default: the default in the reference, where `repr(default)` does not tell.
+        shown_default: the default in the reference, where `repr(default)` does not say it.
         internal: whether it is for tests and measurements, and not in the reference.
     """
     shown = repr(default) if shown_default is None else shown_default

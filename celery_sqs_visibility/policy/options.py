@@ -69,7 +69,7 @@ from celery_sqs_visibility.policy.retry_delays import DelayRule
 
 __all__ = ["OptionError", "Options", "option_name", "reference_table"]
 
-#: Queues whose options are kept at hand: there are no bounds to the names of replies' queues.
+#: The most queues whose options are kept at hand: queues of replies have ever new names.
 KEPT_QUEUES: Final = 1000
 
 _HORIZON = " (SQS's 12 hours)"
@@ -85,25 +85,25 @@ MOST_WEIGHT: Final = 1000
 #: More runs at once than any worker has.
 MOST_RUNNING: Final = 10_000
 
-#: Most bytes of a decompressed body by default, a small multiple of what SQS takes of it compressed. At the
-#: worst its run takes 250 MB (short texts in JSON), or 400 MB (in MessagePack): tests/worker/test_bombs.py.
+#: Most bytes of a decompressed body by default, a small multiple of SQS's limit for a compressed one. At the
+#: worst a run takes 250 MB (short texts in JSON), or 400 MB (in MessagePack): tests/worker/test_bombs.py.
 DECOMPRESSED_BYTES: Final = 8 * MESSAGE_BYTES
 
 #: Most lists and objects of a body by default: at the worst 100 MB in Python.
 CONTAINERS: Final = 500_000
 
-#: Most levels by default: a pool's process takes no more in a pickle, by Python's own limit of recursion.
+#: Most levels by default: Python's limit of recursion lets a pool's process unpickle no deeper structure.
 NESTING: Final = 400
 
 #: The least that the options may be.
 LEAST_CONTAINERS: Final = 1000
 LEAST_NESTING: Final = 100
 
-#: How often queues are counted where workers can agree on one that does, and where each counts.
+#: How often queues are counted: where workers agree on one that counts, and where each of them counts.
 SAMPLE_SECONDS: Final = 60.0
 SAMPLE_ALONE_SECONDS: Final = 300.0
 
-#: The option `queue_order`: as messages come; a queue before all that are listed after it; by weight.
+#: The option `queue_order`: as messages come; each queue before those listed after it; by weight.
 Order = Literal["fair", "strict", "weighted"]
 
 ORDERS: Final = ("fair", "strict", "weighted")
@@ -292,7 +292,7 @@ class ContentOptions:
     )
 
 
-#: Limits of a message that came by no connection of ours.
+#: Limits of a message that did not come by a connection of ours.
 DEFAULT_LIMITS: Final = ContentOptions()
 
 
@@ -313,7 +313,7 @@ class Options(ContentOptions, SharedOptions):
     control_prefix: str = option(
         "celery-control-",
         control_prefix,
-        "What the names of the queues of remote control begin with, after `queue_name_prefix`.",
+        "The beginning of the names of remote control's queues, after `queue_name_prefix`.",
         internal=True,
     )
     metrics: tuple[str, ...] | None = option(
@@ -526,8 +526,8 @@ class Options(ContentOptions, SharedOptions):
     sts_token_buffer_time: int = option(
         0,
         Seconds(0, VISIBILITY_HORIZON_SECONDS - 1, whole=True),
-        "How much earlier than that they are renewed; less than `sts_token_timeout`. Raise it where "
-        "requests fail with expired credentials.",
+        "How long before their end the role's credentials are renewed; less than `sts_token_timeout`. Raise "
+        "it where requests fail with expired credentials.",
     )
 
     @classmethod

@@ -18,7 +18,7 @@ SYSTEM_ERRORS = (ConnectionError, TimeoutError)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether an error, or one behind it, has its cause here; called where it is caught."""
+    """Whether an error, or one that led to it, is no fault of the message. Called where it is caught."""
     return any(map(_is_of_this_process, _behind(error)))
 
 

@@ -80,7 +80,7 @@ def new_key(prefix: str) -> str:
 
 
 def prefix_of(key: str) -> str | None:
-    """The prefix with which `new_key` made it, so that one message needs the object; `None`: others did.
+    """The prefix of a key of `new_key`, whose object one message alone needs; `None` for any other key.
 
     An object of another producer may have several readers, as with Amazon's extended client for SNS; and
     whoever may send to the queue could name any object of the bucket.

@@ -70,7 +70,7 @@ class PollSchedule:
         self._sleep, self._sleep_until = self._interval, 0.0
 
     def arrived(self, message_ids: Collection[str]) -> None:
-        """These messages are no longer expected; nothing follows for the others."""
+        """Stop expecting these messages; follow-ups of the others stay as they are."""
         if self._expected:
             for message_id in message_ids:
                 self._forget(message_id)
@@ -81,7 +81,7 @@ class PollSchedule:
         return self._sleep_until if expected is None else min(self._sleep_until, expected)
 
     def next_expected(self) -> float | None:
-        """The instant at which the next message comes back, if one is known to."""
+        """The instant at which the next message comes back; `None` if none is expected."""
         return self._in_order[0][0] if self._in_order else None
 
     def _remember(self, message_id: str, at: float, polls: int) -> None:
@@ -95,7 +95,7 @@ class PollSchedule:
             del self._in_order[bisect.bisect_left(self._in_order, (at, message_id))]
 
     def _follow_up(self, now: float) -> None:
-        """Expect messages that are due and did not come once more, as often as there are follow-ups."""
+        """Expect messages once more that were due and did not come, as often as there are follow-ups."""
         due = bisect.bisect_right(self._in_order, now, key=lambda expected: expected[0])
         missed, self._in_order = self._in_order[:due], self._in_order[due:]
         for _, message_id in missed:

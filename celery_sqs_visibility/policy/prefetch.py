@@ -43,7 +43,7 @@ PACE_STEP_SECONDS: Final = 0.01
 #: The first tasks after a rest count as done in at least this time.
 SHORTEST_PACE_SECONDS: Final = 0.25
 
-#: Tasks that it takes to forget how long earlier ones ran.
+#: The number of tasks after which the durations of earlier ones hardly count.
 DURATION_MEMORY_TASKS: Final = 5
 
 #: The measured pace wobbles: it counts only where it is clearly above Celery's own prefetch count.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: C0, DEL and C1; separators of lines; what sets the direction of text; what no encoding has.
+#: C0, DEL and C1; separators of lines; marks of direction; surrogates, which no encoding has.
 UNPRINTABLE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )

@@ -41,7 +41,7 @@ ATTRIBUTES: Final = (
     "VisibilityTimeout",
 )
 
-#: SQS's own key, which takes no right in the queue's account: everybody there may use it, by way of SQS.
+#: SQS's own key, which needs no permission in the queue's account: everybody there may use it through SQS.
 AMAZONS_KEY: Final = "alias/aws/sqs"
 
 

@@ -168,8 +168,8 @@ def choose_delay(
         rules: of the task and the transport.
         retries: how many runs failed before this one.
         exc: what the run raised.
-        explicit: whether the task called `self.retry()`,
-        countdown: and with how many seconds.
+        explicit: whether the task called `self.retry()`.
+        countdown: the seconds that it gave there.
         failed: logs the error of a user's callable, in its `except` block; the next rule decides then.
     """
     if countdown is not None:

@@ -7,10 +7,10 @@ from typing import Any, Final
 from celery_sqs_visibility.policy.option_parsers import Seconds
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
-#: A run is warned so long before the end of the 12 hours.
+#: How long before the end of the 12 hours a run is warned.
 NEAR_HORIZON_SECONDS: Final = 15 * 60
 
-#: Runs are checked twice a second. A longer pause was everybody's: the machine slept, or this process.
+#: Runs are checked twice a second. After a longer pause the machine, or this process, has slept.
 LONGEST_CHECK_INTERVAL_SECONDS: Final = 2.0
 
 _PARSER: Final = Seconds(1, VISIBILITY_HORIZON_SECONDS)

@@ -192,7 +192,7 @@ class InvocationHolder:
                 self._send_copies(delivery, settlement)
 
     def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
-        """Send it; then Lambda deletes the original. A refused letter has a settlement for that."""
+        """Send the letter; then Lambda deletes the original. A refused letter has another settlement."""
         try:
             sent = self._dead_letters.send(delivery, letter)
         except SQSError as error:

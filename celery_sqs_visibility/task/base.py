@@ -91,7 +91,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             "delete" or "keep". `None` is the transport option of this name.
         max_retries: as in Celery. `None` leaves the end to the queue's redrive policy.
         sqs_event: the events of AWS, or their names' beginnings, that run the task: "s3:ObjectCreated:*",
-            "aws.s3/Object Created", "sns:topic", or a list of such. Its only argument is the event.
+            "aws.s3/Object Created", "sns:topic", or a list of these. Its only argument is the event.
         sqs_event_per: "record" or "message": a run for each record of a message, or one for all.
         when_lost: "continue" or "terminate": whether a run goes on whose message another worker may have.
             `None` leaves it to the transport option of this name.

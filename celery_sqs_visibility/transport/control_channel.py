@@ -26,7 +26,7 @@ DROPPED: Final = "dropped a command to workers, since remote control is off here
 #: Commands or batches of events that wait in a process. While so many do, it receives no more.
 MOST_ERRANDS: Final = 100
 
-#: Exit statuses of `celery inspect`, from sysexits.h: nobody answers, and a right is missing.
+#: Exit statuses of `celery inspect`, from sysexits.h: nobody answers, and a permission is missing.
 EX_UNAVAILABLE: Final = 69
 EX_NOPERM: Final = 77
 

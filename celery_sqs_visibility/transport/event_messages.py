@@ -21,7 +21,7 @@ from celery_sqs_visibility.policy.continued_events import (
     WHOLE,
     ContinuedEvent,
     continued_in,
-    what_is_left,
+    unsent_part,
     with_ours,
     without_ours,
 )
@@ -207,7 +207,7 @@ class Copies(Sequence[OutgoingMessage]):
     def remainder(self, indices: Sequence[int]) -> OutgoingMessage | None:
         """The event as a message for these copies, in order; `None` if it has too many attributes."""
         places = [self._left[index][1].place for index in indices]
-        event = what_is_left(self._event, places, self._records)
+        event = unsent_part(self._event, places, self._records)
         attributes = with_ours(self._attributes, event)
         if attributes is None:
             return None

@@ -36,7 +36,7 @@ NO_TOPIC: Final = "NotFound"
 #: SNS's sentence about a message that is larger than its topic takes.
 TOO_LONG: Final = "Message too long"
 
-RIGHTS: Final = "allow sqs:GetQueueAttributes, sqs:SetQueueAttributes and sns:Subscribe"
+PERMISSIONS: Final = "allow sqs:GetQueueAttributes, sqs:SetQueueAttributes and sns:Subscribe"
 
 
 class Fanout:
@@ -82,8 +82,8 @@ class Fanout:
         To be called with all exchanges of the queue: its policy is then written once, for all of them.
 
         Raises:
-            SQSError: it cannot be subscribed. Not where the topic is predefined and a right is missing: then
-                an administrator may have subscribed it, and a warning says so.
+            SQSError: it cannot be subscribed. Not where the topic is predefined and a permission is missing:
+                then an administrator may have subscribed it, and a warning says so.
         """
         missing = [each for each in exchanges if not self.is_subscribed(queue.name, each)]
         topics = {exchange: self._topics.find(exchange) for exchange in missing}
@@ -135,7 +135,7 @@ class Fanout:
         except AccessDeniedError as error:
             if not topic.predefined:
                 sentence = (
-                    f"queue {queue.name!r} cannot be subscribed to topic {topic.arn}: {RIGHTS}. {error}"
+                    f"queue {queue.name!r} cannot be subscribed to topic {topic.arn}: {PERMISSIONS}. {error}"
                 )
                 raise reworded(error, sentence) from error
             logger.warning(
@@ -143,7 +143,7 @@ class Fanout:
                 "message delivery, or %s: %s",
                 queue.name,
                 topic.arn,
-                RIGHTS,
+                PERMISSIONS,
                 error,
             )
             return None

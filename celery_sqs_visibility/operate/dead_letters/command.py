@@ -38,11 +38,13 @@ LETTER: Final = "dead letter"
 LIST_LIMIT: Final = 100
 
 _FILTERS: Final = (
-    click.option("--task", metavar="GLOB", help="Only of tasks with such a name: 'proj.import_*'."),
-    click.option("--exception", metavar="GLOB", help="Only with such an exception: 'ValueError'."),
+    click.option("--task", metavar="GLOB", help="Only of tasks whose name matches: 'proj.import_*'."),
+    click.option("--exception", metavar="GLOB", help="Only with an exception of this name: 'ValueError'."),
     click.option("--older-than", type=duration, help="Only given up longer ago than this: 90s, 10m, 2h, 1d."),
-    click.option("--newer-than", type=duration, help="Only given up since this long."),
-    click.option("--any-source", is_flag=True, help="Those of other queues, too, which share QUEUE's."),
+    click.option("--newer-than", type=duration, help="Only given up within this time."),
+    click.option(
+        "--any-source", is_flag=True, help="Also those of other queues that share QUEUE's dead-letter queue."
+    ),
 )
 
 
@@ -111,7 +113,7 @@ def list_letters(place: Place, limit: int, as_json: bool, **filters: Any) -> Non
 @click.argument("letter_id", metavar="ID")
 @json_option
 def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Show all of one: attributes, arguments, headers, traceback, body.
+    """Show one in full: attributes, arguments, headers, traceback, body.
 
     ID is the message's or the task's, or its first eight characters.
     """
@@ -135,7 +137,7 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
 @click.option(
     "--native",
     is_flag=True,
-    help="Have SQS move the whole dead-letter queue to QUEUE, without a look at the letters.",
+    help="SQS itself moves the whole dead-letter queue to QUEUE; nobody looks at the letters.",
 )
 @json_option
 def retry_letters(
@@ -299,7 +301,7 @@ def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> It
 
 
 def _not_there(session: Session) -> CommandError:
-    """The error about the ids that mean no letter."""
+    """The error about ids that match no letter."""
     letters = session.place.letters
     ids = ", ".join(map(repr, session.missing()))
     why = "it is another's, does not pass the filters, or somebody else is looking at it"

@@ -21,7 +21,7 @@ from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.content_bounds import check_content
 from celery_sqs_visibility.transport.decompression import inflate
 
-#: The reason of such a message, as SQS's redrive has it.
+#: The reason of a letter that SQS's own redrive has moved, which names none.
 MOVED_BY_SQS: Final = "received as often as maxReceiveCount allows, and moved by SQS"
 
 #: Content types that may be decoded here. Not pickle: who looks at a message does not run it.
@@ -152,8 +152,8 @@ class Selection:
         newer_than: seconds.
         sources: names of the queue that they were given up in; `None` is any. A letter that names no queue
             is any queue's.
-        sent_before: seconds since the epoch, by SQS's clock. What a retry has sent back may fail, and be here
-            again, at once.
+        sent_before: seconds since the epoch, by SQS's clock. A letter that was sent back
+            may fail, and be here again, at once.
     """
 
     ids: Collection[str] = ()
@@ -173,7 +173,7 @@ class Selection:
         return set(self.ids) & letter_names(letter)
 
     def takes(self, letter: Letter, now: float) -> bool:
-        """Whether the letter is meant, `now` in seconds since the epoch, by SQS's clock."""
+        """Whether the letter passes all filters, `now` in seconds since the epoch, by SQS's clock."""
         age = letter.age(now)
         return (
             self.is_of_source(letter)

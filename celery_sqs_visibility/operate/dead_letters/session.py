@@ -42,7 +42,7 @@ HOLD_SECONDS: Final = 120
 #: A long poll, since a short one asks only some of SQS's servers.
 WAIT_SECONDS: Final = 1
 
-#: Receives in a row that bring only what is known, after which there is nothing new.
+#: After this many receives in a row that bring only known messages there is nothing new.
 MOST_REPEATS: Final = 3
 
 OPTIONS: Final = ReceiveOptions(HOLD_SECONDS, ("All",), ("All",))
@@ -60,7 +60,7 @@ LEFT_OUT: Final = (
 #: How often an answer is looked for, in seconds.
 ANSWER_SECONDS: Final = 0.5
 
-#: How exactly SQS's clock is known: its answers tell whole seconds. A clock that is not further off is right.
+#: How exactly SQS's clock is known: its answers tell whole seconds. A smaller difference counts as none.
 OFFSET_ERROR_SECONDS: Final = 1.0
 
 
@@ -169,7 +169,7 @@ class HeldMessages:
             try:
                 received = self._receive()
             except OverLimitError:
-                return  # so many are held that SQS gives no more
+                return  # SQS gives no more while this many are in flight
             if not received:
                 self.is_complete = True
                 return
@@ -240,7 +240,7 @@ class Session:
 
     Attributes:
         place: the queue.
-        selection: the letters that are meant.
+        selection: the filters.
         limit: most of them.
         held: the messages that were received.
         stop: set at Ctrl-C and SIGTERM.
@@ -262,7 +262,7 @@ class Session:
         return SYSTEM_CLOCK.wall() - self.clock_offset
 
     def missing(self) -> list[str]:
-        """The ids that were asked for, and mean no letter that was seen."""
+        """The ids that were asked for, and match no letter that was seen."""
         return [each for each in self.selection.ids if each not in self._found]
 
     def number_elsewhere(self) -> int:
@@ -291,7 +291,7 @@ class Session:
         return answer in {"y", "yes"}
 
     def batches(self) -> Iterator[list[Letter]]:
-        """The letters that are meant, as they are received."""
+        """The selected letters, as they are received."""
         left = sys.maxsize if self.limit is None else self.limit
         readable = self.place.context.options.readable_payloads
         with self._progress() as advance:
@@ -312,7 +312,7 @@ class Session:
         return [letter for letter in letters if self._takes(letter, now)]
 
     def _takes(self, letter: Letter, now: float) -> bool:
-        """Whether it is meant; the first that an id names is, whatever the clocks say."""
+        """Whether the letter is selected; the first that an id names is, whatever the clocks say."""
         asked = self.selection
         if asked.named(letter) - self._found:
             asked = replace(asked, sent_before=None)

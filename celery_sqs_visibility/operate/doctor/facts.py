@@ -32,7 +32,7 @@ class TaskFacts:
         comes_back: it is a `VisibilityTask`, whose failed message comes back.
         acks_late: its message is deleted after its run.
         delays: after each of its failures, by its rules, up to `max_retries`; SQS's 12 hours do not count.
-        repeats_by_default: every exception has it run again, and nothing but `task_cls` of the app says so.
+        repeats_by_default: it runs again after every exception, by the app's `task_cls` alone.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Facts:
         scheduled: the task of each entry of `beat_schedule`; `None` where an entry names none.
         task_names: all that the app has, Celery's own included.
         former_names: names of the release before, of options and settings of tasks, with the present ones.
-        store_problem: why the store of `coordination_store` does not do what it is asked; empty if it does.
+        store_problem: why the store of `coordination_store` fails; empty if it works, or there is none.
     """
 
     options: Options = field(default_factory=lambda: Options.parse({}))

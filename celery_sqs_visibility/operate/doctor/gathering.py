@@ -65,7 +65,7 @@ KUBERNETES_VARIABLE: Final = "KUBERNETES_SERVICE_HOST"
 
 CELERYS_OWN: Final = "celery."
 
-#: Attributes by which a task's author says which exceptions have it run again, or how often.
+#: Attributes by which a task's author says after which exceptions it runs again, or how often.
 OWN_CHOICE: Final = frozenset({"autoretry_for", "dont_autoretry_for", "max_retries"})
 
 #: No receipt handle looks like it.
@@ -177,7 +177,7 @@ def _task_facts(app: Celery, task: Any, queue: str, options: Options) -> TaskFac
 
 
 def _repeats_by_default(app: Celery, task: Any) -> bool:
-    """Whether the app's `task_cls` has it run again after each exception, and its author does not say so."""
+    """Whether it runs again after each exception by the app's `task_cls`, without a word of its author."""
     own = takewhile(lambda each: each is not VisibilityTask, type(task).__mro__)
     said = any(not OWN_CHOICE.isdisjoint(vars(each)) for each in own)
     return issubclass(app.Task, VisibilityTask) and not said
@@ -258,7 +258,7 @@ def _machine(broker: BrokerContext) -> Machine:
 def rights_on(queue: Queue) -> dict[str, Right]:
     """The permissions of workers and producers on the queue."""
     sqs, url = queue.sqs, queue.url
-    # Nobody misses what a server brings that does not refuse: it is visible at once.
+    # A server that does not refuse hands messages out; they are visible again at once.
     too_many, at_once = BATCH_ENTRIES + 1, ReceiveOptions(visibility_timeout=0)
     return {
         RECEIVE: _shown_by(lambda: bool(sqs.receive(url, too_many, 0, at_once))),

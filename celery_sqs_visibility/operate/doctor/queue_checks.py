@@ -201,7 +201,7 @@ def check_retention(facts: Facts) -> Iterator[Finding]:
             f"{queue.name!r} keeps a message for {duration_text(retention)}",
             "SQS deletes the message before its last attempt, without a dead letter."
             if total >= retention
-            else "A backlog, or a day without workers, has SQS delete the message before its last attempt.",
+            else "After a backlog, or a day without workers, SQS deletes it before its last attempt.",
             set_attributes(queue.url, MessageRetentionPeriod=longer)
             if longer > retention and total < RETENTION_SECONDS
             else "lower max_retries or error_visibility_timeout",

@@ -112,7 +112,7 @@ def _long_timeout(entry: str, own: QueueOptions, names: list[str]) -> Finding:
         Severity.WARNING,
         and_more(names, "queue"),
         f"visibility_timeout is {duration_text(own.visibility_timeout)}",
-        "So long wait the messages of a worker that is killed. The heartbeat extends them: a long task needs "
+        "The messages of a killed worker wait that long. The heartbeat extends them: a long task needs "
         "no long timeout.",
         option("visibility_timeout", 120, entry),
     )
@@ -200,6 +200,6 @@ def check_clock(facts: Facts) -> Iterator[Finding]:
         f"it is {duration_text(round(abs(offset)))} {'ahead of' if offset > 0 else 'behind'} SQS's",
         "SQS refuses signatures that are five minutes off: nothing is received."
         if refused
-        else "Tasks with an ETA start so much too early or too late, and their attempts are miscounted.",
+        else "Tasks with an ETA start too early or too late by as much, and their attempts are miscounted.",
         "synchronise the clock: chronyc makestep, or enable NTP",
     )

@@ -24,7 +24,7 @@ class SettingRule(NamedTuple):
 
     Attributes:
         applies: whether the rule is about the value that the user gave.
-        harms: it does something that is not wanted, or promises what is not kept; else it only does nothing.
+        harms: whether it does harm, or promises something that is not kept; otherwise it has no effect.
         follows: the setting's effect here, as a sentence.
         remedy: the text to write in its place.
     """
@@ -79,7 +79,7 @@ SETTING_RULES: Final = (
         _zero,
         True,
         "A worker takes as many messages as there are, and holds those that other workers could run.",
-        "worker_prefetch_multiplier = 4, Celery's default: here it is the most that is held, not what is",
+        "worker_prefetch_multiplier = 4, Celery's default: here it is an upper bound",
     ),
     SettingRule(
         "task_queue_max_priority",
@@ -148,7 +148,7 @@ SECONDS_A_MONTH = 30 * SECONDS_A_DAY
 #: Longer polls of empty queues cost too little to be reported.
 LONG_POLL_SECONDS = 10
 
-#: A new task may wait for so long until it is looked for.
+#: A new task may wait this long for a poll; longer sleeps are reported.
 LONG_SLEEP_SECONDS = 5
 
 #: Consequence of a missing permission, by its name.
@@ -237,7 +237,7 @@ def check_schedule(facts: Facts) -> Iterator[Finding]:
                 f"beat_schedule entry {entry!r}",
                 f"its task is {task!r}, and the app has no task of that name",
                 "Beat sends it, and no worker of this app runs it: each message becomes a dead letter.",
-                "correct the name, or import the task's module; a task of another app's workers is well",
+                "correct the name, or import the task's module; if another app's workers run it, all is well",
             )
 
 

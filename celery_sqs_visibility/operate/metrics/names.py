@@ -84,7 +84,7 @@ def _metric(
     return Metric(kind, f"celery_sqs_{name}", otel, unit, tuple(labels.split()), text, buckets, told)
 
 
-TASKS: Final = _counter("tasks", "{task}", "task queue outcome", "Messages of tasks, by what became of them.")
+TASKS: Final = _counter("tasks", "{task}", "task queue outcome", "Messages of tasks, by their end.")
 ATTEMPTS: Final = _counter("attempts", "{attempt}", "task queue", "Runs that began.")
 RECEIVED: Final = _counter(
     "messages_received",
@@ -108,7 +108,7 @@ EVENTS_DROPPED: Final = _counter(
 REPLIES_DROPPED: Final = _counter(
     "control_replies_dropped", "{reply}", "", "Replies to commands that did not reach their caller."
 )
-COST: Final = _counter("cost_usd", "USD", "queue", "What the requests cost, at the price of one each.")
+COST: Final = _counter("cost_usd", "USD", "queue", "The price of the requests, at that of one each.")
 REQUESTS: Final = _histogram(
     "request_seconds",
     "action queue outcome",
@@ -133,7 +133,7 @@ QUEUE_TIME: Final = _histogram(
 HELD_TIME: Final = _histogram(
     "in_flight_seconds",
     "queue",
-    "From the receive of a message to the decision what becomes of it.",
+    "From the receive of a message to the decision about it.",
     TASK_SECONDS,
 )
 SETTLE_TIME: Final = _histogram(

@@ -24,7 +24,7 @@ class SeriesCollector(Collector):
         self._series = series
 
     def describe(self) -> list[Metric]:
-        """Nothing, which has the registry not collect to find out."""
+        """Nothing: so the registry does not collect only to learn the names."""
         return []
 
     def collect(self) -> Iterator[Metric]:

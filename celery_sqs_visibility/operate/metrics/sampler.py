@@ -17,10 +17,10 @@ from celery_sqs_visibility.stores.port import Acquired, ExclusiveStore
 
 logger = logging.getLogger(__name__)
 
-#: For how many intervals a sample is told: after that, nobody knows.
+#: A sample is exported for this many intervals; after that the figures are unknown.
 VALID_INTERVALS: Final = 2.5
 
-#: For how many intervals a worker that renews its turn each time has it: it may miss one.
+#: A turn lasts this many intervals, and is renewed at each: a worker may miss one.
 TURN_INTERVALS: Final = 2.5
 
 #: After how many intervals the others ask whether it is free: at random, so that they ask one by one.

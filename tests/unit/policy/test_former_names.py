@@ -62,6 +62,7 @@ def test_former_names_work_for_one_queue_too():
     given = {"queues": {"q": {"on_exhausted": "keep"}, "r": {}}}
     assert Options.parse(given).for_queue("q").when_exhausted == "keep"
     assert former_names(given) == {"on_exhausted": "when_exhausted"}
+    assert former_names({"queues": {"q": "?"}}) == former_names({"queues": 7}) == {}  # not checked yet
     with pytest.raises(
         OptionError, match=r"expected queues\['q'\]\['when_exhausted'\] alone, got its former name"
     ):
