@@ -152,10 +152,9 @@ class BrokerContext:
     @cached_property
     def fanout(self) -> Fanout:
         """The fanout exchanges. Imported when first needed: most apps have none."""
-        from celery_sqs_visibility.transport.fanout import Fanout  # noqa: PLC0415
-        from celery_sqs_visibility.transport.sns_topics import topics  # noqa: PLC0415
+        from celery_sqs_visibility.transport.fanout import Fanout, topics_of  # noqa: PLC0415
 
-        return Fanout(topics(self.client_settings, self.options), self.queues)
+        return Fanout(topics_of(self.client_settings, self.options), self.queues)
 
     @cached_property
     def control(self) -> RemoteControl:

@@ -334,14 +334,17 @@ def _checked_headers(payload: dict[str, Any]) -> dict[str, Any]:
 
 def _is_of_text(encoding: str) -> bool:
     """Whether decoding gives text, not bytes: Python's "zlib" and "bz2" would inflate a bomb."""
-    encoding = encoding.lower()
-    if encoding in NOT_DECODED:
+    if encoding.lower() in NOT_DECODED:
         return True
     try:
-        codec = codecs.lookup(encoding)
-    except (LookupError, ValueError):  # ValueError: the name holds a NUL
+        if codecs.lookup(encoding).name in SLOW_ENCODINGS:
+            return False
+        b" ".decode(encoding)  # a LookupError where it is not of text
+    except UnicodeError:  # UTF-16, say, where a character has more bytes
+        return True
+    except Exception:  # noqa: BLE001 - its name may hold a NUL, and a codec of the user's raise anything
         return False
-    return codec._is_text_encoding and codec.name not in SLOW_ENCODINGS  # noqa: SLF001 - as bytes.decode() does
+    return True
 
 
 def _deeper_than(levels: int, payload: Any) -> bool:

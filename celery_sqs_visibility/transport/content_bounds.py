@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Container
 from typing import Any, Final
 
-from kombu.serialization import registry  # type: ignore[attr-defined] # celery-types leaves it out
-
+from celery_sqs_visibility.contacts.channel import DECODERS
 from celery_sqs_visibility.errors import TooLargeError
 from celery_sqs_visibility.policy.json_bounds import check_count, check_json, too_deep
 from celery_sqs_visibility.policy.options import ContentOptions
@@ -52,7 +51,7 @@ def check_content(
     if (check := CHECKS.get(content_type or NO_TYPE)) is not None:
         if accept is None or content_type in accept:
             check(content, limits)
-    elif (content_type or NO_TYPE) not in registry._decoders:  # noqa: SLF001 - kombu has no public name
+    elif (content_type or NO_TYPE) not in DECODERS:
         _check_encoding(content, encoding or "utf-8")
 
 

@@ -8,6 +8,7 @@ import threading
 from importlib.metadata import version
 from typing import Any, ClassVar, Final
 
+from kombu import pools
 from kombu.transport import virtual
 from kombu.utils.url import safequote
 
@@ -21,11 +22,18 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext, shared_context
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.channel import Channel
-from celery_sqs_visibility.transport.pool_limit import raise_default_limit
 
 #: The types of exchanges, with remote control (Celery's step `Control` asks for fanout). Those of other
 #: exchanges than Celery's own are refused where they are declared.
 WITH_CONTROL: Final = frozenset(["direct", "fanout", "topic"])
+
+#: The default of `broker_pool_limit` (celery/app/defaults.py), and kombu's. It keeps the sockets to a broker
+#: few: an eleventh thread waits until one of ten has published. A connection to SQS has no socket of its own,
+#: and threads that publish at the same time share requests, so this default only costs time.
+CELERYS_POOL_LIMIT: Final = 10
+
+#: As many as there are sockets to SQS: see `aws.client_factory.POOL_CONNECTIONS`.
+POOL_LIMIT: Final = 64
 
 
 class Transport(virtual.Transport):
@@ -171,6 +179,18 @@ class Transport(virtual.Transport):
         channels: list[Any] | None = self.channels
         for channel in channels or ():
             channel.raise_prefetch_count()
+
+
+def raise_default_limit(transport: type[virtual.Transport]) -> None:
+    """Raise the limit of kombu's pools of that transport's connections. Any other limit is the user's.
+
+    Any thread, any number of times.
+    """
+    for producers in tuple(pools.producers.values()):
+        connections = producers.connections
+        ours = connections.connection.get_transport_cls() is transport
+        if ours and connections.limit == producers.limit == CELERYS_POOL_LIMIT:
+            connections.limit = producers.limit = POOL_LIMIT
 
 
 def _until(instant: float) -> float | None:

@@ -34,7 +34,7 @@ from celery.worker.consumer.consumer import Consumer
 from celery.worker.request import Request
 from kombu.transport import SQS
 from support.ends import CELERY
-from support.private_names import modules, names_of_others, replaced_methods
+from support.private_names import PACKAGE, modules, names_of_others, replaced_methods
 
 from celery_sqs_visibility.aws import topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
@@ -45,7 +45,7 @@ from celery_sqs_visibility.operate.doctor.kombu_changes import DEFAULTS
 from celery_sqs_visibility.policy.control_names import Use, replies_of, use_of
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
-from celery_sqs_visibility.transport import channel, pool_limit
+from celery_sqs_visibility.transport import channel, transport
 from celery_sqs_visibility.transport.codec import eta_of
 from celery_sqs_visibility.transport.temporary_queues import temporary
 
@@ -221,12 +221,24 @@ MENTIONED = [
     ("celery.concurrency.base:apply_target", "except BaseException", "callback(ExceptionInfo())"),
     # A hard time limit is told to on_failure before on_timeout.
     ("billiard.pool:TimeoutHandler.on_hard_timeout", "job._set( ... job.handle_timeout(soft=False)"),
-    # The virtual channel keeps its consumers where we look.
+    # Our channel keeps its consumers itself, and does with a message what the virtual channel does.
     ("kombu.transport.virtual:Channel.__init__", "_consumers", "_tag_to_queue", "_active_queues"),
-    # The virtual channel tells its QoS of a message before its consumer.
     (
         "kombu.transport.virtual:Channel.basic_consume",
         "self.qos.append(message, message.delivery_tag) ... return callback(message)",
+    ),
+    # A message is made as kombu's constructors make it, and read by its decoders.
+    ("kombu.transport.virtual:Message.__init__", "self._raw = payload"),
+    ("kombu.message:Message.__init__", "self._decoded_cache = None", "self._state = 'RECEIVED'"),
+    ("kombu.message:Message.acknowledged.fget", "self._state in ACK_STATES"),
+    ("kombu.message:Message.payload.fget", "self._decoded_cache if self._decoded_cache else self.decode()"),
+    ("kombu.message:Message._decode", "return loads(self.body"),
+    ("kombu.serialization:SerializerRegistry.register", "self._decoders[content_type] ="),
+    ("kombu.serialization:SerializerRegistry.loads", "self._decoders.get(content_type)"),
+    # The virtual channel asks an exchange where a message goes, if there is a table of its bindings.
+    (
+        "kombu.transport.virtual:Channel._lookup",
+        "default = self.deadletter_queue ... self.typeof(exchange).lookup( ... self.get_table(exchange),",
     ),
     # The virtual channel deletes what is bound, which we do not.
     ("kombu.transport.virtual:Channel.exchange_delete", "self.queue_delete("),
@@ -473,15 +485,15 @@ def test_kombus_parser_sees_no_scheme_in_one_with_underscores():
 
 def test_pools_have_celerys_default_limit_and_may_grow_while_they_are_used():
     with Celery("pools", set_as_current=False, broker="memory://") as app:
-        assert app.conf.broker_pool_limit == pool_limit.CELERYS_LIMIT
+        assert app.conf.broker_pool_limit == transport.CELERYS_POOL_LIMIT
         producers = kombu.pools.producers[app.connection_for_write()]
         with producers.acquire(block=True):
-            producers.connections.limit = producers.limit = pool_limit.LIMIT
+            producers.connections.limit = producers.limit = transport.POOL_LIMIT
             with producers.acquire(block=True):
                 assert (
                     producers.connections.connection.get_transport_cls() is kombu.transport.memory.Transport
                 )
-        assert len(producers.connections._resource.queue) == pool_limit.LIMIT
+        assert len(producers.connections._resource.queue) == transport.POOL_LIMIT
 
 
 def test_a_client_of_rpc_has_a_temporary_queue():
@@ -525,37 +537,26 @@ def test_what_we_call_is_there(name):
 STANDING = {
     "_accept_callback",
     "_accepted",
-    "_active_queues",
     "_active_writers",
     "_already_cancelled",
     "_already_revoked",
     "_cache",
-    "_callbacks",
     "_children",
-    "_consumers",
     "_context",
-    "_decode",
-    "_decoded_cache",
-    "_decoders",
     "_delivery_info",
     "_flush_writer",
     "_is_alive",
-    "_is_text_encoding",
     "_limit_move_to_pool",
     "_limit_post_eta",
     "_limit_task",
-    "_lookup",
     "_pool",
     "_process_task",
     "_protected",
     "_quick_release",
-    "_raw",
     "_register_atexit",
     "_request_dict",
     "_run_exitfuncs",
-    "_state",
     "_success_was_stored",
-    "_tag_to_queue",
     "_threads",
     "_worker_pid",
     "_write_to",
@@ -582,6 +583,14 @@ def test_private_names_of_others_are_used_in_contacts_alone():
     assert set(used | replaced) == STANDING, {
         name: str(path) for name, path in (used | replaced).items() if name not in STANDING
     }
+
+
+@pytest.mark.parametrize("room", ["aws", "control", "transport"])
+def test_no_private_name_of_others_is_used_in(room):
+    paths = [path for path in modules(contacts=False) if PACKAGE / room in path.parents]
+    found = {path.name: names_of_others(path) | replaced_methods(path) for path in paths}
+    assert found
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 def test_each_contact_has_a_row():

@@ -27,7 +27,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.measurements import ReplyDropped
-from celery_sqs_visibility.transport.control_channel import ControlChannel
+from celery_sqs_visibility.transport.control_exchanges import ControlExchanges
 
 ON = {"remote_control": True}
 
@@ -176,7 +176,7 @@ def test_what_is_not_json_is_dropped_unread_and_told_once(site, nodes, mailbox, 
 
 
 def test_off_a_caller_is_told_what_to_set_and_nothing_is_made(site, caplog, monkeypatch):
-    monkeypatch.setattr(ControlChannel, "_has_warned", False)
+    monkeypatch.setattr(ControlExchanges, "_has_warned", False)
     mailbox = Mailbox("celery", type="fanout")(site.connect())
     with pytest.raises(RemoteControlError, match="set broker_transport_options"):
         mailbox.multi_call("ping")
