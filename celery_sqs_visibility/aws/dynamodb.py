@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.client_factory import DEFAULT_REGION, network_options, open_session
 from celery_sqs_visibility.aws.error_codes import is_unanswered, translate
-from celery_sqs_visibility.aws.process_clients import ProcessClients
+from celery_sqs_visibility.aws.process_lock import ProcessClients
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 
 if TYPE_CHECKING:

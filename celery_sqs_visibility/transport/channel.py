@@ -18,8 +18,15 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined] # as in kombu's docs
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.aws.queue_counts import DELAYED, HIDDEN, VISIBLE, count
-from celery_sqs_visibility.aws.queues import Queue, no_such_predefined_queue, when_known
+from celery_sqs_visibility.aws.queues import (
+    DELAYED,
+    HIDDEN,
+    VISIBLE,
+    Queue,
+    count,
+    no_such_predefined_queue,
+    when_known,
+)
 from celery_sqs_visibility.command_line import ends_command
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.model import Delivery

@@ -12,15 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from celery_sqs_visibility.aws.boto_topics import BotoSNS
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.port import Location, OutgoingMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue, Queues
-from celery_sqs_visibility.aws.subscriptions import subscribe, sweep
-from celery_sqs_visibility.aws.topics import PredefinedTopic, Topic, Topics
-from celery_sqs_visibility.aws.topics_port import SNS
+from celery_sqs_visibility.aws.sns import SNS
+from celery_sqs_visibility.aws.topics import PredefinedTopic, Topic, Topics, subscribe, sweep
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -165,14 +163,14 @@ def topics_of(sqs: ClientSettings, options: Options) -> Topics:
 
     def sns_for(predefined: PredefinedTopic) -> SNS:
         # Not the connection's region: a topic answers in its own only. arn:aws:sns:region:account:name
-        return BotoSNS(settings.with_own(predefined, predefined.region or predefined.arn.split(":")[3]))
+        return SNS(settings.with_own(predefined, predefined.region or predefined.arn.split(":")[3]))
 
     predefined = {
         name: PredefinedTopic(**{key: topic[key] for key in EXCHANGE_KEYS if key in topic})
         for name, topic in options.predefined_exchanges.items()
     }
     name_of = partial(sqs_name, prefix=options.queue_name_prefix)
-    return Topics(BotoSNS(settings), name_of, predefined, sns_for)
+    return Topics(SNS(settings), name_of, predefined, sns_for)
 
 
 def _endpoint_of_sns(sqs: ClientSettings) -> str | None:

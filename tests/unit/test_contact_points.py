@@ -39,7 +39,7 @@ from support.private_names import PACKAGE, modules, names_of_others, replaced_me
 from celery_sqs_visibility.aws import topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.aws.subscriptions import allow_topics
+from celery_sqs_visibility.aws.topics import allow_topics
 from celery_sqs_visibility.contacts.botocore import is_patched
 from celery_sqs_visibility.operate.doctor.kombu_changes import DEFAULTS
 from celery_sqs_visibility.policy.control_names import Use, replies_of, use_of
