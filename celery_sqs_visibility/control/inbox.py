@@ -63,7 +63,7 @@ class Inbox:
     Args:
         queues: the directory.
         exchange: the exchange that the queue is bound to.
-                node: the owner of the queue.
+            node: the owner of the queue.
         deliver: takes each received message. In the thread.
         clock: the clock.
         sweeps: the exchanges whose stale queues it deletes.

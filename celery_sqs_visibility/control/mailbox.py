@@ -27,7 +27,7 @@ class Mailbox:
     """Celery's consumer of one queue. It may come and go: Celery resets its own after an error. Any thread.
 
     Args:
-                put: takes delivered messages; `None` until there is a consumer.
+            put: takes delivered messages; `None` until there is a consumer.
         is_full: whether the consumer's backlog is full; then messages stay at SQS.
     """
 

@@ -15,7 +15,7 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws import attempts
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.control import members, remote
+from celery_sqs_visibility.control import remote
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     CommandNotSentError,
@@ -203,7 +203,7 @@ def test_predefined_queues_do_not_name_control_queues(site):
 
 
 def test_a_queue_of_events_has_an_inbox_too(site, monkeypatch):
-    monkeypatch.setattr(members, "KEPT_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "KEPT_SECONDS", 0.1)
     connection = site.connect(**ON)
     channel = connection.channel()
     got = []
@@ -267,7 +267,7 @@ def test_a_task_queue_may_be_named_like_one_of_celerys(site, name):
 
 
 def test_a_consumer_that_comes_back_has_its_queue_and_what_came_meanwhile(site, mailbox, monkeypatch):
-    monkeypatch.setattr(members, "KEPT_SECONDS", SOON)
+    monkeypatch.setattr(remote, "KEPT_SECONDS", SOON)
     connection, got = site.connect(**ON), []
     node = Mailbox("celery", type="fanout")(connection).Node("a@host", handlers={})
     node.channel = connection.channel()
