@@ -1,4 +1,4 @@
-"""Whether a KMS key would make data keys for these credentials. Nothing is made: KMS is asked for a dry run.
+"""Dry run of KMS: would a key make data keys for these credentials? Nothing is made.
 
 Source: "Testing your permissions", AWS KMS Developer Guide.
 """
@@ -33,7 +33,7 @@ def may_generate_data_key(settings: ClientSettings, key: str, region: str) -> bo
     """
     try:
         _client(settings, region).generate_data_key(KeyId=key, KeySpec="AES_256", DryRun=True)
-    except Exception as exc:  # noqa: BLE001 - botocore's many; whatever it is, the right is not known
+    except Exception as exc:  # noqa: BLE001 - botocore's many; whatever it is, the permission is not known
         response: Any = getattr(exc, "response", None) or {}
         code = response.get("Error", {}).get("Code")
         return True if code == WOULD_WORK else False if code in REFUSALS else None

@@ -95,7 +95,7 @@ def _new_client(settings: ClientSettings) -> DynamoDBClient:
 
 
 def _do_not_wait_again(caught_exception: Exception | None = None, **_: Any) -> None:
-    """Raise what botocore would try again, as its legacy retries do, where nobody answers."""
+    """Raise the exception of a request without an answer, which botocore would make again."""
     if caught_exception is not None and _is_unanswered(caught_exception):
         raise caught_exception
 

@@ -53,7 +53,7 @@ class FakeSQS(SQS):
         sqs.fail_next("DeleteMessageBatch", ThrottledError("slow down"))
 
     It keeps Amazon's rules where emulators differ: an old handle deletes nothing, though it changes the
-    visibility of a standard queue's message; a FIFO queue refuses what comes after the visibility timeout; a
+    visibility of a standard queue's message; a FIFO queue refuses a change after the visibility timeout; a
     dead letter's receives go on; and 12 hours count from the receive. It does not know: retention, in-flight
     limits, PurgeQueue's and DeleteQueue's 60 seconds, permissions, encryption.
 
@@ -63,7 +63,7 @@ class FakeSQS(SQS):
 
     Attributes:
         calls: every call so far: the API action, and the arguments by the port's names.
-        late_change: what becomes of a visibility change that comes after the visibility timeout.
+        late_change: the effect of a visibility change that comes after the visibility timeout.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -79,11 +79,11 @@ class FakeSQS(SQS):
     def fail_next(
         self, action: str, error: SQSError, position: int | None = None, *, carried_out: bool = False
     ) -> None:
-        """Have the next call of an API action raise an error, and do nothing else. Errors queue up.
+        """Let the next call of an API action raise an error, and do nothing else. Errors queue up.
 
         Args:
             action: for example `"DeleteMessageBatch"`.
-            error: what to raise.
+            error: the error to raise.
             position: in a batch, fail only this entry; the others go ahead.
             carried_out: raise it when the call has done its work: the answer is lost.
         """

@@ -44,7 +44,7 @@ def no_op() -> None:
 
 
 class ObjectStore(Protocol):
-    """Objects of one bucket. Any thread. Methods raise an `SQSError`, and nothing else but what they name."""
+    """Objects of one bucket. Any thread. Methods raise an `SQSError`, or an error that they name."""
 
     @property
     def bucket(self) -> str:

@@ -64,6 +64,6 @@ class ProcessClients(Generic[C]):
         return client
 
     def discard(self) -> C | None:
-        """Have the next client made anew, with credentials as they are by then; return this process's."""
+        """Forget this process's client, and return it. The next one has credentials as they are by then."""
         with SESSIONS:
             return self._clients.pop(os.getpid(), None)

@@ -1,4 +1,4 @@
-"""From Celery's name of a queue to its name, URL and credentials at SQS."""
+"""The directory of queues: their names, URLs and credentials at SQS, by Celery's names; and their counts."""
 
 from __future__ import annotations
 

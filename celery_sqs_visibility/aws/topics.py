@@ -154,15 +154,15 @@ MOST_LOOKS: Final = 100
 
 
 def subscribe(queue: Queue, topic: Topic, beside: Iterable[str] = ()) -> str:
-    """Have the queue get what is published to the topic, as it is; return the subscription's ARN.
+    """Subscribe the queue to the topic, with messages as they are; return the subscription's ARN.
 
-    The policy first: SNS drops what a queue does not take. SQS may tell the policy of a minute ago: what is
-    missing in it is not written over.
+    The policy first: SNS drops messages that a queue does not take. SQS may tell the policy of a minute ago,
+    in which other topics are missing: so they are written, too.
 
     Args:
         queue: the queue.
         topic: the topic.
-        beside: ARNs of the other topics from which this process has the queue get messages.
+        beside: ARNs of the other topics to which this process has subscribed the queue.
 
     Raises:
         SQSError: SQS or SNS has refused, or could not be asked.
@@ -240,7 +240,7 @@ OPERATORS: Final = ("ArnLike", "ArnEquals", "StringLike", "StringEquals")
 def allow_topics(policy: str | None, queue_arn: str, topic_arns: Sequence[str]) -> str | None:
     """Return the policy that lets the topics send to the queue as well; `None` if `policy` does already.
 
-    All other statements stay, and so do this one's topics and what else its condition asks for.
+    All other statements stay, and so do this one's topics and the other terms of its condition.
     `policy` is the queue attribute of that name, `None` if there is none.
     """
     document: dict[str, Any] = json.loads(policy) if policy else {"Version": VERSION}

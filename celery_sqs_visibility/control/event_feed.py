@@ -263,7 +263,7 @@ class EventMessage:
 
     @property
     def events(self) -> int:
-        """How many events it has."""
+        """The number of its events."""
         content = json.loads(self.body)
         return len(content) if isinstance(content, list) else 1
 

@@ -65,7 +65,7 @@ class RemoteControl:
         options: the transport options.
         clock: the clock.
         in_worker: whether this is the main process of a worker.
-        use_here: what an exchange is for, as the apps of this process name theirs.
+        use_here: Celery's use of an exchange, as the apps of this process name theirs.
 
     Attributes:
         queues: the directory.

@@ -64,7 +64,7 @@ class Replies:
         self._queues = queues
         self._decode = decode
         self._clock = clock
-        self._lock = ProcessLock()  # guards what follows
+        self._lock = ProcessLock()  # guards everything below
         self._inboxes: dict[str, Inbox] = {}  # by exchange
         self._collectors: dict[str, Collector] = {}  # by routing key
 
@@ -166,7 +166,7 @@ class ReplySender:
         self.batch_threads: BatchThreads[list[Reply]] = BatchThreads(
             "sqs-control-reply", "sends replies to commands", REPLY_THREADS, self, clock
         )
-        self._lock = self.batch_threads.lock  # guards what follows
+        self._lock = self.batch_threads.lock  # guards everything below
         self._done = threading.Condition(self._lock)
         self._waiting: list[Reply] = []  # a heap
         self._characters = 0  # of those that wait

@@ -68,13 +68,13 @@ def queues_of(settings: ClientSettings, options: Options) -> Queues:
 
 
 def settings_of_queue(queue: str, settings: ClientSettings, options: Options) -> ClientSettings:
-    """Those of the connection, but for what a predefined queue has of its own."""
+    """The connection's settings, but for those that a predefined queue has of its own."""
     predefined = predefined_queue(options.predefined_queues, queue, options.queue_name_prefix)
     return settings if predefined is None else _settings_for(predefined, settings)
 
 
 def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | None:
-    """Where large payloads go; `None`: nowhere. No request."""
+    """The store of large payloads; `None` without a bucket. No request."""
     if options.payload_bucket is None:
         return None
     objects = GuardedObjectStore(S3ObjectStore(settings, options.payload_bucket), start_thread)
@@ -82,7 +82,7 @@ def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | No
 
 
 def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> ClientSettings:
-    """Those of the connection, but for what the queue has of its own. Equal ones share clients."""
+    """The connection's settings, but for the queue's own. Equal settings share clients."""
     settings = settings.with_own(predefined, predefined.region or settings.region)
     if not predefined.sts_role_arn:
         return settings

@@ -35,7 +35,7 @@ REMEDY: Final = (
 
 DROPPED: Final = "dropped a command to workers, since remote control is off here: %s. (Said once.)"
 
-#: Commands or batches of events that wait in a process. While so many do, it receives no more.
+#: Most commands or batches of events that wait in a process; further ones stay at SQS.
 MOST_ERRANDS: Final = 100
 
 #: Exit statuses of `celery inspect`, from sysexits.h: nobody answers, and a permission is missing.

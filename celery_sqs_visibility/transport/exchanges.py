@@ -23,7 +23,7 @@ UNBOUND: Final = (
 
 
 def refuse_type(exchange: str, kind: str, *, supports_fanout: bool) -> None:
-    """Raise `UnroutableError` if other processes would not get what is published to the exchange.
+    """Raise `UnroutableError` if other processes would not get messages that are published to the exchange.
 
     Not of Celery's own exchanges, to which Celery publishes unasked. `supports_fanout` is the option.
     """
@@ -74,7 +74,7 @@ def _binds(queue: Any, exchange: str, routing_key: str) -> bool:
 
 
 def use_here(exchange: str) -> Use | None:
-    """What Celery uses the exchange for, if it is its own, as the apps of this process name theirs."""
+    """Celery's use of an exchange of its own, as this process's apps name theirs; `None` of any other."""
     return use_of(exchange, (str(app.conf.event_exchange) for app in _configured_apps()))
 
 

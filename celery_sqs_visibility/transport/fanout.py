@@ -41,7 +41,7 @@ NO_TOPIC: Final = "NotFound"
 #: SNS's sentence about a message that is larger than its topic takes.
 TOO_LONG: Final = "Message too long"
 
-RIGHTS: Final = "allow sqs:GetQueueAttributes, sqs:SetQueueAttributes and sns:Subscribe"
+PERMISSIONS: Final = "allow sqs:GetQueueAttributes, sqs:SetQueueAttributes and sns:Subscribe"
 
 
 class Fanout:
@@ -82,12 +82,12 @@ class Fanout:
             raise _refused(topic, outgoing, error) from error
 
     def subscribe(self, queue: Queue, exchanges: Iterable[str]) -> None:
-        """Have the queue get what is published to the exchanges. Makes requests the first time.
+        """Subscribe the queue to the exchanges. Makes requests the first time.
 
         To be called with all exchanges of the queue: its policy is then written once, for all of them.
 
         Raises:
-            SQSError: it cannot be subscribed. Not where the topic is predefined and a right is missing: then
+            SQSError: it cannot be subscribed. Not where the topic is predefined and a permission is missing:
                 an administrator may have subscribed it, and a warning says so.
         """
         missing = [each for each in exchanges if not self.is_subscribed(queue.name, each)]
@@ -111,7 +111,7 @@ class Fanout:
     def is_subscribed(self, queue_name: str, exchange: str | None) -> bool:
         """Whether this process has subscribed the queue to the exchange; for "" to any. No request.
 
-        What a broadcast task publishes to its own queue is still one of many under its task id.
+        A retry that a broadcast task publishes to its own queue is still one of many under its task id.
         """
         if exchange == "":
             return any(name == queue_name for name, _ in list(self._subscribed))
@@ -140,7 +140,7 @@ class Fanout:
         except AccessDeniedError as error:
             if not topic.predefined:
                 sentence = (
-                    f"queue {queue.name!r} cannot be subscribed to topic {topic.arn}: {RIGHTS}. {error}"
+                    f"queue {queue.name!r} cannot be subscribed to topic {topic.arn}: {PERMISSIONS}. {error}"
                 )
                 raise reworded(error, sentence) from error
             logger.warning(
@@ -148,7 +148,7 @@ class Fanout:
                 "message delivery, or %s: %s",
                 queue.name,
                 topic.arn,
-                RIGHTS,
+                PERMISSIONS,
                 error,
             )
             return None

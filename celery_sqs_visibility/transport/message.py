@@ -71,7 +71,7 @@ class Message(LeanMessage):
         self.delivery: Delivery | None = channel.delivery(tag)
 
     def _init_unusual(self, payload: dict[str, Any], headers: dict[str, Any], channel: Any) -> None:
-        """Of a compressed body, or one in no base64. Kombu would decompress it without a bound."""
+        """Take a compressed body, or one not in base64. kombu would decompress it without a bound."""
         others = {name: value for name, value in headers.items() if name != "compression"}
         super().__init__({**payload, "headers": others}, channel=channel)
         if headers.get("compression"):
@@ -125,7 +125,7 @@ class Message(LeanMessage):
             self.delivery.give_up(reason, self._encoded, on_exhausted, **attributes)
 
     def renewal(self, eta: float, retries: int) -> Renew | None:
-        """How the task can wait in SQS until `eta`, in seconds since the epoch; `None` if it cannot."""
+        """The settlement by which the task waits in SQS until `eta` (seconds since the epoch), if it can."""
         # A message of protocol 1 has its ETA in the body, one with its payload in S3 there.
         if self.delivery is None or self.delivery.pointer is not None or "task" not in self.headers:
             return None

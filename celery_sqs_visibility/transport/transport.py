@@ -92,7 +92,7 @@ class Transport(virtual.Transport):
         return version("celery_sqs_visibility")
 
     def as_uri(self, uri: str | None, include_password: bool = False, mask: str = "**") -> str:  # noqa: ARG002, FBT001, FBT002 - kombu's
-        """Say where this connection leads, for banners and logs: `sqs://eu-west-1`. No request to SQS.
+        """The place that this connection leads to, for banners and logs: `sqs://eu-west-1`. No request.
 
         With the password it is a URL to connect by.
         """
@@ -107,7 +107,7 @@ class Transport(virtual.Transport):
 
     @property
     def context(self) -> BrokerContext:
-        """What this connection shares with others. A forked child has its own."""
+        """The part that connections of this process share. A forked child has its own. Any thread."""
         if self._context is None or self._context.pid != os.getpid():
             self._context = shared_context(self.client.transport_options, self.broker, self.options)
         return self._context
@@ -130,13 +130,13 @@ class Transport(virtual.Transport):
         return super().establish_connection()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:  # noqa: ARG002 - kombu's
-        """Have the event loop deliver what arrives (Celery's `Consumer.connect`)."""
+        """Let the event loop deliver messages as they arrive (Celery's `Consumer.connect`)."""
         self._loop = loop
         loop.add_reader(self.buffer.fileno(), self._on_arrival)
         loop.on_tick.add(self._turn)
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:  # noqa: ARG002 - kombu's
-        """Deliver what arrives within `timeout` seconds, where there is no event loop.
+        """Deliver messages that arrive within `timeout` seconds, where there is no event loop.
 
         A callback's exception is raised, but in a Celery worker.
 
