@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined] # as in kombu's docs
@@ -87,7 +87,8 @@ class Channel(virtual.Channel):
     @property
     def context(self) -> BrokerContext:
         """The part that the connections of this process share. Any thread."""
-        return cast("BrokerContext", self._transport.context)
+        context: BrokerContext = self._transport.context
+        return context
 
     @property
     def queue_consumer(self) -> QueueConsumer:
@@ -298,7 +299,11 @@ class Channel(virtual.Channel):
         """Receive from the queue. Raises `RuntimeError` for a Celery worker that would lose messages."""
         if _loses_messages(callback):
             raise RuntimeError(LOSES_MESSAGES)
-        deliver = partial(self._deliver_acknowledged if no_ack else self._deliver, callback)
+        deliver = (
+            partial(self._deliver_acknowledged, callback)
+            if no_ack
+            else partial(self._deliver, callback, self.qos.append)
+        )
         self._consumed[str(consumer_tag)] = queue
         if not self._control.consume(queue, deliver):
             source = self.context.temporary_queues.for_consumer(queue)
@@ -315,9 +320,9 @@ class Channel(virtual.Channel):
             self.queue_consumer.abandon(queue)
             self.context.delete_temporary_queue(queue)
 
-    def _deliver(self, callback: Any, payload: dict[str, Any]) -> object:
+    def _deliver(self, callback: Any, append: Any, payload: dict[str, Any]) -> object:
         message = Message(payload, self)
-        self.qos.append(message, message.delivery_tag)
+        append(message, message.delivery_tag)
         return callback(message)
 
     def _deliver_acknowledged(self, callback: Any, payload: dict[str, Any]) -> object:
@@ -400,7 +405,7 @@ class Channel(virtual.Channel):
         context = self.context
         attempts = self._publish_attempts
         with attempts:
-            target = until_deadline(partial(self._target, queue, message))
+            target = until_deadline(partial(self._target, context, queue, message))
             if target is not None:
                 encoded = encode_message(
                     message,
@@ -409,27 +414,29 @@ class Channel(virtual.Channel):
                     limits=context.delay_limits(target),
                 )
                 if not batched(context.new_sender, target, encoded, message):
-                    until_deadline(partial(self._send, target, encoded, message))
+                    until_deadline(partial(self._send, context, target, encoded, message))
         attempts.failed = 0
 
-    def _send(self, queue: Queue, encoded: OutgoingMessage, message: dict[str, Any]) -> None:
+    def _send(
+        self, context: BrokerContext, queue: Queue, encoded: OutgoingMessage, message: dict[str, Any]
+    ) -> None:
         try:
-            self.context.send(queue, encoded)
+            context.send(queue, encoded)
         except QueueDoesNotExistError as error:
-            self.context.queues.forget(queue.name)
-            if self.context.options.predefined_queues:
+            context.queues.forget(queue.name)
+            if context.options.predefined_queues:
                 raise no_such_predefined_queue(queue, error) from error
             # The queue was deleted after it was found, or is so new that a part of SQS does not know it.
-            again = self._target(queue.name, message)
+            again = self._target(context, queue.name, message)
             if again is not None:
-                when_known(partial(self.context.send, again, encoded))
+                when_known(partial(context.send, again, encoded))
 
-    def _target(self, queue: str, message: dict[str, Any]) -> Queue | None:
+    def _target(self, context: BrokerContext, queue: str, message: dict[str, Any]) -> Queue | None:
         """The queue to send to; `None` for a result whose client has gone, and its queue with it."""
         if not is_reply(message, message["properties"]["delivery_info"]["exchange"], queue):
-            return self.context.queues.find_or_create(queue)
+            return context.queues.find_or_create(queue)
         try:
-            return self.context.queues.find(queue)
+            return context.queues.find(queue)
         except QueueDoesNotExistError:
             # Created anew, the queue would stay for ever.
             logger.info(

@@ -124,13 +124,17 @@ def encode_message(
         delay, visible_at = without_delay(properties, queue.exchange, "SNS has no delays")
     text = _encode({**message, "properties": properties})
     return OutgoingMessage(
-        body=base64.b64encode(text.encode()).decode() if base64_encoded else text,
+        body=_in_base64(text) if base64_encoded else text,
         attributes=attributes,
         delay=delay,
         group_id=None if group is None else checked_id("MessageGroupId", group, _name_of(queue)),
         deduplication_id=_deduplication_id(message) if queue.fifo else None,
         visible_at=visible_at,
     )
+
+
+def _in_base64(text: str) -> str:
+    return binascii.b2a_base64(text.encode(), newline=False).decode()
 
 
 def _name_of(target: Queue | Topic) -> str:
@@ -225,7 +229,7 @@ def encode_payload(payload: Mapping[str, Any]) -> str:
     text = dumps(message)
     most = MESSAGE_BYTES - ATTRIBUTE_BYTES
     if 4 * len(text) // 3 + 4 <= most:
-        return base64.b64encode(text.encode()).decode()
+        return _in_base64(text)
     text = dumps(message, separators=(",", ":"))
     if len(text) <= most:
         return text

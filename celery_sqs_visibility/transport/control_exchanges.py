@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.delivery.publish.retries import RETRIED_ERRORS
@@ -127,7 +127,8 @@ class ControlExchanges:
 
     @property
     def _context(self) -> BrokerContext:
-        return cast("BrokerContext", self._transport.context)
+        context: BrokerContext = self._transport.context
+        return context
 
     @property
     def _is_on(self) -> bool:
